@@ -1,0 +1,309 @@
+"""A broker to talk through: the URL given, else a managed Mosquitto child, else amqtt in this process.
+
+The broker is a cache and a wire, never a store: everything that matters is kept by the coordinator and told
+again, so a broker may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pwd
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from talaria.errors import ConfigError, StateError, TransportError
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["url", "mosquitto", "amqtt"]
+SCHEMES = ("mqtt", "mqtts", "ws", "wss")
+START_SECONDS = 10.0
+STOP_SECONDS = 5.0
+
+# Sets the signal that Linux sends to the broker when the coordinator dies in any way, then becomes the broker.
+# It is SIGTERM, on which Mosquitto saves its sessions; SIGKILL loses them all.
+_WITH_PARENT = """
+import ctypes, os, signal, sys
+parent = int(sys.argv[1])
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+if os.getppid() != parent:
+    sys.exit("the coordinator is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A broker that answers at ``url``. ``log`` is its log file and ``pid`` its process, where it is ours."""
+
+    url: str
+    kind: Kind
+    log: Path | None = None
+    pid: int | None = None
+
+
+def find_mosquitto() -> Path | None:
+    """The Mosquitto binary, or None. Debian keeps it in /usr/sbin, which a user's PATH lacks."""
+    search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin"])
+    found = shutil.which("mosquitto", path=search)
+    return Path(found) if found else None
+
+
+@contextmanager
+def open_broker(
+    choice: str = "auto", *, host: str = "127.0.0.1", port: int = 0, state: Path | None = None
+) -> Iterator[Broker]:
+    """A broker for the time of the ``with`` block.
+
+    ``choice`` is ``"auto"``, ``"mosquitto"``, ``"amqtt"`` or a URL. ``port`` 0 is a free one. ``state`` is the
+    folder for config, log and persistence (a temporary one where None). Raises
+    :class:`~talaria.errors.TransportError` where the port is taken or the broker does not start, and
+    :class:`~talaria.errors.ConfigError` for an unknown choice.
+    """
+    if "://" in choice:
+        yield Broker(checked_url(choice), "url")
+        return
+    if choice not in ("auto", "mosquitto", "amqtt"):
+        raise ConfigError(f"broker={choice!r} is unknown; use 'auto', 'mosquitto', 'amqtt' or a URL mqtt://host:1883")
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"broker port={port} must be 0 (a free one) or 1..65535")
+    binary = None if choice == "amqtt" else find_mosquitto()
+    if choice == "mosquitto" and binary is None:
+        raise TransportError("broker='mosquitto': no such binary; run `apt install mosquitto`, or use broker='auto'")
+    with _folder(state) as folder:
+        if binary:
+            with _mosquitto(binary, host, port, folder) as broker:
+                yield broker
+        else:
+            with _amqtt(host, port) as broker:
+                yield broker
+
+
+def checked_url(url: str) -> str:
+    """``url`` itself where it names a broker, else :class:`~talaria.errors.ConfigError`."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in SCHEMES and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"broker url {url!r} is not one; write mqtt://host:1883 or mqtts://host:8883")
+    return url
+
+
+@contextmanager
+def _folder(state: Path | None) -> Iterator[Path]:
+    if state is not None:
+        try:
+            state.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(f"broker: cannot make {state}: {error.strerror}; give a folder that can be written") from None
+        yield state
+        return
+    with tempfile.TemporaryDirectory(prefix="talaria-broker-") as name:
+        yield Path(name)
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _require_port(host: str, port: int, patience: float = 3.0) -> None:
+    """Raise where the port is taken. Waits a little: a broker of a coordinator just killed may still be leaving."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            with socket.create_server((host, port)):
+                return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise TransportError(
+                    f"broker: {host}:{port} cannot be opened ({error.strerror}); "
+                    f"`ss -ltnp 'sport = :{port}'` names the program that holds it. Stop that program, or set "
+                    f"[broker] port = 0 for a free port, or url = 'mqtt://{host}:{port}' to use the broker there"
+                ) from None
+        time.sleep(0.1)
+
+
+def _config_text(host: str, port: int, data: Path, user: str | None) -> str:
+    lines = [
+        f"listener {port} {host}",
+        "allow_anonymous true",
+        "set_tcp_nodelay true",
+        "persistence true",
+        f"persistence_location {data}/",
+        # The default saves every 30 minutes only; this counts changes instead.
+        "autosave_on_changes true",
+        "autosave_interval 64",
+        "persistent_client_expiration 7d",
+        # Frames are at most 128 KiB; whatever is larger does not come from us.
+        "max_packet_size 262144",
+        "max_inflight_messages 20",
+        "max_queued_messages 1000",
+        # A reader that stops reading must not fill our memory.
+        "max_queued_bytes 33554432",
+        "log_dest stderr",
+        "log_timestamp_format %Y-%m-%dT%H:%M:%S",
+        "log_type error",
+        "log_type warning",
+        "log_type notice",
+    ]
+    if user:
+        lines.append(f"user {user}")
+    return "\n".join(lines) + "\n"
+
+
+def _account(data: Path) -> str | None:
+    """The account that Mosquitto runs under when started by root: its own where it can reach its folder."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        account = pwd.getpwnam("mosquitto")
+    except KeyError:
+        return "root"
+    if all(parent.stat().st_mode & stat.S_IXOTH for parent in data.resolve().parents):
+        os.chown(data, account.pw_uid, account.pw_gid)
+        for file in data.iterdir():
+            os.chown(file, account.pw_uid, account.pw_gid)
+        return "mosquitto"
+    logger.warning("mosquitto runs as root: %s lies below a folder that only root may enter", data)
+    return "root"
+
+
+@contextmanager
+def _mosquitto(binary: Path, host: str, port: int, folder: Path) -> Iterator[Broker]:
+    if port:
+        _require_port(host, port)
+    data, log, config = folder / "persistence", folder / "mosquitto.log", folder / "mosquitto.conf"
+    if os.geteuid() == 0 and folder.stat().st_mode & stat.S_IRWXU == stat.S_IRWXU and not folder.stat().st_mode & stat.S_IXOTH:
+        folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
+    data.mkdir(mode=0o700, exist_ok=True)
+    user = _account(data)
+    for attempt in (1, 2, 3):
+        chosen = port or _free_port(host)
+        config.write_text(_config_text(host, chosen, data, user))
+        child = _spawn(binary, config, log)
+        try:
+            if _answers(child, host, chosen):
+                yield Broker(f"mqtt://{host}:{chosen}", "mosquitto", log, child.pid)
+                return
+        finally:
+            _stop(child)
+        if port or attempt == 3:
+            tail = " | ".join(log.read_text(errors="replace").splitlines()[-3:])
+            raise TransportError(
+                f"broker: {binary} did not start on {host}:{chosen}: {tail or 'no output'}. Its log is {log}; "
+                "mend what it names, or use broker='amqtt'"
+            )
+
+
+def _spawn(binary: Path, config: Path, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as out:
+        command = [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), str(binary), "-c", str(config)]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+
+
+def _answers(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and child.poll() is None:
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return child.poll() is None
+    return False
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+    child.wait()
+
+
+@contextmanager
+def _amqtt(host: str, port: int) -> Iterator[Broker]:
+    try:
+        import amqtt.broker  # noqa: F401
+    except ImportError:
+        raise TransportError(
+            "broker: neither Mosquitto nor amqtt is installed; run `apt install mosquitto`, or "
+            "`pip install 'talaria[coordinator]'`, or give the URL of a broker"
+        ) from None
+    chosen = port or _free_port(host)
+    _require_port(host, chosen)
+    thread = _AmqttThread(host, chosen)
+    thread.start()
+    try:
+        thread.ready.wait(START_SECONDS)
+        if thread.failure or not thread.ready.is_set():
+            raise TransportError(f"broker: amqtt did not start on {host}:{chosen}: {thread.failure or 'no answer'}")
+        yield Broker(f"mqtt://{host}:{chosen}", "amqtt")
+    finally:
+        thread.stop()
+
+
+class _AmqttThread(threading.Thread):
+    """amqtt in an event loop of its own, so that a busy coordinator does not keep its devices waiting."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(name="amqtt", daemon=True)
+        self.host, self.port = host, port
+        self.ready = threading.Event()
+        self.failure: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._leave: asyncio.Event | None = None
+
+    def run(self) -> None:
+        # One line per packet is no log for people.
+        for name in ("amqtt", "transitions"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self.ready.set()
+
+    async def _serve(self) -> None:
+        from amqtt.broker import Broker as Server
+        from amqtt.errors import AMQTTError
+
+        self._loop, self._leave = asyncio.get_running_loop(), asyncio.Event()
+        config = {
+            "listeners": {"default": {"type": "tcp", "bind": f"{self.host}:{self.port}", "max_connections": 0}},
+            "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+        }
+        server = Server(config)
+        try:
+            await server.start()
+        except AMQTTError as error:
+            self.failure = str(error)
+            return
+        self.ready.set()
+        await self._leave.wait()
+        await server.shutdown()
+
+    def stop(self) -> None:
+        """Shut the broker down and wait for the thread."""
+        if self._loop and self._leave and self.is_alive():
+            self._loop.call_soon_threadsafe(self._leave.set)
+        self.join(STOP_SECONDS)

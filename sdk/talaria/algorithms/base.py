@@ -1,0 +1,34 @@
+"""The device half of one paper, as pure methods over explicit state."""
+
+from typing import Protocol, runtime_checkable
+
+from torch.nn import Module
+
+from talaria.aggregate.base import Aggregator
+from talaria.types import Split, Task, Tensors, Update
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """A frozen dataclass of validated hyper-parameters; state comes in and goes out, nothing is hidden."""
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """The server half."""
+        ...
+
+    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+        """``(shared, private)`` of a model's present weights.
+
+        The coordinator takes the first. A device loads what it received into its model and takes the second,
+        so that a private copy of the shared model (Ditto, APFL) starts from the model as received.
+        """
+        ...
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        """One round on the device: the update to send, and the new private state. Inputs stay untouched."""
+        ...
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        """The model that this device runs, evaluates and exports, in eval mode; never the scratch module itself."""
+        ...

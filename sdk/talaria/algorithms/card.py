@@ -1,0 +1,17 @@
+"""The facts of an algorithm that `talaria algorithms` prints and the docs are made from."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What is shared, kept and served, where it comes from, and how sure we are of it."""
+
+    name: str
+    title: str
+    shares: str
+    keeps: str
+    serves: str
+    source: str
+    evidence: Literal["confirmed", "reconstructed", "partly reconstructed"]

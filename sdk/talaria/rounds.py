@@ -1,0 +1,206 @@
+"""One round, seen from each side, as plain functions. Simulation and fleet call these same functions, with
+seeds that derive from (run, client, round, purpose): what you simulate is what you deploy, to the byte."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from talaria.aggregate.base import Aggregator
+from talaria.algorithms import load as load_algorithm
+from talaria.algorithms.base import Algorithm
+from talaria.errors import ConfigError
+from talaria.local import load, state_of
+from talaria.model import masks, pruning, zoo
+from talaria.model.zoo import ModelSpec
+from talaria.seeds import generator
+from talaria.tree import minus, only, under, without
+from talaria.types import Buffers, ChannelLayout, ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors, Update
+
+MASK = "mask/"
+"""Prefix of a device's channel bitmaps in its stored private state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that all members of a run must agree on; pure data, it travels in the manifest."""
+
+    spec: ModelSpec
+    algorithm: str
+    hparams: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Recipe = field(default_factory=Recipe)
+    rounds: int = 10
+    seed: int = 0
+    buffers: Buffers = "local"
+    fraction: float = 1.0
+    """Share of the members that takes part in a round."""
+    codec: str = "raw"
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"run: rounds={self.rounds} must be at least 1")
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"run: fraction={self.fraction} must be in (0, 1]")
+        load_algorithm(self.algorithm, self.hparams)
+
+    def to_json(self) -> str:
+        """Canonical JSON: equal runs, equal text."""
+        data = asdict(self) | {"spec": json.loads(self.spec.to_json())}
+        return json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> "Run":
+        """The run that ``to_json`` wrote. Raises :class:`ConfigError` on anything else."""
+        try:
+            data = json.loads(text)
+            spec = ModelSpec.from_json(json.dumps(data.pop("spec")))
+            recipe = Recipe(**data.pop("recipe"))
+            return Run(spec=spec, recipe=recipe, **data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"run: not a run description ({error}); write one with Run.to_json()") from error
+
+
+@dataclass(frozen=True)
+class Member:
+    """One device's own side: who it is, what it may learn from, and what its plan allows."""
+
+    client: str
+    train: Samples = field(repr=False)
+    val: Samples = field(repr=False)
+    plan: Plan | None = None
+
+
+@lru_cache(maxsize=16)
+def template(spec: ModelSpec) -> Module:
+    """The unpruned model with the run's common initial weights. Shared: copy before changing it."""
+    return zoo.build(spec)
+
+
+@lru_cache(maxsize=16)
+def layout_of(spec: ModelSpec) -> ChannelLayout:
+    """The channel groups of the unpruned model."""
+    return pruning.layout(template(spec), torch.zeros(2, *spec.input_shape))
+
+
+def split_of(run: Run) -> Split:
+    """Body, adapters and head of the run's model."""
+    return zoo.split(run.spec, template(run.spec), buffers=run.buffers)
+
+
+def algorithm_of(run: Run) -> Algorithm:
+    """The run's algorithm with its hyper-parameters."""
+    return load_algorithm(run.algorithm, run.hparams)
+
+
+def start(run: Run) -> tuple[Tensors, Tensors]:
+    """The coordinator's first ``(shared, server state)``."""
+    algorithm = algorithm_of(run)
+    shared, _ = algorithm.init(template(run.spec), split_of(run))
+    return shared, algorithm.aggregator.init(shared)
+
+
+def cohort(run: Run, round: int, clients: Sequence[str]) -> tuple[str, ...]:
+    """Who takes part in a round: ``fraction`` of the clients (at least one), sorted by name."""
+    names = sorted(clients)
+    if run.fraction == 1.0 or not names:
+        return tuple(names)
+    count = max(1, math.floor(run.fraction * len(names) + 0.5))
+    order = torch.randperm(len(names), generator=generator(run.seed, "", round, "cohort"))
+    return tuple(sorted(names[i] for i in order[:count].tolist()))
+
+
+def participate(
+    run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int
+) -> tuple[Update, Tensors]:
+    """The device's half of a round: ``(update, private)``. ``private=None`` is a first participation."""
+    task, compact, own = _enter(run, member, shared, private, round)
+    update, own = algorithm_of(run).fit(task, compact, own)
+    if run.codec != "raw" and update.kind == "value":
+        base = _gathered(shared, update.mask)
+        update = update.but(tensors=minus(update.tensors, base), kind="delta")
+    return update, _stored(update.mask, own)
+
+
+def close(
+    run: Run, shared: Tensors, state: Tensors, updates: Iterable[Update], aggregator: Aggregator | None = None
+) -> tuple[Tensors, Tensors]:
+    """The coordinator's half: fold the updates in client order, so that arrival order never changes a byte.
+
+    ``updates`` must come sorted by client; one is in memory at a time. ``aggregator`` replaces the
+    algorithm's own where the fleet asks for a robust or buffered one.
+    """
+    rule = algorithm_of(run).aggregator if aggregator is None else aggregator
+    return rule.apply(shared, state, _in_order(updates))
+
+
+def _in_order(updates: Iterable[Update]) -> Iterable[Update]:
+    last = ""
+    for update in updates:
+        if update.client < last:
+            raise ConfigError(f"updates must come in client order, but {update.client!r} came after {last!r}")
+        last = update.client
+        yield update
+
+
+def personalize(run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int | None = None) -> Module:
+    """The personal model, physically small, in eval mode: evaluated, exported and run on the device."""
+    task, compact, own = _enter(run, member, shared, private, run.rounds if round is None else round)
+    return algorithm_of(run).personal(task, compact, own)
+
+
+def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | None:
+    """The device's mask: the one it stored, else the one that its plan asks for, else None (all kept)."""
+    layout = layout_of(run.spec)
+    if private is not None:
+        stored = under(private, MASK)
+        return masks.from_tensors(layout, stored) if stored else None
+    plan = member.plan
+    if plan is None or not plan.widths or algorithm_of(run).shrinks:
+        return None
+    model = template(run.spec)
+    return pruning.choose(pruning.importance(model, layout), layout.full(), widths=plan.widths)
+
+
+def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> Task:
+    """What the device works on, with a scratch module as small as its mask."""
+    return Task(
+        model=pruning.compact(template(run.spec), mask),
+        split=split_of(run),
+        train=member.train,
+        val=member.val,
+        recipe=run.recipe,
+        classes=run.spec.classes,
+        run=run.seed,
+        client=member.client,
+        round=round,
+        mask=mask,
+        plan=member.plan,
+    )
+
+
+def _enter(
+    run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int
+) -> tuple[Task, Tensors, Tensors]:
+    mask = mask_of(run, member, private)
+    task = task_of(run, member, round, mask)
+    compact = _gathered(shared, mask)
+    if private is None:
+        state = state_of(task.model)
+        load(task.model, state | only(compact, [k for k in compact if k in state]))
+        _, private = algorithm_of(run).init(task.model, task.split)
+    return task, compact, without(private, MASK)
+
+
+def _gathered(shared: Tensors, mask: ChannelMask | None) -> Tensors:
+    return dict(shared) if mask is None else masks.gather(shared, mask)
+
+
+def _stored(mask: ChannelMask | None, private: Tensors) -> Tensors:
+    if mask is None or mask.is_full:
+        return dict(private)
+    return {**{MASK + k: v for k, v in masks.as_tensors(mask).items()}, **private}

@@ -1,0 +1,274 @@
+"""The frozen vocabulary: what travels between the parts. Values are valid from birth."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Module
+
+from talaria import seeds
+from talaria.errors import ConfigError, DataError, ModelError
+
+Tensors = dict[str, Tensor]
+"""A flat dict of named tensors. Every state is one, and so is one safetensors file."""
+
+Part = Literal["body", "adapters", "head"]
+Buffers = Literal["local", "aggregate"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which part of a model each state-dict key belongs to; exact keys, disjoint, covering all.
+
+    ``statistics`` are the floating-point buffers (BatchNorm running mean and variance) among those keys:
+    they stay on the device under ``buffers="local"``. ``counters`` are the integer buffers: they never travel.
+    """
+
+    body: tuple[str, ...]
+    adapters: tuple[str, ...]
+    head: tuple[str, ...]
+    statistics: frozenset[str] = frozenset()
+    counters: frozenset[str] = frozenset()
+    buffers: Buffers = "local"
+
+    def __post_init__(self) -> None:
+        keys = [*self.body, *self.adapters, *self.head]
+        if len(keys) != len(set(keys)):
+            twice = sorted({k for k in keys if keys.count(k) > 1})
+            raise ModelError(f"split: {twice} belong to more than one part; give each key to one part")
+        stray = (self.statistics | self.counters) - set(keys)
+        if stray:
+            raise ModelError(f"split: buffers {sorted(stray)} belong to no part; give each key to one part")
+        if self.buffers not in ("local", "aggregate"):
+            raise ConfigError(f"buffers={self.buffers!r} is unknown; use 'local' or 'aggregate'")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All state-dict keys, body first."""
+        return (*self.body, *self.adapters, *self.head)
+
+    def of(self, *parts: Part) -> tuple[str, ...]:
+        """All keys of the named parts, buffers included."""
+        return tuple(k for part in parts for k in getattr(self, part))
+
+    def parameters(self, *parts: Part) -> tuple[str, ...]:
+        """The trainable keys of the named parts."""
+        return tuple(k for k in self.of(*parts) if k not in self.statistics and k not in self.counters)
+
+    def travels(self, *parts: Part) -> tuple[str, ...]:
+        """The keys of the named parts that may leave the device under the buffer policy."""
+        kept_home = self.counters if self.buffers == "aggregate" else self.counters | self.statistics
+        return tuple(k for k in self.of(*parts) if k not in kept_home)
+
+    def stays(self, *parts: Part) -> tuple[str, ...]:
+        """Every key that does not travel when the named parts are shared."""
+        gone = set(self.travels(*parts))
+        return tuple(k for k in self.keys if k not in gone)
+
+
+Axis = tuple[tuple[str, int], ...]
+"""One dimension of a tensor as segments ``(group, repeat)``: each channel of the group spans ``repeat``
+neighbouring positions (a flattened map) and segments follow one another (a concatenation). ``()`` is a
+dimension that no mask touches."""
+
+
+@dataclass(frozen=True)
+class ChannelLayout:
+    """Which channel group rules each dimension of each tensor of the *unpruned* model.
+
+    ``sizes[group]`` is the group's channel count; ``axes[key][d]`` is dimension ``d`` of tensor ``key``.
+    Tensors without an entry are never masked.
+    """
+
+    sizes: Mapping[str, int]
+    axes: Mapping[str, tuple[Axis, ...]]
+
+    def full(self) -> ChannelMask:
+        """The mask that keeps every channel."""
+        return ChannelMask(self, {g: tuple(range(n)) for g, n in self.sizes.items()})
+
+
+@dataclass(frozen=True)
+class ChannelMask:
+    """The kept channels of each group, as ascending indices into the unpruned model (global coordinates)."""
+
+    layout: ChannelLayout = field(repr=False)
+    kept: Mapping[str, tuple[int, ...]]
+
+    def __post_init__(self) -> None:
+        if set(self.kept) != set(self.layout.sizes):
+            odd = sorted(set(self.kept) ^ set(self.layout.sizes))
+            raise ModelError(f"mask: groups {odd} do not match the model's; rebuild the mask from this model's layout")
+        for group, kept in self.kept.items():
+            size = self.layout.sizes[group]
+            ascending = all(a < b for a, b in zip(kept, kept[1:], strict=False))
+            if not kept or not ascending or kept[0] < 0 or kept[-1] >= size:
+                raise ModelError(
+                    f"mask: group {group!r} must keep ascending channels within 0..{size - 1} and at least one, "
+                    f"got {list(kept)[:8]}{'...' if len(kept) > 8 else ''}"
+                )
+
+    @cached_property
+    def indices(self) -> dict[str, tuple[Tensor | None, ...]]:
+        """Per masked tensor and dimension, the kept positions (int64, ascending), or None for all of them."""
+        return {key: tuple(self._positions(axis) for axis in axes) for key, axes in self.layout.axes.items()}
+
+    def _positions(self, axis: Axis) -> Tensor | None:
+        if all(len(self.kept[g]) == self.layout.sizes[g] for g, _ in axis):
+            return None
+        out, offset = [], 0
+        for group, repeat in axis:
+            base = torch.tensor(self.kept[group], dtype=torch.int64) * repeat + offset
+            out.append((base[:, None] + torch.arange(repeat)).flatten())
+            offset += self.layout.sizes[group] * repeat
+        return torch.cat(out)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex sha256 of the kept channels: equal masks, equal digests."""
+        text = ";".join(f"{g}:{','.join(map(str, k))}" for g, k in sorted(self.kept.items()))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def is_full(self) -> bool:
+        return all(len(k) == self.layout.sizes[g] for g, k in self.kept.items())
+
+    def within(self, other: ChannelMask) -> bool:
+        """True where everything kept here is kept there."""
+        return all(set(k) <= set(other.kept[g]) for g, k in self.kept.items())
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Labelled samples: ``x`` float32 (N, ...), ``y`` int64 (N,) in 0..classes-1."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if self.x.dtype != torch.float32 or self.y.dtype != torch.int64 or self.y.dim() != 1:
+            raise DataError(
+                f"samples: need x float32 (N, ...) and y int64 (N,), got x {self.x.dtype} {tuple(self.x.shape)} "
+                f"and y {self.y.dtype} {tuple(self.y.shape)}; convert them first"
+            )
+        if len(self.x) != len(self.y):
+            raise DataError(f"samples: {len(self.x)} inputs but {len(self.y)} labels; give one label per input")
+        if not bool(torch.isfinite(self.x).all()):
+            bad = int((~torch.isfinite(self.x.flatten(1)).all(1)).nonzero()[0, 0])
+            raise DataError(f"samples: x[{bad}] holds NaN or infinity; drop or repair that window")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Tensor) -> Samples:
+        """The samples at ``index`` (int64), in that order."""
+        return Samples(self.x[index], self.y[index])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a device trains locally: plain SGD by default, a new optimizer in every round and phase."""
+
+    epochs: int = 1
+    batch: int = 32
+    lr: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    smoothing: float = 0.0
+    steps: int | None = None
+    """Optimizer steps instead of epochs, where given."""
+    accumulate: int = 1
+    """Slices that a batch is cut into when it does not fit in memory; the step is the same."""
+    augment: str = "none"
+    """Name of an input augmentation in :mod:`talaria.augment`."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("epochs", 0), ("batch", 1), ("accumulate", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"recipe: {name}={getattr(self, name)} must be at least {low}")
+        if not self.lr > 0:
+            raise ConfigError(f"recipe: lr={self.lr} must be above 0")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"recipe: momentum={self.momentum} must be in [0, 1)")
+        if self.weight_decay < 0 or not 0 <= self.smoothing < 1:
+            raise ConfigError(
+                f"recipe: weight_decay={self.weight_decay} must be at least 0 and smoothing={self.smoothing} in [0, 1)"
+            )
+        if self.steps is not None and self.steps < 0:
+            raise ConfigError(f"recipe: steps={self.steps} must be at least 0, or None to count epochs")
+
+    def but(self, **changes: Any) -> Recipe:
+        """A changed copy."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the planner chose for one device. Data that travels and is stored in the bundle.
+
+    ``widths[group]`` is the number of channels to keep per group (groups not named keep all).
+    """
+
+    widths: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one device works on in one round.
+
+    ``model`` is one scratch module, already as small as ``mask`` says: it is loaded before each use, never
+    deep-copied. All tensors given to an algorithm beside this task are compact in the same way.
+    """
+
+    model: Module = field(repr=False)
+    split: Split = field(repr=False)
+    train: Samples = field(repr=False)
+    val: Samples = field(repr=False)
+    recipe: Recipe
+    classes: int
+    run: int = 0
+    client: str = "device"
+    round: int = 0
+    mask: ChannelMask | None = field(default=None, repr=False)
+    plan: Plan | None = None
+
+    def generator(self, purpose: str) -> Generator:
+        """A generator of its own for each (run, client, round, purpose)."""
+        return seeds.generator(self.run, self.client, self.round, purpose)
+
+    def but(self, **changes: Any) -> Task:
+        """A changed copy."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one device sends: tensors under names of the shared state, compact where ``mask`` is given.
+
+    ``kind="value"`` holds new values, ``"delta"`` the difference to the shared state of version ``base``.
+    """
+
+    tensors: Tensors = field(repr=False)
+    weight: float
+    client: str = "device"
+    base: int = 0
+    kind: Literal["value", "delta"] = "value"
+    mask: ChannelMask | None = field(default=None, repr=False)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not (0 < self.weight < float("inf")):
+            raise ConfigError(f"update of {self.client!r}: weight={self.weight} must be finite and above 0")
+        if self.kind not in ("value", "delta"):
+            raise ConfigError(f"update of {self.client!r}: kind={self.kind!r} must be 'value' or 'delta'")
+
+    def but(self, **changes: Any) -> Update:
+        """A changed copy."""
+        return replace(self, **changes)
