@@ -1,0 +1,6 @@
+"""Federated datasets by name: :func:`load`."""
+
+from talaria.simulate.data.catalog import NAMES, load
+from talaria.simulate.data.federated import Client, Federated
+
+__all__ = ["NAMES", "Client", "Federated", "load"]

@@ -1,0 +1,81 @@
+"""What a federated dataset is: named clients, each with its own train, validation and test samples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from talaria.errors import DataError
+from talaria.types import Samples
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client's samples, cut so that nothing measured on ``test`` was seen in ``train`` or ``val``.
+
+    ``train`` and ``test`` hold at least one sample. ``val`` may be empty where a client has too few.
+    """
+
+    train: Samples
+    val: Samples
+    test: Samples
+
+    def __post_init__(self) -> None:
+        for name in ("train", "test"):
+            if len(getattr(self, name)) == 0:
+                raise DataError(f"client: {name} holds no sample; give at least one")
+
+
+@dataclass(frozen=True)
+class Federated:
+    """A dataset of clients. ``clients`` and ``newcomers`` are ordered by name.
+
+    ``newcomers`` take no part in the training; they arrive when it is over. ``input_shape`` is that of one sample,
+    without the batch. ``meta`` holds plain values (numbers, text, tuples) that say how the data was cut and scaled.
+    """
+
+    name: str
+    clients: Mapping[str, Client] = field(repr=False)
+    labels: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    newcomers: Mapping[str, Client] = field(default_factory=dict, repr=False)
+    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise DataError(f"{self.name}: holds no client; give at least one")
+        if len(self.labels) < 2:
+            raise DataError(f"{self.name}: labels={self.labels} is {len(self.labels)} class; give at least two")
+        both = set(self.clients) & set(self.newcomers)
+        if both:
+            raise DataError(f"{self.name}: {sorted(both)} are clients and newcomers; let each be one of them")
+        for part in ("clients", "newcomers"):
+            ordered = dict(sorted(getattr(self, part).items()))
+            object.__setattr__(self, part, ordered)
+            for name, client in ordered.items():
+                self._check(name, client)
+
+    def _check(self, name: str, client: Client) -> None:
+        for part, samples in (("train", client.train), ("val", client.val), ("test", client.test)):
+            shape = tuple(samples.x.shape[1:])
+            if shape != self.input_shape:
+                raise DataError(
+                    f"{self.name}: {name} {part} samples have shape {shape}, need {self.input_shape}; reshape them"
+                )
+            if len(samples) and not 0 <= int(samples.y.min()) <= int(samples.y.max()) < self.classes:
+                raise DataError(
+                    f"{self.name}: {name} {part} labels span {int(samples.y.min())}..{int(samples.y.max())}, "
+                    f"need 0..{self.classes - 1}; map them first"
+                )
+
+    @property
+    def classes(self) -> int:
+        """How many labels there are."""
+        return len(self.labels)
+
+
+def samples(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Samples:
+    """Samples of numpy arrays, copied: ``x`` to float32, ``y`` to int64."""
+    return Samples(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64)))
