@@ -1,0 +1,122 @@
+"""The mean under channel masks: over those who kept a coordinate, or only where all did.
+
+Li et al., Hermes (MobiCom 2021), and Li et al., LotteryFL (2020), for the holders' rule.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from talaria import tree
+from talaria.aggregate.fold import Counters, Fold
+from talaria.aggregate.rows import Weighting, check_weighting, checked, is_finite, trained, weight_of
+from talaria.errors import AggregationError, ConfigError
+from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedMean:
+    """``G[j] = sum_h n_k x_k[j] / sum_h n_k`` over the holders ``h`` of ``j``; with none, ``G[j]`` stays.
+
+    - ``mode="holders"``: the rule above. ``"intersection"``: only coordinates that every client of this fold kept
+      change; the new shared state then says which channels those are as ``mask/<group>`` (uint8, one per channel),
+      so that each device keeps its own values elsewhere.
+    - ``weighting``: ``"samples"`` (``Update.weight``) or ``"uniform"``.
+    - ``min_holders``: a coordinate with fewer holders stays.
+    - ``blend``: move only by the holders' share of the weight, ``G + kappa (mean - G)`` with
+      ``kappa = sum_h n / sum n``; it damps coordinates that few hold.
+
+    A client without a mask keeps everything. Updates of kind ``"delta"`` are added to the shared state. Integer
+    tensors take the largest value seen. Values are summed in float64, so that clients who agree, or one client
+    alone, give back their float32 (or narrower) values bit for bit. Memory is O(model).
+
+    Raises :class:`~talaria.errors.ConfigError` on unknown options, and what
+    :class:`~talaria.aggregate.base.Aggregator` names for updates that do not fit.
+    """
+
+    mode: Literal["holders", "intersection"] = "holders"
+    weighting: Weighting = "samples"
+    min_holders: int = 1
+    blend: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("holders", "intersection"):
+            raise ConfigError(f"masked mean: mode={self.mode!r} is unknown; use 'holders' or 'intersection'")
+        check_weighting("masked mean", self.weighting)
+        if self.min_holders < 1:
+            raise ConfigError(f"masked mean: min_holders={self.min_holders} must be at least 1")
+
+    def init(self, shared: Tensors) -> Tensors:
+        """No state."""
+        return {}
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """The new shared state; see the class."""
+        fold = Fold(shared, trained(shared))
+        most = Counters(shared)
+        common = Common()
+        delta = False
+        for update in checked(shared, updates):
+            fold.add(update, weight_of(update, self.weighting))
+            most.add(update)
+            common.add(update.mask)
+            delta = update.kind == "delta"
+        new = tree.copied(shared)
+        if not fold.clients:
+            return new, tree.copied(state)
+        if not 0 < fold.total < float("inf"):
+            raise AggregationError(f"the weights of {fold.clients} updates sum to {fold.total}; send smaller weights")
+        for name in fold.names:
+            new[name] = self._mean(fold, name, delta)
+        new |= most.values
+        if self.mode == "intersection":
+            new |= common.bitmaps(shared)
+        return new, tree.copied(state)
+
+    def _mean(self, fold: Fold, name: str, delta: bool) -> Tensor:
+        total, weight, holders = fold.sums(name)
+        old = fold.shared[name].detach()
+        need = fold.clients if self.mode == "intersection" else self.min_holders
+        stays = holders < max(need, self.min_holders)
+        mean = total.div_(weight)
+        if delta:
+            mean.add_(old)
+        if self.blend:
+            # lerp is exact at 1, so that a coordinate which all hold is the plain mean.
+            mean = torch.lerp(old.to(torch.float64), mean, (weight / fold.total).expand_as(mean))
+        new = mean.to(old.dtype)
+        if bool(stays.any()):
+            new = torch.where(stays, old, new)
+        if not is_finite(new):
+            raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates")
+        return new
+
+
+@dataclass
+class Common:
+    """The channels that all masks seen so far keep."""
+
+    layout: ChannelLayout | None = None
+    kept: dict[str, set[int]] = field(default_factory=dict)
+
+    def add(self, mask: ChannelMask | None) -> None:
+        """Narrow by one client; without a mask it keeps everything."""
+        if mask is None:
+            return
+        self.layout = mask.layout
+        for group, channels in mask.kept.items():
+            self.kept[group] = self.kept[group] & set(channels) if group in self.kept else set(channels)
+
+    def bitmaps(self, shared: Tensors) -> Tensors:
+        """``mask/<group>``: uint8, 1 for a channel that all kept; a group may have none."""
+        if self.layout is None:
+            return {k: torch.ones_like(v) for k, v in shared.items() if k.startswith("mask/")}
+        out = {}
+        for group, size in self.layout.sizes.items():
+            bitmap = torch.zeros(size, dtype=torch.uint8)
+            bitmap[sorted(self.kept[group])] = 1
+            out[f"mask/{group}"] = bitmap
+        return out

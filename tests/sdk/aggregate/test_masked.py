@@ -1,0 +1,288 @@
+"""The mean under masks: the hand table, against a dense reference, and what it refuses."""
+
+import math
+from itertools import permutations
+
+import pytest
+import torch
+
+from talaria import tree
+from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.mean import Mean
+from talaria.aggregate.rows import compact_shape, positions
+from talaria.errors import AggregationError, ConfigError
+from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+
+# The hand example: n = (10, 20, 30), previous (1, 1, 1, 5, 1).
+OLD = [1.0, 1.0, 1.0, 5.0, 1.0]
+KEPT = {"a": ((0, 1, 4), [1.0, 4.0, 0.0], 10), "b": ((0, 1), [2.0, 1.0], 20), "c": ((0, 2, 4), [3.0, 6.0, 4.0], 30)}
+
+
+def table(line: ChannelLayout) -> tuple[Tensors, list[Update]]:
+    updates = [
+        Update({"w": torch.tensor(v)}, weight=n, client=c, mask=ChannelMask(line, {"g": k}))
+        for c, (k, v, n) in KEPT.items()
+    ]
+    return {"w": torch.tensor(OLD)}, updates
+
+
+def gathered(dense: Tensors, mask: ChannelMask | None) -> Tensors:
+    out = {}
+    for name, value in dense.items():
+        part = value.clone()
+        for d, index in enumerate(positions(name, mask) or ()):
+            part = part if index is None else part.index_select(d, index)
+        out[name] = part
+    return out
+
+
+def seen(dense: Tensors, mask: ChannelMask | None) -> Tensors:
+    """1 where the mask keeps, by plain indexing."""
+    out = {}
+    for name, value in dense.items():
+        m = torch.ones_like(value, dtype=torch.float64)
+        for d, index in enumerate(positions(name, mask) or ()):
+            if index is not None:
+                gone = [i for i in range(value.shape[d]) if i not in set(index.tolist())]
+                m.index_fill_(d, torch.tensor(gone, dtype=torch.int64), 0.0)
+        out[name] = m
+    return out
+
+
+def clients(net: tuple[Tensors, ChannelLayout], masks: list[ChannelMask | None]) -> tuple[list[Tensors], list[Update]]:
+    dense, updates = [], []
+    for i, mask in enumerate(masks):
+        g = torch.Generator().manual_seed(100 + i)
+        full = {k: torch.randn(v.shape, generator=g) for k, v in net[0].items()}
+        dense.append(full)
+        updates.append(Update(gathered(full, mask), weight=3.0 * i + 1, client=f"c{i}", mask=mask))
+    return dense, updates
+
+
+@pytest.mark.parametrize(
+    ("weighting", "expected"), [("samples", [7 / 3, 2.0, 6.0, 5.0, 3.0]), ("uniform", [2.0, 2.5, 6.0, 5.0, 2.0])]
+)
+def test_hand_table_holders(line: ChannelLayout, weighting: str, expected: list[float]) -> None:
+    shared, updates = table(line)
+    new, _ = MaskedMean(weighting=weighting).apply(shared, {}, updates)
+    assert torch.equal(new["w"], torch.tensor(expected))
+    assert torch.equal(Mean(weighting=weighting).apply(shared, {}, updates)[0]["w"], new["w"])
+
+
+def test_hand_table_intersection_leaves_each_client_its_own(line: ChannelLayout) -> None:
+    shared, updates = table(line)
+    new, _ = MaskedMean(mode="intersection").apply(shared, {}, updates)
+    assert torch.equal(new["w"], torch.tensor([7 / 3, 1.0, 1.0, 5.0, 1.0]))
+    assert torch.equal(new["mask/g"], torch.tensor([1, 0, 0, 0, 0], dtype=torch.uint8))
+    want = {
+        "a": [7 / 3, 4, math.nan, math.nan, 0],
+        "b": [7 / 3, 1] + [math.nan] * 3,
+        "c": [7 / 3, math.nan, 6, math.nan, 4],
+    }
+    common = new["mask/g"].bool()
+    for update in updates:
+        own = torch.full((5,), math.nan)
+        assert update.mask is not None
+        own[list(update.mask.kept["g"])] = update.tensors["w"]
+        after = torch.where(common, new["w"], own)
+        assert torch.equal(after.nan_to_num(-1), torch.tensor(want[update.client]).nan_to_num(-1))
+
+
+def test_the_mask_decides_not_the_value(line: ChannelLayout) -> None:
+    """The mean that ignores masks would give 2.3333, 1, 3, 0, 2: none of its last four may appear."""
+    shared, updates = table(line)
+    new, _ = MaskedMean().apply(shared, {}, updates)
+    wrong = torch.tensor([1.0, 3.0, 0.0, 2.0])
+    assert not (new["w"][1:] == wrong).any()
+
+
+def test_masked_mean_equals_the_dense_reference(net: tuple[Tensors, ChannelLayout], masks: list[ChannelMask]) -> None:
+    shared, _ = net
+    dense, updates = clients(net, masks)
+    new, _ = MaskedMean().apply(shared, {}, updates)
+    for name, old in shared.items():
+        m = torch.stack([seen(shared, u.mask)[name] * u.weight for u in updates])
+        x = torch.stack([d[name].double() for d in dense])
+        want = torch.where(m.sum(0) > 0, (m * x).sum(0) / m.sum(0), old.double())
+        assert torch.allclose(new[name].double(), want, atol=1e-6, rtol=1e-6), name
+
+
+def test_intersection_equals_the_dense_reference(net: tuple[Tensors, ChannelLayout], masks: list[ChannelMask]) -> None:
+    shared, _ = net
+    dense, updates = clients(net, masks)
+    new, _ = MaskedMean(mode="intersection").apply(shared, {}, updates)
+    for name, old in shared.items():
+        common = torch.stack([seen(shared, u.mask)[name] for u in updates]).prod(0).bool()
+        w = torch.tensor([u.weight for u in updates], dtype=torch.float64).view(-1, *[1] * old.dim())
+        mean = (torch.stack([d[name].double() for d in dense]) * w).sum(0) / w.sum()
+        assert torch.allclose(new[name][common].double(), mean[common], atol=1e-6)
+        assert torch.equal(new[name][~common], old[~common]), "outside the intersection the server's value stays"
+    assert new["mask/a"].tolist() == [0, 0, 1, 0, 0, 0]
+    assert new["mask/b"].tolist() == [0, 1, 0, 0]
+
+
+def test_an_empty_intersection_changes_no_masked_coordinate(line: ChannelLayout) -> None:
+    shared, updates = table(line)
+    apart = [*updates[1:], updates[0].but(tensors={"w": torch.ones(1)}, mask=ChannelMask(line, {"g": (3,)}))]
+    new, _ = MaskedMean(mode="intersection").apply(shared, {}, apart)
+    assert torch.equal(new["w"], shared["w"])
+    assert not new["mask/g"].any()
+
+
+def test_order_of_clients_changes_nothing_for_whole_weights(line: ChannelLayout) -> None:
+    shared, updates = table(line)
+    results = [MaskedMean().apply(shared, {}, order)[0]["w"] for order in permutations(updates)]
+    assert all(torch.equal(results[0], r) for r in results)
+
+
+def test_scaling_all_weights_changes_nothing(net: tuple[Tensors, ChannelLayout], masks: list[ChannelMask]) -> None:
+    shared, _ = net
+    _, updates = clients(net, masks)
+    base, _ = MaskedMean().apply(shared, {}, updates)
+    for scale in (0.25, 1024.0, 1e-3):
+        scaled, _ = MaskedMean().apply(shared, {}, [u.but(weight=u.weight * scale) for u in updates])
+        assert tree.equal(base, scaled)
+
+
+@pytest.mark.parametrize("rule", [Mean(), MaskedMean(), MaskedMean(mode="intersection"), MaskedMean(blend=True)])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_clients_who_agree_give_their_bits_back(rule: Mean | MaskedMean, count: int) -> None:
+    g = torch.Generator().manual_seed(count)
+    odd = torch.cat([torch.randn(500, generator=g), torch.tensor([0.0, -0.0, 1e-45, 3e38, -1e-30])])
+    shared = {"w": torch.zeros(505)}
+    new, _ = rule.apply(shared, {}, [Update({"w": odd}, weight=0.1 + i / 3, client=str(i)) for i in range(count)])
+    assert tree.equal({"w": new["w"]}, {"w": odd})
+
+
+def test_a_coordinate_nobody_holds_stays_bit_for_bit(net: tuple[Tensors, ChannelLayout]) -> None:
+    shared, layout = net
+    shared = {**shared, "c1.bias": torch.tensor([0.1, -0.0, 1e-42, 3.3, -2.0, 0.7])}
+    mask = ChannelMask(layout, {"a": (0, 5), "b": (2,)})
+    new, _ = Mean().apply(shared, {}, [Update(gathered(shared, mask), weight=7, mask=mask)])
+    assert tree.equal(new, shared)
+    ones = {k: torch.ones_like(v) for k, v in gathered(shared, mask).items()}
+    new, _ = Mean().apply(shared, {}, [Update(ones, weight=7, mask=mask)])
+    keep = [1, 2, 3, 4]
+    assert tree.equal({"b": new["c1.bias"][keep]}, {"b": shared["c1.bias"][keep]})
+
+
+def test_no_update_changes_nothing(net: tuple[Tensors, ChannelLayout]) -> None:
+    shared, _ = net
+    for rule in (Mean(), MaskedMean(), MaskedMean(mode="intersection")):
+        new, state = rule.apply(shared, rule.init(shared), [])
+        assert tree.equal(new, shared)
+        assert state == {}
+        assert all(new[k].data_ptr() != shared[k].data_ptr() for k in shared)
+
+
+def test_deltas_are_added(line: ChannelLayout) -> None:
+    shared, updates = table(line)
+    deltas = [
+        u.but(tensors={"w": u.tensors["w"] - shared["w"][list(u.mask.kept["g"])]}, kind="delta")  # type: ignore[union-attr]
+        for u in updates
+    ]
+    new, _ = Mean().apply(shared, {}, deltas)
+    assert torch.allclose(new["w"], torch.tensor([7 / 3, 2.0, 6.0, 5.0, 3.0]))
+
+
+def test_blend_moves_by_the_holders_share(line: ChannelLayout) -> None:
+    shared, updates = table(line)
+    new, _ = MaskedMean(blend=True).apply(shared, {}, updates)
+    # Holders' shares of the weight: 60/60, 30/60, 30/60, 0, 40/60.
+    assert torch.allclose(new["w"], torch.tensor([7 / 3, 1.5, 3.5, 5.0, 1 + 2 * 2 / 3]))
+
+
+def test_min_holders_keeps_rare_coordinates(line: ChannelLayout) -> None:
+    shared, updates = table(line)
+    new, _ = MaskedMean(min_holders=2).apply(shared, {}, updates)
+    assert torch.allclose(new["w"], torch.tensor([7 / 3, 2.0, 1.0, 5.0, 3.0]))
+
+
+def test_counters_take_the_largest() -> None:
+    shared = {"w": torch.zeros(2), "seen": torch.tensor(7)}
+    sent = [Update({"w": torch.ones(2), "seen": torch.tensor(n)}, weight=1, client=str(n)) for n in (3, 11, 9)]
+    new, _ = Mean().apply(shared, {}, sent)
+    assert new["seen"].item() == 11
+    assert new["seen"].dtype == torch.int64
+    assert Mean().apply(shared, {}, [sent[0].but(tensors={"w": torch.ones(2)})])[0]["seen"].item() == 7
+
+
+def test_reserved_names_stay_and_may_not_be_sent() -> None:
+    shared = {"w": torch.zeros(2), "frozen/head": torch.ones(3), "stats/n": torch.ones(1)}
+    new, _ = Mean().apply(shared, {}, [Update({"w": torch.ones(2)}, weight=1)])
+    assert tree.equal(new, {**shared, "w": torch.ones(2)})
+    with pytest.raises(AggregationError, match="'frozen/head' is reserved"):
+        Mean().apply(shared, {}, [Update({"w": torch.ones(2), "frozen/head": torch.ones(3)}, weight=1, client="x")])
+
+
+def test_more_masks_than_are_held_back(net: tuple[Tensors, ChannelLayout]) -> None:
+    shared, layout = net
+    masks = [ChannelMask(layout, {"a": (i % 6,), "b": (i % 4,)}) for i in range(24)]
+    dense, updates = clients(net, list(masks))
+    new, _ = Mean().apply(shared, {}, updates)
+    for name, old in shared.items():
+        m = torch.stack([seen(shared, u.mask)[name] * u.weight for u in updates])
+        want = torch.where(m.sum(0) > 0, (m * torch.stack([d[name] for d in dense])).sum(0) / m.sum(0), old.double())
+        assert torch.allclose(new[name].double(), want, atol=1e-6), name
+
+
+def test_what_does_not_fit_is_refused(net: tuple[Tensors, ChannelLayout]) -> None:
+    shared, layout = net
+    mask = ChannelMask(layout, {"a": (0, 2), "b": (1, 3)})
+    good = gathered(shared, mask)
+    other = ChannelLayout({"a": 6, "b": 4}, {"c1.bias": ((("a", 1),),)})
+    narrow = ChannelLayout({"a": 5}, {"c1.bias": ((("a", 1),),)})
+
+    def refused(message: str, *updates: Update) -> None:
+        with pytest.raises(AggregationError, match=message):
+            Mean().apply(shared, {}, updates)
+
+    ok = Update(good, weight=1, client="anna", mask=mask)
+    bad = ok.but(client="eve")
+    refused("eve.*'nope' is not in the shared state", ok, bad.but(tensors={**good, "nope": torch.ones(1)}))
+    refused("eve.*'fc.bias' is missing", bad.but(tensors=tree.without(good, "fc.bias")))
+    refused(r"eve.*'fc.bias' has shape \(3,\), expected \(2,\)", bad.but(tensors={**good, "fc.bias": torch.ones(3)}))
+    refused(r"eve.*'c1.weight' has shape \(6, 3, 3\), expected \(2, 3, 3\).*mask", bad.but(tensors=dict(shared)))
+    refused(r"eve.*shape \(2, 3, 3\), expected \(6, 3, 3\)", bad.but(mask=None))
+    for value in (math.nan, math.inf, -math.inf):
+        poison = good["fc.bias"].clone()
+        poison[1] = value
+        refused("eve.*'fc.bias' holds NaN or infinity", bad.but(tensors={**good, "fc.bias": poison}))
+    refused("eve.*dtype torch.int64", bad.but(tensors={**good, "fc.bias": torch.ones(2, dtype=torch.int64)}))
+    refused("eve.*kind 'delta'.*anna", ok, bad.but(kind="delta"))
+    alone = {**shared, "c1.bias": shared["c1.bias"][[0, 1]]}
+    refused("eve.*another model", ok, bad.but(tensors=alone, mask=ChannelMask(other, {"a": (0, 1), "b": (0, 1, 2, 3)})))
+    refused(r"eve.*'c1.bias' to be \(5,\)", bad.but(tensors=alone, mask=ChannelMask(narrow, {"a": (0, 1)})))
+
+
+def test_large_finite_values_pass_the_check() -> None:
+    """Their float32 sum overflows, although each is finite."""
+    x = torch.full((100,), 3e38)
+    assert torch.equal(Mean().apply({"w": torch.zeros(100)}, {}, [Update({"w": x}, weight=2)])[0]["w"], x)
+
+
+def test_an_aggregate_out_of_range_is_refused() -> None:
+    with pytest.raises(AggregationError, match=r"'w'.*range"):
+        Mean().apply({"w": torch.full((2,), 3e38)}, {}, [Update({"w": torch.full((2,), 3e38)}, weight=1, kind="delta")])
+    many = [Update({"w": torch.ones(1)}, weight=1e308, client=c) for c in "ab"]
+    with pytest.raises(AggregationError, match="weights of 2 updates sum to inf"):
+        Mean().apply({"w": torch.zeros(1)}, {}, many)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigError, match="weighting='size'"):
+        Mean(weighting="size")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="mode='union'"):
+        MaskedMean(mode="union")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="min_holders=0"):
+        MaskedMean(min_holders=0)
+
+
+def test_compact_shape_of_a_flattened_map(net: tuple[Tensors, ChannelLayout]) -> None:
+    _, layout = net
+    mask = ChannelMask(layout, {"a": (0,), "b": (1, 3)})
+    assert compact_shape("fc.weight", torch.Size((2, 8)), mask) == (2, 4)
+    where = positions("fc.weight", mask)
+    assert where is not None
+    assert where[1] is not None
+    assert where[1].tolist() == [2, 3, 6, 7]
