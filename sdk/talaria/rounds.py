@@ -4,6 +4,7 @@ seeds that derive from (run, client, round, purpose): what you simulate is what 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -19,11 +20,8 @@ from talaria.local import load, state_of
 from talaria.model import masks, pruning, zoo
 from talaria.model.zoo import ModelSpec
 from talaria.seeds import generator
-from talaria.tree import minus, only, under, without
+from talaria.tree import minus, only, without
 from talaria.types import Buffers, ChannelLayout, ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors, Update
-
-MASK = "mask/"
-"""Prefix of a device's channel bitmaps in its stored private state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,7 @@ class Run:
 
     def to_json(self) -> str:
         """Canonical JSON: equal runs, equal text."""
-        data = asdict(self) | {"spec": json.loads(self.spec.to_json())}
+        data = asdict(self) | {"spec": self.spec.to_json()}
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
@@ -58,7 +56,7 @@ class Run:
         """The run that ``to_json`` wrote. Raises :class:`ConfigError` on anything else."""
         try:
             data = json.loads(text)
-            spec = ModelSpec.from_json(json.dumps(data.pop("spec")))
+            spec = ModelSpec.from_json(data.pop("spec"))
             recipe = Recipe(**data.pop("recipe"))
             return Run(spec=spec, recipe=recipe, **data)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -97,11 +95,11 @@ def algorithm_of(run: Run) -> Algorithm:
     return load_algorithm(run.algorithm, run.hparams)
 
 
-def start(run: Run) -> tuple[Tensors, Tensors]:
-    """The coordinator's first ``(shared, server state)``."""
+def start(run: Run, aggregator: Aggregator | None = None) -> tuple[Tensors, Tensors]:
+    """The coordinator's first ``(shared, server state)``; ``aggregator`` as in :func:`close`."""
     algorithm = algorithm_of(run)
     shared, _ = algorithm.init(template(run.spec), split_of(run))
-    return shared, algorithm.aggregator.init(shared)
+    return shared, (aggregator or algorithm.aggregator).init(shared)
 
 
 def cohort(run: Run, round: int, clients: Sequence[str]) -> tuple[str, ...]:
@@ -154,22 +152,24 @@ def personalize(run: Run, member: Member, shared: Tensors, private: Tensors | No
 
 
 def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | None:
-    """The device's mask: the one it stored, else the one that its plan asks for, else None (all kept)."""
+    """The device's mask: the one it stored, else the one that its plan asks for, else None (all kept).
+
+    An algorithm that prunes by itself starts from the full mask."""
     layout = layout_of(run.spec)
-    if private is not None:
-        stored = under(private, MASK)
-        return masks.from_tensors(layout, stored) if stored else None
-    plan = member.plan
-    if plan is None or not plan.widths or algorithm_of(run).shrinks:
+    if private is not None and any(name.startswith(masks.PREFIX) for name in private):
+        return masks.from_tensors(layout, private)
+    if algorithm_of(run).card.prunes:
+        return layout.full()
+    if member.plan is None or not member.plan.widths:
         return None
     model = template(run.spec)
-    return pruning.choose(pruning.importance(model, layout), layout.full(), widths=plan.widths)
+    return pruning.choose(pruning.importance(model, layout), layout.full(), widths=member.plan.widths)
 
 
 def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> Task:
     """What the device works on, with a scratch module as small as its mask."""
     return Task(
-        model=pruning.compact(template(run.spec), mask),
+        model=deepcopy(template(run.spec)) if mask is None else pruning.compact(template(run.spec), mask),
         split=split_of(run),
         train=member.train,
         val=member.val,
@@ -193,7 +193,8 @@ def _enter(
         state = state_of(task.model)
         load(task.model, state | only(compact, [k for k in compact if k in state]))
         _, private = algorithm_of(run).init(task.model, task.split)
-    return task, compact, without(private, MASK)
+        task = task.but(newcomer=True)
+    return task, compact, without(private, masks.PREFIX)
 
 
 def _gathered(shared: Tensors, mask: ChannelMask | None) -> Tensors:
@@ -203,4 +204,4 @@ def _gathered(shared: Tensors, mask: ChannelMask | None) -> Tensors:
 def _stored(mask: ChannelMask | None, private: Tensors) -> Tensors:
     if mask is None or mask.is_full:
         return dict(private)
-    return {**{MASK + k: v for k, v in masks.as_tensors(mask).items()}, **private}
+    return {**masks.as_tensors(mask), **private}

@@ -238,6 +238,8 @@ class Task:
     round: int = 0
     mask: ChannelMask | None = field(default=None, repr=False)
     plan: Plan | None = None
+    newcomer: bool = False
+    """True where this device is served without ever having taken part."""
 
     def generator(self, purpose: str) -> Generator:
         """A generator of its own for each (run, client, round, purpose)."""

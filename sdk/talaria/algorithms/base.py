@@ -1,16 +1,18 @@
 """The device half of one paper, as pure methods over explicit state."""
 
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
+from talaria.algorithms.card import Card
 from talaria.types import Split, Task, Tensors, Update
 
 
-@runtime_checkable
 class Algorithm(Protocol):
     """A frozen dataclass of validated hyper-parameters; state comes in and goes out, nothing is hidden."""
+
+    card: ClassVar[Card]
 
     @property
     def aggregator(self) -> Aggregator:

@@ -15,3 +15,5 @@ class Card:
     serves: str
     source: str
     evidence: Literal["confirmed", "reconstructed", "partly reconstructed"]
+    prunes: bool = False
+    """True where ``fit`` shrinks the device's mask itself; else the plan's mask is fixed from the start."""

@@ -1,0 +1,58 @@
+"""FedAvg-FT: FedAvg, then each device fine-tunes the shared model once on its own data; the result stays there.
+
+Two variants that must be named: ``tune="full"`` trains everything, ``tune="head"`` freezes the body (the form in
+the tables of Collins et al., ICML 2021). The shared model is never changed by fine-tuning.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch.nn import Module
+
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.masked import MaskedMean
+from talaria.algorithms.card import Card
+from talaria.algorithms.fedavg import FedAvg
+from talaria.algorithms.parts import require
+from talaria.algorithms.tuning import TUNES, tuned
+from talaria.local import ready, served
+from talaria.types import Split, Task, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgFT:
+    """FedAvg in the rounds; ``tune_epochs`` of SGD at ``tune_lr`` (None: the recipe's) in ``personal``."""
+
+    tune: str = "full"
+    tune_epochs: int = 5
+    tune_lr: float = 0.0
+    """0 takes the recipe's learning rate."""
+    aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
+
+    card: ClassVar[Card] = Card(
+        name="fedavg_ft",
+        title="FedAvg with fine-tuning",
+        shares="body, adapters, head",
+        keeps="nothing",
+        serves="the shared model after local fine-tuning",
+        source="Collins et al., ICML 2021, arXiv:2102.07078, section 6 (baseline)",
+        evidence="confirmed",
+    )
+
+    def __post_init__(self) -> None:
+        require(
+            "fedavg_ft",
+            tune=(self.tune in TUNES, self.tune, f"must be one of {sorted(TUNES)}"),
+            tune_epochs=(self.tune_epochs >= 0, self.tune_epochs, "must be at least 0"),
+            tune_lr=(self.tune_lr >= 0, self.tune_lr, "must be at least 0 (0 takes the recipe's)"),
+        )
+
+    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+        return FedAvg().init(model, split)
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        return FedAvg().fit(task, shared, private)
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        state = ready(task, {**shared, **private})
+        return served(task, tuned(task, state, self.tune, self.tune_epochs, self.tune_lr))

@@ -1,0 +1,50 @@
+"""FedPer: base layers are shared, personal top layers never leave the device (Arivazhagan et al., 2019).
+
+Both are trained together by one optimizer; the device stores its head and uploads the base. A device that did not
+take part pairs the fresh base with its old head. Confirmed from the paper.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch.nn import Module
+
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.masked import MaskedMean
+from talaria.algorithms.card import Card
+from talaria.algorithms.joining import joined
+from talaria.algorithms.parts import parted, require, update
+from talaria.local import served, train
+from talaria.tree import only
+from talaria.types import Split, Task, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPer:
+    """``join_epochs`` train the head alone, body frozen, on a device that never took part before it is served."""
+
+    join_epochs: int = 10
+    aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
+
+    card: ClassVar[Card] = Card(
+        name="fedper",
+        title="FedPer",
+        shares="body",
+        keeps="adapters, head",
+        serves="shared body with its own head",
+        source="Arivazhagan et al., 2019, arXiv:1912.00818",
+        evidence="confirmed",
+    )
+
+    def __post_init__(self) -> None:
+        require("fedper", join_epochs=(self.join_epochs >= 0, self.join_epochs, "must be at least 0"))
+
+    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+        return parted(model, split, "body")
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        state = train(task, {**shared, **private})
+        return update(task, state, shared), only(state, private)
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        return served(task, joined(task, {**shared, **private}, self.join_epochs))

@@ -1,0 +1,40 @@
+"""Local: each device learns alone from the common start; nothing travels. The baseline that others must beat."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch.nn import Module
+
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.masked import MaskedMean
+from talaria.algorithms.card import Card
+from talaria.algorithms.parts import parted, update
+from talaria.local import served, train
+from talaria.types import Split, Task, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOnly:
+    """θ_k ← SGD(θ_k; D_k, E) in every round, with as many local steps as the federated runs take."""
+
+    aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
+
+    card: ClassVar[Card] = Card(
+        name="local",
+        title="Local only",
+        shares="nothing",
+        keeps="body, adapters, head",
+        serves="its own model",
+        source="baseline",
+        evidence="confirmed",
+    )
+
+    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+        return parted(model, split)
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        state = train(task, {**shared, **private})
+        return update(task, state, ()), state
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        return served(task, {**shared, **private})

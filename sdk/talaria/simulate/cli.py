@@ -1,0 +1,103 @@
+"""``talaria simulate``: a whole fleet's learning in one process."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from talaria.errors import ConfigError
+
+
+def simulate(
+    algorithm: Annotated[str, typer.Option("-a", "--algorithm", help="See `talaria algorithms`.")] = "fedavg",
+    dataset: Annotated[
+        str, typer.Option("-d", "--dataset", help="smartwatch | fashion-mnist | npz:FILE | cifar100:FILE")
+    ] = "smartwatch",
+    rounds: Annotated[int, typer.Option(help="Communication rounds.", min=1)] = 30,
+    seed: Annotated[int, typer.Option(help="Everything random derives from it.", min=0)] = 0,
+    partition: Annotated[
+        Path | None, typer.Option(help="For image sets: npz with train_idx and test_idx per client.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Zoo model; default: the dataset's, or one that fits.")] = None,
+    fraction: Annotated[float, typer.Option(help="Share of the clients that takes part in a round.")] = 1.0,
+    buffers: Annotated[str, typer.Option(help="BatchNorm statistics: local | aggregate.")] = "local",
+    codec: Annotated[str, typer.Option(help="Bytes on the wire: raw | fp16 | bf16 | int8 | topk.")] = "raw",
+    aggregator: Annotated[
+        str | None, typer.Option(help="Another server rule than the algorithm's own, such as median or krum.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Local epochs per round.", min=0)] = None,
+    batch: Annotated[int | None, typer.Option(help="Local batch size.", min=1)] = None,
+    lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Local SGD momentum.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("-o", "--option", help="An algorithm's hyper-parameter, NAME=VALUE.")
+    ] = None,
+    data_option: Annotated[list[str] | None, typer.Option(help="An option of the dataset, NAME=VALUE.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Train a whole fleet in one process, with the seeds and the bytes of the fleet over MQTT.
+
+    Prints each client's accuracy on its own test samples after the last round, served as the algorithm serves it.
+    """
+    from talaria.simulate import session
+
+    recipe = {"epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum}
+    asked = session.Asked(
+        algorithm=algorithm,
+        dataset=dataset,
+        rounds=rounds,
+        seed=seed,
+        partition=partition,
+        model=model,
+        fraction=fraction,
+        buffers=buffers,
+        codec=codec,
+        aggregator=aggregator,
+        recipe={k: v for k, v in recipe.items() if v is not None},
+        options=assignments(option, "--option"),
+        data_options=assignments(data_option, "--data-option"),
+    )
+    session.run(asked, as_json=as_json)
+
+
+def assignments(texts: list[str] | None, flag: str) -> dict[str, Any]:
+    """``NAME=VALUE`` texts as a dict; values become bool, int or float where they read as one."""
+    out: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{flag} {text!r} must read NAME=VALUE")
+        out[name.strip()] = _value(value.strip())
+    return out
+
+
+def _value(text: str) -> bool | int | float | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def algorithms(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
+    """List the algorithms: what is shared, what stays, what is served, the source, and how sure we are of it."""
+    import json
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from talaria.algorithms import ALGORITHMS, options
+
+    rows = [asdict(cls.card) | {"options": options(cls)} for _, cls in sorted(ALGORITHMS.items())]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, default=str))
+        return
+    table = Table("name", "shared", "private", "served", "source", "evidence")
+    for cls in ALGORITHMS.values():
+        card = cls.card
+        table.add_row(card.name, card.shares, card.keeps, card.serves, card.source, card.evidence)
+    Console().print(table)

@@ -1,0 +1,28 @@
+"""What ``talaria simulate`` trains with where nothing else is asked for: one model and one recipe per dataset."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from talaria.types import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Default:
+    """A model name (None: chosen from the shape), a recipe, and per-algorithm options."""
+
+    model: str | None
+    recipe: Recipe
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+SMARTWATCH = Default(
+    model="imu_cnn",
+    recipe=Recipe(epochs=2, batch=32, lr=0.05, momentum=0.9, weight_decay=1e-4, smoothing=0.1, augment="imu"),
+)
+FASHION_MNIST = Default(model="fmnist_cnn", recipe=Recipe(epochs=1, batch=10, lr=0.01))
+ANY = Default(model=None, recipe=Recipe(epochs=2, batch=16, lr=0.02, momentum=0.9))
+
+
+def default_of(dataset: str) -> Default:
+    """The default for a dataset name as ``talaria simulate -d`` takes it."""
+    return {"smartwatch": SMARTWATCH, "fashion-mnist": FASHION_MNIST}.get(dataset, ANY)

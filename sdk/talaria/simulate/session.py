@@ -1,0 +1,157 @@
+"""What one ``talaria simulate`` command asks for, carried out and printed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from talaria import aggregate, rounds
+from talaria.errors import ConfigError
+from talaria.evaluation import Report
+from talaria.model import zoo
+from talaria.model.zoo import ModelSpec
+from talaria.rounds import Run
+from talaria.simulate import data as datasets
+from talaria.simulate.data import Federated
+from talaria.simulate.defaults import default_of
+from talaria.simulate.run import Result, RoundFacts, evaluate, members_of, simulate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The command's options as they were given."""
+
+    algorithm: str
+    dataset: str
+    rounds: int
+    seed: int
+    partition: Path | None = None
+    model: str | None = None
+    fraction: float = 1.0
+    buffers: str = "local"
+    codec: str = "raw"
+    aggregator: str | None = None
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    data_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def prepared(asked: Asked) -> tuple[Run, Federated]:
+    """The run and its data; every wrong option is refused before anything is trained."""
+    options = dict(asked.data_options)
+    if asked.partition is not None:
+        options["partition"] = asked.partition
+    default = default_of(asked.dataset)
+    if asked.buffers not in ("local", "aggregate"):
+        raise ConfigError(f"--buffers {asked.buffers!r} is unknown; use local or aggregate")
+    data = datasets.load(asked.dataset, **options)
+    run = Run(
+        spec=_spec(asked, data, default.model),
+        algorithm=asked.algorithm,
+        hparams={**default.options.get(asked.algorithm, {}), **asked.options},
+        recipe=replace(default.recipe, **asked.recipe),
+        rounds=asked.rounds,
+        seed=asked.seed,
+        buffers="local" if asked.buffers == "local" else "aggregate",
+        fraction=asked.fraction,
+        codec=asked.codec,
+    )
+    return run, data
+
+
+def _spec(asked: Asked, data: Federated, default: str | None) -> ModelSpec:
+    name = asked.model or default
+    if name is None:
+        smallest = min(len(c.train) for c in data.clients.values())
+        return zoo.fitting(data.input_shape, data.classes, smallest, seed=asked.seed)
+    return ModelSpec(name, data.input_shape, data.classes, seed=asked.seed)
+
+
+def run(asked: Asked, *, as_json: bool) -> None:
+    """Train, measure and print."""
+    plan, data = prepared(asked)
+    aggregator = None if asked.aggregator is None else aggregate.load(asked.aggregator)
+    members = members_of(data.clients)
+    with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
+        bar = progress.add_task(f"{asked.algorithm} on {data.name}", total=plan.rounds)
+
+        def advance(facts: RoundFacts) -> None:
+            progress.update(bar, completed=facts.round)
+
+        result = simulate(plan, members, aggregator=aggregator, progress=advance)
+    everyone = {**members, **members_of(data.newcomers)}
+    report = evaluate(result, data, members)
+    newcomers = {n: m for n, m in everyone.items() if n not in members}
+    arrived = evaluate(result, data, newcomers) if newcomers else None
+    if as_json:
+        typer.echo(json.dumps(document(asked, result, report, arrived), indent=2))
+    else:
+        print_table(asked, result, report, arrived)
+
+
+def document(asked: Asked, result: Result, report: Report, newcomers: Report | None) -> dict[str, Any]:
+    """The JSON that the command prints."""
+    run = result.run
+    counts = {name: _parameters(result, name) for name in report.clients}
+    return {
+        "algorithm": run.algorithm,
+        "dataset": asked.dataset,
+        "model": run.spec.to_json(),
+        "options": dict(run.hparams),
+        "recipe": asdict(run.recipe),
+        "rounds": run.rounds,
+        "seed": run.seed,
+        "aggregator": asked.aggregator,
+        "accuracy": asdict(report.accuracy),
+        "macro_recall": asdict(report.macro_recall),
+        "clients": {
+            name: {**asdict(metrics), "bytes_up": result.bytes_up[name], "parameters": counts[name]}
+            for name, metrics in report.clients.items()
+        },
+        "newcomers": None if newcomers is None else newcomers.as_dict(),
+        "bytes_up": sum(result.bytes_up.values()),
+    }
+
+
+def _parameters(result: Result, client: str) -> int:
+    mask = rounds.mask_of(result.run, result.members[client], result.private.get(client))
+    model = rounds.template(result.run.spec)
+    if mask is None:
+        return sum(p.numel() for p in model.parameters())
+    indices = mask.indices
+    total = 0
+    for name, parameter in model.named_parameters():
+        sizes = list(parameter.shape)
+        for d, kept in enumerate(indices.get(name, ())):
+            sizes[d] = sizes[d] if kept is None else len(kept)
+        count = 1
+        for size in sizes:
+            count *= size
+        total += count
+    return total
+
+
+def print_table(asked: Asked, result: Result, report: Report, newcomers: Report | None) -> None:
+    """The same for people."""
+    console = Console()
+    table = Table(title=f"{asked.algorithm} on {asked.dataset}: accuracy after {result.run.rounds} rounds")
+    for heading in ("client", "accuracy", "macro recall", "test samples"):
+        table.add_column(heading, justify="left" if heading == "client" else "right")
+    for part, title in ((report, "members"), (newcomers, "newcomers")):
+        if part is None:
+            continue
+        for name, metrics in part.clients.items():
+            table.add_row(name, f"{metrics.accuracy:.3f}", f"{metrics.macro_recall:.3f}", str(metrics.samples))
+        s = part.accuracy
+        table.add_section()
+        table.add_row(f"{title}: mean", f"{s.mean:.3f}", f"{part.macro_recall.mean:.3f}", "")
+        table.add_row(f"{title}: worst tenth", f"{s.worst_tenth:.3f}", f"{part.macro_recall.worst_tenth:.3f}", "")
+        table.add_section()
+    console.print(table)
+    console.print(f"sent up: {sum(result.bytes_up.values()) / 1e6:.2f} MB in all", highlight=False)
