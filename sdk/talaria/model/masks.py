@@ -1,0 +1,187 @@
+"""Moving tensors between global coordinates and a device's compact ones, and masks between their forms.
+
+A compact tensor is the outer-product gather of the dense one over its dimensions; the inverse writes the kept
+positions back and touches nothing else, so scatter of gather is the identity on the kept set, bitwise.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from talaria.errors import ModelError, WireError
+from talaria.types import ChannelLayout, ChannelMask, Tensors
+
+PREFIX = "mask/"
+"""Where a device keeps its present mask among its private tensors."""
+
+
+def gather(tensors: Tensors, mask: ChannelMask) -> Tensors:
+    """The compact tensors of dense ``tensors``; those that no mask touches are passed through unchanged.
+
+    Raises :class:`~talaria.errors.ModelError` where a tensor does not have the unpruned model's shape.
+    """
+    return {key: _gather(key, value, mask) for key, value in tensors.items()}
+
+
+def scatter(compact: Tensors, mask: ChannelMask, into: Tensors) -> Tensors:
+    """Dense tensors: a copy of ``into`` whose kept positions hold the values of ``compact``.
+
+    Entries of ``into`` that ``compact`` lacks are passed through. Raises :class:`~talaria.errors.ModelError`
+    for a name that ``into`` lacks and for a shape that does not fit the mask.
+    """
+    stray = sorted(set(compact) - set(into))
+    if stray:
+        raise ModelError(f"mask: tensors {stray[:4]} have no dense counterpart; scatter into the whole state")
+    out = dict(into)
+    for key, value in compact.items():
+        place = _positions(key, into[key], mask)
+        want = tuple(n if i is None else len(i) for n, i in zip(into[key].shape, place, strict=True))
+        if tuple(value.shape) != want:
+            raise ModelError(f"mask: tensor {key!r} has shape {tuple(value.shape)}, this mask keeps {want}")
+        if all(i is None for i in place):
+            out[key] = value.detach().clone()
+        else:
+            dense = into[key].detach().clone()
+            dense[_grid(dense, place)] = value.detach().to(dense.dtype)
+            out[key] = dense
+    return out
+
+
+def shrink(compact: Tensors, old: ChannelMask, new: ChannelMask) -> Tensors:
+    """Compact tensors of mask ``old`` cut to the smaller mask ``new``.
+
+    Equal to gathering the dense tensors by ``new`` at once. Raises :class:`~talaria.errors.ModelError` where
+    ``new`` keeps a channel that ``old`` has dropped: its value is gone.
+    """
+    if not new.within(old):
+        grown = sorted(g for g in new.kept if not set(new.kept[g]) <= set(old.kept[g]))
+        raise ModelError(f"mask: groups {grown[:4]} would grow back; a mask can only shrink")
+    out = {}
+    for key, value in compact.items():
+        after = new.indices.get(key)
+        if after is None:
+            out[key] = value
+            continue
+        before = old.indices[key]
+        for dim, (have, want) in enumerate(zip(before, after, strict=True)):
+            if want is not None:
+                place = want if have is None else torch.searchsorted(have, want)
+                value = value.index_select(dim, place.to(value.device))  # noqa: PLW2901
+        out[key] = value
+    return out
+
+
+def apply_dense(tensors: Tensors, mask: ChannelMask) -> Tensors:
+    """The masked dense twin: the same shapes, exactly 0 wherever a dimension's channel is not kept.
+
+    Weights, biases, BatchNorm's affine and statistics alike: with the rows alone zeroed, BatchNorm would still
+    emit ``beta - gamma * mean / std``.
+    """
+    zeros = {key: torch.zeros_like(value) for key, value in tensors.items()}
+    return scatter(gather(tensors, mask), mask, zeros)
+
+
+def intersect(masks: Iterable[ChannelMask]) -> ChannelMask:
+    """What all of ``masks`` keep. Raises :class:`~talaria.errors.ModelError` where a group would be left empty."""
+    every = list(masks)
+    if not every:
+        raise ModelError("mask: nothing to intersect; give at least one mask")
+    layout = every[0].layout
+    for mask in every[1:]:
+        if mask.layout is not layout and mask.layout != layout:
+            raise ModelError("mask: masks of different models cannot be intersected; build them from one layout")
+    kept = {g: tuple(sorted(set.intersection(*(set(m.kept[g]) for m in every)))) for g in layout.sizes}
+    empty = sorted(g for g, k in kept.items() if not k)
+    if empty:
+        raise ModelError(f"mask: no channel of {empty[:4]} is kept by all {len(every)} masks; choose by one rule")
+    return ChannelMask(layout, kept)
+
+
+def pack(mask: ChannelMask) -> bytes:
+    """One bitmap per group in order of name, each ceil(channels / 8) bytes, lowest channel in the lowest bit."""
+    return b"".join(np.packbits(_bits(mask, group), bitorder="little").tobytes() for group in sorted(mask.layout.sizes))
+
+
+def packed_size(layout: ChannelLayout) -> int:
+    """Bytes that :func:`pack` makes for any mask of ``layout``."""
+    return sum((n + 7) // 8 for n in layout.sizes.values())
+
+
+def unpack(layout: ChannelLayout, data: bytes) -> ChannelMask:
+    """The mask that :func:`pack` wrote. Raises :class:`~talaria.errors.WireError` for a wrong length, for bits
+    beyond a group's last channel, and for a group with no channel."""
+    if len(data) != packed_size(layout):
+        raise WireError(f"mask: {len(data)} bytes, this model's bitmaps take {packed_size(layout)}; ask for them again")
+    kept: dict[str, tuple[int, ...]] = {}
+    offset = 0
+    for group in sorted(layout.sizes):
+        size = layout.sizes[group]
+        part = np.frombuffer(data, np.uint8, count=(size + 7) // 8, offset=offset)
+        offset += len(part)
+        bits = np.unpackbits(part, bitorder="little")
+        if bits[size:].any() or not bits.any():
+            raise WireError(f"mask: the bitmap of group {group!r} is damaged; ask for the mask again")
+        kept[group] = tuple(np.flatnonzero(bits).tolist())
+    return ChannelMask(layout, kept)
+
+
+def as_tensors(mask: ChannelMask) -> Tensors:
+    """``mask/<group>``: uint8 (channels,), 1 where kept."""
+    return {PREFIX + group: torch.from_numpy(_bits(mask, group)) for group in mask.layout.sizes}
+
+
+def from_tensors(layout: ChannelLayout, tensors: Tensors) -> ChannelMask:
+    """The mask among ``tensors`` (other names are ignored).
+
+    Raises :class:`~talaria.errors.ModelError` where a group is missing, unknown, misshapen or not of 0 and 1.
+    """
+    found = {key[len(PREFIX) :]: value for key, value in tensors.items() if key.startswith(PREFIX)}
+    odd = sorted(set(found) ^ set(layout.sizes))
+    if odd:
+        raise ModelError(f"mask: groups {odd[:4]} do not match this model's; the state belongs to another model")
+    kept = {}
+    for group, size in layout.sizes.items():
+        bits = found[group]
+        if bits.dtype != torch.uint8 or tuple(bits.shape) != (size,) or int(bits.max()) > 1:
+            raise ModelError(
+                f"mask: {PREFIX}{group} must be uint8 ({size},) of 0 and 1, got {bits.dtype} {tuple(bits.shape)}"
+            )
+        kept[group] = tuple(torch.nonzero(bits).flatten().tolist())
+    return ChannelMask(layout, kept)
+
+
+def _bits(mask: ChannelMask, group: str) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    bits = np.zeros(mask.layout.sizes[group], np.uint8)
+    bits[list(mask.kept[group])] = 1
+    return bits
+
+
+def _positions(key: str, dense: Tensor, mask: ChannelMask) -> Sequence[Tensor | None]:
+    place = mask.indices.get(key)
+    if place is None:
+        return (None,) * dense.dim()
+    want = dense_shape(mask.layout, key)
+    got = tuple(dense.shape)
+    if len(want) != len(got) or any(w not in (None, n) for w, n in zip(want, got, strict=True)):
+        raise ModelError(f"mask: tensor {key!r} has shape {got}, the unpruned model's is {want}; scatter it first")
+    return place
+
+
+def dense_shape(layout: ChannelLayout, key: str) -> tuple[int | None, ...]:
+    """The unpruned model's extent in each masked dimension of ``key``; None where no mask rules it."""
+    return tuple(sum(layout.sizes[g] * r for g, r in axis) if axis else None for axis in layout.axes[key])
+
+
+def _gather(key: str, value: Tensor, mask: ChannelMask) -> Tensor:
+    for dim, index in enumerate(_positions(key, value, mask)):
+        if index is not None:
+            value = value.index_select(dim, index.to(value.device))
+    return value
+
+
+def _grid(dense: Tensor, place: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    last = dense.dim() - 1
+    full = [torch.arange(n) if i is None else i for n, i in zip(dense.shape, place, strict=True)]
+    return tuple(i.to(dense.device).view(-1, *[1] * (last - d)) for d, i in enumerate(full))

@@ -1,0 +1,103 @@
+"""Small networks for sensors and thumbnails, in plain layers that export and prune cleanly.
+
+Widths are multiples of 16, so that half of the channels is still a whole block of 8; poolings have fixed kernels,
+worked out from the input's size, because an exported model wants static ones.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch.nn import (
+    AvgPool1d,
+    BatchNorm1d,
+    Conv1d,
+    Conv2d,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    Module,
+    ReLU,
+    Sequential,
+)
+
+from talaria.errors import ConfigError
+
+IMU_BLOCKS = ((32, 7, 2), (64, 5, 2), (64, 5, 1), (96, 3, 2))
+"""Output channels, kernel and stride of each block of :func:`imu_cnn`."""
+IMU_MOMENTS = 4
+"""Moments in time that the head of :func:`imu_cnn` still tells apart."""
+
+
+def imu_cnn(input_shape: Sequence[int], classes: int) -> Module:
+    """A 1D CNN with BatchNorm for (channels, length) windows, such as (6, 100): six axes, two seconds at 50 Hz.
+
+    Four blocks of convolution, BatchNorm and ReLU halve the time axis three times; their mean over a few moments in
+    time feeds ``head``.
+    """
+    channels, length = _dims("imu_cnn", input_shape, "(channels, length)", 2)
+    if length < 8:
+        raise ConfigError(f"imu_cnn: input_shape={tuple(input_shape)} is too short; give windows of 8 steps or more")
+    layers: OrderedDict[str, Module] = OrderedDict()
+    width = channels
+    for number, (out, kernel, stride) in enumerate(IMU_BLOCKS, 1):
+        layers[f"conv{number}"] = Conv1d(width, out, kernel, stride, padding=kernel // 2, bias=False)
+        layers[f"bn{number}"] = BatchNorm1d(out)
+        layers[f"relu{number}"] = ReLU()
+        width = out
+        length = (length - 1) // stride + 1
+    moments = min(IMU_MOMENTS, length)
+    kernel = length // moments
+    layers["pool"] = AvgPool1d(kernel)
+    layers["flatten"] = Flatten()
+    layers["head"] = Linear(width * (length // kernel), classes)
+    return Sequential(layers)
+
+
+def fmnist_cnn(input_shape: Sequence[int], classes: int) -> Module:
+    """Two 5x5 convolutions and two linear layers (McMahan et al. 2017, section 3); 582,026 parameters for
+    (1, 28, 28) and 10 classes. Convolutions are unpadded."""
+    channels, height, width = _dims("fmnist_cnn", input_shape, "(channels, height, width)", 3)
+    if min(height, width) < 16:
+        raise ConfigError(f"fmnist_cnn: input_shape={tuple(input_shape)} is too small; give maps of 16x16 or more")
+    flat = 64 * _twice_pooled(height) * _twice_pooled(width)
+    return Sequential(
+        OrderedDict(
+            conv1=Conv2d(channels, 32, 5),
+            relu1=ReLU(),
+            pool1=MaxPool2d(2),
+            conv2=Conv2d(32, 64, 5),
+            relu2=ReLU(),
+            pool2=MaxPool2d(2),
+            flatten=Flatten(),
+            fc1=Linear(flat, 512),
+            relu3=ReLU(),
+            head=Linear(512, classes),
+        )
+    )
+
+
+def mlp(input_shape: Sequence[int], classes: int) -> Module:
+    """Two hidden layers of 128 and 64 over the flattened input of any shape."""
+    features = 1
+    for n in input_shape:
+        features *= n
+    return Sequential(
+        OrderedDict(
+            flatten=Flatten(),
+            fc1=Linear(features, 128),
+            relu1=ReLU(),
+            fc2=Linear(128, 64),
+            relu2=ReLU(),
+            head=Linear(64, classes),
+        )
+    )
+
+
+def _twice_pooled(size: int) -> int:
+    return ((size - 4) // 2 - 4) // 2
+
+
+def _dims(name: str, shape: Sequence[int], words: str, dims: int) -> tuple[int, ...]:
+    if len(shape) != dims:
+        raise ConfigError(f"{name}: input_shape={tuple(shape)} must be {words}; reshape the windows")
+    return tuple(shape)

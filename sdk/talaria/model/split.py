@@ -1,0 +1,78 @@
+"""Body, adapters, head: resolved once, from dotted prefixes to exact state-dict keys."""
+
+from collections.abc import Iterable
+
+from torch.nn import Linear, Module
+
+from talaria.errors import ModelError
+from talaria.types import Buffers, Split
+
+ADAPTER = "adapter"
+"""The dotted component that marks a tensor as part of an adapter."""
+
+
+def under(key: str, prefix: str) -> bool:
+    """True where ``prefix`` is ``key`` itself or a whole dotted beginning of it, never a mere substring.
+
+    >>> under("head.weight", "head"), under("header.weight", "head")
+    (True, False)
+    """
+    return key == prefix or key.startswith(prefix + ".")
+
+
+def split_model(
+    model: Module,
+    head: str | Iterable[str] = "head",
+    adapters: str | Iterable[str] | None = None,
+    buffers: Buffers = "local",
+) -> Split:
+    """The parts of ``model``.
+
+    ``head`` and ``adapters`` are dotted prefixes of modules or tensors. Without ``adapters``, every tensor that
+    has a component named ``adapter`` (what :func:`talaria.model.adapters.insert` makes) is one, outside the head.
+    Everything else is body. Raises :class:`~talaria.errors.ModelError` where a prefix names nothing, with the
+    candidates, and where one key would fall into two parts.
+    """
+    keys = tuple(model.state_dict(keep_vars=True))
+    heads = _resolve(model, keys, "head", head)
+    if adapters is None:
+        tuned = {k for k in keys if k not in heads and ADAPTER in k.split(".")}
+    else:
+        tuned = _resolve(model, keys, "adapters", adapters)
+        both = sorted(heads & tuned)
+        if both:
+            raise ModelError(f"split: {both[:4]} are named as head and as adapters; name each tensor once")
+    if len(heads) == len(keys):
+        raise ModelError(
+            f"split: head={head!r} covers the whole model, so nothing could be shared; name its last layer"
+        )
+    floats = {name: buffer.is_floating_point() for name, buffer in model.named_buffers(remove_duplicate=False)}
+    kept = set(keys)
+    return Split(
+        body=tuple(k for k in keys if k not in heads and k not in tuned),
+        adapters=tuple(k for k in keys if k in tuned),
+        head=tuple(k for k in keys if k in heads),
+        statistics=frozenset(k for k, is_float in floats.items() if is_float and k in kept),
+        counters=frozenset(k for k, is_float in floats.items() if not is_float and k in kept),
+        buffers=buffers,
+    )
+
+
+def _resolve(model: Module, keys: tuple[str, ...], part: str, prefixes: str | Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for prefix in [prefixes] if isinstance(prefixes, str) else list(prefixes):
+        matched = {k for k in keys if under(k, prefix)}
+        if not matched:
+            raise ModelError(
+                f"split: {part}={prefix!r} names no layer with weights in {type(model).__name__}; "
+                f"candidates: {', '.join(candidates(model)) or 'none, the model has no parameters'}"
+            )
+        found |= matched
+    return found
+
+
+def candidates(model: Module) -> list[str]:
+    """Names that could be a head: the top-level modules with weights, and the last three linear layers."""
+    tops = [name for name, child in model.named_children() if next(iter(child.state_dict()), None) is not None]
+    linear = [name for name, child in model.named_modules() if isinstance(child, Linear) and name]
+    return list(dict.fromkeys([*tops, *linear[-3:]]))

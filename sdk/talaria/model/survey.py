@@ -1,0 +1,123 @@
+"""What can be pruned in a network: worked out once per architecture, and exact by test.
+
+A candidate layout is believed only after a compact copy has computed the same as its masked dense twin, with random
+weights in float64. Softmax over channels, a norm across channels, a fixed reshape: what the tracing did not
+understand shows here and is left out, by name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from talaria.model.coupling import TRACE_ERRORS, Coupling, draft, trace
+from talaria.model.masks import apply_dense
+from talaria.model.surgery import compact
+from talaria.types import ChannelLayout, ChannelMask
+
+TOLERANCE = 1e-9
+"""Largest relative difference, in float64, between a compact model and its masked dense twin."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What can be pruned in a model, and what cannot and why (layer or group name -> reason)."""
+
+    layout: ChannelLayout
+    refused: Mapping[str, str]
+
+
+def layout(model: Module, example: Tensor) -> ChannelLayout:
+    """The channel groups of ``model`` for inputs like ``example`` (batch, ...), float32; see :func:`survey`."""
+    return survey(model, example).layout
+
+
+def survey(model: Module, example: Tensor) -> Survey:
+    """The layout of all channels that can be taken out exactly, and the reasons for the rest.
+
+    The model's input and output are never pruned. A model that cannot be traced at all gives an empty layout: it
+    still trains and travels, unpruned. ``model`` keeps its weights, gradients and train mode.
+    """
+    try:
+        coupling = trace(model, example)
+    except TRACE_ERRORS as error:
+        return Survey(ChannelLayout({}, {}), {type(model).__name__: f"cannot be traced: {error}"})
+    with torch.no_grad():
+        return _checked(model, coupling, example.double())
+
+
+def _checked(model: Module, coupling: Coupling, example: Tensor) -> Survey:
+    """The draft without the groups that do not compute the same when they are cut out."""
+    twin = copy.deepcopy(model).double().eval()
+    _shake(twin)
+    out: dict[str, str] = {}
+    while True:
+        found = draft(model, coupling, without=out)
+        refused = {**found.refused, **out}
+        wrong = _differs(twin, _some(found.layout, list(found.layout.sizes)), example)
+        if not found.layout.sizes or wrong is None:
+            return Survey(found.layout, refused)
+        alone = {}
+        for group in found.layout.sizes:
+            reason = _differs(twin, _some(found.layout, [group]), example)
+            if reason is not None:
+                alone[group] = reason
+        out.update(alone or dict.fromkeys(found.layout.sizes, f"only together: {wrong}"))
+
+
+def _some(layout: ChannelLayout, groups: list[str]) -> ChannelMask:
+    """A mask that drops about every other channel of ``groups``, in no regular pattern."""
+    generator = torch.Generator().manual_seed(len(groups))
+    kept = dict(layout.full().kept)
+    for group in groups:
+        size = layout.sizes[group]
+        chosen = torch.randperm(size, generator=generator)[: max(1, size // 2)]
+        kept[group] = tuple(sorted(chosen.tolist()))
+    return ChannelMask(layout, kept)
+
+
+def _differs(twin: Module, mask: ChannelMask, example: Tensor) -> str | None:
+    dense = copy.deepcopy(twin)
+    dense.load_state_dict(apply_dense(dict(twin.state_dict()), mask))
+    try:
+        got, want = _flat(compact(twin, mask)(example)), _flat(dense(example))
+    except TRACE_ERRORS as error:
+        return f"does not run when channels are taken out: {str(error).splitlines()[0][:120]}"
+    if got.shape != want.shape or not bool(torch.isfinite(want).all()):
+        return "changes the output's shape or gives no finite output"
+    if float((got - want).abs().max()) > TOLERANCE * max(1.0, float(want.abs().max())):
+        return "computes something else when channels are taken out"
+    return None
+
+
+def _flat(output: object) -> Tensor:
+    if isinstance(output, Tensor):
+        return output.flatten()
+    parts = list(output.values()) if isinstance(output, Mapping) else output
+    if isinstance(parts, (list, tuple)):
+        return torch.cat([_flat(part) for part in parts])
+    raise TypeError(f"the model returns {type(output).__name__}, not tensors")
+
+
+def _shake(model: Module) -> None:
+    """Random weights and statistics, so that no zero initialisation hides a difference."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(tensor: Tensor) -> Tensor:
+        return torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+
+    for key, tensor in model.state_dict().items():
+        if not tensor.is_floating_point():
+            continue
+        if tensor.dim() >= 2:
+            tensor.copy_(normal(tensor) / sqrt(max(1, tensor[0].numel())))
+        elif key.endswith(("running_var", "weight")):
+            tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator, dtype=torch.float64))
+        else:
+            tensor.copy_(0.3 * normal(tensor))

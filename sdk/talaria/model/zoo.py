@@ -1,0 +1,115 @@
+"""The models known by name: spec in, module out, the same weights on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from talaria import seeds
+from talaria.errors import ConfigError
+from talaria.model import adapters, small, survey, vision
+from talaria.model.spec import ModelSpec
+from talaria.model.split import split_model
+from talaria.types import Buffers, ChannelLayout, Split
+
+__all__ = ["ModelSpec", "build", "example", "fitting", "head", "layout", "names", "split", "surveyed"]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    make: Callable[[Sequence[int], int], Module]
+    head: str = "head"
+    load: Callable[[Module, int], None] | None = None
+    """Puts published weights into the module, where there are any."""
+
+
+_ZOO: dict[str, _Entry] = {
+    "imu_cnn": _Entry(small.imu_cnn),
+    "fmnist_cnn": _Entry(small.fmnist_cnn),
+    "mlp": _Entry(small.mlp),
+    **{name: _Entry(partial(vision.backbone, name), head) for name, head in vision.HEADS.items()},
+}
+
+
+def names() -> list[str]:
+    """The names that a :class:`ModelSpec` may carry."""
+    return sorted(_ZOO)
+
+
+def build(spec: ModelSpec) -> Module:
+    """The model of ``spec`` in train mode; weights follow ``spec.seed`` alone, torch's global generator is untouched.
+
+    Raises :class:`~talaria.errors.ConfigError` for an unknown name, an input shape that the model cannot take, a
+    missing optional package, and for ``pretrained`` where no weights are published.
+    """
+    entry = _entry(spec.name)
+    if spec.pretrained and entry.load is None:
+        raise ConfigError(f"{spec.name}: pretrained=True, but no weights are published for it; use pretrained=False")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(spec.seed)
+        model = entry.make(spec.input_shape, spec.classes)
+        if spec.pretrained and entry.load is not None:
+            entry.load(model, spec.classes)
+        if spec.adapters is not None:
+            torch.default_generator.manual_seed(seeds.seed_of(spec.seed, "zoo", 0, "adapters"))
+            model = adapters.insert(model, spec.adapters, skip=(entry.head,))
+    return model.train()
+
+
+def split(spec: ModelSpec, model: Module, buffers: Buffers = "local") -> Split:
+    """Body, adapters and head of a model that :func:`build` made."""
+    return split_model(model, head=_entry(spec.name).head, buffers=buffers)
+
+
+def head(name: str) -> str:
+    """The dotted prefix of the named model's head."""
+    return _entry(name).head
+
+
+def example(spec: ModelSpec, batch: int = 1) -> Tensor:
+    """Standard normal float32 input (batch, *input_shape), always the same one."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(batch, *spec.input_shape, generator=generator)
+
+
+def layout(spec: ModelSpec) -> ChannelLayout:
+    """The channel groups of the model; worked out once per architecture and process."""
+    return surveyed(spec).layout
+
+
+def surveyed(spec: ModelSpec) -> survey.Survey:
+    """The layout with the reasons for what cannot be pruned."""
+    return _surveyed(replace(spec, seed=0, pretrained=False))
+
+
+@lru_cache(maxsize=64)
+def _surveyed(spec: ModelSpec) -> survey.Survey:
+    return survey.survey(build(spec), example(spec, 2))
+
+
+def fitting(input_shape: Sequence[int], classes: int, samples: int, seed: int = 0) -> ModelSpec:
+    """A small model for data of this shape (without the batch).
+
+    (features,) takes ``mlp``, (channels, length) ``imu_cnn`` and (channels, H, W) ``fmnist_cnn``; where there is less
+    than about one sample per class to tell channels apart, or the window is too short to convolve, ``mlp``.
+    """
+    shape = tuple(input_shape)
+    if samples < 1:
+        raise ConfigError(f"fitting: samples={samples} must be at least 1; give labelled data")
+    name = "mlp"
+    if len(shape) == 2 and shape[1] >= 8:
+        name = "imu_cnn"
+    elif len(shape) == 3 and min(shape[1:]) >= 16:
+        name = "fmnist_cnn"
+    return ModelSpec(name, shape, classes, seed=seed)
+
+
+def _entry(name: str) -> _Entry:
+    if name not in _ZOO:
+        raise ConfigError(f"model: name={name!r} is unknown; choose one of {', '.join(names())}")
+    return _ZOO[name]
