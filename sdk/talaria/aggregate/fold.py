@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from talaria.aggregate.rows import counters, positions
-from talaria.types import ChannelMask, Tensors, Update
+from talaria.aggregate.checks import counters, positions
+from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 
 _PENDING = 4
 """Masks whose compact sums are held back at once; one more sends the oldest to the dense sum."""
@@ -105,6 +105,33 @@ class Counters:
             sent = update.tensors[name].detach().to(now.dtype)
             grid = outer(positions(name, update.mask), now.shape)
             now[grid] = torch.maximum(now[grid], self.shared[name][grid] + sent if update.kind == "delta" else sent)
+
+
+@dataclass
+class Common:
+    """The channels that all masks seen so far keep."""
+
+    layout: ChannelLayout | None = None
+    kept: dict[str, set[int]] = field(default_factory=dict)
+
+    def add(self, mask: ChannelMask | None) -> None:
+        """Narrow by one client; without a mask it keeps everything."""
+        if mask is None:
+            return
+        self.layout = mask.layout
+        for group, channels in mask.kept.items():
+            self.kept[group] = self.kept[group] & set(channels) if group in self.kept else set(channels)
+
+    def bitmaps(self, shared: Tensors) -> Tensors:
+        """``mask/<group>``: uint8, 1 for a channel that all kept; a group may have none."""
+        if self.layout is None:
+            return {k: torch.ones_like(v) for k, v in shared.items() if k.startswith("mask/")}
+        out = {}
+        for group, size in self.layout.sizes.items():
+            bitmap = torch.zeros(size, dtype=torch.uint8)
+            bitmap[sorted(self.kept[group])] = 1
+            out[f"mask/{group}"] = bitmap
+        return out
 
 
 def outer(where: tuple[Tensor | None, ...] | None, shape: torch.Size) -> tuple[Tensor, ...]:

@@ -4,17 +4,17 @@ Li et al., Hermes (MobiCom 2021), and Li et al., LotteryFL (2020), for the holde
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from talaria import tree
-from talaria.aggregate.fold import Counters, Fold
-from talaria.aggregate.rows import Weighting, check_weighting, checked, is_finite, trained, weight_of
+from talaria.aggregate.checks import Weighting, check_count, check_weighting, checked, is_finite, trained, weight_of
+from talaria.aggregate.fold import Common, Counters, Fold
 from talaria.errors import AggregationError, ConfigError
-from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.types import Tensors, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,7 @@ class MaskedMean:
         if self.mode not in ("holders", "intersection"):
             raise ConfigError(f"masked mean: mode={self.mode!r} is unknown; use 'holders' or 'intersection'")
         check_weighting("masked mean", self.weighting)
-        if self.min_holders < 1:
-            raise ConfigError(f"masked mean: min_holders={self.min_holders} must be at least 1")
+        check_count("masked mean", "min_holders", self.min_holders, 1)
 
     def init(self, shared: Tensors) -> Tensors:
         """No state."""
@@ -93,30 +92,3 @@ class MaskedMean:
         if not is_finite(new):
             raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates")
         return new
-
-
-@dataclass
-class Common:
-    """The channels that all masks seen so far keep."""
-
-    layout: ChannelLayout | None = None
-    kept: dict[str, set[int]] = field(default_factory=dict)
-
-    def add(self, mask: ChannelMask | None) -> None:
-        """Narrow by one client; without a mask it keeps everything."""
-        if mask is None:
-            return
-        self.layout = mask.layout
-        for group, channels in mask.kept.items():
-            self.kept[group] = self.kept[group] & set(channels) if group in self.kept else set(channels)
-
-    def bitmaps(self, shared: Tensors) -> Tensors:
-        """``mask/<group>``: uint8, 1 for a channel that all kept; a group may have none."""
-        if self.layout is None:
-            return {k: torch.ones_like(v) for k, v in shared.items() if k.startswith("mask/")}
-        out = {}
-        for group, size in self.layout.sizes.items():
-            bitmap = torch.zeros(size, dtype=torch.uint8)
-            bitmap[sorted(self.kept[group])] = 1
-            out[f"mask/{group}"] = bitmap
-        return out

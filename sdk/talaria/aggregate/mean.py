@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.rows import Weighting, check_weighting
 from talaria.types import Tensors, Update
 
 

@@ -1,161 +1,169 @@
-"""What an update must be before any rule may read it.
+"""Updates side by side, one row per client: what the robust rules read. Memory is O(clients x model)."""
 
-The rule of names: each floating-point tensor of the shared state must come back in every update, except those
-under a reserved prefix. ``mask/`` and ``stats/`` belong to the aggregator that wrote them or asks for them, and
-``frozen/`` holds what is sent once and never trained (a common head): no update may carry them here. Integer
-tensors (counters) may be left out; where they come, the largest wins.
-"""
-
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from talaria import tree
+from talaria.aggregate.checks import check_count, checked, is_finite, positions, trained
+from talaria.aggregate.fold import Common, Counters, indicator, outer
 from talaria.errors import AggregationError, ConfigError
-from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.types import Tensors, Update
 
-RESERVED = ("mask/", "stats/", "frozen/")
-"""Prefixes of shared names that no update may carry to a plain rule."""
+Keep = Literal["holders", "all"]
 
-Weighting = Literal["samples", "uniform"]
-
-
-def is_reserved(name: str) -> bool:
-    """True for a name that the rules leave alone."""
-    return name.startswith(RESERVED)
+_STATISTICS = ("running_mean", "running_var")
 
 
-def trained(shared: Tensors) -> tuple[str, ...]:
-    """The floating-point names that every update must carry, in the order of ``shared``."""
-    return tuple(k for k, v in shared.items() if v.is_floating_point() and not is_reserved(k))
+@dataclass(frozen=True)
+class Rows:
+    """``n`` clients in order of their names.
 
-
-def counters(shared: Tensors) -> tuple[str, ...]:
-    """The integer names, which an update may carry: the largest wins."""
-    return tuple(k for k, v in shared.items() if not v.is_floating_point() and not is_reserved(k))
-
-
-def compact_shape(name: str, shape: torch.Size, mask: ChannelMask | None) -> tuple[int, ...]:
-    """The shape that a dense tensor of ``shape`` has under ``mask``."""
-    where = positions(name, mask)
-    if where is None:
-        return tuple(shape)
-    return tuple(size if p is None else len(p) for size, p in zip(shape, where, strict=True))
-
-
-def positions(name: str, mask: ChannelMask | None) -> tuple[Tensor | None, ...] | None:
-    """Kept positions per dimension, or None where ``mask`` keeps the whole tensor."""
-    if mask is None:
-        return None
-    where = mask.indices.get(name)
-    return None if where is None or all(p is None for p in where) else where
-
-
-def check(shared: Tensors, update: Update) -> None:
-    """Raise :class:`~talaria.errors.AggregationError` unless ``update`` fits ``shared``; the error names the client.
-
-    It looks at one update alone, so that a coordinator can turn a bad one away on arrival, before it could
-    spoil a round. Costs one pass over the values.
+    ``values[k]``: (n, *shape of k), 0 where a client does not hold the coordinate. ``held[k]``: bool, the same
+    rank, size 1 along dimensions that no mask touches. ``weights``: float64 (n,). Values are new values or, where
+    ``delta``, differences; every rule here treats both alike, as it moves with its inputs.
     """
-    who = f"update of client {update.client!r}"
-    for name in update.tensors:
-        if name not in shared or is_reserved(name):
-            why = "is reserved for the server" if is_reserved(name) else "is not in the shared state"
-            raise AggregationError(f"{who}: tensor {name!r} {why}; send only {_few(_allowed(shared))}")
-    for name in trained(shared):
-        if name not in update.tensors:
-            raise AggregationError(
-                f"{who}: tensor {name!r} is missing; send every trained tensor, or keep the ones that never come back "
-                f"under the prefix 'frozen/' of the shared state"
-            )
-    if update.mask is not None:
-        _check_layout(shared, update.mask.layout, who)
-    for name, value in update.tensors.items():
-        dense = shared[name]
-        want = compact_shape(name, dense.shape, update.mask)
-        if tuple(value.shape) != want:
-            under = "" if update.mask is None else f" under its mask {update.mask.digest[:8]}"
-            raise AggregationError(
-                f"{who}: tensor {name!r} has shape {tuple(value.shape)}, expected {want}{under}; "
-                f"gather it from the shared state with the mask that the update carries"
-            )
-        if value.is_floating_point() != dense.is_floating_point() or value.is_complex():
-            raise AggregationError(
-                f"{who}: tensor {name!r} has dtype {value.dtype}, expected {dense.dtype}; convert it before sending"
-            )
-        if not is_finite(value):
-            raise AggregationError(
-                f"{who}: tensor {name!r} holds NaN or infinity, expected finite values; "
-                f"drop this update and lower the client's learning rate"
-            )
+
+    clients: tuple[str, ...]
+    weights: Tensor
+    values: Tensors
+    held: Tensors
+    delta: bool
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors."""
+        return tuple(self.values)
+
+    @property
+    def weighty(self) -> tuple[str, ...]:
+        """The tensors that are weights, not running statistics: distances are taken over these alone."""
+        return tuple(k for k in self.values if not k.endswith(_STATISTICS))
 
 
-def is_finite(value: Tensor) -> bool:
-    """True where no value is NaN or infinite."""
-    # One NaN or infinity makes the sum not finite, so that a finite sum clears the tensor in one fast pass.
-    if not value.is_floating_point() or bool(torch.isfinite(value.sum())):
-        return True
-    return bool(torch.isfinite(value).all())
+@runtime_checkable
+class RowRule(Protocol):
+    """A rule over :class:`Rows`. :func:`settle` does the rest: checks, support, counters, what stays."""
+
+    @property
+    def f(self) -> int:
+        """Wrong clients to survive."""
+        ...
+
+    @property
+    def min_holders(self) -> int | None:
+        """Holders that a coordinate needs to move; None for ``2f+1``."""
+        ...
+
+    @property
+    def keep(self) -> Keep:
+        """``"all"`` moves only coordinates that all rows hold."""
+        ...
+
+    @property
+    def least(self) -> int:
+        """The fewest rows under which ``f`` wrong ones cannot win."""
+        ...
+
+    def init(self, shared: Tensors) -> Tensors: ...
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]: ...
+
+    def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
+        """``(centre, state)``: one tensor per name of ``rows``; anything where nobody holds a coordinate."""
+        ...
 
 
-def same_layout(a: ChannelLayout, b: ChannelLayout) -> bool:
-    """True where two masks speak of the same unpruned model."""
-    return a is b or (dict(a.sizes) == dict(b.sizes) and dict(a.axes) == dict(b.axes))
+def check_rule(owner: str, f: object, min_holders: object, keep: object) -> None:
+    """Refuse options that no row rule can have."""
+    check_count(owner, "f", f, 0)
+    if min_holders is not None:
+        check_count(owner, "min_holders", min_holders, 1)
+    if keep not in ("holders", "all"):
+        raise ConfigError(f"{owner}: keep={keep!r} is unknown; use 'holders' or 'all'")
 
 
-def checked(shared: Tensors, updates: Iterable[Update]) -> Iterator[Update]:
-    """The updates one by one, each checked, of one kind and over one model."""
-    first: Update | None = None
-    layout: ChannelLayout | None = None
-    for update in updates:
-        check(shared, update)
-        first = update if first is None else first
-        if update.kind != first.kind:
-            raise AggregationError(
-                f"update of client {update.client!r}: kind {update.kind!r}, but client {first.client!r} sent "
-                f"{first.kind!r}; fold updates of one kind at a time"
-            )
-        if update.mask is not None:
-            layout = update.mask.layout if layout is None else layout
-            if not same_layout(layout, update.mask.layout):
-                raise AggregationError(
-                    f"update of client {update.client!r}: its mask belongs to another model than the masks before it; "
-                    f"build every mask of a run from one layout"
-                )
-        yield update
+@dataclass(frozen=True)
+class Gathered:
+    """The rows of one fold, and what is no matter of rows."""
+
+    rows: Rows
+    counters: Tensors
+    common: Common
 
 
-def check_weighting(owner: str, weighting: str) -> None:
-    """Refuse a weighting that is not known."""
-    if weighting not in ("samples", "uniform"):
-        raise ConfigError(f"{owner}: weighting={weighting!r} is unknown; use 'samples' or 'uniform'")
+def gather(shared: Tensors, updates: Iterable[Update]) -> Gathered:
+    """Check the updates and lay them out as rows, in order of client names."""
+    most, common = Counters(shared), Common()
+    every: list[Update] = []
+    for update in checked(shared, updates):
+        most.add(update)
+        common.add(update.mask)
+        every.append(update)
+    every.sort(key=lambda u: u.client)
+    values, held = {}, {}
+    for name in trained(shared) if every else ():
+        values[name], held[name] = _laid_out(name, shared[name], every)
+    weights = torch.tensor([u.weight for u in every], dtype=torch.float64)
+    rows = Rows(tuple(u.client for u in every), weights, values, held, any(u.kind == "delta" for u in every))
+    return Gathered(rows, most.values, common)
 
 
-def weight_of(update: Update, weighting: Weighting) -> float:
-    """The weight of one update: its samples, or 1."""
-    return update.weight if weighting == "samples" else 1.0
+def _laid_out(name: str, dense: Tensor, updates: list[Update]) -> tuple[Tensor, Tensor]:
+    values = torch.zeros((len(updates), *dense.shape), dtype=dense.dtype)
+    held = []
+    for row, update in zip(values, updates, strict=True):
+        value = update.tensors[name].detach().to(dense.dtype)
+        where = positions(name, update.mask)
+        if where is None:
+            row.copy_(value)
+            held.append(torch.ones((1,) * dense.dim(), dtype=torch.bool))
+        else:
+            row[outer(where, dense.shape)] = value
+            held.append(indicator(dense.shape, where).bool())
+    lines = torch.broadcast_shapes(*(h.shape for h in held))
+    return values, torch.stack([h.expand(lines) for h in held])
 
 
-def _check_layout(shared: Tensors, layout: ChannelLayout, who: str) -> None:
-    for name, axes in layout.axes.items():
-        if name not in shared:
-            continue
-        shape = tuple(shared[name].shape)
-        ruled = tuple(
-            sum(layout.sizes[g] * repeat for g, repeat in axis) if axis else size
-            for axis, size in zip(axes, shape, strict=False)
+def settle(rule: RowRule, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+    """``apply`` of a row rule: coordinates with too few holders stay, the others move to the rule's centre."""
+    return settled(rule, shared, state, gather(shared, updates))
+
+
+def settled(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) -> tuple[Tensors, Tensors]:
+    """:func:`settle` over rows that are laid out already."""
+    new, rows = tree.copied(shared), gathered.rows
+    if not rows.names:
+        return new | gathered.counters, tree.copied(state)
+    owner = type(rule).__name__
+    if len(rows) < rule.least:
+        raise AggregationError(
+            f"{owner}(f={rule.f}) got {len(rows)} rows and needs {rule.least} to outvote {rule.f} wrong ones; "
+            f"wait for more clients or lower f"
         )
-        if len(axes) != len(shape) or ruled != shape:
-            raise AggregationError(
-                f"{who}: its mask expects tensor {name!r} to be {ruled}, but the shared state has {shape}; "
-                f"build the mask from this model's layout"
-            )
-
-
-def _allowed(shared: Tensors) -> tuple[str, ...]:
-    return trained(shared) + counters(shared)
-
-
-def _few(names: tuple[str, ...]) -> str:
-    return f"{list(names[:6])}" + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    need = len(rows) if rule.keep == "all" else rule.min_holders or 2 * rule.f + 1
+    moves = {k: h.sum(0) >= need for k, h in rows.held.items()}
+    # A coordinate that will stay takes no part in distances: a lone liar could stretch them at will.
+    if not all(bool(m.all()) for m in moves.values()):
+        rows = replace(
+            rows,
+            held={k: h & moves[k] for k, h in rows.held.items()},
+            values={k: v * moves[k] for k, v in rows.values.items()},
+        )
+    centre, state = rule.centre(shared, state, rows)
+    for name, z in centre.items():
+        old = shared[name].detach()
+        full = (z.to(torch.float64) + old if rows.delta else z).to(old.dtype)
+        new[name] = torch.where(moves[name], full, old)
+        if not is_finite(new[name]):
+            raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates")
+    new |= gathered.counters
+    if rule.keep == "all":
+        new |= gathered.common.bitmaps(shared)
+    return new, state

@@ -26,6 +26,7 @@ def net() -> tuple[Tensors, ChannelLayout]:
         "fc.bias": (2,),
     }
     shared = {k: torch.randn(s, generator=g) for k, s in shapes.items()}
+    shared["bn.running_var"].abs_()
     a, b = (("a", 1),), (("b", 1),)
     layout = ChannelLayout(
         {"a": 6, "b": 4},

@@ -9,7 +9,7 @@ import torch
 from talaria import tree
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.mean import Mean
-from talaria.aggregate.rows import compact_shape, positions
+from talaria.aggregate.checks import compact_shape, positions
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 
@@ -54,6 +54,7 @@ def clients(net: tuple[Tensors, ChannelLayout], masks: list[ChannelMask | None])
     for i, mask in enumerate(masks):
         g = torch.Generator().manual_seed(100 + i)
         full = {k: torch.randn(v.shape, generator=g) for k, v in net[0].items()}
+        full["bn.running_var"].abs_()
         dense.append(full)
         updates.append(Update(gathered(full, mask), weight=3.0 * i + 1, client=f"c{i}", mask=mask))
     return dense, updates
@@ -248,6 +249,8 @@ def test_what_does_not_fit_is_refused(net: tuple[Tensors, ChannelLayout]) -> Non
         poison = good["fc.bias"].clone()
         poison[1] = value
         refused("eve.*'fc.bias' holds NaN or infinity", bad.but(tensors={**good, "fc.bias": poison}))
+    negative = {**good, "bn.running_var": torch.tensor([1.0, -0.5])}
+    refused("eve.*'bn.running_var' holds a negative variance -0.5", bad.but(tensors=negative))
     refused("eve.*dtype torch.int64", bad.but(tensors={**good, "fc.bias": torch.ones(2, dtype=torch.int64)}))
     refused("eve.*kind 'delta'.*anna", ok, bad.but(kind="delta"))
     alone = {**shared, "c1.bias": shared["c1.bias"][[0, 1]]}

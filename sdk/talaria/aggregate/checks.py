@@ -1,0 +1,183 @@
+"""What an update must be before any rule may read it.
+
+The rule of names: each floating-point tensor of the shared state must come back in every update, except those
+under a reserved prefix. ``mask/`` and ``stats/`` belong to the aggregator that wrote them or asks for them, and
+``frozen/`` holds what is sent once and never trained (a common head): no update may carry them here. Integer
+tensors (counters) may be left out; where they come, the largest wins.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from talaria.errors import AggregationError, ConfigError
+from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+
+RESERVED = ("mask/", "stats/", "frozen/")
+"""Prefixes of shared names that no update may carry to a plain rule."""
+
+Weighting = Literal["samples", "uniform"]
+
+
+def is_reserved(name: str) -> bool:
+    """True for a name that the rules leave alone."""
+    return name.startswith(RESERVED)
+
+
+def trained(shared: Tensors) -> tuple[str, ...]:
+    """The floating-point names that every update must carry, in the order of ``shared``."""
+    return tuple(k for k, v in shared.items() if v.is_floating_point() and not is_reserved(k))
+
+
+def counters(shared: Tensors) -> tuple[str, ...]:
+    """The integer names, which an update may carry: the largest wins."""
+    return tuple(k for k, v in shared.items() if not v.is_floating_point() and not is_reserved(k))
+
+
+def compact_shape(name: str, shape: torch.Size, mask: ChannelMask | None) -> tuple[int, ...]:
+    """The shape that a dense tensor of ``shape`` has under ``mask``."""
+    where = positions(name, mask)
+    if where is None:
+        return tuple(shape)
+    return tuple(size if p is None else len(p) for size, p in zip(shape, where, strict=True))
+
+
+def positions(name: str, mask: ChannelMask | None) -> tuple[Tensor | None, ...] | None:
+    """Kept positions per dimension, or None where ``mask`` keeps the whole tensor."""
+    if mask is None:
+        return None
+    where = mask.indices.get(name)
+    return None if where is None or all(p is None for p in where) else where
+
+
+def check(shared: Tensors, update: Update) -> None:
+    """Raise :class:`~talaria.errors.AggregationError` unless ``update`` fits ``shared``; the error names the client.
+
+    It looks at one update alone, so that a coordinator can turn a bad one away on arrival, before it could
+    spoil a round. Costs one pass over the values.
+    """
+    who = f"update of client {update.client!r}"
+    for name in update.tensors:
+        if name not in shared or is_reserved(name):
+            why = "is reserved for the server" if is_reserved(name) else "is not in the shared state"
+            raise AggregationError(f"{who}: tensor {name!r} {why}; send only {_few(_allowed(shared))}")
+    for name in trained(shared):
+        if name not in update.tensors:
+            raise AggregationError(
+                f"{who}: tensor {name!r} is missing; send every trained tensor, or keep the ones that never come back "
+                f"under the prefix 'frozen/' of the shared state"
+            )
+    if update.mask is not None:
+        _check_layout(shared, update.mask.layout, who)
+    for name, value in update.tensors.items():
+        dense = shared[name]
+        want = compact_shape(name, dense.shape, update.mask)
+        if tuple(value.shape) != want:
+            under = "" if update.mask is None else f" under its mask {update.mask.digest[:8]}"
+            raise AggregationError(
+                f"{who}: tensor {name!r} has shape {tuple(value.shape)}, expected {want}{under}; "
+                f"gather it from the shared state with the mask that the update carries"
+            )
+        if value.is_floating_point() != dense.is_floating_point() or value.is_complex():
+            raise AggregationError(
+                f"{who}: tensor {name!r} has dtype {value.dtype}, expected {dense.dtype}; convert it before sending"
+            )
+        if not is_finite(value):
+            raise AggregationError(
+                f"{who}: tensor {name!r} holds NaN or infinity, expected finite values; "
+                f"drop this update and lower the client's learning rate"
+            )
+        if update.kind == "value" and name.endswith("running_var") and bool((value < 0).any()):
+            raise AggregationError(
+                f"{who}: tensor {name!r} holds a negative variance {float(value.min()):.3g}, expected at least 0; "
+                f"drop this update"
+            )
+
+
+def is_finite(value: Tensor) -> bool:
+    """True where no value is NaN or infinite."""
+    # One NaN or infinity makes the sum not finite, so that a finite sum clears the tensor in one fast pass.
+    if not value.is_floating_point() or bool(torch.isfinite(value.sum())):
+        return True
+    return bool(torch.isfinite(value).all())
+
+
+def same_layout(a: ChannelLayout, b: ChannelLayout) -> bool:
+    """True where two masks speak of the same unpruned model."""
+    return a is b or (dict(a.sizes) == dict(b.sizes) and dict(a.axes) == dict(b.axes))
+
+
+def checked(shared: Tensors, updates: Iterable[Update]) -> Iterator[Update]:
+    """The updates one by one, each checked, of one kind and over one model."""
+    first: Update | None = None
+    layout: ChannelLayout | None = None
+    for update in updates:
+        check(shared, update)
+        first = update if first is None else first
+        if update.kind != first.kind:
+            raise AggregationError(
+                f"update of client {update.client!r}: kind {update.kind!r}, but client {first.client!r} sent "
+                f"{first.kind!r}; fold updates of one kind at a time"
+            )
+        if update.mask is not None:
+            layout = update.mask.layout if layout is None else layout
+            if not same_layout(layout, update.mask.layout):
+                raise AggregationError(
+                    f"update of client {update.client!r}: its mask belongs to another model than the masks before it; "
+                    f"build every mask of a run from one layout"
+                )
+        yield update
+
+
+def check_weighting(owner: str, weighting: str) -> None:
+    """Refuse a weighting that is not known."""
+    if weighting not in ("samples", "uniform"):
+        raise ConfigError(f"{owner}: weighting={weighting!r} is unknown; use 'samples' or 'uniform'")
+
+
+def check_count(owner: str, name: str, value: object, low: int) -> None:
+    """Refuse anything but a whole number of at least ``low``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ConfigError(f"{owner}: {name}={value!r} must be a whole number of at least {low}")
+
+
+def check_range(owner: str, name: str, value: object, low: float, high: float, ends: str = "[]") -> None:
+    """Refuse anything but a number in the interval; ``ends`` says which ends belong to it, such as ``"(]"``."""
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if ok and isinstance(value, (int, float)):
+        above = value >= low if ends[0] == "[" else value > low
+        below = value <= high if ends[1] == "]" else value < high
+        ok = above and below
+    if not ok:
+        raise ConfigError(f"{owner}: {name}={value!r} must be a number in {ends[0]}{low}, {high}{ends[1]}")
+
+
+def weight_of(update: Update, weighting: Weighting) -> float:
+    """The weight of one update: its samples, or 1."""
+    return update.weight if weighting == "samples" else 1.0
+
+
+def _check_layout(shared: Tensors, layout: ChannelLayout, who: str) -> None:
+    for name, axes in layout.axes.items():
+        if name not in shared:
+            continue
+        shape = tuple(shared[name].shape)
+        ruled = tuple(
+            sum(layout.sizes[g] * repeat for g, repeat in axis) if axis else size
+            for axis, size in zip(axes, shape, strict=False)
+        )
+        if len(axes) != len(shape) or ruled != shape:
+            raise AggregationError(
+                f"{who}: its mask expects tensor {name!r} to be {ruled}, but the shared state has {shape}; "
+                f"build the mask from this model's layout"
+            )
+
+
+def _allowed(shared: Tensors) -> tuple[str, ...]:
+    return trained(shared) + counters(shared)
+
+
+def _few(names: tuple[str, ...]) -> str:
+    return f"{list(names[:6])}" + (f" and {len(names) - 6} more" if len(names) > 6 else "")
