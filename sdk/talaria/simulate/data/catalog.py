@@ -2,14 +2,19 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from talaria.errors import ConfigError
-from talaria.simulate.data import smartwatch
+from talaria.simulate.data import arrays, cifar100, fashion_mnist, smartwatch
 from talaria.simulate.data.federated import Federated
 
-NAMES = ("smartwatch",)
+NAMES = ("smartwatch", "fashion-mnist", "npz:FILE", "cifar100:FILE.npz")
 """What :func:`load` understands; FILE stands for a path."""
+
+_PLAIN: dict[str, Callable[..., Federated]] = {"smartwatch": smartwatch.load, "fashion-mnist": fashion_mnist.load}
+_FROM_FILE: dict[str, Callable[..., Federated]] = {"npz": arrays.load, "cifar100": cifar100.load}
 
 
 def load(name: str, **options: Any) -> Federated:
@@ -17,19 +22,29 @@ def load(name: str, **options: Any) -> Federated:
 
     :class:`ConfigError`: the name or an option is unknown. :class:`DataError`: the data is missing or unfit.
     """
-    loader = _loader(name)
-    known = [p for p in inspect.signature(loader).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    valid = [p.name for p in known]
+    loader, valid = _find(name)
     for option in options:
         if option not in valid:
-            raise ConfigError(f"dataset {name!r}: option {option!r} is unknown; use one of {valid}")
+            raise ConfigError(f"dataset {name!r}: option {option!r} is unknown; use one of {', '.join(valid)}")
+    if options.get("seed", 0) < 0:
+        raise ConfigError(f"dataset {name!r}: seed={options['seed']} must be at least 0")
     return loader(**options)
 
 
-def _loader(name: str) -> Callable[..., Federated]:
-    plain: dict[str, Callable[..., Federated]] = {"smartwatch": smartwatch.load}
-    if name in plain:
-        return plain[name]
+def options_of(name: str) -> tuple[str, ...]:
+    """The options that :func:`load` takes for ``name``."""
+    return _find(name)[1]
+
+
+def _find(name: str) -> tuple[Callable[..., Federated], tuple[str, ...]]:
+    if name in _PLAIN:
+        loader = _PLAIN[name]
+        return loader, tuple(inspect.signature(loader).parameters)
     kind, _, file = name.partition(":")
-    del kind, file
+    if kind in _FROM_FILE:
+        if not file:
+            raise ConfigError(f"dataset {name!r} names no file; write {kind}:PATH.npz")
+        loader = _FROM_FILE[kind]
+        taken = tuple(p for p in inspect.signature(loader).parameters if p != "path")
+        return partial(loader, path=Path(file)), taken
     raise ConfigError(f"dataset {name!r} is unknown; use one of {', '.join(NAMES)}")

@@ -1,11 +1,12 @@
 """Reads a numpy file that holds Python objects, without executing anything that it carries.
 
-Such a file is a pickle, and a pickle may name any function and call it. Here it may name five things, and each
-stands for a function of this module or a plain numpy type: an array, a dtype, and the bytes of Python 2 text.
+Such a file is a pickle, and a pickle may name any function and call it. Here it may name the few that make up an
+array, a dtype, and the bytes of Python 2 text, and each name stands for a function of this module.
 """
 
 import io
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +14,23 @@ import numpy as np
 
 from talaria.errors import DataError
 
-_LIMIT = 1 << 28
+_PLAIN = "numpy.ndarray"
+"""Stands for the type, which a pickle may name but not call: ``ndarray(shape)`` would allocate any size."""
 
 
-def _empty(kind: type, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    """What numpy's own ``_reconstruct`` does, for plain arrays only: the state that follows fills it."""
-    if kind is not np.ndarray:
-        raise pickle.UnpicklingError(f"{kind!r} is not a plain array")
-    if int(np.prod(shape, dtype=np.float64)) > _LIMIT:
-        raise pickle.UnpicklingError(f"an array of shape {shape} is too large")
-    return np.ndarray(shape, dtype)
+def _empty(kind: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """What numpy's own ``_reconstruct`` gives, for plain arrays only: nothing yet, the state that follows fills it."""
+    if kind != _PLAIN or shape != (0,):
+        raise pickle.UnpicklingError(f"it asks for {kind!r} of shape {shape}")
+    del dtype
+    return np.ndarray(shape, np.int8)
+
+
+def _dtype(spec: str, *flags: object) -> np.dtype[Any]:
+    if re.fullmatch(r"[Oiufb][1248]", spec) is None:
+        raise pickle.UnpicklingError(f"dtype {spec!r} is not expected")
+    del flags
+    return np.dtype(spec)
 
 
 def _encode(text: str, codec: str) -> bytes:
@@ -32,13 +40,20 @@ def _encode(text: str, codec: str) -> bytes:
     return text.encode("latin-1")
 
 
-_ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
+_ADMITTED: dict[tuple[str, str], Callable[..., Any] | str] = {
+    ("numpy", "ndarray"): _PLAIN,
+    ("numpy", "dtype"): _dtype,
     ("numpy.core.multiarray", "_reconstruct"): _empty,
     ("numpy._core.multiarray", "_reconstruct"): _empty,
     ("_codecs", "encode"): _encode,
 }
+
+
+_REFUSALS = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, OverflowError, MemoryError),
+    pickle.UnpicklingError,
+)
+"""What the unpickler and numpy raise on damaged bytes."""
 
 
 class _Reader(pickle.Unpickler):
@@ -71,6 +86,6 @@ def read_object(data: bytes, name: str) -> Any:
         array = _Reader(stream).load()
         if not isinstance(array, np.ndarray) or array.shape != () or array.dtype != np.dtype(object):
             raise ValueError("the pickle inside is not one object")
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+    except _REFUSALS as error:
         raise DataError(f"{name}: refused, {error}; restore the original file") from None
     return array.item()
