@@ -13,7 +13,7 @@ Masks only shrink. Where the device's plan names widths, those are the cap of ea
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch.nn import Module
@@ -24,10 +24,10 @@ from talaria.algorithms.card import Card
 from talaria.algorithms.parts import WHOLE, require, update
 from talaria.algorithms.tuning import TUNES, tuned
 from talaria.errors import ModelError
-from talaria.local import accuracy, load, ready, served, state_of, train
+from talaria.local import accuracy, gradient, load, ready, served, state_of, train
 from talaria.model import masks, pruning
 from talaria.tree import only, prefixed, under, without
-from talaria.types import ChannelMask, Part, Split, Task, Tensors, Update
+from talaria.types import ChannelMask, Part, Plan, Split, Task, Tensors, Update
 
 OWN = "own/"
 PARTS: dict[str, tuple[Part, ...]] = {
@@ -36,6 +36,8 @@ PARTS: dict[str, tuple[Part, ...]] = {
     "head": ("head",),
     "adapters,head": ("adapters", "head"),
 }
+
+KINDS: dict[str, pruning.Kind] = {"l1": "l1", "bn": "bn", "taylor": "taylor"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,7 @@ class Hermes:
             block=(self.block >= 1, self.block, "must be at least 1"),
             mode=(self.mode in ("holders", "intersection"), self.mode, "must be 'holders' or 'intersection'"),
             private=(self.private in PARTS, self.private, f"must be one of {sorted(PARTS)}"),
-            importance=(self.importance in ("l1", "bn"), self.importance, "must be 'l1' or 'bn'"),
+            importance=(self.importance in KINDS, self.importance, f"must be one of {sorted(KINDS)}"),
             tune=(self.tune in TUNES, self.tune, f"must be one of {sorted(TUNES)}"),
             tune_epochs=(self.tune_epochs >= 0, self.tune_epochs, "must be at least 0"),
             tune_lr=(self.tune_lr >= 0, self.tune_lr, "must be at least 0 (0 takes the recipe's)"),
@@ -134,25 +136,26 @@ class Hermes:
         """``(task, state, validation accuracy)``, smaller where the gate lets it; the same task where it does not."""
         measured = accuracy(task, state, task.val)
         mask = _mask_of(task)
-        target = self._target(mask, task)
+        target = self.target(mask, task.plan)
         if measured < self.threshold or all(len(mask.kept[g]) <= n for g, n in target.items()):
             return task, state, measured
-        kind: Literal["l1", "bn"] = "bn" if self.importance == "bn" else "l1"
-        scores = pruning.importance(load(task.model, state), mask.layout, kind, mask)
+        slopes = gradient(task, state) if self.importance == "taylor" else None
+        scores = pruning.importance(load(task.model, state), mask.layout, KINDS[self.importance], mask, slopes)
         smaller = pruning.choose(scores, mask, widths=target, block=self.block)
         if smaller.kept == mask.kept:
             return task, state, measured
         model = pruning.compact(task.model, smaller, mask)
         return task.but(model=model, mask=smaller), masks.shrink(state, mask, smaller), measured
 
-    def _target(self, mask: ChannelMask, task: Task) -> dict[str, int]:
-        """The next width of each group: ``step`` fewer than now, in whole blocks, never below the cap."""
-        planned = task.plan.widths if task.plan is not None else {}
+    def target(self, mask: ChannelMask, plan: Plan | None) -> dict[str, int]:
+        """The next width of each group: ``step`` fewer, in whole blocks and at least one, never below the cap."""
+        planned = plan.widths if plan is not None else {}
         target = {}
         for group, size in mask.layout.sizes.items():
             now = len(mask.kept[group])
             floor = planned.get(group, pruning.aligned(size * (1 - self.cap), self.block))
-            target[group] = min(now, max(floor, pruning.aligned(now * (1 - self.step), self.block)))
+            below = min(pruning.aligned(now * (1 - self.step), self.block), max(self.block, now - self.block))
+            target[group] = min(now, max(floor, below))
         return target
 
 
