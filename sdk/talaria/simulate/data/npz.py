@@ -38,7 +38,7 @@ def read(path: Path, needed: Iterable[str], optional: Iterable[str] = (), limit:
             return {key: _array(archive, there[key], f"{path}: array {key!r}") for key in keys}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; give the path of a .npz file") from None
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, NotImplementedError) as error:
         raise DataError(f"{path}: not a .npz file ({error}); write it with numpy.savez") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); check the path and its rights") from None
@@ -57,8 +57,8 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> Array:
                 raise DataError(f"{what} claims shape {shape} but has {info.file_size - header} bytes; write it again")
         with archive.open(info) as stream:
             return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
-    except (ValueError, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
-        # zipfile raises the last two for a compression that it lacks and for an encrypted member
+    except (ValueError, EOFError, zlib.error, RuntimeError) as error:
+        # zipfile raises the last one for an encrypted member, and a kind of it for a compression that it lacks
         raise DataError(f"{what} is damaged ({error}); write it again with numpy.savez") from None
 
 
