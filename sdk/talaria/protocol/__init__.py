@@ -1,0 +1,1 @@
+"""The two halves of a round as machines without input or output: ``(state, event) -> (state, actions)``."""

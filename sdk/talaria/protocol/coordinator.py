@@ -1,0 +1,408 @@
+"""The coordinator's half of a round: from what arrives to what is said, kept and counted.
+
+An update counts exactly once by (fleet, round, device): offer -> grant -> chunks -> need -> receipt, and the
+receipt is said only after the store has it. Whatever is lost is asked for again; whatever comes twice,
+late, or from an older boot changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from talaria.errors import StateError, TalariaError, WireError
+from talaria.protocol import events as e
+from talaria.protocol.intake import Intake
+from talaria.protocol.rounds import LIVE, Body, CoordinatorState, Member, Peer, Round, Rules
+from talaria.protocol.transfer import transfer_of
+from talaria.protocol.turn import Turn
+from talaria.wire import messages as m
+from talaria.wire.frames import Frame, Header, decode_frame, encode_frame, signed_by
+from talaria.wire.signing import Signer
+from talaria.wire.topics import Topic, parse
+
+__all__ = ["CoordinatorHalf", "CoordinatorState", "Rules"]
+
+Keys = Callable[[str], bytes | None]
+FLAP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class CoordinatorHalf:
+    """The coordinator of one fleet. ``spec`` is told to every device; ``keys`` gives a device's public key.
+
+    Where a device's key is known, every message of it must be signed. With ``enrolled`` a device without a
+    key is refused altogether.
+    """
+
+    fed: str
+    rules: Rules = field(default_factory=Rules)
+    spec: bytes = b""
+    signer: Signer | None = None
+    keys: Mapping[str, bytes] | Keys = field(default_factory=dict)
+    enrolled: bool = False
+
+    def __post_init__(self) -> None:
+        Topic(self.fed, "co/state")
+
+    def will(self, state: CoordinatorState) -> tuple[str, bytes]:
+        """Topic and payload of the last will: offline, in this epoch. Give it to the transport, retained."""
+        return str(Topic(self.fed, "co/state")), self._birth(state, online=False)
+
+    def step(self, state: CoordinatorState, event: object) -> tuple[CoordinatorState, list[e.Action]]:
+        """The state after ``event`` (changed in place) and what to do, in order."""
+        t = Turn(state, getattr(event, "now", state.clock))
+        if state.fenced:
+            return state, []
+        match event:
+            case e.Start():
+                self._start(t, event)
+            case e.Connected():
+                self._announce(t)
+            case e.Received():
+                self._received(t, event)
+            case e.Tick():
+                self._tick(t)
+            case e.PublishBody():
+                self._publish(t, event)
+            case e.OpenRound():
+                self._open(t, event)
+            case e.Enlist():
+                self._enlist(t, event)
+            case e.Stored() | e.Rejected() | e.Damaged():
+                self._intake(t).answered(event)
+                self._settle(t)
+            case e.Committed():
+                self._committed(t, event.round)
+            case e.AbortRound():
+                self._finish(t, event.round, "failed", event.reason)
+            case e.Release():
+                t.peer(event.dev).out, t.peer(event.dev).strikes = "", 0
+                t.act(e.Save())
+            case e.Revoke():
+                t.peer(event.dev)
+                self._intake(t).quarantine(event.dev, event.reason)
+                self._settle(t)
+            case _:
+                raise StateError(f"coordinator: {type(event).__name__} is not an event of this half")
+        state.clock = t.now
+        return state, t.out
+
+    # ---- what the program asks for ---------------------------------------------------------------------
+
+    def _start(self, t: Turn, event: e.Start) -> None:
+        state = t.state
+        if event.epoch <= state.epoch:
+            raise StateError(f"epoch={event.epoch} must be above the last one, {state.epoch}; count it up in the store")
+        shift, state.epoch = event.now - state.clock, event.epoch
+        for peer in state.peers.values():
+            peer.online, peer.said, peer.births = False, 0, []
+        for rnd in state.rounds.values():
+            rnd.deadline = None if rnd.deadline is None else rnd.deadline + shift
+            for dev, member in rnd.cohort.items():
+                member.asked = -1e18
+                if (rnd.number, dev) in event.stored and rnd.phase == "open" and member.phase in LIVE:
+                    member.sha256 = event.stored[rnd.number, dev]
+                    member.xfer = transfer_of(member.sha256)
+                    member.base = rnd.version
+                    self._intake(t).counted(rnd, dev, member)
+                elif member.phase == "storing":
+                    member.phase = "receiving"
+            if rnd.phase == "closed":
+                t.act(e.RoundClosed(rnd.number, rnd.roll(), rnd.missing()))
+        self._intake(t).recover(event.chunks)
+        t.act(e.Save())
+        self._settle(t)
+
+    def _publish(self, t: Turn, event: e.PublishBody) -> None:
+        t.state.body = Body(event.version, event.cut)
+        for peer in t.state.peers.values():
+            peer.served = 0
+        t.act(e.Save())
+        self._announce_body(t)
+        if event.multicast:
+            everything = tuple(range(event.cut.count))
+            name = transfer_of(event.cut.sha256)
+            t.act(e.SendChunks(self.fed, "", name, t.state.epoch, 0, event.cut, everything, "m"))
+
+    def _open(self, t: Turn, event: e.OpenRound) -> None:
+        state = t.state
+        if state.body is None:
+            raise StateError(f"round {event.round}: there is no body to start from; give PublishBody first")
+        if event.round in state.rounds or event.round <= max(state.rounds, default=-1):
+            raise StateError(f"round {event.round} is not after {max(state.rounds)}; count rounds upward")
+        if state.current is not None and state.rounds[state.current].phase in ("open", "closed"):
+            raise StateError(f"round {state.current} is still {state.rounds[state.current].phase}; commit it first")
+        target = len(event.cohort) if event.target is None else event.target
+        if not event.cohort or not 1 <= event.quorum <= target:
+            raise StateError(
+                f"round {event.round}: quorum={event.quorum} and target={target} do not fit {len(event.cohort)} devices"
+            )
+        deadline = None if event.seconds is None else event.now + event.seconds
+        state.rounds[event.round] = Round(
+            event.round, state.body.version, state.body.cut.sha256, deadline, event.quorum, target, event.stale, {}
+        )
+        state.current = event.round
+        self._enlist(t, e.Enlist(event.now, event.round, event.cohort))
+
+    def _enlist(self, t: Turn, event: e.Enlist) -> None:
+        rnd = t.state.rounds.get(event.round)
+        if rnd is None or rnd.phase != "open":
+            raise StateError(f"round {event.round} is not open; devices can be added to the open round only")
+        for dev in sorted(event.cohort):
+            Topic(self.fed, "cmd", dev)
+            rnd.cohort.setdefault(dev, Member(event.cohort[dev]))
+            if t.peer(dev).out:
+                rnd.cohort[dev].phase, rnd.cohort[dev].reason = "dropped", t.peer(dev).out
+        t.act(e.Save())
+        for dev in sorted(event.cohort):
+            self._call(t, rnd, dev)
+        self._settle(t)
+
+    def _committed(self, t: Turn, number: int) -> None:
+        rnd = t.state.rounds.get(number)
+        if rnd is None or rnd.phase not in ("closed", "committed"):
+            raise StateError(f"round {number} is not closed; only a closed round can be committed")
+        rnd.phase = "committed"
+        over = sorted(n for n, r in t.state.rounds.items() if r.phase in ("committed", "failed"))
+        for old in over[: max(0, len(over) - self.rules.keep)]:
+            del t.state.rounds[old]
+        t.state.nonces = {k: v for k, v in t.state.nonces.items() if v[0] in t.state.rounds}
+        t.act(e.Save())
+
+    # ---- the round's end -------------------------------------------------------------------------------
+
+    def _settle(self, t: Turn) -> None:
+        rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
+        if rnd is None or rnd.phase != "open":
+            return
+        verdict = rnd.verdict(t.now)
+        if verdict == "close":
+            self._finish(t, rnd.number, "closed", "the round is closed")
+        elif verdict == "fail":
+            short = f"{len(rnd.counted)} of at least {rnd.quorum} updates came"
+            self._finish(t, rnd.number, "failed", short)
+
+    def _finish(self, t: Turn, number: int, phase: str, reason: str) -> None:
+        rnd = t.state.rounds.get(number)
+        if rnd is None or rnd.phase != "open":
+            return
+        rnd.phase = phase
+        t.act(e.Save())
+        if phase == "closed":
+            t.act(e.RoundClosed(number, rnd.roll(), rnd.missing()))
+        else:
+            t.act(e.RoundFailed(number, len(rnd.counted), reason))
+        if rnd.stale and phase == "closed":
+            return
+        for dev, member in sorted(rnd.cohort.items()):
+            if member.phase in LIVE:
+                self._intake(t).drop(rnd, dev, "late")
+                self._say(t, dev, m.Abort(round=number, reason=reason))
+        self._intake(t).admit()
+
+    # ---- what arrives ----------------------------------------------------------------------------------
+
+    def _received(self, t: Turn, event: e.Received) -> None:
+        dev = ""
+        try:
+            topic = parse(event.topic)
+            if topic.fed != self.fed or topic.kind not in ("co/state", "state", "evt", "up"):
+                raise WireError(f"topic {event.topic[:80]!r} is not for this coordinator")
+            dev = topic.dev
+            if dev and t.known(dev) and t.peer(dev).out:
+                raise _IgnoredError(f"quarantined: {t.peer(dev).out}")
+            if event.retained and topic.kind in ("evt", "up"):
+                raise _IgnoredError("a retained message on a topic that never retains; someone planted it")
+            frame = decode_frame(event.payload)
+            if frame.header.fed != self.fed or frame.header.dev != dev:
+                raise WireError(f"frame of {frame.header.dev!r} on the topic of {dev!r}; each device has its own")
+            if topic.kind == "co/state":
+                self._rival(t, frame)
+                return
+            if frame.header.type != m.CHUNK:
+                self._authentic(dev, frame)
+            if not t.known(dev) and len(t.state.peers) >= self.rules.max_peers:
+                raise _IgnoredError(f"{self.rules.max_peers} devices are known; raise max_peers")
+            self._from_device(t, topic, frame)
+        except _IgnoredError as why:
+            t.act(e.Refused(event.topic[:160], dev, str(why)))
+        except WireError as why:
+            t.act(e.Refused(event.topic[:160], dev, str(why)))
+            if dev and t.known(dev):
+                self._intake(t).strike(dev, str(why))
+        self._settle(t)
+
+    def _authentic(self, dev: str, frame: Frame) -> None:
+        key = self.keys(dev) if callable(self.keys) else self.keys.get(dev)
+        if key is None and self.enrolled:
+            raise _IgnoredError(f"device {dev!r} is not enrolled; give it a key first")
+        if key is not None and not signed_by(frame, key):
+            raise _IgnoredError(f"message of {dev!r} is not signed by its key; refused")
+
+    def _rival(self, t: Turn, frame: Frame) -> None:
+        if self.signer is not None and not signed_by(frame, self.signer.public):
+            raise _IgnoredError("a coordinator's birth that the fleet's key did not sign")
+        birth = m.decode_message(frame)
+        if not isinstance(birth, m.CoordinatorBirth):
+            raise WireError(f"{birth.TYPE!r} on the coordinator's topic")
+        if frame.header.boot > t.state.epoch:
+            t.state.fenced = True
+            t.act(e.Fenced(frame.header.boot))
+        elif frame.header.boot == t.state.epoch and not birth.online:
+            self._announce(t)
+
+    def _from_device(self, t: Turn, topic: Topic, frame: Frame) -> None:
+        dev, header = topic.dev, frame.header
+        if topic.kind == "up":
+            if header.type != m.CHUNK or header.xfer != topic.xfer:
+                raise WireError(f"{header.type!r} of transfer {header.xfer!r} on the topic of upload {topic.xfer!r}")
+            self._intake(t).chunk(dev, frame)
+            return
+        message = m.decode_message(frame)
+        peer = t.peer(dev)
+        if topic.kind == "state":
+            if not isinstance(message, m.DeviceBirth):
+                raise WireError(f"{message.TYPE!r} on a device's state topic")
+            self._lifecycle(t, dev, peer, header.boot, message)
+            return
+        if not peer.guard.fresh(header.boot, header.seq):
+            return
+        if header.boot > peer.boot:
+            peer.boot = header.boot
+            self._say(t, dev, m.Rebirth())
+        peer.online = True
+        match message:
+            case m.Offer():
+                self._intake(t).offer(dev, message)
+            case m.Want():
+                self._serve(t, dev, peer, message)
+            case m.Accept() | m.Decline() | m.Progress() | m.Trouble():
+                self._heard(t, dev, message)
+            case _:
+                raise WireError(f"{message.TYPE!r} is not for a device to say")
+
+    def _lifecycle(self, t: Turn, dev: str, peer: Peer, boot: int, message: m.DeviceBirth) -> None:
+        if boot < peer.boot or boot <= peer.dead:
+            return
+        if not message.online:
+            peer.boot, peer.dead = boot, boot
+            if peer.online:
+                t.act(e.DeviceDown(dev, boot))
+            peer.online = False
+            return
+        if boot > peer.boot:
+            peer.births = [b for b in peer.births if t.now - b < FLAP_SECONDS] + [t.now]
+            if len(peer.births) > self.rules.flaps:
+                self._intake(t).quarantine(dev, f"{len(peer.births)} births within a minute")
+                return
+        elif peer.online and peer.profile == message.profile:
+            return
+        peer.boot, peer.online, peer.profile = boot, True, message.profile
+        t.act(e.DeviceUp(dev, boot, message.profile))
+        for rnd in t.state.rounds.values():
+            if dev in rnd.cohort and rnd.phase == "open":
+                self._call(t, rnd, dev, again=True)
+
+    def _heard(self, t: Turn, dev: str, message: m.Accept | m.Decline | m.Progress | m.Trouble) -> None:
+        rnd = t.state.rounds.get(message.round)
+        member = None if rnd is None else rnd.cohort.get(dev)
+        if member is None or rnd is None:
+            raise _IgnoredError(f"round {message.round} did not ask {dev!r}")
+        match message:
+            case m.Accept():
+                if member.phase == "called":
+                    member.phase = "working"
+                    t.act(e.Progressed(dev, rnd.number, "working"))
+            case m.Decline():
+                if member.phase in ("called", "working"):
+                    member.phase, member.reason = "declined", message.reason
+                    t.act(e.Progressed(dev, rnd.number, "declined", reason=message.reason), e.Save())
+            case m.Progress():
+                t.act(e.Progressed(dev, rnd.number, "progress", message.done, message.total))
+            case m.Trouble():
+                t.act(e.Progressed(dev, rnd.number, "trouble", reason=message.reason))
+
+    def _serve(self, t: Turn, dev: str, peer: Peer, want: m.Want) -> None:
+        body = t.state.body
+        if body is None:
+            return
+        if want.body != body.cut.sha256 or not want.bitmap:
+            self._say(t, dev, self._manifest(body))
+            return
+        indices = t.indices(want.bitmap, body.cut.count)[: self.rules.credit]
+        if peer.served > self.rules.serve * body.cut.size + self.rules.credit * self.rules.chunk:
+            raise WireError(f"asked for more than {self.rules.serve} times the body")
+        peer.served += sum(body.cut.place(i)[1] for i in indices)
+        name = transfer_of(body.cut.sha256)
+        t.act(e.SendChunks(self.fed, dev, name, t.state.epoch, 0, body.cut, tuple(indices), "dn"))
+
+    # ---- time ------------------------------------------------------------------------------------------
+
+    def _tick(self, t: Turn) -> None:
+        self._intake(t).tick()
+        rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
+        if rnd is not None and rnd.phase == "open":
+            for dev in rnd.cohort:
+                self._call(t, rnd, dev)
+        self._settle(t)
+
+    # ---- what is said ----------------------------------------------------------------------------------
+
+    def _call(self, t: Turn, rnd: Round, dev: str, again: bool = False) -> None:
+        """Ask a member that is online and has not answered; ``again`` also asks one that came back."""
+        member = rnd.cohort[dev]
+        due = member.phase == "called" and t.now - member.asked >= self.rules.retry
+        if not t.peer(dev).online or not (
+            due or (again and member.phase in ("called", "working", "waiting", "receiving"))
+        ):
+            return
+        member.asked = t.now
+        seconds = 0.0 if rnd.deadline is None else max(0.001, rnd.deadline - t.now)
+        work = m.Work(round=rnd.number, version=rnd.version, body=rnd.body, seconds=seconds, spec=member.spec)
+        self._say(t, dev, work)
+
+    def _say(self, t: Turn, dev: str, message: m.Message) -> None:
+        peer = t.peer(dev)
+        peer.said += 1
+        header = Header(message.TYPE, self.fed, dev, boot=t.state.epoch, seq=peer.said)
+        payload = encode_frame(header, m.encode_message(message), self.signer)
+        t.act(e.Publish(str(Topic(self.fed, "cmd", dev)), payload))
+
+    def _announce(self, t: Turn) -> None:
+        t.act(e.Publish(str(Topic(self.fed, "co/state")), self._birth(t.state, online=True), retain=True))
+        self._announce_body(t)
+
+    def _announce_body(self, t: Turn) -> None:
+        if t.state.body is None:
+            return
+        header = Header(m.BodyManifest.TYPE, self.fed, boot=t.state.epoch)
+        payload = encode_frame(header, m.encode_message(self._manifest(t.state.body)), self.signer)
+        t.act(e.Publish(str(Topic(self.fed, "co/body")), payload, retain=True))
+
+    def _birth(self, state: CoordinatorState, online: bool) -> bytes:
+        birth = m.CoordinatorBirth(
+            online=online,
+            key=b"" if self.signer is None else self.signer.public,
+            chunk=self.rules.chunk,
+            credit=self.rules.credit,
+            max_update=self.rules.max_update,
+            retry=self.rules.retry,
+            spec=self.spec,
+        )
+        return encode_frame(Header(birth.TYPE, self.fed, boot=state.epoch), m.encode_message(birth), self.signer)
+
+    def _manifest(self, body: Body) -> m.BodyManifest:
+        cut = body.cut
+        nonce = sha256(f"{self.fed}/{body.version}/".encode() + cut.sha256).digest()[:16]
+        return m.BodyManifest(
+            version=body.version, size=cut.size, chunk=cut.chunk, sha256=cut.sha256, hashes=cut.hashes, nonce=nonce
+        )
+
+    def _intake(self, t: Turn) -> Intake:
+        return Intake(t, self.rules, lambda dev, message: self._say(t, dev, message))
+
+
+class _IgnoredError(TalariaError):
+    """Refused without holding it against the device: it may not be the author."""

@@ -1,0 +1,439 @@
+"""The device's half of a round: fetch the body, train when asked, deliver the update once.
+
+It owes nothing to memory: after a reboot or a cut it says again what still waits for an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from talaria.errors import ConfigError, StateError, WireError
+from talaria.protocol import events as e
+from talaria.protocol import saved
+from talaria.protocol.transfer import Guard, Receiver, transfer_of
+from talaria.wire import messages as m
+from talaria.wire.chunks import CHUNK, Cut, cut_of, indices_of
+from talaria.wire.frames import Frame, Header, decode_frame, encode_frame, signed_by
+from talaria.wire.signing import Signer
+from talaria.wire.topics import Topic, parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceLimits:
+    """What a device takes in. Sizes in bytes, times in seconds."""
+
+    max_body: int = 512 * 2**20
+    credit: int = 8
+    """Chunks asked for at a time."""
+    retry: float = 2.0
+    """After this long without an answer a message is said again (the coordinator's own figure if longer)."""
+    strikes: int = 20
+    """Wrong chunks of one body until it is given up and the coordinator is told."""
+
+    def __post_init__(self) -> None:
+        if not (self.max_body >= 1 and 1 <= self.credit <= 64 and self.retry > 0 and self.strikes >= 1):
+            raise ConfigError(f"device limits {self} must be above 0, and credit at most 64")
+
+
+@dataclass
+class Job:
+    """The round this device was asked to work on."""
+
+    round: int
+    version: int
+    body: bytes
+    spec: bytes
+    deadline: float | None
+    phase: str = "fetching"
+    """fetching, training, offering, done, refused."""
+    attempt: int = 0
+    base: int = 0
+    cut: Cut | None = None
+    said: float = -1e18
+    outcome: str = ""
+    reason: str = ""
+
+
+@dataclass
+class DeviceState:
+    """All that the device's half remembers; plain data that survives a crash by :meth:`dump`."""
+
+    boot: int = 0
+    clock: float = 0.0
+    said: int = 0
+    linked: bool = False
+    epoch: int = 0
+    guard: Guard = field(default_factory=Guard)
+    chunk: int = CHUNK
+    credit: int = 8
+    retry: float = 0.0
+    max_update: int = m.MAX_TRANSFER
+    body: bytes = b""
+    """sha256 of the body on flash."""
+    version: int = -1
+    """Newest version that a manifest named, in ``epoch`` or before."""
+    fetch: Receiver | None = None
+    fetch_version: int = 0
+    job: Job | None = None
+
+    def dump(self) -> bytes:
+        """This state as bytes."""
+        return saved.dump(self)
+
+    @classmethod
+    def load(cls, data: bytes) -> DeviceState:
+        """The state that :meth:`dump` wrote. Raises :class:`~talaria.errors.StateError` where damaged."""
+        return saved.load(cls, data)
+
+    def partial(self) -> tuple[str, Cut] | None:
+        """The name and cut of the body that is on its way, if any."""
+        return None if self.fetch is None else (transfer_of(self.fetch.cut.sha256), self.fetch.cut)
+
+
+@dataclass(frozen=True)
+class DeviceHalf:
+    """One device of one fleet. With ``coordinator_key`` nothing that the coordinator did not sign is heard."""
+
+    fed: str
+    dev: str
+    limits: DeviceLimits = field(default_factory=DeviceLimits)
+    profile: bytes = b""
+    signer: Signer | None = None
+    coordinator_key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        Topic(self.fed, "state", self.dev)
+        if len(self.profile) > m.MAX_PROFILE:
+            raise ConfigError(f"profile has {len(self.profile)} bytes; at most {m.MAX_PROFILE}")
+
+    def will(self, state: DeviceState) -> tuple[str, bytes]:
+        """Topic and payload of the last will of the present boot. Give it to the transport, retained."""
+        return str(Topic(self.fed, "state", self.dev)), self._birth(state, online=False)
+
+    def step(self, state: DeviceState, event: object) -> tuple[DeviceState, list[e.Action]]:
+        """The state after ``event`` (changed in place) and what to do, in order."""
+        out: list[e.Action] = []
+        now: float = getattr(event, "now", state.clock)
+        match event:
+            case e.Boot():
+                self._boot(state, event, out)
+            case e.Connecting():
+                state.boot, state.said, state.linked = state.boot + 1, 0, False
+                out.append(e.Save())
+            case e.Connected():
+                state.linked = True
+                topic = str(Topic(self.fed, "state", self.dev))
+                out.append(e.Publish(topic, self._birth(state, online=True), retain=True))
+                self._again(state, now, out)
+            case e.Received():
+                self._received(state, event, out)
+            case e.Tick():
+                self._tick(state, now, out)
+            case e.BodyStored():
+                self._body_stored(state, event, out)
+            case e.BodyDamaged():
+                if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
+                    state.fetch.have, state.fetch.asked = set(event.chunks), set()
+                    self._want(state, now, out, again=True)
+            case e.UpdateReady():
+                self._ready(state, event, out)
+            case e.Refuse():
+                if (
+                    state.job is not None
+                    and state.job.round == event.round
+                    and state.job.phase in ("fetching", "training")
+                ):
+                    state.job.phase, state.job.reason = "refused", event.reason[: m.MAX_TEXT]
+                    out.append(e.Save())
+                    self._say(state, m.Decline(round=event.round, reason=state.job.reason), out)
+            case e.Report():
+                if state.job is not None and state.job.round == event.round:
+                    self._say(state, m.Progress(round=event.round, done=event.done, total=event.total), out)
+            case _:
+                raise StateError(f"device: {type(event).__name__} is not an event of this half")
+        state.clock = now
+        return state, out
+
+    # ---- what the program says -------------------------------------------------------------------------
+
+    def _boot(self, state: DeviceState, event: e.Boot, out: list[e.Action]) -> None:
+        shift = event.now - state.clock
+        state.linked, state.body = False, event.body
+        if state.fetch is not None:
+            state.fetch.have, state.fetch.asked = set(event.chunks), set()
+            state.fetch.touched = event.now
+            if state.fetch.cut.sha256 == event.body:
+                state.fetch = None
+            elif state.fetch.whole:
+                out.append(self._complete(state))
+        job = state.job
+        if job is None:
+            return
+        job.said = -1e18
+        if job.deadline is not None:
+            job.deadline += shift
+        if job.phase in ("fetching", "training"):
+            job.phase = "fetching"
+            self._begin(state, event.now, out)
+
+    def _body_stored(self, state: DeviceState, event: e.BodyStored, out: list[e.Action]) -> None:
+        state.body = event.sha256
+        if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
+            state.fetch = None
+        out.append(e.Save())
+        self._begin(state, event.now, out)
+
+    def _begin(self, state: DeviceState, now: float, out: list[e.Action]) -> None:
+        """Train where the body that the job starts from is here."""
+        job = state.job
+        if job is not None and job.phase == "fetching" and job.body == state.body:
+            job.phase = "training"
+            seconds = 0.0 if job.deadline is None else max(0.0, job.deadline - now)
+            out.append(e.Train(job.round, job.version, job.body, job.spec, seconds))
+
+    def _ready(self, state: DeviceState, event: e.UpdateReady, out: list[e.Action]) -> None:
+        job = state.job
+        if job is None or job.round != event.round or job.phase not in ("training", "fetching", "offering"):
+            return
+        if event.cut.size > state.max_update:
+            job.phase, job.reason = "refused", f"update of {event.cut.size} bytes; at most {state.max_update}"
+            out.append(e.Save())
+            self._say(state, m.Decline(round=job.round, reason=job.reason), out)
+            return
+        job.phase, job.cut, job.base = "offering", event.cut, event.base
+        out.append(e.Save())
+        self._offer(state, event.now, out)
+
+    # ---- what arrives ----------------------------------------------------------------------------------
+
+    def _received(self, state: DeviceState, event: e.Received, out: list[e.Action]) -> None:
+        try:
+            topic = parse(event.topic)
+            if topic.fed != self.fed or topic.kind not in ("co/state", "co/body", "m", "cmd", "dn"):
+                raise WireError(f"topic {event.topic[:80]!r} is not for this device")
+            if topic.dev not in ("", self.dev):
+                raise WireError(f"topic {event.topic[:80]!r} is another device's")
+            if event.retained and topic.kind in ("m", "cmd", "dn"):
+                raise WireError("a retained message on a topic that never retains; someone planted it")
+            frame = decode_frame(event.payload)
+            if frame.header.fed != self.fed or frame.header.dev != topic.dev:
+                raise WireError(f"frame for {frame.header.dev!r} on the topic of {topic.dev!r}")
+            if topic.kind in ("m", "dn"):
+                self._chunk(state, frame, event.now, out)
+            else:
+                self._heard(state, topic, frame, event.now, out)
+        except WireError as why:
+            out.append(e.Refused(event.topic[:160], self.dev, str(why)))
+
+    def _heard(self, state: DeviceState, topic: Topic, frame: Frame, now: float, out: list[e.Action]) -> None:
+        key, epoch = self.coordinator_key, frame.header.boot
+        if key is not None and not signed_by(frame, key):
+            raise WireError(f"{frame.header.type!r} is not signed by the coordinator's key; refused")
+        if epoch < state.epoch:
+            raise WireError(f"{frame.header.type!r} of epoch {epoch}; a coordinator of epoch {state.epoch} took over")
+        message = m.decode_message(frame)
+        if epoch > state.epoch:
+            state.epoch, state.version = epoch, -1
+            out.append(e.Save())
+        if topic.kind == "co/state":
+            if not isinstance(message, m.CoordinatorBirth):
+                raise WireError(f"{message.TYPE!r} on the coordinator's topic")
+            state.chunk, state.credit = message.chunk, min(message.credit, self.limits.credit)
+            state.retry, state.max_update = message.retry, message.max_update
+            out.append(e.CoordinatorSeen(message.online, epoch, message.spec))
+            if message.online:
+                self._again(state, now, out)
+        elif topic.kind == "co/body":
+            self._manifest(state, message, now, out)
+        elif state.guard.fresh(epoch, frame.header.seq):
+            self._command(state, message, now, out)
+
+    def _command(self, state: DeviceState, message: m.Message, now: float, out: list[e.Action]) -> None:
+        job = state.job
+        match message:
+            case m.Work():
+                self._work(state, message, now, out)
+            case m.BodyManifest():
+                self._manifest(state, message, now, out)
+            case m.Rebirth():
+                topic = str(Topic(self.fed, "state", self.dev))
+                out.append(e.Publish(topic, self._birth(state, online=True), retain=True))
+            case m.Grant() | m.Need():
+                if job is not None and job.round == message.round and job.phase == "offering" and job.cut is not None:
+                    name = transfer_of(job.cut.sha256)
+                    if message.xfer != name:
+                        return
+                    wanted = tuple(sorted(indices_of(message.bitmap, job.cut.count)))
+                    job.said = now
+                    out.append(
+                        e.SendChunks(
+                            self.fed, self.dev, name, state.boot, job.round, job.cut, wanted[: message.credit], "up"
+                        )
+                    )
+            case m.Receipt():
+                self._receipt(state, message, out)
+            case m.Abort():
+                if job is not None and job.round == message.round and job.phase != "done":
+                    job.phase, job.outcome, job.reason = "done", "late", message.reason
+                    out.extend((e.Save(), e.Cancel(job.round, message.reason)))
+            case _:
+                raise WireError(f"{message.TYPE!r} is not for a coordinator to say")
+
+    def _work(self, state: DeviceState, work: m.Work, now: float, out: list[e.Action]) -> None:
+        job = state.job
+        if job is not None and work.round == job.round:
+            self._repeat(state, job, now, out)
+            return
+        if job is not None and work.round < job.round:
+            return
+        if job is not None and job.phase != "done":
+            out.append(e.Cancel(job.round, f"round {work.round} began"))
+        deadline = None if work.seconds == 0 else now + work.seconds
+        state.job = Job(work.round, work.version, work.body, work.spec, deadline)
+        out.append(e.Save())
+        self._say(state, m.Accept(round=work.round), out)
+        self._begin(state, now, out)
+        if state.job.phase == "fetching":
+            self._want(state, now, out)
+
+    def _repeat(self, state: DeviceState, job: Job, now: float, out: list[e.Action]) -> None:
+        """Say again what the coordinator has not heard."""
+        match job.phase:
+            case "fetching" | "training":
+                self._say(state, m.Accept(round=job.round), out)
+            case "refused":
+                self._say(state, m.Decline(round=job.round, reason=job.reason), out)
+            case "offering":
+                self._offer(state, now, out)
+            case "done" if job.cut is not None:
+                self._offer(state, now, out)
+
+    def _receipt(self, state: DeviceState, receipt: m.Receipt, out: list[e.Action]) -> None:
+        job = state.job
+        if job is None or job.cut is None or job.phase != "offering":
+            return
+        if job.round != receipt.round or job.cut.sha256 != receipt.sha256:
+            return
+        if receipt.outcome == "resend":
+            job.phase, job.attempt, job.cut = "training", job.attempt + 1, None
+            out.extend((e.Save(), e.Resend(job.round, receipt.reason)))
+            return
+        job.phase, job.outcome, job.reason = "done", receipt.outcome, receipt.reason
+        out.extend((e.Save(), e.Receipted(job.round, receipt.outcome, receipt.reason)))
+
+    # ---- the body --------------------------------------------------------------------------------------
+
+    def _manifest(self, state: DeviceState, message: m.Message, now: float, out: list[e.Action]) -> None:
+        if not isinstance(message, m.BodyManifest):
+            raise WireError(f"{message.TYPE!r} on the body's topic")
+        if message.version < state.version:
+            raise WireError(f"body {message.version} is older than {state.version}, which was announced already")
+        if message.size > self.limits.max_body:
+            raise WireError(f"body of {message.size} bytes is above this device's limit of {self.limits.max_body}")
+        state.version = message.version
+        fetching = state.fetch is not None and state.fetch.cut.sha256 == message.sha256
+        if message.sha256 == state.body or fetching:
+            return
+        if state.fetch is not None:
+            out.append(e.Discard(self.dev, transfer_of(state.fetch.cut.sha256)))
+        state.fetch, state.fetch_version = Receiver(cut_of(message), touched=now, moved=now), message.version
+        out.append(e.Save())
+
+    def _chunk(self, state: DeviceState, frame: Frame, now: float, out: list[e.Action]) -> None:
+        fetch = state.fetch
+        if frame.header.type != m.CHUNK:
+            raise WireError(f"{frame.header.type!r} on a topic of chunks")
+        if fetch is None or fetch.whole or frame.header.xfer != transfer_of(fetch.cut.sha256):
+            return
+        try:
+            new = fetch.take(frame, now)
+        except WireError:
+            if fetch.bad == self.limits.strikes:
+                reason = f"{fetch.bad} wrong chunks of body {frame.header.xfer}"
+                self._say(state, m.Trouble(round=0 if state.job is None else state.job.round, reason=reason), out)
+            raise
+        if not new:
+            return
+        out.append(e.KeepChunk(self.dev, frame.header.xfer, fetch.cut, frame.header.idx, frame.body))
+        if fetch.whole:
+            out.append(self._complete(state))
+        elif fetch.asked or now - fetch.touched >= self._patience(state):
+            self._want(state, now, out)
+
+    def _complete(self, state: DeviceState) -> e.BodyComplete:
+        if state.fetch is None:
+            raise StateError("device: no body is on its way")
+        return e.BodyComplete(state.fetch_version, transfer_of(state.fetch.cut.sha256), state.fetch.cut)
+
+    def _want(self, state: DeviceState, now: float, out: list[e.Action], again: bool = False) -> None:
+        """Ask for missing chunks of the body, or for the manifest of the one that the job needs."""
+        job, fetch = state.job, state.fetch
+        if fetch is not None:
+            if not fetch.whole:
+                bitmap = fetch.window(now, state.credit, again)
+                if bitmap:
+                    self._say(state, m.Want(body=fetch.cut.sha256, bitmap=bitmap), out)
+        elif job is not None and job.phase == "fetching" and job.body != state.body:
+            self._say(state, m.Want(body=job.body, bitmap=b""), out)
+
+    # ---- time ------------------------------------------------------------------------------------------
+
+    def _patience(self, state: DeviceState) -> float:
+        return max(self.limits.retry, state.retry)
+
+    def _tick(self, state: DeviceState, now: float, out: list[e.Action]) -> None:
+        if not state.linked:
+            return
+        job, wait = state.job, self._patience(state)
+        if job is not None and job.phase == "offering" and now - job.said >= wait:
+            self._offer(state, now, out)
+        if state.fetch is not None:
+            if now - state.fetch.touched >= wait:
+                self._want(state, now, out, again=True)
+        elif job is not None and job.phase == "fetching" and now - job.said >= wait:
+            job.said = now
+            self._want(state, now, out)
+
+    def _again(self, state: DeviceState, now: float, out: list[e.Action]) -> None:
+        """After a new link or a new coordinator: say what still waits for an answer."""
+        job = state.job
+        if job is not None and job.phase in ("fetching", "training", "offering", "refused"):
+            self._repeat(state, job, now, out)
+        if state.fetch is not None and state.fetch.asked:
+            self._want(state, now, out, again=True)
+
+    # ---- what is said ----------------------------------------------------------------------------------
+
+    def _offer(self, state: DeviceState, now: float, out: list[e.Action]) -> None:
+        job = state.job
+        if job is None or job.cut is None:
+            return
+        job.said, cut = now, job.cut
+        tag = f"{self.fed}/{self.dev}/{job.round}/{job.attempt}/".encode()
+        offer = m.Offer(
+            round=job.round,
+            base=job.base,
+            attempt=job.attempt,
+            size=cut.size,
+            chunk=cut.chunk,
+            sha256=cut.sha256,
+            hashes=cut.hashes,
+            nonce=sha256(tag + cut.sha256).digest()[:16],
+        )
+        self._say(state, offer, out)
+
+    def _say(self, state: DeviceState, message: m.Message, out: list[e.Action]) -> None:
+        if not state.linked:
+            return
+        state.said += 1
+        header = Header(message.TYPE, self.fed, self.dev, boot=state.boot, seq=state.said)
+        payload = encode_frame(header, m.encode_message(message), self.signer)
+        out.append(e.Publish(str(Topic(self.fed, "evt", self.dev)), payload))
+
+    def _birth(self, state: DeviceState, online: bool) -> bytes:
+        key = b"" if self.signer is None else self.signer.public
+        birth = m.DeviceBirth(online=online, key=key, profile=self.profile)
+        return encode_frame(
+            Header(birth.TYPE, self.fed, self.dev, boot=state.boot), m.encode_message(birth), self.signer
+        )

@@ -1,0 +1,251 @@
+"""How an update comes in: offers, their place in the queue, windows of chunks, the receipt; and who is shut out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from talaria.errors import WireError
+from talaria.protocol import events as e
+from talaria.protocol.rounds import LIVE, Member, Round, Rules, Upload
+from talaria.protocol.transfer import Receiver, transfer_of
+from talaria.protocol.turn import Turn
+from talaria.wire import messages as m
+from talaria.wire.chunks import cut_of
+from talaria.wire.frames import Frame
+
+Say = Callable[[str, m.Message], None]
+
+
+@dataclass(frozen=True)
+class Intake:
+    """The receiving side of uploads, for the length of one step."""
+
+    t: Turn
+    rules: Rules
+    say: Say
+
+    # ---- offers ----------------------------------------------------------------------------------------
+
+    def offer(self, dev: str, offer: m.Offer) -> None:
+        """An update is ready. Raises :class:`WireError` where the offer itself is an offence."""
+        state = self.t.state
+        rnd = state.rounds.get(offer.round)
+        member = None if rnd is None else rnd.cohort.get(dev)
+        if rnd is None or member is None:
+            self._answer(dev, offer.round, offer.sha256, "late", "this round is not open to this device")
+            self.t.act(e.Refused("", dev, f"offer for round {offer.round}, which did not ask for it"))
+            return
+        used = state.nonces.setdefault(offer.nonce, (offer.round, dev, offer.sha256))
+        if used != (offer.round, dev, offer.sha256):
+            raise WireError(f"offer for round {offer.round} repeats the nonce of another offer")
+        if offer.attempt < member.attempt:
+            self._answer(dev, rnd.number, offer.sha256, "resend", member.reason)
+            return
+        if member.sha256 and member.sha256 != offer.sha256 and member.phase != "rejected":
+            self._equivocated(rnd, dev, member, offer)
+            return
+        if member.phase == "stored":
+            self._answer(dev, rnd.number, offer.sha256, "stored", "")
+        elif member.phase == "rejected":
+            self._answer(dev, rnd.number, offer.sha256, "rejected", member.reason)
+        elif not self._countable(rnd) or member.phase not in LIVE:
+            self._answer(dev, rnd.number, offer.sha256, "late", "the round is over")
+        elif member.phase == "receiving":
+            self._ask(dev, member.xfer, again=True)
+        elif member.phase in ("called", "working"):
+            self._welcome(rnd, dev, member, offer)
+
+    def _welcome(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> None:
+        cut = cut_of(offer)
+        if cut.size > self.rules.max_update or cut.chunk > self.rules.chunk:
+            reason = (
+                f"{cut.size} bytes in chunks of {cut.chunk}; at most {self.rules.max_update} and {self.rules.chunk}"
+            )
+            member.phase, member.sha256, member.reason = "rejected", cut.sha256, reason
+            self._answer(dev, rnd.number, cut.sha256, "rejected", reason)
+            raise WireError(f"offer for round {rnd.number} is too large: {reason}")
+        if not rnd.stale and offer.base != rnd.version:
+            raise WireError(f"offer for round {rnd.number} is based on body {offer.base}, not {rnd.version}")
+        member.phase, member.sha256, member.base = "waiting", cut.sha256, offer.base
+        member.xfer = transfer_of(cut.sha256)
+        self.t.state.waiting.append((rnd.number, dev))
+        self.t.state.offers[rnd.number, dev] = cut
+        self.t.act(e.Save())
+        self.admit()
+
+    def _equivocated(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> None:
+        self.t.act(e.Equivocation(dev, rnd.number, member.sha256, offer.sha256))
+        self._answer(dev, rnd.number, offer.sha256, "equivocation", "another update of this round came first")
+        self.quarantine(dev, f"two different updates for round {rnd.number}")
+
+    def _countable(self, rnd: Round) -> bool:
+        state = self.t.state
+        if state.current is None:
+            return False
+        now = state.rounds[state.current]
+        if now.phase != "open":
+            return False
+        return rnd is now or (now.stale > 0 and now.number - rnd.number <= now.stale and rnd.phase != "failed")
+
+    def admit(self) -> None:
+        """Give the next offers their place, as many as the bounds on open uploads allow."""
+        state = self.t.state
+        while state.waiting:
+            number, dev = state.waiting[0]
+            cut = state.offers[number, dev]
+            busy = sum(u.receiver.cut.size for u in state.uploads.values())
+            if len(state.uploads) >= self.rules.max_open or busy + cut.size > self.rules.max_bytes:
+                return
+            state.waiting.pop(0)
+            del state.offers[number, dev]
+            member = state.rounds[number].cohort[dev]
+            member.phase = "receiving"
+            state.uploads[dev, member.xfer] = Upload(dev, number, Receiver(cut, moved=self.t.now))
+            self._ask(dev, member.xfer, first=True)
+
+    # ---- chunks ----------------------------------------------------------------------------------------
+
+    def _ask(self, dev: str, xfer: str, again: bool = False, first: bool = False) -> None:
+        upload = self.t.state.uploads.get((dev, xfer))
+        if upload is None:
+            return
+        bitmap = upload.receiver.window(self.t.now, self.rules.credit, again)
+        if bitmap:
+            kind = m.Grant if first or again else m.Need
+            self.say(dev, kind(round=upload.round, xfer=xfer, bitmap=bitmap, credit=self.rules.credit))
+
+    def chunk(self, dev: str, frame: Frame) -> None:
+        """A piece of an upload. Raises :class:`WireError` where it does not fit; many of those shut the device out."""
+        key = (dev, frame.header.xfer)
+        upload = self.t.state.uploads.get(key)
+        if upload is None or upload.receiver.whole:
+            return
+        try:
+            new = upload.receiver.take(frame, self.t.now)
+        except WireError:
+            if upload.receiver.bad >= self.rules.strikes:
+                self.quarantine(dev, f"{upload.receiver.bad} wrong chunks in upload {key[1]}")
+            raise
+        if new:
+            self.t.act(e.KeepChunk(dev, key[1], upload.receiver.cut, frame.header.idx, frame.body))
+            self._completed(upload, key)
+        if not upload.receiver.whole:
+            self._ask(*key)
+
+    def _completed(self, upload: Upload, key: tuple[str, str]) -> None:
+        if upload.receiver.whole:
+            member = self.t.state.rounds[upload.round].cohort[upload.dev]
+            member.phase = "storing"
+            self.t.act(e.Complete(upload.round, upload.dev, key[1], member.base, upload.receiver.cut))
+
+    def recover(self, chunks: Mapping[tuple[str, str], frozenset[int]]) -> None:
+        """After a start: the chunks found on disk are those that are there."""
+        for key, upload in list(self.t.state.uploads.items()):
+            upload.receiver.have = set(chunks.get(key, frozenset()))
+            upload.receiver.asked, upload.receiver.touched = set(), self.t.now
+            upload.receiver.moved = self.t.now
+            self._completed(upload, key)
+
+    # ---- the store's answer ----------------------------------------------------------------------------
+
+    def answered(self, event: e.Stored | e.Rejected | e.Damaged) -> None:
+        """What the program says about a complete upload."""
+        rnd = self.t.state.rounds.get(event.round)
+        member = None if rnd is None else rnd.cohort.get(event.dev)
+        if rnd is None or member is None or member.phase != "storing":
+            if isinstance(event, e.Stored) and member is not None and member.phase == "late":
+                self._answer(event.dev, event.round, event.sha256, "late", "the round ended first")
+            return
+        upload = self.t.state.uploads.get((event.dev, member.xfer))
+        match event:
+            case e.Stored() if not self._countable(rnd):
+                self.drop(rnd, event.dev, "late")
+                self._answer(event.dev, event.round, event.sha256, "late", "the round ended first")
+            case e.Stored():
+                self.counted(rnd, event.dev, member)
+                self.t.act(e.Save())
+                self._answer(event.dev, event.round, event.sha256, "stored", "")
+            case e.Damaged() if upload is not None:
+                member.phase = "receiving"
+                upload.receiver.have = set(event.chunks)
+                upload.receiver.asked = set()
+                self._ask(event.dev, member.xfer)
+            case e.Rejected() if event.resend:
+                sha = member.sha256
+                self._forget(event.dev, member.xfer)
+                member.phase, member.sha256, member.xfer = "working", b"", ""
+                member.reason, member.attempt = event.reason[: m.MAX_TEXT], member.attempt + 1
+                self.t.act(e.Save())
+                self._answer(event.dev, event.round, sha, "resend", event.reason)
+            case e.Rejected():
+                sha = member.sha256
+                self.drop(rnd, event.dev, "rejected", event.reason)
+                self.t.act(e.Save())
+                self._answer(event.dev, event.round, sha, "rejected", event.reason)
+                if event.quarantine:
+                    self.quarantine(event.dev, event.reason)
+        self.admit()
+
+    def counted(self, rnd: Round, dev: str, member: Member) -> None:
+        """This update counts, in the round that is open now, and only once."""
+        self._forget(dev, member.xfer)
+        member.phase = "stored"
+        current = self.t.state.current
+        into = rnd if current is None else self.t.state.rounds[current]
+        into.counted.append((dev, rnd.number, member.base, member.sha256))
+
+    def _answer(self, dev: str, number: int, sha: bytes, outcome: str, reason: str) -> None:
+        self.say(dev, m.Receipt(round=number, sha256=sha, outcome=outcome, reason=reason[: m.MAX_TEXT]))
+
+    # ---- leaving ---------------------------------------------------------------------------------------
+
+    def _forget(self, dev: str, xfer: str) -> None:
+        if self.t.state.uploads.pop((dev, xfer), None) is not None:
+            self.t.act(e.Discard(dev, xfer))
+
+    def drop(self, rnd: Round, dev: str, phase: str, reason: str = "") -> None:
+        """End a member's part in this round without counting it."""
+        member = rnd.cohort[dev]
+        if (rnd.number, dev) in self.t.state.offers:
+            del self.t.state.offers[rnd.number, dev]
+            self.t.state.waiting.remove((rnd.number, dev))
+        self._forget(dev, member.xfer)
+        member.phase, member.reason = phase, reason[: m.MAX_TEXT]
+        self.t.act(e.Progressed(dev, rnd.number, phase, reason=member.reason))
+
+    def strike(self, dev: str, reason: str) -> None:
+        """One offence; enough of them shut the device out."""
+        peer = self.t.peer(dev)
+        peer.strikes += 1
+        if peer.strikes >= self.rules.strikes:
+            self.quarantine(dev, f"{peer.strikes} offences, the last: {reason}")
+
+    def quarantine(self, dev: str, reason: str) -> None:
+        """Shut a device out; what it has stored stays counted, what is open is dropped."""
+        peer = self.t.peer(dev)
+        if peer.out:
+            return
+        peer.out, peer.online = reason[: m.MAX_TEXT], False
+        for rnd in self.t.state.rounds.values():
+            if dev in rnd.cohort and rnd.cohort[dev].phase in LIVE:
+                self.drop(rnd, dev, "dropped", reason)
+        self.t.act(e.Save(), e.Quarantined(dev, peer.out))
+        self.admit()
+
+    # ---- time ------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Ask again for what did not come; let a stalled upload make room where others wait."""
+        state = self.t.state
+        for (dev, xfer), upload in list(state.uploads.items()):
+            receiver = upload.receiver
+            if receiver.whole:
+                continue
+            if state.waiting and self.t.now - receiver.moved >= self.rules.stall:
+                rnd = state.rounds[upload.round]
+                self.drop(rnd, dev, "working", "the upload stood still and others were waiting")
+                rnd.cohort[dev].sha256 = receiver.cut.sha256
+                self.admit()
+            elif self.t.now - receiver.touched >= self.rules.retry and self.t.peer(dev).online:
+                self._ask(dev, xfer, again=True)

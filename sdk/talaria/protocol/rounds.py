@@ -1,0 +1,184 @@
+"""The coordinator's memory of rounds, devices and uploads, as plain data, and the rule by which a round ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from talaria.errors import ConfigError
+from talaria.protocol import saved
+from talaria.protocol.events import Counted
+from talaria.protocol.transfer import Guard, Receiver
+from talaria.wire.chunks import CHUNK, Cut
+from talaria.wire.frames import MAX_BODY
+from talaria.wire.messages import MAX_TRANSFER
+
+LIVE = ("called", "working", "waiting", "receiving", "storing")
+"""Phases of a member whose update may still come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a coordinator allows. Sizes in bytes, times in seconds."""
+
+    chunk: int = CHUNK
+    credit: int = 8
+    """Chunks in flight per transfer."""
+    max_update: int = 64 * 2**20
+    max_open: int = 64
+    """Uploads at the same time; later offers wait their turn."""
+    max_bytes: int = 512 * 2**20
+    """Bytes of all open uploads together."""
+    retry: float = 2.0
+    """After this long without an answer a message is said again."""
+    stall: float = 30.0
+    """After this long without a new chunk an upload gives up its place to one that waits."""
+    strikes: int = 5
+    """Offences until a device is quarantined."""
+    flaps: int = 30
+    """Births within a minute until a device is quarantined."""
+    serve: int = 20
+    """How many times its own size a body is sent to one device before that is refused."""
+    keep: int = 16
+    """Finished rounds that are remembered, so that a late offer gets its receipt again."""
+    max_peers: int = 100_000
+    """Devices that are remembered."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("chunk", 1, MAX_BODY),
+            ("credit", 1, 64),
+            ("max_update", 1, MAX_TRANSFER),
+            ("max_open", 1, 100_000),
+            ("max_bytes", self.max_update, 2**50),
+            ("strikes", 1, 1000),
+            ("flaps", 1, 10_000),
+            ("serve", 1, 1000),
+            ("keep", 1, 10_000),
+            ("max_peers", 1, 10_000_000),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"rules: {name}={getattr(self, name)} must be in {low}..{high}")
+        if not 0 < self.retry <= self.stall:
+            raise ConfigError(f"rules: retry={self.retry} must be above 0 and at most stall={self.stall}")
+
+
+@dataclass
+class Peer:
+    """A device as the coordinator knows it."""
+
+    boot: int = 0
+    dead: int = 0
+    """The newest boot whose last will came."""
+    online: bool = False
+    profile: bytes = b""
+    said: int = 0
+    """Frames sent to it in this epoch."""
+    guard: Guard = field(default_factory=Guard)
+    births: list[float] = field(default_factory=list)
+    strikes: int = 0
+    served: int = 0
+    """Body bytes sent to it alone, of the current body."""
+    out: str = ""
+    """Why it is quarantined; empty where it is not."""
+
+
+@dataclass
+class Member:
+    """A device's part in one round."""
+
+    spec: bytes
+    phase: str = "called"
+    asked: float = -1e18
+    attempt: int = 0
+    xfer: str = ""
+    sha256: bytes = b""
+    base: int = 0
+    reason: str = ""
+
+
+@dataclass
+class Round:
+    """One round, open or over."""
+
+    number: int
+    version: int
+    body: bytes
+    deadline: float | None
+    quorum: int
+    target: int
+    stale: int
+    cohort: dict[str, Member]
+    phase: str = "open"
+    """open, closed (announced), committed, failed."""
+    counted: list[tuple[str, int, int, bytes]] = field(default_factory=list)
+
+    def roll(self) -> tuple[Counted, ...]:
+        """The updates that count, in order of device and round."""
+        return tuple(Counted(*entry) for entry in sorted(self.counted))
+
+    def missing(self) -> tuple[str, ...]:
+        """Members whose update did not come in time."""
+        return tuple(sorted(d for d, m in self.cohort.items() if m.phase != "stored"))
+
+    def verdict(self, now: float) -> Literal["open", "close", "fail"]:
+        """Whether the round goes on, closes or fails at ``now``."""
+        if len(self.counted) >= self.target:
+            return "close"
+        over = self.deadline is not None and now >= self.deadline
+        if not over and any(m.phase in LIVE for m in self.cohort.values()):
+            return "open"
+        return "close" if len(self.counted) >= self.quorum else "fail"
+
+
+@dataclass
+class Upload:
+    """An update on its way in."""
+
+    dev: str
+    round: int
+    receiver: Receiver
+
+
+@dataclass
+class Body:
+    """The current body."""
+
+    version: int
+    cut: Cut
+
+
+@dataclass
+class CoordinatorState:
+    """All that the coordinator's half remembers; plain data that survives a crash by :meth:`dump`."""
+
+    epoch: int = 0
+    clock: float = 0.0
+    fenced: bool = False
+    body: Body | None = None
+    current: int | None = None
+    rounds: dict[int, Round] = field(default_factory=dict)
+    peers: dict[str, Peer] = field(default_factory=dict)
+    uploads: dict[tuple[str, str], Upload] = field(default_factory=dict)
+    waiting: list[tuple[int, str]] = field(default_factory=list)
+    offers: dict[tuple[int, str], Cut] = field(default_factory=dict)
+    """Cuts of the offers that wait."""
+    nonces: dict[bytes, tuple[int, str, bytes]] = field(default_factory=dict)
+    """Nonce -> (round, device, sha256) of the rounds remembered."""
+
+    def dump(self) -> bytes:
+        """This state as bytes."""
+        return saved.dump(self)
+
+    @classmethod
+    def load(cls, data: bytes) -> CoordinatorState:
+        """The state that :meth:`dump` wrote. Raises :class:`~talaria.errors.StateError` where damaged."""
+        return saved.load(cls, data)
+
+    def transfers(self) -> dict[tuple[str, str], Cut]:
+        """The partial uploads whose files matter, by (device, transfer)."""
+        return {key: upload.receiver.cut for key, upload in self.uploads.items()}
+
+    def quarantined(self) -> dict[str, str]:
+        """Shut-out devices and why."""
+        return {dev: peer.out for dev, peer in self.peers.items() if peer.out}

@@ -1,0 +1,127 @@
+"""Moving large bytes one window at a time, the same way up and down.
+
+The receiver asks for exactly the chunks it wants now, at most ``credit`` of them, and asks again when few of
+them are left or none came for a while. The sender keeps no memory: it sends what was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from talaria.errors import WireError
+from talaria.protocol.events import SendChunks
+from talaria.wire.chunks import Cut, bits_of
+from talaria.wire.frames import Frame, Header, encode_frame
+from talaria.wire.messages import CHUNK
+from talaria.wire.topics import Topic
+
+
+def transfer_of(sha256: bytes) -> str:
+    """The name of the transfer of these bytes: 16 hex digits, the same after a reboot."""
+    return sha256.hex()[:16]
+
+
+@dataclass
+class Receiver:
+    """What came of one transfer, and what was asked for. Plain data."""
+
+    cut: Cut
+    have: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
+    touched: float = 0.0
+    """When a chunk last came or was asked for."""
+    moved: float = 0.0
+    """When a new chunk last came."""
+    bad: int = 0
+
+    @property
+    def whole(self) -> bool:
+        return len(self.have) == self.cut.count
+
+    def take(self, frame: Frame, now: float) -> bool:
+        """True where this chunk is new and right. Raises :class:`WireError` (and counts it) where it is wrong."""
+        index, offset, data = frame.header.idx, frame.header.off, frame.body
+        try:
+            place, _ = self.cut.place(index)
+            if place != offset:
+                raise WireError(f"chunk {index} says offset {offset}; its place is {place}")
+            if not self.cut.fits(index, data):
+                raise WireError(f"chunk {index} does not match its sha256 or length in the manifest")
+        except WireError:
+            self.bad += 1
+            self.asked.discard(index)
+            raise
+        self.asked.discard(index)
+        self.touched = now
+        if index in self.have:
+            return False
+        self.have.add(index)
+        self.moved = now
+        return True
+
+    def window(self, now: float, credit: int, again: bool = False) -> bytes:
+        """The bitmap to ask for now, or ``b""``: a new half window when half of the last has come, or, with
+        ``again``, all that is outstanding once more."""
+        if again:
+            self.asked.clear()
+        if self.whole or len(self.asked) > credit // 2:
+            return b""
+        room = credit - len(self.asked)
+        ask: set[int] = set()
+        for index in range(self.cut.count):
+            if len(ask) == room:
+                break
+            if index not in self.have and index not in self.asked:
+                ask.add(index)
+        if not ask:
+            return b""
+        self.asked |= ask
+        self.touched = now
+        return bits_of(ask, self.cut.count)
+
+
+def chunk_frames(action: SendChunks, read: Callable[[int, int], bytes]) -> Iterator[tuple[str, bytes]]:
+    """``(topic, payload)`` of each chunk that ``action`` names; ``read(offset, length)`` gives the bytes.
+
+    A chunk that no longer matches the cut is a :class:`WireError`: the file behind it changed.
+    """
+    for index in action.indices:
+        offset, length = action.cut.place(index)
+        data = read(offset, length)
+        if not action.cut.fits(index, data):
+            raise WireError(f"chunk {index} of {action.xfer} changed since it was offered; encode it again")
+        dev = "" if action.kind == "m" else action.dev
+        header = Header(
+            CHUNK, action.fed, dev, boot=action.boot, round=action.round, xfer=action.xfer, idx=index, off=offset
+        )
+        if action.kind == "m":
+            topic = Topic(action.fed, "m", body8=action.xfer[:8], index=index)
+        else:
+            topic = Topic(action.fed, "up" if action.kind == "up" else "dn", action.dev, action.xfer)
+        yield str(topic), encode_frame(header, data)
+
+
+@dataclass
+class Guard:
+    """Remembers which ``(boot, seq)`` were seen: nothing counts twice, nothing old counts at all."""
+
+    boot: int = 0
+    high: int = 0
+    seen: set[int] = field(default_factory=set)
+    WINDOW = 1024
+
+    def fresh(self, boot: int, seq: int) -> bool:
+        """True the first time, for the newest boot only."""
+        if boot < self.boot or seq < 1:
+            return False
+        if boot > self.boot:
+            self.boot, self.high = boot, 0
+            self.seen.clear()
+        if seq in self.seen or seq <= self.high - self.WINDOW:
+            return False
+        self.seen.add(seq)
+        self.high = max(self.high, seq)
+        if len(self.seen) > 2 * self.WINDOW:
+            self.seen = {s for s in self.seen if s > self.high - self.WINDOW}
+        return True

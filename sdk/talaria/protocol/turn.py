@@ -1,0 +1,35 @@
+"""One step of the coordinator's machine: its state, the time, and the actions gathered so far."""
+
+from __future__ import annotations
+
+from talaria.errors import WireError
+from talaria.protocol.events import Action
+from talaria.protocol.rounds import CoordinatorState, Peer
+
+
+class Turn:
+    """Lives for one event only."""
+
+    def __init__(self, state: CoordinatorState, now: float) -> None:
+        self.state, self.now = state, now
+        self.out: list[Action] = []
+
+    def act(self, *actions: Action) -> None:
+        """Add to what is to be done."""
+        self.out.extend(actions)
+
+    def known(self, dev: str) -> bool:
+        """True where this device was heard or asked before."""
+        return dev in self.state.peers
+
+    def peer(self, dev: str) -> Peer:
+        """What is known of ``dev``; a new entry where nothing is."""
+        return self.state.peers.setdefault(dev, Peer())
+
+    @staticmethod
+    def indices(bitmap: bytes, count: int) -> list[int]:
+        """The set bits, lowest first. Raises :class:`WireError` where the bitmap does not fit ``count``."""
+        value = int.from_bytes(bitmap, "little")
+        if len(bitmap) != -(-count // 8) or value >> count:
+            raise WireError(f"bitmap of {len(bitmap)} bytes does not describe {count} chunks")
+        return [i for i in range(count) if value >> i & 1]

@@ -1,0 +1,183 @@
+"""Large bytes as chunks of at most 120 KiB: cut by offset, rejoined in any order, each known by its sha256.
+
+A chunk may come twice, late or out of order; it lands in its place or is refused. The file form survives a
+restart by looking, not by trusting: each place is hashed again, and what does not match is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from talaria.errors import ConfigError, StateError, TooLarge, WireError
+from talaria.wire.frames import MAX_BODY
+from talaria.wire.messages import MAX_CHUNKS, Parcel
+
+CHUNK = MAX_BODY
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How some bytes are cut: their size, the chunk size, and the sha256 of the whole and of each chunk."""
+
+    size: int
+    chunk: int
+    sha256: bytes
+    hashes: bytes
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are."""
+        return -(-self.size // self.chunk)
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Offset and length of chunk ``index``. Raises :class:`WireError` beyond the last."""
+        if not 0 <= index < self.count:
+            raise WireError(f"chunk {index} is beyond the manifest; this transfer has {self.count} chunks")
+        offset = index * self.chunk
+        return offset, min(self.chunk, self.size - offset)
+
+    def fits(self, index: int, data: bytes) -> bool:
+        """True where ``data`` is exactly chunk ``index``."""
+        _, length = self.place(index)
+        return len(data) == length and hashlib.sha256(data).digest() == self.hashes[32 * index : 32 * index + 32]
+
+
+def cut_of(parcel: Parcel) -> Cut:
+    """The cut that a received manifest or offer declares."""
+    return Cut(parcel.size, parcel.chunk, parcel.sha256, parcel.hashes)
+
+
+def describe(data: bytes, chunk: int = CHUNK) -> Cut:
+    """How ``data`` is cut into chunks of ``chunk`` bytes. Raises :class:`TooLarge` beyond 3600 chunks."""
+    if not 1 <= chunk <= CHUNK:
+        raise ConfigError(f"chunk={chunk} must be in 1..{CHUNK} bytes")
+    if not data:
+        raise ConfigError("describe: there are no bytes to send")
+    if len(data) > chunk * MAX_CHUNKS:
+        raise TooLarge(f"{len(data)} bytes need more than {MAX_CHUNKS} chunks of {chunk}; use larger chunks")
+    view = memoryview(data)
+    hashes = b"".join(hashlib.sha256(view[i : i + chunk]).digest() for i in range(0, len(data), chunk))
+    return Cut(len(data), chunk, hashlib.sha256(data).digest(), hashes)
+
+
+def pieces(data: bytes, chunk: int = CHUNK) -> Iterator[tuple[int, bytes]]:
+    """All chunks of ``data`` as ``(index, bytes)``."""
+    for index, offset in enumerate(range(0, len(data), chunk)):
+        yield index, data[offset : offset + chunk]
+
+
+class Assembly:
+    """Chunks rejoined in memory. ``limit`` bounds the bytes that are allocated."""
+
+    def __init__(self, cut: Cut, limit: int) -> None:
+        if cut.size > limit:
+            raise TooLarge(f"transfer of {cut.size} bytes is above the limit of {limit}")
+        self.cut = cut
+        self.have: set[int] = set()
+        self._data = bytearray(cut.size)
+
+    def put(self, index: int, data: bytes) -> bool:
+        """Lay one chunk in its place; False where it was there. Raises :class:`WireError` if it does not fit."""
+        if not self.cut.fits(index, data):
+            raise WireError(f"chunk {index} does not match its sha256 or length in the manifest")
+        if index in self.have:
+            return False
+        offset, length = self.cut.place(index)
+        self._data[offset : offset + length] = data
+        self.have.add(index)
+        return True
+
+    @property
+    def whole(self) -> bool:
+        return len(self.have) == self.cut.count
+
+    def take(self) -> bytes:
+        """All bytes, checked against the whole sha256. Raises :class:`WireError` while chunks are missing."""
+        if not self.whole:
+            raise WireError(f"{self.cut.count - len(self.have)} of {self.cut.count} chunks are missing")
+        data = bytes(self._data)
+        if hashlib.sha256(data).digest() != self.cut.sha256:
+            raise WireError("the joined chunks do not match the whole sha256 of the manifest")
+        return data
+
+
+class FileAssembly:
+    """Chunks rejoined in a file, one chunk in memory at a time; :meth:`found` picks up after a restart."""
+
+    def __init__(self, path: Path, cut: Cut, limit: int) -> None:
+        if cut.size > limit:
+            raise TooLarge(f"transfer of {cut.size} bytes is above the limit of {limit}")
+        self.path, self.cut = path, cut
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.ftruncate(self._fd, cut.size)
+        except OSError as why:
+            raise StateError(
+                f"cannot open {path} for a transfer: {why.strerror}; free space or fix its rights"
+            ) from why
+
+    def put(self, index: int, data: bytes) -> None:
+        """Write one chunk in its place. Raises :class:`WireError` if it does not fit, :class:`StateError` if the
+        disk refuses."""
+        if not self.cut.fits(index, data):
+            raise WireError(f"chunk {index} does not match its sha256 or length in the manifest")
+        offset, _ = self.cut.place(index)
+        try:
+            if os.pwrite(self._fd, data, offset) != len(data):
+                raise StateError(f"cannot write chunk {index} to {self.path}: disk full; free space")
+        except OSError as why:
+            raise StateError(f"cannot write chunk {index} to {self.path}: {why.strerror}; free space") from why
+
+    def read(self, index: int) -> bytes:
+        """The bytes at the place of chunk ``index``."""
+        offset, length = self.cut.place(index)
+        return os.pread(self._fd, length, offset)
+
+    def found(self) -> set[int]:
+        """The chunks that lie intact in the file, each hashed again."""
+        return {i for i in range(self.cut.count) if self.cut.fits(i, self.read(i))}
+
+    def finish(self) -> None:
+        """Make the file durable after checking the whole sha256 (:class:`WireError` where it differs)."""
+        whole = hashlib.sha256()
+        for i in range(self.cut.count):
+            whole.update(self.read(i))
+        if whole.digest() != self.cut.sha256:
+            raise WireError(f"{self.path.name}: the joined chunks do not match the whole sha256 of the manifest")
+        try:
+            os.fsync(self._fd)
+        except OSError as why:
+            raise StateError(f"cannot make {self.path} durable: {why.strerror}; free space") from why
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> FileAssembly:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def bits_of(indices: set[int], count: int) -> bytes:
+    """A bitmap of ``count`` bits, least significant first.
+
+    >>> bits_of({0, 9}, 10).hex()
+    '0102'
+    """
+    return sum(1 << i for i in indices).to_bytes(-(-count // 8), "little")
+
+
+def indices_of(bitmap: bytes, count: int) -> set[int]:
+    """The set bits of a bitmap of ``count`` bits. Raises :class:`WireError` for a wrong length or stray bits."""
+    value = int.from_bytes(bitmap, "little")
+    if len(bitmap) != -(-count // 8) or value >> count:
+        raise WireError(f"bitmap of {len(bitmap)} bytes does not describe {count} chunks")
+    return {i for i in range(count) if value >> i & 1}

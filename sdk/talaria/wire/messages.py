@@ -1,0 +1,307 @@
+"""What the two halves say to each other. Every message is valid from birth and checked again when decoded.
+
+A message travels as the msgpack map of its fields in the body of a frame whose header names its type.
+Opaque ``spec`` and ``profile`` bytes belong to the programs: the protocol carries them and never looks in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+import msgpack
+
+from talaria.errors import TooLarge, WireError
+from talaria.wire.frames import LARGEST_INT, MAX_BODY, Frame, unpack
+
+MAX_CHUNKS = 3600
+MAX_SPEC = 64 * 1024
+MAX_PROFILE = 4 * 1024
+MAX_TEXT = 300
+MAX_TRANSFER = 2**32
+
+Outcome = Literal["stored", "late", "rejected", "equivocation", "resend"]
+OUTCOMES = ("stored", "late", "rejected", "equivocation", "resend")
+
+Check = Callable[[str, Any], None]
+
+
+def _int(low: int = 0, high: int = LARGEST_INT) -> Any:
+    def check(name: str, value: Any) -> None:
+        if type(value) is not int or not low <= value <= high:
+            raise WireError(f"{name}={str(value)[:40]!r} must be a whole number in {low}..{high}")
+
+    return field(metadata={"check": check})
+
+
+def _seconds() -> Any:
+    def check(name: str, value: Any) -> None:
+        if type(value) not in (int, float) or not 0 <= value <= 1e9:
+            raise WireError(f"{name}={str(value)[:40]!r} must be seconds in 0..1e9")
+
+    return field(metadata={"check": check})
+
+
+def _bytes(low: int, high: int) -> Any:
+    def check(name: str, value: Any) -> None:
+        if type(value) is not bytes:
+            raise WireError(f"{name} must be bytes, got {type(value).__name__}")
+        if len(value) > high:
+            raise TooLarge(f"{name} has {len(value)} bytes, above {high}")
+        if len(value) < low:
+            raise WireError(f"{name} has {len(value)} bytes, below {low}")
+
+    return field(metadata={"check": check})
+
+
+def _text(high: int = MAX_TEXT, among: tuple[str, ...] = ()) -> Any:
+    def check(name: str, value: Any) -> None:
+        if type(value) is not str or len(value) > high:
+            raise WireError(f"{name} must be text of at most {high} characters")
+        if among and value not in among:
+            raise WireError(f"{name}={value[:40]!r} is unknown; use one of {', '.join(among)}")
+
+    return field(metadata={"check": check})
+
+
+def _flag() -> Any:
+    def check(name: str, value: Any) -> None:
+        if type(value) is not bool:
+            raise WireError(f"{name}={str(value)[:40]!r} must be true or false")
+
+    return field(metadata={"check": check})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """The shape that all messages share: a type name, and fields that check themselves."""
+
+    TYPE: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            f.metadata["check"](f"{self.TYPE}.{f.name}", getattr(self, f.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorBirth(Message):
+    """The coordinator's birth (``online``) or last will, retained. ``key`` is its public key or empty.
+
+    ``spec`` is what every device must know of the run (the programs' business); the rest are its limits:
+    largest chunk, chunks in flight per transfer, largest update in bytes, and the seconds after which an
+    unanswered message is said again.
+    """
+
+    TYPE: ClassVar[str] = "co"
+    online: bool = _flag()
+    key: bytes = _bytes(0, 32)
+    chunk: int = _int(1, MAX_BODY)
+    credit: int = _int(1, 64)
+    max_update: int = _int(1, MAX_TRANSFER)
+    retry: float = _seconds()
+    spec: bytes = _bytes(0, MAX_SPEC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceBirth(Message):
+    """A device's birth (``online``) or last will, retained; paired by ``boot`` in the frame's header."""
+
+    TYPE: ClassVar[str] = "dev"
+    online: bool = _flag()
+    key: bytes = _bytes(0, 32)
+    profile: bytes = _bytes(0, MAX_PROFILE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parcel(Message):
+    """What body and offer have in common: bytes, how they are cut, and the sha256 of each piece."""
+
+    size: int = _int(1, MAX_TRANSFER)
+    chunk: int = _int(1, MAX_BODY)
+    sha256: bytes = _bytes(32, 32)
+    hashes: bytes = _bytes(32, 32 * MAX_CHUNKS)
+    nonce: bytes = _bytes(16, 16)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.hashes) != 32 * self.count:
+            raise WireError(
+                f"{self.TYPE}.hashes has {len(self.hashes)} bytes but {self.size} bytes in chunks of {self.chunk} "
+                f"need {32 * self.count}"
+            )
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are."""
+        return -(-self.size // self.chunk)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodyManifest(Parcel):
+    """The current shared body, version by version. Retained; also sent to one device that lacks it."""
+
+    TYPE: ClassVar[str] = "body"
+    version: int = _int()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer(Parcel):
+    """A device has its update of ``round`` ready, made from body ``base``. ``attempt`` counts asked-for resends."""
+
+    TYPE: ClassVar[str] = "offer"
+    round: int = _int()
+    base: int = _int()
+    attempt: int = _int(0, 100)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work(Message):
+    """The coordinator asks a device to take part in ``round``, from the body with this version and sha256.
+
+    ``seconds`` are left until the deadline (0: no deadline). ``spec`` is this device's plan, opaque here.
+    """
+
+    TYPE: ClassVar[str] = "work"
+    round: int = _int()
+    version: int = _int()
+    body: bytes = _bytes(32, 32)
+    seconds: float = _seconds()
+    spec: bytes = _bytes(0, MAX_SPEC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accept(Message):
+    """The device works on ``round``."""
+
+    TYPE: ClassVar[str] = "accept"
+    round: int = _int()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decline(Message):
+    """The device will not, and why."""
+
+    TYPE: ClassVar[str] = "decline"
+    round: int = _int()
+    reason: str = _text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grant(Message):
+    """Send exactly the chunks of ``bitmap`` now: at most ``credit`` of them. The first of a transfer."""
+
+    TYPE: ClassVar[str] = "grant"
+    round: int = _int()
+    xfer: str = _text(32)
+    bitmap: bytes = _bytes(1, MAX_CHUNKS // 8)
+    credit: int = _int(1, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need(Message):
+    """As a grant, for the next window or for what was lost."""
+
+    TYPE: ClassVar[str] = "need"
+    round: int = _int()
+    xfer: str = _text(32)
+    bitmap: bytes = _bytes(1, MAX_CHUNKS // 8)
+    credit: int = _int(1, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt(Message):
+    """The end of an upload. ``stored`` is sent only after the update is durable; say it as often as asked."""
+
+    TYPE: ClassVar[str] = "receipt"
+    round: int = _int()
+    sha256: bytes = _bytes(32, 32)
+    outcome: str = _text(16, OUTCOMES)
+    reason: str = _text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abort(Message):
+    """The round is over or called off: stop working on it."""
+
+    TYPE: ClassVar[str] = "abort"
+    round: int = _int()
+    reason: str = _text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebirth(Message):
+    """Publish your birth again: the coordinator does not know this boot."""
+
+    TYPE: ClassVar[str] = "rebirth"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Want(Message):
+    """The device asks for exactly these chunks of a body; an empty bitmap asks for the manifest."""
+
+    TYPE: ClassVar[str] = "want"
+    body: bytes = _bytes(32, 32)
+    bitmap: bytes = _bytes(0, MAX_CHUNKS // 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress(Message):
+    """How far a device is with ``round``: ``done`` of ``total`` steps."""
+
+    TYPE: ClassVar[str] = "progress"
+    round: int = _int()
+    done: int = _int()
+    total: int = _int()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble(Message):
+    """Something failed on the sender's side, in words."""
+
+    TYPE: ClassVar[str] = "error"
+    round: int = _int()
+    reason: str = _text()
+
+
+CHUNK = "chunk"
+"""Header type of a frame whose body is raw bytes of a transfer."""
+
+_ALL: tuple[type[Message], ...] = (
+    CoordinatorBirth,
+    DeviceBirth,
+    BodyManifest,
+    Offer,
+    Work,
+    Accept,
+    Decline,
+    Grant,
+    Need,
+    Receipt,
+    Abort,
+    Rebirth,
+    Want,
+    Progress,
+    Trouble,
+)
+BY_TYPE: dict[str, type[Message]] = {m.TYPE: m for m in _ALL}
+
+
+def encode_message(message: Message) -> bytes:
+    """The body of the frame that carries ``message``."""
+    packed: bytes = msgpack.packb({f.name: getattr(message, f.name) for f in fields(message)})
+    return packed
+
+
+def decode_message(frame: Frame) -> Message:
+    """The message in ``frame``. Raises :class:`WireError` for an unknown type, a missing or unknown field or a
+    value out of its bounds."""
+    cls = BY_TYPE.get(frame.header.type)
+    if cls is None:
+        raise WireError(f"message type {frame.header.type[:20]!r} is unknown; known are {', '.join(BY_TYPE)}")
+    values = unpack(frame.body, f"message {cls.TYPE!r}")
+    names = {f.name for f in fields(cls)}
+    if not isinstance(values, dict) or set(values) != names:
+        got = sorted(map(str, values))[:12] if isinstance(values, dict) else type(values).__name__
+        raise WireError(f"message {cls.TYPE!r}: needs the fields {sorted(names)}, got {got}")
+    return cls(**values)

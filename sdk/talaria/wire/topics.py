@@ -1,0 +1,112 @@
+"""The topic tree of one fleet. A topic holds at most six slashes, so that every known broker carries it.
+
+fl/1/{fed}/co/state        retained   the coordinator's birth, or its last will
+fl/1/{fed}/co/body         retained   the signed manifest of the current body
+fl/1/{fed}/m/{body8}/{k}              a chunk of the body, to all
+fl/1/{fed}/d/{dev}/state   retained   a device's birth, or its last will
+fl/1/{fed}/d/{dev}/cmd                coordinator to device
+fl/1/{fed}/d/{dev}/evt                device to coordinator
+fl/1/{fed}/d/{dev}/up/{x}             chunks of upload x
+fl/1/{fed}/d/{dev}/dn/{x}             chunks of the body that this device asked for again
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from talaria.errors import WireError
+
+Kind = Literal["co/state", "co/body", "m", "state", "cmd", "evt", "up", "dn"]
+
+_FED = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
+_DEV = re.compile(r"[a-z0-9-]{1,36}")
+_XFER = re.compile(r"[a-z0-9]{1,32}")
+_BODY8 = re.compile(r"[0-9a-f]{8}")
+_INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
+_LONGEST = 160
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One topic, taken apart. ``dev`` is empty outside ``d/``; ``xfer`` is set for ``up`` and ``dn``."""
+
+    fed: str
+    kind: Kind
+    dev: str = ""
+    xfer: str = ""
+    body8: str = ""
+    index: int = 0
+
+    def __post_init__(self) -> None:
+        _need(_FED, "fleet", self.fed, "lower-case letters, digits, '-' or '_', at most 36")
+        of_device = self.kind in ("state", "cmd", "evt", "up", "dn")
+        if of_device:
+            _need(_DEV, "device", self.dev, "1 to 36 of a-z, 0-9 and '-'")
+        if self.kind in ("up", "dn"):
+            _need(_XFER, "transfer", self.xfer, "1 to 32 of a-z and 0-9")
+        if self.kind == "m":
+            _need(_BODY8, "body", self.body8, "the first 8 hex digits of its sha256")
+            _need(_INDEX, "chunk", str(self.index), "a number of at most 6 digits")
+
+    def __str__(self) -> str:
+        root = f"fl/1/{self.fed}"
+        if self.kind in ("co/state", "co/body"):
+            return f"{root}/{self.kind}"
+        if self.kind == "m":
+            return f"{root}/m/{self.body8}/{self.index}"
+        tail = f"/{self.xfer}" if self.kind in ("up", "dn") else ""
+        return f"{root}/d/{self.dev}/{self.kind}{tail}"
+
+
+def _need(pattern: re.Pattern[str], what: str, value: str, rule: str) -> None:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise WireError(f"topic: {what} {str(value)[:40]!r} is not allowed; use {rule}")
+
+
+def parse(text: str) -> Topic:
+    """The topic that ``text`` spells.
+
+    Raises :class:`WireError` for anything that :class:`Topic` would not spell in the same way.
+    """
+    parts = text.split("/") if len(text) <= _LONGEST else []
+    if parts[:2] != ["fl", "1"] or len(parts) < 4:
+        raise WireError(f"topic {text[:80]!r} is not of this protocol; it begins with fl/1/<fleet>/")
+    match parts[2:]:
+        case [fed, "co", "state"]:
+            return Topic(fed, "co/state")
+        case [fed, "co", "body"]:
+            return Topic(fed, "co/body")
+        case [fed, "m", body8, index] if _INDEX.fullmatch(index):
+            return Topic(fed, "m", body8=body8, index=int(index))
+        case [fed, "d", dev, ("state" | "cmd" | "evt") as kind]:
+            return Topic(fed, kind, dev)
+        case [fed, "d", dev, ("up" | "dn") as kind, xfer]:
+            return Topic(fed, kind, dev, xfer)
+    raise WireError(f"topic {text[:80]!r} is not one of the tree; see talaria.wire.topics")
+
+
+def device_filters(fed: str, dev: str) -> tuple[str, ...]:
+    """What a device subscribes to: the coordinator, the body, and its own commands."""
+    Topic(fed, "cmd", dev)
+    root = f"fl/1/{fed}"
+    return (f"{root}/co/#", f"{root}/m/#", f"{root}/d/{dev}/cmd", f"{root}/d/{dev}/dn/#")
+
+
+def coordinator_filters(fed: str) -> tuple[str, ...]:
+    """What a coordinator subscribes to: its own birth (to fence itself) and all that devices say."""
+    Topic(fed, "co/state")
+    root = f"fl/1/{fed}"
+    return (f"{root}/co/state", f"{root}/d/+/state", f"{root}/d/+/evt", f"{root}/d/+/up/+")
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """True where the MQTT filter ``pattern`` (with ``+`` and ``#``) covers ``topic``."""
+    want, have = pattern.split("/"), topic.split("/")
+    for i, part in enumerate(want):
+        if part == "#":
+            return True
+        if i >= len(have) or part not in ("+", have[i]):
+            return False
+    return len(want) == len(have)

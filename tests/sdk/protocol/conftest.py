@@ -1,0 +1,223 @@
+"""One coordinator machine and many device machines over a hub in memory, in virtual time."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import pytest
+
+from talaria.protocol import events as e
+from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
+from talaria.protocol.device import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol.transfer import chunk_frames, transfer_of
+from talaria.wire.chunks import Cut, describe
+from talaria.wire.loop import Faults, Hub
+from talaria.wire.signing import Signer
+from talaria.wire.topics import coordinator_filters, device_filters
+from talaria.wire.transport import Arrival, Will
+
+FED = "watch"
+
+
+def made(*words: object, size: int = 3000) -> bytes:
+    """Bytes that depend on ``words`` alone."""
+    seed = "/".join(map(str, words)).encode()
+    block = b"".join(hashlib.sha256(seed + bytes([i % 256, i // 256])).digest() for i in range(-(-size // 32)))
+    return block[:size]
+
+
+@dataclass
+class Disk:
+    """What survives a crash."""
+
+    state: bytes = b""
+    files: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
+    bodies: dict[bytes, bytes] = field(default_factory=dict)
+    updates: dict[tuple[int, str], bytes] = field(default_factory=dict)
+
+
+class World:
+    """The drivers of all machines, in one thread; every crash keeps only the disks."""
+
+    def __init__(self, devices: int, faults: Faults, signed: bool = False, **rules: object) -> None:
+        self.now, self.hub = 0.0, Hub(faults)
+        self.rules = Rules(**{"chunk": 1000, "retry": 1.0, "stall": 20.0, "credit": 4} | rules)
+        self.names = [f"dev-{i}" for i in range(devices)]
+        self.signers = {n: Signer.of(hashlib.sha256(n.encode()).digest()) for n in self.names} if signed else {}
+        self.signer = Signer.of(bytes(32)) if signed else None
+        self.disk = Disk()
+        self.disks = {n: Disk() for n in self.names}
+        self.closed: list[e.RoundClosed] = []
+        self.failed: list[e.RoundFailed] = []
+        self.events: list[e.Action] = []
+        self.receipts: dict[tuple[str, int], list[str]] = {}
+        self.trained: list[tuple[str, int]] = []
+        self.sent_bytes = 0
+        self.epoch = 0
+        self.state = CoordinatorState()
+        self.half = CoordinatorHalf(
+            FED, self.rules, b"spec", self.signer, {n: s.public for n, s in self.signers.items()}, enrolled=signed
+        )
+        self.devices: dict[str, tuple[DeviceHalf, DeviceState]] = {}
+        self.auto_commit = True
+        self.update_of = lambda name, rnd: made(name, rnd, size=4500)
+
+    # -- coordinator --------------------------------------------------------------------------------
+
+    def start_coordinator(self) -> None:
+        self.epoch += 1
+        self.state = CoordinatorState.load(self.disk.state) if self.disk.state else CoordinatorState()
+        found = {k: frozenset(v) for k, v in self.disk.files.items()}
+        stored = {k: hashlib.sha256(v).digest() for k, v in self.disk.updates.items()}
+        self.tell(e.Start(self.now, self.epoch, found, stored))
+        self.hub.join("co", coordinator_filters(FED), self._to_coordinator, Will(*self.half.will(self.state)))
+        self.tell(e.Connected(self.now))
+
+    def crash_coordinator(self) -> None:
+        self.hub.cut("co")
+
+    def _to_coordinator(self, arrival: Arrival) -> None:
+        self.tell(e.Received(self.now, arrival.topic, arrival.payload, arrival.retained))
+
+    def tell(self, event: object) -> list[e.Action]:
+        self.state, actions = self.half.step(self.state, event)
+        for action in actions:
+            self.events.append(action)
+            match action:
+                case e.Save():
+                    self.disk.state = self.state.dump()
+                case e.Publish():
+                    self.hub.publish(action.topic, action.payload, action.retain)
+                case e.SendChunks():
+                    self._send(action, self.disk.bodies[action.cut.sha256])
+                case e.KeepChunk():
+                    self.disk.files.setdefault((action.dev, action.xfer), {})[action.index] = action.data
+                case e.Discard():
+                    self.disk.files.pop((action.dev, action.xfer), None)
+                case e.Complete():
+                    pieces = self.disk.files[action.dev, action.xfer]
+                    data = b"".join(pieces[i] for i in sorted(pieces))
+                    assert hashlib.sha256(data).digest() == action.cut.sha256
+                    self.disk.updates[action.round, action.dev] = data
+                    self.tell(e.Stored(self.now, action.round, action.dev, action.cut.sha256))
+                case e.RoundClosed():
+                    self.closed.append(action)
+                    if self.auto_commit:
+                        self.tell(e.Committed(self.now, action.round))
+                case e.RoundFailed():
+                    self.failed.append(action)
+        return actions
+
+    def _send(self, action: e.SendChunks, data: bytes) -> None:
+        for topic, payload in chunk_frames(action, lambda off, n: data[off : off + n]):
+            self.sent_bytes += len(payload)
+            self.hub.publish(topic, payload)
+
+    def publish_body(self, version: int, size: int = 5500, multicast: bool = True) -> Cut:
+        data = made("body", version, size=size)
+        cut = describe(data, self.rules.chunk)
+        self.disk.bodies[cut.sha256] = data
+        self.tell(e.PublishBody(self.now, version, cut, multicast))
+        return cut
+
+    def open(self, number: int, seconds: float | None = None, quorum: int | None = None, **more: object) -> None:
+        cohort = {n: f"plan of {n}".encode() for n in self.names}
+        self.tell(e.OpenRound(self.now, number, cohort, seconds, quorum or len(cohort), **more))
+
+    # -- devices ------------------------------------------------------------------------------------
+
+    def start_device(self, name: str) -> None:
+        disk = self.disks[name]
+        state = DeviceState.load(disk.state) if disk.state else DeviceState()
+        key = None if self.signer is None else self.signer.public
+        limits = DeviceLimits(retry=1.0, credit=4)
+        half = DeviceHalf(FED, name, limits, f"profile {name}".encode(), self.signers.get(name), key)
+        self.devices[name] = (half, state)
+        body = next(iter(disk.bodies), b"")
+        partial = state.partial()
+        chunks = frozenset() if partial is None else frozenset(disk.files.get((name, partial[0]), {}))
+        self.say(name, e.Boot(self.now, body, chunks))
+        self.link_device(name)
+
+    def link_device(self, name: str) -> None:
+        self.say(name, e.Connecting(self.now))
+        half, state = self.devices[name]
+        self.hub.join(
+            name,
+            device_filters(FED, name),
+            lambda a: self.say(name, e.Received(self.now, a.topic, a.payload, a.retained)) and None,
+            Will(*half.will(state)),
+        )
+        self.say(name, e.Connected(self.now))
+
+    def crash_device(self, name: str) -> None:
+        self.hub.cut(name)
+        self.devices.pop(name, None)
+
+    def say(self, name: str, event: object) -> list[e.Action]:
+        if name not in self.devices:
+            return []
+        half, state = self.devices[name]
+        disk = self.disks[name]
+        _, actions = half.step(state, event)
+        for action in actions:
+            self.events.append(action)
+            match action:
+                case e.Save():
+                    disk.state = state.dump()
+                case e.Publish():
+                    self.hub.publish(action.topic, action.payload, action.retain)
+                case e.SendChunks():
+                    self._send(action, disk.updates[action.round, name])
+                case e.KeepChunk():
+                    disk.files.setdefault((name, action.xfer), {})[action.index] = action.data
+                case e.Discard():
+                    disk.files.pop((name, action.xfer), None)
+                case e.BodyComplete():
+                    pieces = disk.files.pop((name, action.xfer))
+                    data = b"".join(pieces[i] for i in sorted(pieces))
+                    assert hashlib.sha256(data).digest() == action.cut.sha256
+                    assert transfer_of(action.cut.sha256) == action.xfer
+                    disk.bodies = {action.cut.sha256: data}
+                    self.say(name, e.BodyStored(self.now, action.cut.sha256))
+                case e.Train():
+                    assert action.body in disk.bodies
+                    assert action.spec == f"plan of {name}".encode()
+                    self.trained.append((name, action.round))
+                    self.work(name, action.round, action.version)
+                case e.Resend():
+                    self.work(name, action.round, state.job.version if state.job else 0, again=True)
+                case e.Receipted():
+                    self.receipts.setdefault((name, action.round), []).append(action.outcome)
+        return actions
+
+    def work(self, name: str, number: int, version: int, again: bool = False) -> None:
+        """Train at once; the update is on disk before the machine hears of it."""
+        data = self.disks[name].updates.setdefault((number, name), self.update_of(name, number))
+        if again:
+            data = self.disks[name].updates[number, name] = data + b"!"
+        self.say(name, e.UpdateReady(self.now, number, version, describe(data, self.rules.chunk)))
+
+    # -- time ---------------------------------------------------------------------------------------
+
+    def run(self, seconds: float, step: float = 0.5) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.hub.pump()
+            self.now += step
+            for name in list(self.devices):
+                self.say(name, e.Tick(self.now))
+            self.tell(e.Tick(self.now))
+        self.hub.pump()
+
+    def begin(self) -> None:
+        self.start_coordinator()
+        self.publish_body(0)
+        for name in self.names:
+            self.start_device(name)
+
+
+@pytest.fixture
+def world() -> type[World]:
+    return World
