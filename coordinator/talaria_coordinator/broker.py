@@ -70,8 +70,8 @@ def open_broker(
 ) -> Iterator[Broker]:
     """A broker for the time of the ``with`` block.
 
-    ``choice`` is ``"auto"``, ``"mosquitto"``, ``"amqtt"`` or a URL. ``port`` 0 is a free one. ``state`` is the
-    folder for config, log and persistence (a temporary one where None). Raises
+    ``choice`` is ``"auto"``, ``"mosquitto"``, ``"amqtt"`` or a URL. ``port`` 0 is a free one, the same again after
+    a restart with the same ``state``: the folder for config, log and persistence (a temporary one where None). Raises
     :class:`~talaria.errors.TransportError` where the port is taken or the broker does not start, and
     :class:`~talaria.errors.ConfigError` for an unknown choice.
     """
@@ -86,12 +86,10 @@ def open_broker(
     if choice == "mosquitto" and binary is None:
         raise TransportError("broker='mosquitto': no such binary; run `apt install mosquitto`, or use broker='auto'")
     with _folder(state) as folder:
-        if binary:
-            with _mosquitto(binary, host, port, folder) as broker:
-                yield broker
-        else:
-            with _amqtt(host, port) as broker:
-                yield broker
+        wanted = port or _remembered(host, folder)
+        with _mosquitto(binary, host, wanted, folder) if binary else _amqtt(host, wanted) as broker:
+            (folder / "port").write_text(str(urlsplit(broker.url).port))
+            yield broker
 
 
 def checked_url(url: str) -> str:
@@ -112,11 +110,27 @@ def _folder(state: Path | None) -> Iterator[Path]:
         try:
             state.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StateError(f"broker: cannot make {state}: {error.strerror}; give a folder that can be written") from None
+            raise StateError(
+                f"broker: cannot make {state}: {error.strerror}; give a folder that can be written"
+            ) from None
         yield state
         return
     with tempfile.TemporaryDirectory(prefix="talaria-broker-") as name:
         yield Path(name)
+
+
+def _remembered(host: str, folder: Path) -> int:
+    """The port that an earlier start found free, so that devices find the broker again; 0 where it is lost."""
+    file = folder / "port"
+    text = file.read_text() if file.exists() else ""
+    if not text.isdecimal() or not 0 < int(text) <= 65535:
+        return 0
+    try:
+        _require_port(host, int(text))
+    except TransportError:
+        logger.warning("broker: port %s of the last start is taken now; another one is used", text)
+        return 0
+    return int(text)
 
 
 def _free_port(host: str) -> int:
@@ -191,7 +205,11 @@ def _mosquitto(binary: Path, host: str, port: int, folder: Path) -> Iterator[Bro
     if port:
         _require_port(host, port)
     data, log, config = folder / "persistence", folder / "mosquitto.log", folder / "mosquitto.conf"
-    if os.geteuid() == 0 and folder.stat().st_mode & stat.S_IRWXU == stat.S_IRWXU and not folder.stat().st_mode & stat.S_IXOTH:
+    if (
+        os.geteuid() == 0
+        and folder.stat().st_mode & stat.S_IRWXU == stat.S_IRWXU
+        and not folder.stat().st_mode & stat.S_IXOTH
+    ):
         folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
     data.mkdir(mode=0o700, exist_ok=True)
     user = _account(data)

@@ -1,0 +1,116 @@
+"""One frozen configuration of a coordinator, from ``fleet.toml``::
+
+[fleet]
+name = "watch"
+state = "state"             # folder for the database, blobs and the broker's files
+devices = 16                # learn once so many have come; or members = ["anna", ...]
+
+[broker]
+url = "auto"                # "auto", "mosquitto", "amqtt", or mqtt://host:1883
+port = 0                    # of a managed broker; 0 is a free one, kept over restarts
+
+[rounds]
+deadline_s = 600            # 0 waits for ever
+quorum = 0.5                # share of the cohort without which a round fails
+
+[run]                       # what all devices must agree on: the fields of talaria.rounds.Run
+algorithm = "hermes"
+rounds = 30
+[run.spec]
+name = "imu_cnn"
+input_shape = [6, 100]
+classes = 7
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from talaria.errors import ConfigError
+from talaria.rounds import Run
+from talaria.settings import Section, read_toml
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
+_DEVICE = re.compile(r"[a-z0-9-]{1,36}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetConfig:
+    """Everything that a coordinator needs for one fleet. ``members`` (or, where empty, the first ``devices`` to
+    come) are the roster that cohorts are drawn from."""
+
+    name: str
+    run: Run
+    state: Path
+    devices: int = 0
+    members: tuple[str, ...] = ()
+    broker: str = "auto"
+    host: str = "127.0.0.1"
+    port: int = 0
+    deadline_s: float = 600.0
+    quorum: float = 0.5
+    retry_s: float = 5.0
+    max_update: int = 256 << 20
+    stay: bool = True
+    """Serve the final body to newcomers after the last round, instead of leaving."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"fleet: name={self.name!r} must be 1 to 36 of a-z, 0-9, '-' and '_', beginning with a letter or digit"
+            )
+        for member in self.members:
+            if not _DEVICE.fullmatch(member):
+                raise ConfigError(f"fleet: member {member!r} must be 1 to 36 of a-z, 0-9 and '-'")
+        if not self.members and self.devices < 1:
+            raise ConfigError(
+                f"fleet: devices={self.devices} must be at least 1: how many to wait for; or name them in members=[...]"
+            )
+        if not 0 < self.quorum <= 1:
+            raise ConfigError(f"rounds: quorum={self.quorum} must be a share in (0, 1]")
+
+
+def load_config(path: Path) -> FleetConfig:
+    """The configuration in ``path``. Raises :class:`ConfigError` naming the field, its value and the mend."""
+    top = read_toml(path)
+    fleet, broker, rounds = top.table("fleet"), top.table("broker"), top.table("rounds")
+    run = run_of(top.table("run"))
+    config = FleetConfig(
+        name=fleet.text("name"),
+        run=run,
+        state=fleet.path("state", "state"),
+        devices=fleet.whole("devices", 0),
+        members=fleet.names("members", ()),
+        stay=fleet.flag("stay", True),
+        broker=broker.text("url", "auto"),
+        host=broker.text("host", "127.0.0.1"),
+        port=broker.whole("port", 0, high=65535),
+        deadline_s=rounds.number("deadline_s", 600.0),
+        quorum=rounds.number("quorum", 0.5, high=1.0),
+        retry_s=rounds.number("retry_s", 5.0, low=0.05, high=3600),
+        max_update=rounds.whole("max_update", 256 << 20, low=1024, high=2**32),
+    )
+    for section in (top, fleet, broker, rounds):
+        section.done()
+    return config
+
+
+def run_of(section: Section) -> Run:
+    """The run that a ``[run]`` table describes."""
+    known = {f.name for f in fields(Run)}
+    for name in section.values:
+        if name not in known:
+            raise section.bad(name, f"is unknown; known are {', '.join(sorted(known))}")
+    for name in ("spec", "algorithm"):
+        if name not in section.values:
+            raise section.bad(name, "says which model (a table) or algorithm (text) to learn with")
+    values = {"recipe": {}, **section.values}
+    try:
+        return Run.from_json(json.dumps(values))
+    except ConfigError as error:
+        raise ConfigError(f"{section.file}: {error}") from None
+    except TypeError as error:
+        raise ConfigError(f"{section.file}: [run] {error}; use numbers, text, lists and tables only") from None

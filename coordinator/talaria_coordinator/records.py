@@ -1,0 +1,92 @@
+"""What the store hands out: frozen records, and how they are read from rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import Row
+
+Status = Literal["stored", "counted", "rejected"]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A fleet after ``step`` committed rounds of learning, out of ``tried`` that were opened.
+
+    ``body`` and ``server`` are blob digests of the shared tensors and of the
+    aggregator's state. ``roster`` is empty until the first round."""
+
+    name: str
+    run: str
+    epoch: int
+    step: int
+    tried: int
+    status: str
+    body: str
+    server: str
+    roster: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One try at learning round ``step``, under its own number ``round``. ``closed`` is None while it is open;
+    ``failure`` says why nothing of it counts; ``body`` and ``counted`` are set where it was committed."""
+
+    round: int
+    step: int
+    cohort: tuple[str, ...]
+    base: str
+    opened: float
+    closed: float | None
+    failure: str | None
+    body: str | None
+    counted: tuple[tuple[int, str], ...] | None
+
+
+@dataclass(frozen=True)
+class Device:
+    """What is known of a device; ``boot`` is its highest boot counter seen."""
+
+    fleet: str
+    device: str
+    boot: int
+    online: bool
+    profile: dict[str, Any]
+    seen: float
+    quarantine: str | None
+
+
+@dataclass(frozen=True)
+class Received:
+    """One device's complete update of one round, made from body ``base``; ``digest`` names its blob."""
+
+    round: int
+    device: str
+    digest: str
+    size: int
+    base: int
+    status: Status
+    reason: str | None
+
+
+def fleet_of(row: Row[Any]) -> Fleet:
+    roster = tuple(json.loads(row.roster)) if row.roster else ()
+    return Fleet(row.fleet, row.run, row.epoch, row.step, row.tried, row.status, row.body, row.server, roster)
+
+
+def round_of(row: Row[Any]) -> Round:
+    counted = (
+        None if row.counted is None else tuple((int(made), str(device)) for made, device in json.loads(row.counted))
+    )
+    cohort = tuple(json.loads(row.cohort))
+    return Round(row.round, row.step, cohort, row.base, row.opened, row.closed, row.failure, row.body, counted)
+
+
+def device_of(row: Row[Any]) -> Device:
+    return Device(row.fleet, row.device, row.boot, bool(row.online), json.loads(row.profile), row.seen, row.quarantine)
+
+
+def received_of(row: Row[Any]) -> Received:
+    return Received(row.round, row.device, row.digest, row.size, row.base, row.status, row.reason)

@@ -1,0 +1,364 @@
+"""The coordinator's durable memory: fleets, rounds, devices, updates, and the audit log that chains them.
+
+One class over SQLAlchemy Core serves SQLite (a path; WAL, synchronous=FULL: a receipt once sent survives a power
+cut) and any other database by URL. Every method is one transaction.
+
+The protocol's own machine decides what happens to an update from offer to upload and is kept here as a whole
+(:meth:`Store.save_machine`). A complete update is entered as ``stored`` or ``rejected`` under (fleet, round,
+device), and ``stored`` becomes ``counted`` in the one transaction that also names the new body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy import Connection, create_engine, event, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from talaria.errors import ConfigError, StateError
+from talaria_coordinator.audit import GENESIS, append, link
+from talaria_coordinator.records import (
+    Device,
+    Fleet,
+    Received,
+    Round,
+    device_of,
+    fleet_of,
+    received_of,
+    round_of,
+)
+from talaria_coordinator.tables import DEVICES, EQUIVOCATIONS, EVENTS, FLEETS, MACHINES, METADATA, ROUNDS, UPDATES
+
+
+class Store:
+    """See the module. ``where`` is a path (SQLite) or a database URL."""
+
+    def __init__(self, where: Path | str) -> None:
+        self._sqlite = isinstance(where, Path)
+        url = f"sqlite:///{where}" if isinstance(where, Path) else where
+        if isinstance(where, Path):
+            try:
+                where.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StateError(f"store: cannot make {where.parent}: {error.strerror}; give another folder") from None
+        try:
+            self._engine = create_engine(url)
+        except SQLAlchemyError as error:
+            raise ConfigError(f"store: {error}; give a path, or a URL like postgresql+psycopg://host/name") from None
+        if self._sqlite:
+            event.listen(self._engine, "connect", _durable)
+            event.listen(self._engine, "begin", _begin_immediately)
+        with self._transaction() as tx:
+            METADATA.create_all(tx)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as tx:
+                yield tx
+        except SQLAlchemyError as error:
+            cause = str(error.__cause__ or error).splitlines()[0]
+            raise StateError(
+                f"store: the database refused ({cause}); free space or mend its folder and start again. "
+                "Nothing of this step was written; all earlier state is intact"
+            ) from error
+
+    # -- fleets
+
+    def enter(self, fleet: str, run: str, body: str, server: str) -> Fleet:
+        """Begin a new epoch of a fleet, creating it with its first ``body`` and ``server`` where it is new.
+
+        Raises :class:`~talaria.errors.ConfigError` where the stored fleet learns another run.
+        """
+        with self._transaction() as tx:
+            row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one_or_none()
+            if row is None:
+                tx.execute(
+                    insert(FLEETS).values(
+                        fleet=fleet,
+                        run=run,
+                        epoch=1,
+                        step=0,
+                        tried=0,
+                        status="running",
+                        body=body,
+                        server=server,
+                        created=time.time(),
+                    )
+                )
+                append(tx, "fleet-created", {"body": body}, fleet=fleet)
+            elif row.run != run:
+                raise ConfigError(
+                    f"fleet {fleet!r}: its stored run differs from this configuration ({_difference(row.run, run)}); "
+                    "take the old values back, or give the new run another name or state folder"
+                )
+            else:
+                tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(epoch=row.epoch + 1))
+                append(tx, "coordinator-started", {"epoch": row.epoch + 1}, fleet=fleet)
+            return fleet_of(tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one())
+
+    def fleet(self, fleet: str) -> Fleet | None:
+        """The fleet, or None."""
+        with self._transaction() as tx:
+            row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one_or_none()
+            return None if row is None else fleet_of(row)
+
+    def fleets(self) -> list[Fleet]:
+        """All fleets by name."""
+        with self._transaction() as tx:
+            return [fleet_of(row) for row in tx.execute(select(FLEETS).order_by(FLEETS.c.fleet))]
+
+    def set_status(self, fleet: str, status: Literal["running", "paused", "done", "aborted"]) -> None:
+        """Change what the fleet is doing; logged."""
+        with self._transaction() as tx:
+            tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(status=status))
+            append(tx, f"fleet-{status}", {}, fleet=fleet)
+
+    def set_roster(self, fleet: str, roster: Sequence[str]) -> None:
+        """Fix the devices that cohorts are drawn from; logged."""
+        with self._transaction() as tx:
+            tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(roster=json.dumps(sorted(roster))))
+            append(tx, "roster-fixed", {"roster": sorted(roster)}, fleet=fleet)
+
+    # -- rounds
+
+    def open_round(self, fleet: str, step: int, cohort: Sequence[str], base: str) -> Round:
+        """A new try at learning round ``step``, under the next number."""
+        with self._transaction() as tx:
+            number = tx.execute(select(FLEETS.c.tried).where(FLEETS.c.fleet == fleet)).scalar_one() + 1
+            tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(tried=number))
+            names = json.dumps(sorted(cohort))
+            tx.execute(
+                insert(ROUNDS).values(fleet=fleet, round=number, step=step, cohort=names, base=base, opened=time.time())
+            )
+            append(
+                tx, "round-opened", {"step": step, "cohort": sorted(cohort), "base": base}, fleet=fleet, round=number
+            )
+            where = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round == number)
+            return round_of(tx.execute(select(ROUNDS).where(where)).one())
+
+    def fail_round(self, fleet: str, number: int, reason: str) -> None:
+        """Close a round whose updates count nowhere; a closed one stays as it is."""
+        with self._transaction() as tx:
+            open_ = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round == number) & ROUNDS.c.closed.is_(None)
+            done = tx.execute(update(ROUNDS).where(open_).values(closed=time.time(), failure=reason))
+            if done.rowcount:
+                append(tx, "round-failed", {"reason": reason}, fleet=fleet, round=number)
+
+    def rounds(self, fleet: str) -> list[Round]:
+        """All rounds in order."""
+        with self._transaction() as tx:
+            rows = tx.execute(select(ROUNDS).where(ROUNDS.c.fleet == fleet).order_by(ROUNDS.c.round))
+            return [round_of(row) for row in rows]
+
+    def commit_round(
+        self,
+        fleet: str,
+        number: int,
+        *,
+        epoch: int,
+        counted: Sequence[tuple[int, str]],
+        body: str,
+        server: str,
+        last: bool,
+    ) -> None:
+        """Commit the new body and the exact set of updates in it, as (round, device), at once.
+
+        Raises :class:`~talaria.errors.StateError` where another coordinator has taken the fleet over, the round
+        is closed already, or an update is not stored.
+        """
+        pairs = sorted(counted)
+        with self._transaction() as tx:
+            mine = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round == number)
+            row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one()
+            step = tx.execute(select(ROUNDS.c.step).where(mine & ROUNDS.c.closed.is_(None))).scalar_one_or_none()
+            if row.epoch != epoch:
+                raise StateError(
+                    f"fleet {fleet!r}: another coordinator has it (epoch {row.epoch}, ours {epoch}); stop one"
+                )
+            if step != row.step + 1:
+                raise StateError(f"fleet {fleet!r}: round {number} cannot be committed; it is not the open one")
+            now = time.time()
+            for made, device in pairs:
+                entry = _key(fleet, made, device) & (UPDATES.c.status == "stored")
+                if tx.execute(update(UPDATES).where(entry).values(status="counted", changed=now)).rowcount != 1:
+                    raise StateError(
+                        f"fleet {fleet!r}: round {number} cannot count {device!r} (its update of round {made} is not "
+                        "stored, or counted already)"
+                    )
+            listed = json.dumps(pairs)
+            digest = hashlib.sha256(listed.encode()).hexdigest()
+            values = {"closed": now, "body": body, "server": server, "counted": listed, "counted_sha256": digest}
+            tx.execute(update(ROUNDS).where(mine).values(**values))
+            status = "done" if last else row.status
+            tx.execute(
+                update(FLEETS).where(FLEETS.c.fleet == fleet).values(step=step, body=body, server=server, status=status)
+            )
+            append(tx, "round-closed", {"step": step, "counted": pairs, "body": body}, fleet=fleet, round=number)
+
+    def machine(self, fleet: str) -> bytes | None:
+        """The protocol machine as it was saved last, or None."""
+        with self._transaction() as tx:
+            where = MACHINES.c.fleet == fleet
+            return tx.execute(select(MACHINES.c.state).where(where)).scalar_one_or_none()
+
+    def save_machine(self, fleet: str, epoch: int, state: bytes) -> None:
+        """Keep the protocol machine; refused (StateError) once another coordinator has the fleet."""
+        with self._transaction() as tx:
+            now = tx.execute(select(FLEETS.c.epoch).where(FLEETS.c.fleet == fleet)).scalar_one()
+            if now != epoch:
+                raise StateError(f"fleet {fleet!r}: another coordinator has it (epoch {now}, ours {epoch}); stop one")
+            where = MACHINES.c.fleet == fleet
+            if tx.execute(update(MACHINES).where(where).values(state=state)).rowcount == 0:
+                tx.execute(insert(MACHINES).values(fleet=fleet, state=state))
+
+    # -- devices
+
+    def see(self, fleet: str, device: str, boot: int, profile: dict[str, Any], online: bool = True) -> Device:
+        """Record a birth (or, with ``online=False``, a death) of a device. An older boot changes nothing."""
+        with self._transaction() as tx:
+            where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
+            row = tx.execute(select(DEVICES).where(where)).one_or_none()
+            now = time.time()
+            if row is None:
+                tx.execute(
+                    insert(DEVICES).values(
+                        fleet=fleet, device=device, boot=boot, online=int(online), profile=json.dumps(profile),
+                        joined=now, seen=now,
+                    )
+                )  # fmt: skip
+                append(tx, "device-joined", {"boot": boot}, fleet=fleet, device=device)
+            elif boot >= row.boot:
+                kept = json.dumps(profile) if profile else row.profile
+                tx.execute(update(DEVICES).where(where).values(boot=boot, online=int(online), profile=kept, seen=now))
+            return device_of(tx.execute(select(DEVICES).where(where)).one())
+
+    def quarantine(self, fleet: str, device: str, reason: str | None) -> None:
+        """Keep a device out of further rounds for ``reason``, or (None) let it in again."""
+        with self._transaction() as tx:
+            where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
+            tx.execute(update(DEVICES).where(where).values(quarantine=reason))
+            append(tx, "quarantined" if reason else "released", {"reason": reason}, fleet=fleet, device=device)
+
+    def devices(self, fleet: str) -> list[Device]:
+        """All devices by name."""
+        with self._transaction() as tx:
+            rows = tx.execute(select(DEVICES).where(DEVICES.c.fleet == fleet).order_by(DEVICES.c.device))
+            return [device_of(row) for row in rows]
+
+    # -- updates
+
+    def keep_update(self, fleet: str, round: int, device: str, *, digest: str, size: int, base: int) -> Received:
+        """Enter a complete and valid update, whose bytes are the blob ``digest``. The first one of a (round, device)
+        stays: the row that is returned may hold another digest."""
+        return self._enter(fleet, round, device, digest=digest, size=size, base=base, status="stored", reason=None)
+
+    def reject_update(
+        self, fleet: str, round: int, device: str, *, digest: str, size: int, base: int, reason: str
+    ) -> Received:
+        """Enter an update that will never count, and why."""
+        return self._enter(fleet, round, device, digest=digest, size=size, base=base, status="rejected", reason=reason)
+
+    def _enter(self, fleet: str, round: int, device: str, **values: Any) -> Received:
+        with self._transaction() as tx:
+            row = tx.execute(select(UPDATES).where(_key(fleet, round, device))).one_or_none()
+            if row is None:
+                tx.execute(
+                    insert(UPDATES).values(fleet=fleet, round=round, device=device, changed=time.time(), **values)
+                )
+                detail = {"digest": values["digest"], "reason": values["reason"]}
+                append(tx, f"update-{values['status']}", detail, fleet=fleet, round=round, device=device)
+                row = tx.execute(select(UPDATES).where(_key(fleet, round, device))).one()
+            return received_of(row)
+
+    def equivocation(self, fleet: str, round: int, device: str, first: str, second: str) -> None:
+        """Record that a device offered a second, different update of a round."""
+        with self._transaction() as tx:
+            key = {"fleet": fleet, "round": round, "device": device, "digest": second}
+            same = [EQUIVOCATIONS.c[name] == value for name, value in key.items()]
+            if tx.execute(select(EQUIVOCATIONS).where(*same)).one_or_none() is None:
+                tx.execute(insert(EQUIVOCATIONS).values(seen=time.time(), **key))
+                append(tx, "equivocation", {"first": first, "second": second}, fleet=fleet, round=round, device=device)
+
+    def updates(self, fleet: str, round: int) -> list[Received]:
+        """All updates of a round, by device."""
+        with self._transaction() as tx:
+            where = (UPDATES.c.fleet == fleet) & (UPDATES.c.round == round)
+            return [received_of(row) for row in tx.execute(select(UPDATES).where(where).order_by(UPDATES.c.device))]
+
+    def equivocations(self, fleet: str) -> list[tuple[int, str, str]]:
+        """All second, different updates as (round, device, digest)."""
+        with self._transaction() as tx:
+            rows = tx.execute(select(EQUIVOCATIONS).where(EQUIVOCATIONS.c.fleet == fleet))
+            return sorted((row.round, row.device, row.digest) for row in rows)
+
+    # -- blobs in use and the audit log
+
+    def blobs_in_use(self) -> set[str]:
+        """Digests that must be kept: every body and server state of a round, and updates not yet folded."""
+        with self._transaction() as tx:
+            keep: set[str | None] = set()
+            for row in tx.execute(select(FLEETS.c.body, FLEETS.c.server)):
+                keep |= {row.body, row.server}
+            for row in tx.execute(select(ROUNDS.c.base, ROUNDS.c.body)):
+                keep |= {row.base, row.body}
+            keep |= set(tx.execute(select(UPDATES.c.digest).where(UPDATES.c.status == "stored")).scalars())
+            return {digest for digest in keep if digest}
+
+    def log(self, fleet: str, kind: str, round: int | None = None, device: str | None = None, **detail: Any) -> None:
+        """Append to the audit log."""
+        with self._transaction() as tx:
+            append(tx, kind, detail, fleet=fleet, round=round, device=device)
+
+    def events(self, fleet: str, last: int = 100) -> list[dict[str, Any]]:
+        """The last events of a fleet, oldest first."""
+        with self._transaction() as tx:
+            rows = tx.execute(
+                select(EVENTS).where(EVENTS.c.fleet == fleet).order_by(EVENTS.c.seq.desc()).limit(last)
+            ).all()
+            return [
+                {"seq": r.seq, "at": r.at, "round": r.round, "device": r.device, "kind": r.kind, **json.loads(r.detail)}
+                for r in reversed(rows)
+            ]
+
+    def verify_log(self) -> int:
+        """Walk the whole hash chain; the number of events. Raises StateError at the first that was altered."""
+        with self._transaction() as tx:
+            chain, count = GENESIS, 0
+            for row in tx.execute(select(EVENTS).order_by(EVENTS.c.seq)):
+                chain, count = link(chain, row.at, row.fleet, row.round, row.device, row.kind, row.detail), count + 1
+                if chain != row.chain:
+                    raise StateError(f"store: event {row.seq} of the audit log was altered; compare with a backup")
+            return count
+
+
+def _durable(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_immediately(connection: Connection) -> None:
+    # A deferred transaction that reads first and writes later can fail where two processes do so at once.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _difference(stored: str, given: str) -> str:
+    old, new = json.loads(stored), json.loads(given)
+    odd = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
+    return "; ".join(f"{k}: stored {json.dumps(old.get(k))}, given {json.dumps(new.get(k))}" for k in odd)
+
+
+def _key(fleet: str, round: int, device: str) -> Any:
+    return (UPDATES.c.fleet == fleet) & (UPDATES.c.round == round) & (UPDATES.c.device == device)

@@ -1,0 +1,112 @@
+"""The tables of the coordinator's state, in types that SQLite and PostgreSQL share."""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    ForeignKeyConstraint,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+METADATA = MetaData()
+
+# `step` counts the rounds of learning that are committed, `tried` the rounds that were opened: a round without
+# quorum is tried again under a new number. `body` and `server` are digests of what `step` rounds have learned.
+FLEETS = Table(
+    "fleets",
+    METADATA,
+    Column("fleet", String(36), primary_key=True),
+    Column("run", Text, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("tried", Integer, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("roster", Text),
+    Column("body", String(64), nullable=False),
+    Column("server", String(64), nullable=False),
+    Column("created", Float, nullable=False),
+)
+
+ROUNDS = Table(
+    "rounds",
+    METADATA,
+    Column("fleet", String(36), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("step", Integer, nullable=False),
+    Column("cohort", Text, nullable=False),
+    Column("base", String(64), nullable=False),
+    Column("opened", Float, nullable=False),
+    Column("closed", Float),
+    Column("failure", Text),
+    Column("body", String(64)),
+    Column("server", String(64)),
+    Column("counted", Text),
+    Column("counted_sha256", String(64)),
+    ForeignKeyConstraint(["fleet"], ["fleets.fleet"]),
+)
+
+DEVICES = Table(
+    "devices",
+    METADATA,
+    Column("fleet", String(36), primary_key=True),
+    Column("device", String(36), primary_key=True),
+    Column("boot", BigInteger, nullable=False),
+    Column("online", Integer, nullable=False),
+    Column("profile", Text, nullable=False),
+    Column("joined", Float, nullable=False),
+    Column("seen", Float, nullable=False),
+    Column("quarantine", Text),
+    ForeignKeyConstraint(["fleet"], ["fleets.fleet"]),
+)
+
+MACHINES = Table(
+    "machines",
+    METADATA,
+    Column("fleet", String(36), primary_key=True),
+    Column("state", LargeBinary, nullable=False),
+    ForeignKeyConstraint(["fleet"], ["fleets.fleet"]),
+)
+
+# `digest` is the sha256 of the update's bytes, and so the name of its blob.
+UPDATES = Table(
+    "updates",
+    METADATA,
+    Column("fleet", String(36), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("device", String(36), primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("base", Integer, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("reason", Text),
+    Column("changed", Float, nullable=False),
+    ForeignKeyConstraint(["fleet", "round"], ["rounds.fleet", "rounds.round"]),
+)
+
+EQUIVOCATIONS = Table(
+    "equivocations",
+    METADATA,
+    Column("fleet", String(36), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("device", String(36), primary_key=True),
+    Column("digest", String(64), primary_key=True),
+    Column("seen", Float, nullable=False),
+)
+
+EVENTS = Table(
+    "events",
+    METADATA,
+    Column("seq", Integer, primary_key=True, autoincrement=True),
+    Column("at", Float, nullable=False),
+    Column("fleet", String(36), nullable=False),
+    Column("round", Integer),
+    Column("device", String(36)),
+    Column("kind", String(32), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("chain", String(64), nullable=False),
+)

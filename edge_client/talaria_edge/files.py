@@ -1,0 +1,91 @@
+"""Files that survive a crash: written beside, flushed, renamed; and tensors that carry their own checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from talaria.errors import StateError
+from talaria.types import Tensors
+
+HEADER_LIMIT = 1 << 20
+KEY = "talaria"
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data`` durably, or leave it as it was and raise StateError."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with beside.open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        rename(beside, path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise StateError(
+            f"state: {len(data)} bytes could not be written to {path}: {error.strerror}; free space there. "
+            "The state saved before is intact"
+        ) from None
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename within one folder so that the new name survives a power cut."""
+    source.replace(target)
+    handle = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read(path: Path, mend: str) -> bytes:
+    """The bytes of ``path``; StateError, with ``mend``, where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StateError(f"state: {path} cannot be read: {error.strerror}; {mend}") from None
+
+
+def pack(tensors: Tensors, facts: Mapping[str, Any]) -> bytes:
+    """A safetensors file of ``tensors`` with ``facts`` (JSON) and a checksum over both in its header."""
+    text = json.dumps(dict(facts), sort_keys=True)
+    header = json.dumps({"facts": text, "sha256": _checksum(tensors, text)})
+    return save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata={KEY: header})
+
+
+def unpack(data: bytes, path: Path, mend: str) -> tuple[Tensors, dict[str, Any]]:
+    """What :func:`pack` packed. StateError naming ``path`` and ``mend`` where the bytes are damaged."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if len(data) < 8 or length > min(HEADER_LIMIT, len(data) - 8):
+            raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
+        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][KEY])
+        tensors = load(data)
+        if _checksum(tensors, header["facts"]) != header["sha256"]:
+            raise ValueError("the checksum does not fit")
+        facts = json.loads(header["facts"])
+        if not isinstance(facts, dict):
+            raise ValueError("its facts are not a table")
+    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise StateError(f"state: {path} is damaged ({error}); {mend}") from None
+    return tensors, facts
+
+
+def _checksum(tensors: Tensors, text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name].detach().contiguous()
+        digest.update(f"\x1f{name}\x1f{value.dtype}\x1f{tuple(value.shape)}\x1f".encode())
+        digest.update(value.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,162 @@
+"""Brokers that really start: Mosquitto as a child, amqtt in process, and what is said when they cannot."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from talaria.errors import ConfigError, TransportError
+from talaria_coordinator import broker
+from talaria_coordinator.broker import find_mosquitto, open_broker
+
+CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01t"
+CONNACK = b"\x20\x02\x00\x00"
+
+
+def speaks_mqtt(url):
+    host, port = url.removeprefix("mqtt://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as link:
+        link.sendall(CONNECT)
+        link.settimeout(5)
+        answer = link.recv(4)
+        link.sendall(b"\xe0\x00")
+    return answer == CONNACK
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().split(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pid, seconds=10):
+    end = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not alive(pid)
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
+def test_it_answers_and_leaves(kind, tmp_path):
+    with open_broker(kind, state=tmp_path / "broker") as found:
+        assert found.kind == kind
+        assert found.url.startswith("mqtt://127.0.0.1:")
+        assert speaks_mqtt(found.url)
+    with pytest.raises(OSError, match="refused"):
+        speaks_mqtt(found.url)
+    if found.pid:
+        assert gone(found.pid)
+
+
+def test_auto_prefers_mosquitto_and_does_without(monkeypatch):
+    with open_broker() as found:
+        assert found.kind == "mosquitto"
+    monkeypatch.setattr(broker, "find_mosquitto", lambda: None)
+    with open_broker() as found:
+        assert found.kind == "amqtt"
+    with pytest.raises(TransportError, match="apt install mosquitto"), open_broker("mosquitto"):
+        pass
+
+
+def test_a_url_is_taken_as_it_is():
+    with open_broker("mqtts://broker.example:8883") as found:
+        assert (found.url, found.kind, found.pid) == ("mqtts://broker.example:8883", "url", None)
+
+
+@pytest.mark.parametrize("bad", ["http://x:1", "mqtt://", "mqtt://host:99999", "mqtt://host:0", "mqtt://[::1"])
+def test_bad_urls(bad):
+    with pytest.raises(ConfigError, match="mqtt://host:1883"), open_broker(bad):
+        pass
+
+
+def test_unknown_choice_and_port():
+    with pytest.raises(ConfigError, match="'rabbit' is unknown"), open_broker("rabbit"):
+        pass
+    with pytest.raises(ConfigError, match="port=70000"), open_broker("auto", port=70000):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
+def test_port_taken(kind, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with (
+            pytest.raises(TransportError, match=rf"127.0.0.1:{port} cannot be opened .*ss -ltnp.*port = 0"),
+            open_broker(kind, port=port, state=tmp_path),
+        ):
+            pass
+
+
+def test_the_free_port_is_kept_over_restarts(tmp_path):
+    urls = []
+    for _ in range(2):
+        with open_broker("mosquitto", state=tmp_path) as found:
+            urls.append(found.url)
+    assert urls[0] == urls[1]
+
+
+def test_a_binary_that_cannot_start_is_told_with_its_log(tmp_path, monkeypatch):
+    fake = tmp_path / "mosquitto"
+    fake.write_text("#!/bin/sh\necho 'Error: the moon is full' >&2\nexit 3\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(broker, "find_mosquitto", lambda: fake)
+    with pytest.raises(TransportError, match=r"did not start.*the moon is full.*amqtt"), open_broker("mosquitto"):
+        pass
+
+
+def test_mosquitto_leaves_with_a_killed_parent_and_keeps_what_was_retained(tmp_path):
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom talaria_coordinator.broker import open_broker\n"
+        "with open_broker('mosquitto', state=Path(sys.argv[1])) as b:\n"
+        "    print(b.pid, b.url, flush=True)\n    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid, url = parent.stdout.readline().split()
+        publish(url, "a/b", b"kept")
+        os.kill(parent.pid, signal.SIGKILL)
+    assert gone(int(pid))
+    with open_broker("mosquitto", state=tmp_path) as found:
+        assert found.url == url
+        assert retained(found.url, "a/b") == b"kept"
+
+
+def publish(url, topic, payload):
+    import paho.mqtt.client as mqtt
+
+    host, port = url.removeprefix("mqtt://").split(":")
+    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="p")
+    client.connect(host, int(port))
+    client.loop_start()
+    client.publish(topic, payload, qos=1, retain=True).wait_for_publish(5)
+    client.disconnect()
+    client.loop_stop()
+
+
+def retained(url, topic):
+    import threading
+
+    import paho.mqtt.client as mqtt
+
+    host, port = url.removeprefix("mqtt://").split(":")
+    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="s")
+    got, payload = threading.Event(), []
+    client.on_message = lambda _c, _u, message: (payload.append(message.payload), got.set())
+    client.connect(host, int(port))
+    client.subscribe(topic, 1)
+    client.loop_start()
+    got.wait(5)
+    client.disconnect()
+    client.loop_stop()
+    return payload[0] if payload else None
+
+
+def test_the_binary_is_found_outside_the_path(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert find_mosquitto() is not None
