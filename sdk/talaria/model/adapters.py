@@ -1,27 +1,242 @@
-"""Compact adapters: a few trainable weights beside or behind frozen layers, merged away where that is exact."""
+"""Compact adapters: a few trainable weights beside or behind frozen layers, merged away where that is exact.
+
+An adapted layer ``L`` becomes a module with two children: ``L.base``, the layer itself, and ``L.adapter``. Kinds:
+
+- ``lowrank``: ``W x + B (A x)``, parallel (LoRA, Hu et al. 2021; for a convolution ``A`` has its kernel, ``B`` is 1x1);
+- ``residual``: ``y + C y`` behind the layer, ``C`` a 1x1 convolution, or ``U D y`` with a bottleneck of ``rank``
+  channels, with ReLU in between where ``nonlinear`` (Rebuffi et al. 2017, Houlsby et al. 2019);
+- ``heart``: ``y + C dropout(BatchNorm(y))``, the form of HEART-PFL (2026), for convolutions.
+
+The last factor starts at zero, so a fresh adapter changes nothing; ``heart`` starts at N(0, 1e-4), as published.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from fnmatch import fnmatchcase
+from math import sqrt
+from typing import Any, cast
 
-from torch.nn import Module
+import torch
+from torch import Tensor, nn
+from torch.nn import Conv1d, Conv2d, Linear, Module
+
+from talaria.errors import ConfigError, ModelError
+from talaria.model.split import ADAPTER
+
+KINDS = ("lowrank", "residual", "heart")
+LARGEST_RANK = 4096
 
 
 @dataclass(frozen=True)
 class AdapterSpec:
-    kind: str = "lowrank"
-    rank: int = 8
+    """``kind``, ``rank`` (None for full width; ``lowrank`` needs one) and ``where``.
+
+    ``where`` holds dotted prefixes whose components may be patterns (``layer*.*.conv1``); ``()`` means every layer
+    that can take the adapter, without the head. ``rank`` is cut to what a layer can use.
+    """
+
+    kind: str
+    rank: int | None = None
     where: tuple[str, ...] = ()
+    nonlinear: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"adapters: kind={self.kind!r} is unknown; use one of {', '.join(KINDS)}")
+        whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
+        if self.rank is not None and not (whole and 1 <= self.rank <= LARGEST_RANK):
+            raise ConfigError(f"adapters: rank={self.rank!r} must be a whole number in 1..{LARGEST_RANK}, or None")
+        if self.kind == "lowrank" and self.rank is None:
+            raise ConfigError("adapters: kind='lowrank' needs a rank, such as rank=8")
+        if self.kind == "heart" and self.rank is not None:
+            raise ConfigError(f"adapters: kind='heart' has full width; leave rank={self.rank} out")
+        if not isinstance(self.nonlinear, bool) or (self.nonlinear and (self.kind != "residual" or self.rank is None)):
+            raise ConfigError(
+                f"adapters: nonlinear={self.nonlinear!r} needs kind='residual' with a rank; "
+                f"without a bottleneck there is nothing between"
+            )
+        where = (self.where,) if isinstance(self.where, str) else self.where
+        if not isinstance(where, (tuple, list)) or not all(isinstance(p, str) and p for p in where):
+            raise ConfigError(f"adapters: where={self.where!r} must be a tuple of dotted layer names")
+        object.__setattr__(self, "where", tuple(where))
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "rank": self.rank, "where": list(self.where)}
+        """Plain JSON values; :meth:`from_json` is the inverse."""
+        return {"kind": self.kind, "rank": self.rank, "where": list(self.where), "nonlinear": self.nonlinear}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> AdapterSpec:
-        return cls(data["kind"], data["rank"], tuple(data["where"]))
+        """The spec that :meth:`to_json` wrote. Raises :class:`~talaria.errors.ConfigError` on any invalid field."""
+        if not isinstance(data, Mapping) or "kind" not in data:
+            raise ConfigError("adapters: need an object with at least 'kind'")
+        odd = set(data) - {"kind", "rank", "where", "nonlinear"}
+        if odd:
+            raise ConfigError(f"adapters: fields {sorted(map(str, odd))} are unknown")
+        return cls(**{**data, "where": tuple(data["where"]) if isinstance(data.get("where"), list) else ()})
 
 
-def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = ()) -> Module:
-    return model
+HEART_RESNET = AdapterSpec("heart", where=("layer*.*.conv*",))
+"""HEART-PFL's two adapters per BasicBlock of a ResNet-18: behind conv1 and conv2, before their BatchNorm."""
+
+
+class Parallel(Module):
+    """``base(x) + adapter(x)``."""
+
+    def __init__(self, base: Module, adapter: Module) -> None:
+        super().__init__()
+        self.base, self.adapter = base, adapter
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(self.base(x), self.adapter(x))
+
+
+class Behind(Module):
+    """``y + adapter(y)`` for ``y = base(x)``."""
+
+    def __init__(self, base: Module, adapter: Module) -> None:
+        super().__init__()
+        self.base, self.adapter = base, adapter
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x)
+        return torch.add(y, self.adapter(y))
+
+
+class Factors(Module):
+    """``up(down(x))``, with ReLU in between where ``nonlinear``."""
+
+    def __init__(self, down: Module, up: Module, nonlinear: bool = False) -> None:
+        super().__init__()
+        self.down, self.up, self.nonlinear = down, up, nonlinear
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.down(x)
+        out: Tensor = self.up(torch.relu(hidden) if self.nonlinear else hidden)
+        return out
+
+
+class Heart(Module):
+    """``conv(dropout_0.3(norm(x)))``."""
+
+    def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d, conv: Module) -> None:
+        super().__init__()
+        self.norm: nn.BatchNorm1d | nn.BatchNorm2d = norm
+        self.drop, self.conv = nn.Dropout(0.3), conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(self.drop(self.norm(x)))
+        return out
+
+
+def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = (), seed: int = 0) -> Module:
+    """A copy of ``model`` with adapters; layers under the prefixes ``skip`` (the head) stay plain.
+
+    ``seed`` decides the adapters' random factors; torch's global generator is untouched. Raises
+    :class:`~talaria.errors.ModelError` where ``spec.where`` names no layer that can take this kind, with those that
+    can, and where the model has adapters already.
+    """
+    if any(isinstance(m, (Parallel, Behind)) for m in model.modules()):
+        raise ModelError("adapters: this model has adapters already; merge them first")
+    open_to = [name for name in _eligible(model, spec) if not any(_matches(name, s) for s in skip)]
+    chosen = [name for name in open_to if not spec.where or any(_matches(name, p) for p in spec.where)]
+    deaf = [p for p in spec.where if not any(_matches(name, p) for name in open_to)]
+    if deaf or not chosen:
+        raise ModelError(
+            f"adapters: where={list(deaf) or '()'} names no layer that can take kind={spec.kind!r}; "
+            f"layers that can: {', '.join(open_to[:12]) or 'none'}{', ...' if len(open_to) > 12 else ''}"
+        )
+    out = copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        for name in chosen:
+            parent, _, leaf = name.rpartition(".")
+            base = out.get_submodule(name)
+            adapted = _adapted(base, spec).train(base.training)
+            setattr(out.get_submodule(parent), leaf, adapted)
+    return out
+
+
+def count(model: Module, components: Iterable[str] = (ADAPTER,)) -> int:
+    """Parameters whose dotted name has one of ``components`` in it: by default, those of adapters."""
+    wanted = set(components)
+    return sum(p.numel() for name, p in model.named_parameters() if wanted & set(name.split(".")))
+
+
+def _eligible(model: Module, spec: AdapterSpec) -> list[str]:
+    """Plain layers that one name alone leads to; a layer inside attention is read by its owner and stays plain.
+
+    A grouped convolution could never take its adapter up, so it gets one only where it is named in full.
+    """
+    closed = [n for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
+    seen: dict[int, int] = {}
+    for _, layer in model.named_modules(remove_duplicate=False):
+        for parameter in layer.parameters(recurse=False):
+            seen[id(parameter)] = seen.get(id(parameter), 0) + 1
+    out = []
+    for name, layer in model.named_modules():
+        plain = type(layer) in ((Conv1d, Conv2d) if spec.kind == "heart" else (Conv1d, Conv2d, Linear))
+        if not plain or not name or any(_matches(name, owner) for owner in closed):
+            continue
+        if (
+            isinstance(layer, (Conv1d, Conv2d))
+            and layer.groups > 1
+            and (spec.kind == "lowrank" or name not in spec.where)
+        ):
+            continue
+        if all(seen[id(p)] == 1 for p in layer.parameters(recurse=False)):
+            out.append(name)
+    return out
+
+
+def _matches(name: str, prefix: str) -> bool:
+    """True where the components of ``prefix``, patterns allowed, begin those of ``name``."""
+    parts, wanted = name.split("."), prefix.split(".")
+    return len(parts) >= len(wanted) and all(fnmatchcase(p, w) for p, w in zip(parts, wanted, strict=False))
+
+
+def _adapted(base: Any, spec: AdapterSpec) -> Module:
+    width = base.weight.shape[0]
+    if spec.kind == "lowrank":
+        rank = min(spec.rank or 1, width, base.weight[0].numel())
+        return Parallel(base, _like(base, Factors(_started(_down(base, rank)), _zero(_pointwise(base, rank, width)))))
+    if spec.kind == "heart":
+        norm = (nn.BatchNorm1d if isinstance(base, Conv1d) else nn.BatchNorm2d)(width)
+        conv = _pointwise(base, width, width)
+        nn.init.normal_(conv.weight, 0.0, 1e-4)
+        return Behind(base, _like(base, Heart(norm, conv)))
+    if spec.rank is None:
+        return Behind(base, _like(base, _zero(_pointwise(base, width, width))))
+    rank = min(spec.rank, width)
+    down, up = _started(_pointwise(base, width, rank)), _zero(_pointwise(base, rank, width))
+    return Behind(base, _like(base, Factors(down, up, spec.nonlinear)))
+
+
+def _like(base: Any, adapter: Module) -> Module:
+    return adapter.to(device=base.weight.device, dtype=base.weight.dtype)
+
+
+def _down(base: Any, rank: int) -> Any:
+    """A layer that reads what ``base`` reads, with ``rank`` outputs."""
+    if isinstance(base, Linear):
+        return Linear(base.in_features, rank, bias=False)
+    shape = (base.kernel_size, base.stride, base.padding, base.dilation)
+    return type(base)(base.in_channels, rank, *shape, bias=False, padding_mode=base.padding_mode)
+
+
+def _pointwise(base: Any, width: int, out: int) -> Any:
+    return Linear(width, out, bias=False) if isinstance(base, Linear) else type(base)(width, out, 1, bias=False)
+
+
+@torch.no_grad()
+def _started(layer: Any) -> Module:
+    layer.weight.normal_(0.0, 1 / sqrt(layer.weight[0].numel()))
+    return cast(Module, layer)
+
+
+@torch.no_grad()
+def _zero(layer: Any) -> Module:
+    layer.weight.zero_()
+    return cast(Module, layer)

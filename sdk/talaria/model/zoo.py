@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from talaria import seeds
 from talaria.errors import ConfigError
-from talaria.model import adapters, small, survey, vision
+from talaria.model import adapters, lite0, small, survey, vision
 from talaria.model.spec import ModelSpec
 from talaria.model.split import split_model
 from talaria.types import Buffers, ChannelLayout, Split
@@ -33,6 +33,7 @@ _ZOO: dict[str, _Entry] = {
     "fmnist_cnn": _Entry(small.fmnist_cnn),
     "mlp": _Entry(small.mlp),
     **{name: _Entry(partial(vision.backbone, name), head) for name, head in vision.HEADS.items()},
+    "efficientnet_lite0": _Entry(lite0.lite0, load=lite0.load),
 }
 
 
@@ -56,8 +57,8 @@ def build(spec: ModelSpec) -> Module:
         if spec.pretrained and entry.load is not None:
             entry.load(model, spec.classes)
         if spec.adapters is not None:
-            torch.default_generator.manual_seed(seeds.seed_of(spec.seed, "zoo", 0, "adapters"))
-            model = adapters.insert(model, spec.adapters, skip=(entry.head,))
+            seed = seeds.seed_of(spec.seed, "zoo", 0, "adapters")
+            model = adapters.insert(model, spec.adapters, skip=(entry.head,), seed=seed)
     return model.train()
 
 

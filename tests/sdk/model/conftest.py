@@ -17,7 +17,8 @@ from talaria.types import ChannelLayout, ChannelMask
 @lru_cache
 def _nets() -> ModuleType:
     spec = importlib.util.spec_from_file_location("talaria_test_nets", Path(__file__).with_name("nets.py"))
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

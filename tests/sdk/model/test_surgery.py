@@ -94,7 +94,7 @@ def test_expand_puts_every_channel_back(net, random_mask):
 def test_a_mask_of_another_model_is_refused(make_net, random_mask):
     model, _, _ = make_net("residual")
     _, _, other = make_net("grouped")
-    with pytest.raises(ModelError, match="conv1.weight"):
+    with pytest.raises(ModelError, match=r"conv1\.weight"):
         compact(model, random_mask(other, 1))
 
 
