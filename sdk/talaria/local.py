@@ -5,7 +5,7 @@ A module is in train mode only where one of its own tensors is being trained; ev
 """
 
 from collections.abc import Callable, Collection, Iterator
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -76,21 +76,15 @@ def train(
     random draws: branches with different purposes do not disturb each other.
     """
     recipe = recipe or task.recipe
-    samples = samples or task.train
+    samples = task.train if samples is None else samples
     objective = objective or cross_entropy(recipe.smoothing)
     module = load(task.model, state)
     trained = freeze_but(module, only)
-    steps = recipe.steps if recipe.steps is not None else recipe.epochs * _batches_per_epoch(len(samples), recipe.batch)
-    if not trained or steps == 0:
+    if not trained or steps_of(recipe, len(samples)) == 0:
         return dict(state)
-    optimizer = torch.optim.SGD(
-        trained.values(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
-    )
-    draws = task.generator(purpose)
-    change = augment.get(recipe.augment)
-    with _forked_rng(task, purpose):
-        for index in batches(len(samples), recipe.batch, steps, draws):
-            x, y = change(samples.x[index], draws), samples.y[index]
+    optimizer = sgd(trained, recipe)
+    with LayerDraws(task, purpose):
+        for x, y in feed(task, recipe, samples, purpose):
             optimizer.zero_grad(set_to_none=True)
             _backward(module, objective, x, y, recipe.accumulate)
             if pull is not None:
@@ -103,7 +97,7 @@ def train(
 def _backward(module: Module, objective: Objective, x: Tensor, y: Tensor, slices: int) -> None:
     pieces = min(slices, len(y))
     for xs, ys in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
-        with _lone_sample_in_eval(module, len(ys)):
+        with lone_sample_in_eval(module, len(ys)):
             loss = objective(module, xs, ys)
         (loss * (len(ys) / len(y))).backward()  # type: ignore[no-untyped-call]
 
@@ -129,17 +123,18 @@ def gradient(
     only: Collection[str] | None = None,
     samples: Samples | None = None,
     objective: Objective | None = None,
+    purpose: str = "gradient",
 ) -> Tensors:
     """The mean gradient over ``samples`` (default: all training samples) at ``state``, which does not move.
 
     BatchNorm normalizes as in training where its layer is in ``only``, but its statistics are not kept.
     """
-    samples = samples or task.train
+    samples = task.train if samples is None else samples
     objective = objective or cross_entropy()
     module = load(task.model, state)
     trained = freeze_but(module, only)
     module.zero_grad(set_to_none=True)
-    with _lone_sample_in_eval(module, len(samples)):
+    with LayerDraws(task, purpose), lone_sample_in_eval(module, len(samples)):
         objective(module, samples.x, samples.y).backward()  # type: ignore[no-untyped-call]
     return {k: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for k, p in trained.items()}
 
@@ -176,11 +171,32 @@ def _train_mode_where(module: Module, prefix: str, wanted: set[str]) -> bool:
     return active
 
 
+def sgd(trained: dict[str, Tensor], recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer over ``trained``; made anew in every round and phase."""
+    return torch.optim.SGD(trained.values(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+
+
+def feed(task: Task, recipe: Recipe, samples: Samples, purpose: str = "train") -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches ``(x, y)`` of one training: shuffled and augmented by the draws of ``purpose``, as many as the
+    recipe says."""
+    draws = task.generator(purpose)
+    change = augment.get(recipe.augment)
+    for index in batches(len(samples), recipe.batch, steps_of(recipe, len(samples)), draws):
+        yield change(samples.x[index], draws), samples.y[index]
+
+
+def steps_of(recipe: Recipe, count: int) -> int:
+    """Optimizer steps that the recipe takes on ``count`` samples; none without samples."""
+    if not count:
+        return 0
+    return recipe.steps if recipe.steps is not None else recipe.epochs * len(_cut(torch.arange(count), recipe.batch))
+
+
 def batches(count: int, size: int, steps: int, draws: Generator) -> Iterator[Tensor]:
     """``steps`` index batches, a new shuffle each epoch. The last, smaller batch of an epoch is kept; a single
     sample left over joins the batch before it, because a batch of one has no variance for BatchNorm."""
     done = 0
-    while done < steps:
+    while done < steps and count:
         order = torch.randperm(count, generator=draws)
         for index in _cut(order, size):
             yield index
@@ -190,17 +206,13 @@ def batches(count: int, size: int, steps: int, draws: Generator) -> Iterator[Ten
 
 
 def _cut(order: Tensor, size: int) -> list[Tensor]:
-    pieces = list(order.split(size))
+    pieces = [order[start : start + size] for start in range(0, len(order), size)]
     if size > 1 and len(pieces) > 1 and len(pieces[-1]) == 1:
         pieces[-2:] = [torch.cat(pieces[-2:])]
     return pieces
 
 
-def _batches_per_epoch(count: int, size: int) -> int:
-    return len(_cut(torch.arange(count), size)) if count else 0
-
-
-class _lone_sample_in_eval:  # noqa: N801 - reads as a statement: with _lone_sample_in_eval(...)
+class lone_sample_in_eval:  # noqa: N801 - reads as a statement: with lone_sample_in_eval(...)
     """BatchNorm layers in eval while a batch holds a single sample."""
 
     def __init__(self, module: Module, count: int) -> None:
@@ -216,23 +228,29 @@ class _lone_sample_in_eval:  # noqa: N801 - reads as a statement: with _lone_sam
             layer.train()
 
 
-class _forked_rng:  # noqa: N801
-    """Dropout and the like draw from torch's global generator: seeded for this purpose, put back after."""
+class LayerDraws:
+    """Dropout and the like draw from torch's global generator: inside this context from a stream of its own, seeded
+    for one purpose, which goes on where it stopped; outside, the global stream is as it was."""
 
     def __init__(self, task: Task, purpose: str) -> None:
-        self.seed = task.generator(purpose + "/layers").initial_seed()
+        self.stream = task.generator(purpose + "/layers").get_state()
+
+    def copy(self) -> "LayerDraws":
+        """The same draws once more, from where this stream stands."""
+        return copy(self)
 
     def __enter__(self) -> None:
-        self.before = torch.random.get_rng_state()
-        torch.random.default_generator.manual_seed(self.seed)
+        self.outside = torch.get_rng_state()
+        torch.set_rng_state(self.stream)
 
     def __exit__(self, *_: object) -> None:
-        torch.random.set_rng_state(self.before)
+        self.stream = torch.get_rng_state()
+        torch.set_rng_state(self.outside)
 
 
 def calibrate(task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
     """Re-estimate BatchNorm statistics by one unlabelled pass; everything else stays as it is."""
-    samples = samples or task.train
+    samples = task.train if samples is None else samples
     module = load(task.model, state)
     layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not layers or len(samples) < 2:
@@ -268,7 +286,7 @@ def predict(module: Module, x: Tensor, batch: int = 256) -> Tensor:
     modes = {m: m.training for m in module.modules()}
     module.eval()
     with torch.no_grad():
-        out = torch.cat([module(piece) for piece in x.split(batch)])
+        out = torch.cat([module(x[start : start + batch]) for start in range(0, max(1, len(x)), batch)])
     for m, mode in modes.items():
         m.training = mode
     return out

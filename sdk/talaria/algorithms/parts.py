@@ -10,6 +10,8 @@ from talaria.tree import only
 from talaria.types import Part, Split, Task, Tensors, Update
 
 WHOLE: tuple[Part, ...] = ("body", "adapters", "head")
+PERSONAL = "personal/"
+"""Prefix of a second, private model among a device's private tensors."""
 
 
 def parted(model: Module, split: Split, *parts: Part) -> tuple[Tensors, Tensors]:
