@@ -1,0 +1,53 @@
+"""FedProx: FedAvg whose local steps are pulled back to the received model (Li et al., MLSys 2020).
+
+min F_k(w) + μ/2 ‖w − wᵗ‖²: the step is w ← w − η (∇F_k(w) + μ (w − wᵗ)), where wᵗ is what was received, detached.
+The pull is added to the gradient, so that momentum sees it. Confirmed from the paper.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch.nn import Module
+
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.masked import MaskedMean
+from talaria.algorithms.card import Card
+from talaria.algorithms.fedavg import FedAvg
+from talaria.algorithms.parts import refuse_neutral, require, update
+from talaria.local import Pull, train
+from talaria.tree import only
+from talaria.types import Split, Task, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx:
+    """``mu`` is the strength of the pull; 0 would be FedAvg."""
+
+    mu: float = 0.1
+    allow_degenerate: bool = False
+    aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
+
+    card: ClassVar[Card] = Card(
+        name="fedprox",
+        title="FedProx",
+        shares="body, adapters, head",
+        keeps="nothing",
+        serves="the shared model",
+        source="Li et al., MLSys 2020, arXiv:1812.06127",
+        evidence="confirmed",
+    )
+
+    def __post_init__(self) -> None:
+        require("fedprox", mu=(0 <= self.mu < float("inf"), self.mu, "must be finite and at least 0"))
+        refuse_neutral("fedprox", "mu", self.mu, "makes it FedAvg", self.mu != 0 or self.allow_degenerate)
+
+    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+        return FedAvg().init(model, split)
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        pull = Pull(shared, self.mu) if self.mu else None
+        state = train(task, {**shared, **private}, pull=pull)
+        return update(task, state, shared), only(state, private)
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        return FedAvg().personal(task, shared, private)
