@@ -1,0 +1,81 @@
+"""FedRep: labels differ, the representation is common (Collins et al., ICML 2021).
+
+Each round the device first fits its head to the received body, which stands perfectly still (A), then moves the body
+by a few steps under the fixed head with a new optimizer (B), and uploads the body alone. Before it is served, every
+device fits its head once more to the latest body. Confirmed from the paper and the authors' code.
+
+Both phases draw the same shuffles as plain training, so that each alone is Local or FedBABU bit for bit.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.nn import Module
+
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.checks import Weighting, check_weighting
+from talaria.aggregate.masked import MaskedMean
+from talaria.algorithms.card import Card
+from talaria.algorithms.joining import joined
+from talaria.algorithms.parts import parted, refuse_neutral, require, update
+from talaria.local import ready, served, train
+from talaria.tree import only
+from talaria.types import Split, Task, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRep:
+    """``head_epochs`` and ``body_epochs`` stand in for the recipe's epochs; ``final_epochs`` fit the head before it is
+    served (a device that never took part takes ``head_epochs``). The authors weigh devices uniformly on CIFAR."""
+
+    head_epochs: int = 10
+    body_epochs: int = 1
+    final_epochs: int = 10
+    weighting: Weighting = "samples"
+    allow_degenerate: bool = False
+
+    card: ClassVar[Card] = Card(
+        name="fedrep",
+        title="FedRep",
+        shares="body",
+        keeps="adapters, head",
+        serves="shared body with its own head, fitted once more",
+        source="Collins et al., ICML 2021, arXiv:2102.07078",
+        evidence="confirmed",
+    )
+
+    def __post_init__(self) -> None:
+        check_weighting("fedrep", self.weighting)
+        for name in ("head_epochs", "body_epochs", "final_epochs"):
+            value = getattr(self, name)
+            require("fedrep", **{name: (value >= 0, value, "must be at least 0")})
+        some = self.allow_degenerate
+        refuse_neutral("fedrep", "head_epochs", self.head_epochs, "never fits the head", self.head_epochs > 0 or some)
+        refuse_neutral("fedrep", "body_epochs", self.body_epochs, "never learns a body", self.body_epochs > 0 or some)
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return MaskedMean(weighting=self.weighting)
+
+    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+        return parted(model, split, "body")
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        state = self._head_fitted(task, {**shared, **private}, self.head_epochs, "train")
+        body = task.recipe.but(epochs=self.body_epochs, steps=None)
+        state = train(task, state, only=task.split.of("body"), recipe=body)
+        return update(task, state, shared), only(state, private)
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        state = {**shared, **private}
+        if task.newcomer:
+            return served(task, joined(task, state, self.head_epochs))
+        return served(task, self._head_fitted(task, state, self.final_epochs, "tune"))
+
+    def _head_fitted(self, task: Task, state: Tensors, epochs: int, purpose: str) -> Tensors:
+        if not epochs:
+            return state
+        head = task.split.of("adapters", "head")
+        # A frozen body needs statistics of this device's inputs: on the first day it has none.
+        state = ready(task, state)
+        return train(task, state, only=head, recipe=task.recipe.but(epochs=epochs, steps=None), purpose=purpose)
