@@ -1,0 +1,82 @@
+"""Ditto: beside the federated model each device keeps its own, held near it (Li, Hu, Beirami, Smith, ICML 2021).
+
+min_v F_k(v) + λ/2 ‖v − wᵗ‖²: w is trained and sent exactly as in FedAvg, untouched by λ and v; then
+v ← v − η (∇F_k(v) + λ (v − wᵗ)), one simultaneous step with the model as received for anchor. The pull is part of
+the gradient, so that momentum sees it, and covers parameters only: v has BatchNorm statistics of its own.
+A small λ trusts the federation less, which is what protects against poisoned updates. Confirmed from the paper and
+the authors' code. Both branches draw the same shuffles, each from a generator of its own.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch.nn import Module
+
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.masked import MaskedMean
+from talaria.algorithms.card import Card
+from talaria.algorithms.parts import PERSONAL, WHOLE, parted, refuse_neutral, require, update
+from talaria.local import Pull, ready, served, state_of, train
+from talaria.tree import only, prefixed, under, without
+from talaria.types import Recipe, Split, Task, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto:
+    """``lam`` is λ. ``personal_epochs`` and ``personal_lr`` are v's (0: the recipe's); ``join_epochs`` train v on a
+    device that never took part before it is served."""
+
+    lam: float = 0.1
+    personal_epochs: int = 0
+    personal_lr: float = 0.0
+    join_epochs: int = 5
+    allow_degenerate: bool = False
+    aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
+
+    card: ClassVar[Card] = Card(
+        name="ditto",
+        title="Ditto",
+        shares="body, adapters, head",
+        keeps="a whole model of its own",
+        serves="its own model",
+        source="Li et al., ICML 2021, arXiv:2012.04221",
+        evidence="confirmed",
+    )
+
+    def __post_init__(self) -> None:
+        require(
+            "ditto",
+            lam=(0 <= self.lam < float("inf"), self.lam, "must be finite and at least 0"),
+            personal_epochs=(self.personal_epochs >= 0, self.personal_epochs, "must be at least 0 (0: the recipe's)"),
+            personal_lr=(
+                0 <= self.personal_lr < float("inf"),
+                self.personal_lr,
+                "must be at least 0 (0: the recipe's)",
+            ),
+            join_epochs=(self.join_epochs >= 0, self.join_epochs, "must be at least 0"),
+        )
+        refuse_neutral("ditto", "lam", self.lam, "makes it Local", self.lam != 0 or self.allow_degenerate)
+
+    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+        shared, private = parted(model, split, *WHOLE)
+        return shared, {**private, **prefixed(state_of(model), PERSONAL)}
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        rest = without(private, PERSONAL)
+        state = train(task, {**shared, **rest})
+        recipe = task.recipe
+        if self.personal_epochs:
+            recipe = recipe.but(epochs=self.personal_epochs, steps=None)
+        own = self._pulled(task, shared, under(private, PERSONAL), recipe, "train")
+        return update(task, state, shared), {**only(state, rest), **prefixed(own, PERSONAL)}
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        own = under(private, PERSONAL)
+        if task.newcomer:
+            recipe = task.recipe.but(epochs=self.join_epochs, steps=None)
+            own = self._pulled(task, shared, ready(task, own), recipe, "join")
+        return served(task, own)
+
+    def _pulled(self, task: Task, anchor: Tensors, own: Tensors, recipe: Recipe, purpose: str) -> Tensors:
+        recipe = recipe.but(lr=self.personal_lr or recipe.lr)
+        return train(task, own, recipe=recipe, pull=Pull(anchor, self.lam) if self.lam else None, purpose=purpose)
