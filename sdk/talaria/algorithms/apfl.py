@@ -1,0 +1,121 @@
+"""APFL: each device serves a mixture of its own model and the federated one (Deng, Kamani, Mahdavi, 2020).
+
+v̄ = α v + (1−α) w, mixed in the parameters. Per batch, with every gradient at the old values:
+w ← w − η ∇f(w);  v ← v − η α ∇f(v̄), the α from the chain rule;  α ← clip(α − η_α ⟨v−w, ∇f(v̄)⟩, 0, 1) in the first
+batch of a round, in every step, or never. Only w travels, exactly as in FedAvg. v̄ has BatchNorm statistics of its
+own, estimated anew on the device's inputs before it is served with the latest w. Weight decay acts on v̄.
+
+Confirmed: the formulas of the paper (standard statement). The authors' code mixes logits, scales the gradient of α
+twice and adds 0.02 α to it; none of that is in the paper, nor here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.masked import MaskedMean
+from talaria.algorithms.card import Card
+from talaria.algorithms.parts import PERSONAL, WHOLE, parted, refuse_neutral, require, update
+from talaria.local import calibrate, feed, served, state_of
+from talaria.steps import Walk, leaves
+from talaria.tree import only, prefixed, under, without
+from talaria.types import Recipe, Split, Task, Tensors, Update
+
+ALPHA = "mix/alpha"
+UPDATES: dict[str, Callable[[int], bool]] = {
+    "off": lambda batch: False,
+    "first_batch": lambda batch: batch == 0,
+    "every_step": lambda batch: True,
+}
+"""In which batches of a round α is learned, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class APFL:
+    """``alpha`` is where α starts, ``alpha_update`` when it is learned (off, first_batch, every_step), ``alpha_lr``
+    its rate (0: the recipe's); ``join_epochs`` train v under the fixed w on a device that never took part."""
+
+    alpha: float = 0.5
+    alpha_update: str = "first_batch"
+    alpha_lr: float = 0.0
+    join_epochs: int = 5
+    allow_degenerate: bool = False
+    aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
+
+    card: ClassVar[Card] = Card(
+        name="apfl",
+        title="APFL",
+        shares="body, adapters, head",
+        keeps="a whole model of its own and its weight α",
+        serves="the mixture of both, one network",
+        source="Deng et al., 2020, arXiv:2003.13461",
+        evidence="confirmed",
+    )
+
+    def __post_init__(self) -> None:
+        require(
+            "apfl",
+            alpha=(0 <= self.alpha <= 1, self.alpha, "must be in [0, 1]"),
+            alpha_update=(self.alpha_update in UPDATES, self.alpha_update, f"must be one of {sorted(UPDATES)}"),
+            alpha_lr=(0 <= self.alpha_lr < float("inf"), self.alpha_lr, "must be at least 0 (0: the recipe's)"),
+            join_epochs=(self.join_epochs >= 0, self.join_epochs, "must be at least 0"),
+        )
+        refuse_neutral("apfl", "alpha", self.alpha, "makes it FedAvg", self.alpha != 0 or self.allow_degenerate)
+        refuse_neutral("apfl", "alpha", self.alpha, "makes it Local", self.alpha != 1 or self.allow_degenerate)
+
+    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+        shared, private = parted(model, split, *WHOLE)
+        alpha = torch.tensor(self.alpha, dtype=torch.float64)
+        return shared, {**private, **prefixed(state_of(model), PERSONAL), ALPHA: alpha}
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        rest = {k: t for k, t in without(private, PERSONAL).items() if k != ALPHA}
+        v, alpha = self._own(task, private, "train")
+        w = Walk(task, {**shared, **rest}, task.recipe)
+        for batch, (x, y) in enumerate(feed(task, task.recipe, task.train)):
+            slopes = w.gradient(w.weights, x, y, keep=True)
+            alpha = self._own_step(v, w.weights, x, y, alpha, batch, task.recipe)
+            w.step(slopes)
+        state = w.state()
+        return update(task, state, shared), {**only(state, rest), **_kept(v, alpha)}
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        v, alpha = self._own(task, private, "join")
+        w = {k: shared[k] for k in v.weights}
+        if task.newcomer:
+            recipe = task.recipe.but(epochs=self.join_epochs, steps=None)
+            for batch, (x, y) in enumerate(feed(task, recipe, task.train, "join")):
+                alpha = self._own_step(v, w, x, y, alpha, batch, recipe)
+        mixture = {**v.state(), **_mixed(w, v.weights, alpha)}
+        return served(task, calibrate(task, mixture))
+
+    def _own(self, task: Task, private: Tensors, purpose: str) -> tuple[Walk, float]:
+        v = Walk(task, under(private, PERSONAL), task.recipe.but(weight_decay=0.0), purpose)
+        return v, float(private[ALPHA])
+
+    def _own_step(self, v: Walk, w: Tensors, x: Tensor, y: Tensor, alpha: float, batch: int, recipe: Recipe) -> float:
+        """One step of v at the mixture with w, which stays; returns the new α."""
+        at = leaves(_mixed(w, v.weights, alpha))
+        slopes = v.gradient(at, x, y, keep=True)
+        learned = alpha
+        if UPDATES[self.alpha_update](batch):
+            # dot product of v - w with the gradient at the mixture, in float64
+            along = sum(float(((v.weights[k] - w[k]).detach() * g).sum(dtype=torch.float64)) for k, g in slopes.items())
+            learned = min(1.0, max(0.0, alpha - (self.alpha_lr or recipe.lr) * along))
+        decay = recipe.weight_decay
+        v.step({k: alpha * (g.add(at[k].detach(), alpha=decay) if decay else g) for k, g in slopes.items()})
+        return learned
+
+
+def _mixed(w: Tensors, v: Tensors, alpha: float) -> Tensors:
+    """α v + (1−α) w; exactly v at α = 1 and exactly w at α = 0."""
+    return {k: torch.lerp(w[k].detach(), v[k].detach(), alpha) for k in v}
+
+
+def _kept(v: Walk, alpha: float) -> Tensors:
+    return {**prefixed(v.state(), PERSONAL), ALPHA: torch.tensor(alpha, dtype=torch.float64)}
