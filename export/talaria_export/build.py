@@ -1,0 +1,230 @@
+"""From a personal model to a bundle: converted, tried in every variant, measured, sealed."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from talaria.errors import BundleError, ConfigError, DataError, ModelError
+from talaria.types import Samples
+from talaria_export import cpu, onnx
+from talaria_export.bundle import array_bytes, save, seal
+from talaria_export.graph import hollow_bytes
+from talaria_export.probes import drawn, spread
+from talaria_export.report import Check, Report
+from talaria_export.session import Array, Session
+from talaria_export.timing import interleaved
+from talaria_export.variants import VARIANTS, Gate, Made, make_variants
+
+TOLERANCE = 1e-4
+"""Largest difference to torch that an fp32 model may show, absolute; relative to the largest logit above 10."""
+
+
+def make_bundle(
+    path: str | os.PathLike[str],
+    model: Module,
+    *,
+    example: Tensor,
+    samples: Samples | tuple[Tensor, Tensor] | None = None,
+    calibration: Tensor | None = None,
+    labels: Sequence[str] | None = None,
+    meta: Mapping[str, Any] | None = None,
+    dense: Module | bytes | None = None,
+    variants: Sequence[str] = VARIANTS,
+    gate: Gate = Gate(),
+    keep_samples: bool = False,
+    probes: int = 16,
+    seed: int = 0,
+    signing_key: bytes | None = None,
+    created: str | None = None,
+    seconds: float = 0.5,
+) -> Report:
+    """Writes the bundle of a personal model and reports what was measured.
+
+    ``example`` is a float32 batch (N, ...); ``samples`` are the user's held-out samples, on which variants are judged;
+    ``calibration`` are other inputs of the user, for static int8 (without them, every second held-out sample is used
+    and judged on none of the others). ``labels`` name the classes; ``meta`` becomes the model card. ``dense`` is the
+    unpruned model, or its file from ``export_onnx(..., plain=True)``, that latency is compared with. With
+    ``keep_samples`` the first ``probes`` held-out inputs travel in the bundle; else parity is proven on inputs drawn
+    from ``seed``, and nothing of the user's recordings is in the file. ``signing_key`` is a raw Ed25519 key.
+    ``seconds`` of CPU time go into measuring latency; with 0 it is not measured, and the smallest variant that passes
+    the gate is chosen.
+
+    Raises :class:`~talaria.errors.ModelError` where the exported model differs from torch, and whatever
+    :func:`~talaria_export.onnx.export_onnx` and :func:`~talaria_export.bundle.save` raise. Nothing is written then.
+    """
+    held = samples if samples is None or isinstance(samples, Samples) else Samples(*samples)
+    proto = onnx.convert(model, example)
+    x, source = _probes(example, held, keep_samples, probes, seed)
+    expected = _run(model, x)
+    names = _labels(labels, expected.shape[1])
+    calibrated, judged = _roles(held, calibration, x)
+    reference = onnx.export_onnx(dense, example, plain=True) if isinstance(dense, Module) else dense
+
+    made = make_variants(proto, variants, calibrated, judged[0], gate)
+    difference = _difference(model, made[0], x if held is None else np.concatenate([x, held.x.numpy()]))
+    rows = [_judge(one, made[0], judged, gate, x, expected) for one in made]
+    if seconds > 0:
+        _time(made, rows, reference, x[:1], seconds)
+    default = _choose(rows, gate)
+
+    members = {"parity/outputs.npy": array_bytes(expected)}
+    if keep_samples:
+        members["parity/inputs.npy"] = array_bytes(x)
+    if reference is not None:
+        members["reference/dense.onnx"] = hollow_bytes(reference)
+    for one, row in zip(made, rows, strict=True):
+        if one.data is not None and one.name in ("fp32", default):
+            row["file"] = f"models/{one.name}.onnx"
+            members[row["file"]] = one.data
+    manifest = {
+        "created": created,
+        "card": dict(meta or {}),
+        "input": {"name": onnx.INPUT, "shape": list(example.shape[1:]), "dtype": "float32"},
+        "output": {"name": onnx.OUTPUT, "labels": names},
+        "variants": rows,
+        "default": default,
+        "gate": {"agreement": gate.agreement, "accuracy_drop": gate.accuracy_drop},
+        "parity": {"inputs": source, "outputs": "parity/outputs.npy", "tolerance": tolerance(expected)},
+        "reference": None if reference is None else {"file": "reference/dense.onnx", "bytes": len(reference)},
+        "device": cpu.device(),
+    }
+    data = seal(manifest, members, signing_key)
+    save(path, data)
+    return _report(Path(path), manifest, data, difference, reference)
+
+
+def _difference(model: Module, fp32: Made, x: Array) -> float:
+    """The largest difference between torch and the fp32 file over ``x``; too large a one is refused."""
+    expected = _run(model, x)
+    difference = float(np.abs(Session(fp32.data or b"")(x) - expected).max())
+    if not difference <= tolerance(expected):
+        raise ModelError(
+            f"model: its ONNX form differs from torch by {difference:.2e}, more than {tolerance(expected):.0e}; "
+            "it depends on something that an export cannot hold, such as the batch or a random draw"
+        )
+    return difference
+
+
+def tolerance(outputs: Array) -> float:
+    """The largest difference to ``outputs`` that rounding explains."""
+    return max(TOLERANCE, 1e-5 * float(np.abs(outputs).max()))
+
+
+def _probes(example: Tensor, held: Samples | None, keep: bool, count: int, seed: int) -> tuple[Array, dict[str, Any]]:
+    """The inputs that parity is proven on, and how a reader of the bundle finds them again."""
+    if not 1 <= count <= 4096:
+        raise ConfigError(f"probes={count} must be in 1..4096")
+    if keep:
+        if held is None or len(held) == 0:
+            raise ConfigError("keep_samples=True needs samples to keep; give samples=(x, y)")
+        return held.x[:count].numpy(), {"file": "parity/inputs.npy"}
+    shift, scale = spread(example.numpy() if held is None else held.x.numpy())
+    x = drawn(seed, count, tuple(example.shape[1:]), shift, scale)
+    return x, {"seed": seed, "count": count, "shift": shift, "scale": scale}
+
+
+def _labels(labels: Sequence[str] | None, classes: int) -> list[str]:
+    names = [str(i) for i in range(classes)] if labels is None else [str(label) for label in labels]
+    if len(names) != classes:
+        raise ConfigError(f"labels: {len(names)} names for {classes} classes; give one per class")
+    return names
+
+
+def _roles(
+    held: Samples | None, calibration: Tensor | None, probes: Array
+) -> tuple[Array | None, tuple[Array, Array | None]]:
+    """Inputs to calibrate on, and (x, y) to judge by: never the same ones."""
+    if calibration is not None and calibration.dtype != torch.float32:
+        raise DataError(f"calibration: need float32 inputs, got {calibration.dtype}; convert them first")
+    given = None if calibration is None else calibration.numpy()
+    if held is None or len(held) == 0:
+        return given, (probes, None)
+    x, y = held.x.numpy(), held.y.numpy()
+    if given is not None or len(held) == 1:
+        return given, (x, y)
+    return x[::2], (x[1::2], y[1::2])
+
+
+def _run(model: Module, x: Array) -> Array:
+    """The torch outputs, in eval mode, in batches of at most 256; the module is left as it was."""
+    own = copy.deepcopy(model).cpu().eval()
+    with torch.no_grad():
+        parts = [own(part) for part in torch.split(torch.from_numpy(x), 256)]
+    return np.asarray(torch.cat(parts).numpy(), dtype=np.float32)
+
+
+def _judge(
+    one: Made, fp32: Made, judged: tuple[Array, Array | None], gate: Gate, probes: Array, expected: Array
+) -> dict[str, Any]:
+    """A row of the manifest's table, without the latency."""
+    row: dict[str, Any] = {"name": one.name, "file": None, "bytes": None, "passed": False, "why": one.why}
+    row["settings"] = one.settings or {}
+    if one.data is None:
+        return row
+    x, y = judged
+    try:
+        session, plain = Session(one.data), Session(fp32.data or b"")
+        answers, plain_answers = session(x).argmax(1), plain(x).argmax(1)
+        row["max_abs_diff"] = float(np.abs(session(probes) - expected).max())
+    except BundleError as problem:
+        return row | {"why": str(problem)}
+    row["bytes"] = len(one.data)
+    row["agreement"] = float((answers == plain_answers).mean())
+    drop = 0.0
+    if y is not None:
+        row["accuracy"] = float((answers == y).mean())
+        drop = float((plain_answers == y).mean()) - row["accuracy"]
+    if row["agreement"] < gate.agreement:
+        row["why"] = f"agrees with fp32 on {row['agreement']:.3f} of the inputs, {gate.agreement} is asked for"
+    elif drop > gate.accuracy_drop:
+        row["why"] = f"loses {drop:.3f} of accuracy, {gate.accuracy_drop} is allowed"
+    else:
+        row["passed"] = True
+    return row
+
+
+def _time(made: Sequence[Made], rows: list[dict[str, Any]], dense: bytes | None, x: Array, seconds: float) -> None:
+    """Adds the latency for one input to each row; ``latency_ratio`` is to dense where given, else to fp32."""
+    sessions = {"dense": Session(dense)} if dense is not None else {}
+    sessions |= {one.name: Session(one.data) for one, row in zip(made, rows, strict=True) if row["bytes"] and one.data}
+    found = interleaved({name: partial(session, x) for name, session in sessions.items()}, seconds=seconds)
+    for row in rows:
+        if row["name"] in found:
+            row |= {"latency_ms": found[row["name"]].ms, "latency_ratio": found[row["name"]].ratio}
+
+
+def _choose(rows: Sequence[Mapping[str, Any]], gate: Gate) -> str:
+    """The fastest variant that passed; among those as good as equally fast, the smallest; fp32 wins a full tie."""
+    passed = [row for row in rows if row["passed"]]
+    fastest = min(row.get("latency_ms", 0.0) for row in passed)
+    near = [row for row in passed if row.get("latency_ms", 0.0) <= fastest * (1 + gate.latency_gain)]
+    return str(min(near, key=lambda row: row["bytes"])["name"])
+
+
+def _report(path: Path, manifest: Mapping[str, Any], data: bytes, difference: float, dense: bytes | None) -> Report:
+    rows = {row["name"]: row for row in manifest["variants"]}
+    chosen = rows[manifest["default"]]
+    figures: dict[str, Any] = {
+        "bytes": len(data),
+        "default": manifest["default"],
+        "max_abs_diff": difference,
+        "model_bytes": chosen["bytes"],
+        "dense_bytes": None if dense is None else len(dense),
+        "accuracy": chosen.get("accuracy"),
+        "latency_ms": chosen.get("latency_ms"),
+        "latency_ratio": chosen.get("latency_ratio") if dense is not None else None,
+        "variants": list(rows.values()),
+    }
+    checks = [Check("parity", True, f"largest difference to torch {difference:.1e}")]
+    checks += [Check(f"variant {name}", True, row["why"] or "passed the gate") for name, row in rows.items()]
+    return Report(str(path), tuple(checks), figures)

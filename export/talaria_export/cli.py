@@ -1,0 +1,177 @@
+"""``talaria export``, ``talaria verify`` and ``talaria predict``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from talaria.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from talaria_export.report import Report
+
+ARRAY_LIMIT = 1 << 30
+"""Most bytes of samples that a command reads."""
+
+
+def export(
+    spec: Annotated[Path, typer.Option(help="Model spec as JSON: name, input_shape, classes, adapters.")],
+    weights: Annotated[Path, typer.Option(help="The personal model's weights (.safetensors), compact where pruned.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The bundle to write.")] = Path("me.talaria"),
+    mask: Annotated[
+        Path | None, typer.Option(help="Kept channels (.safetensors with mask/<group>) of a pruned model.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Held-out samples (.npz with x and y): variants are judged on them.")
+    ] = None,
+    labels: Annotated[str, typer.Option(help="Names of the classes, with commas between.")] = "",
+    card: Annotated[Path | None, typer.Option(help="JSON to put into the bundle as its model card.")] = None,
+    variants: Annotated[str, typer.Option(help="Variants to try, with commas between.")] = "fp32,fp16,int8,int8-linear",
+    agreement: Annotated[float, typer.Option(help="Least agreement with fp32 that a variant must reach.")] = 0.99,
+    accuracy_drop: Annotated[float, typer.Option(help="Most accuracy that a variant may lose.")] = 0.01,
+    keep_samples: Annotated[bool, typer.Option(help="Put a few of the samples into the bundle, for parity.")] = False,
+    sign: Annotated[Path | None, typer.Option(help="File with a raw Ed25519 private key to sign with.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Turn a personal model into one verified file.
+
+    The model is converted to ONNX, compared with torch, tried in every variant (half precision, int8), measured
+    against the unpruned model on this machine, and written with the fastest variant that passes the gate.
+    """
+    from talaria_export import build, source
+    from talaria_export.variants import Gate
+
+    model, dense, example = source.load_model(spec, weights, mask)
+    report = build.make_bundle(
+        out,
+        model,
+        example=example,
+        samples=None if data is None else source.samples(*_arrays(data)),
+        labels=labels.split(",") if labels else None,
+        meta={} if card is None else source.read_json(card),
+        dense=dense,
+        variants=[name for name in variants.split(",") if name],
+        gate=Gate(agreement=agreement, accuracy_drop=accuracy_drop),
+        keep_samples=keep_samples,
+        signing_key=None if sign is None else _read(sign),
+    )
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=1))
+        return
+    for row in report.figures["variants"]:
+        chosen = "*" if row["name"] == report.figures["default"] else " "
+        size = "-" if row["bytes"] is None else f"{row['bytes'] / 1000:.1f} kB"
+        time = f"{row['latency_ms']:.3f} ms" if "latency_ms" in row else "-"
+        typer.echo(f"{chosen} {row['name']:12} {size:>12} {time:>12}  {row['why'] or 'passed'}")
+    typer.echo(f"{out}: {report.figures['bytes']} bytes, default {report.figures['default']}")
+
+
+def verify(
+    bundles: Annotated[list[Path], typer.Argument(help="Bundles to verify.")],
+    data: Annotated[Path | None, typer.Option(help="Samples (.npz with x and y) to measure the accuracy on.")] = None,
+    trust: Annotated[str | None, typer.Option(help="Public key, 64 hex digits, that must have signed them.")] = None,
+    seconds: Annotated[float, typer.Option(help="CPU seconds of latency measurement each; 0: none.")] = 0.3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,
+) -> None:
+    """Prove bundles on this machine: hashes, signature, parity with torch, accuracy, latency against dense.
+
+    Exits with 1 if any check of any bundle fails.
+    """
+    from talaria_export.verify import verify_bundle
+
+    samples = None if data is None else _arrays(data)
+    reports = [verify_bundle(path, samples=samples, trust=trust, seconds=seconds) for path in bundles]
+    if as_json:
+        typer.echo(json.dumps([report.to_json() for report in reports], indent=1))
+    else:
+        _table(reports)
+    if not all(report.ok for report in reports):
+        raise typer.Exit(1)
+
+
+def predict(
+    bundle: Annotated[Path, typer.Argument(help="The bundle to run.")],
+    x: Annotated[Path, typer.Argument(help="One input or a batch of them, as .npy (or .csv for a single one).")],
+    variant: Annotated[str | None, typer.Option(help="Another variant than the bundle's default.")] = None,
+    threads: Annotated[int, typer.Option(help="Cores that one prediction may use.")] = 1,
+    trust: Annotated[str | None, typer.Option(help="Public key, 64 hex digits, that must have signed it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print labels and probabilities as JSON.")] = False,
+) -> None:
+    """Classify recorded inputs with a bundle."""
+    from talaria_export.predictor import Predictor
+
+    prediction = Predictor(bundle, variant=variant, threads=threads, trust=trust)(_array(x))
+    probabilities = prediction.probabilities
+    if as_json:
+        rows = [
+            {"label": label, "probabilities": dict(zip(prediction.names, map(float, row), strict=True))}
+            for label, row in zip(prediction.labels, probabilities, strict=True)
+        ]
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    for label, row in zip(prediction.labels, probabilities, strict=True):
+        typer.echo(f"{label}\t{row.max():.3f}")
+
+
+def _table(reports: list[Report]) -> None:
+    width = max(len(report.path) for report in reports)
+    typer.echo(f"{'bundle':{width}}  result  default      difference  accuracy   latency  to dense")
+    for report in reports:
+        figures: dict[str, Any] = dict(report.figures)
+        differences = figures.get("max_abs_diff", {})
+        difference = differences.get("fp32", differences.get(figures.get("default")))
+        typer.echo(
+            f"{report.path:{width}}  {'ok' if report.ok else 'FAILED':6}  {figures.get('default', '-'):11}  "
+            f"{_figure(difference, '.1e'):>10}  {_figure(figures.get('accuracy'), '.3f'):>8}  "
+            f"{_figure(figures.get('latency_ms'), '.3f', ' ms'):>8}  {_figure(figures.get('latency_ratio'), '.2f'):>8}"
+        )
+        for check in report.failed:
+            typer.echo(f"    {check.name}: {check.detail}")
+
+
+def _figure(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def _arrays(path: Path) -> tuple[Any, Any]:
+    """``x`` and ``y`` of an npz file, without pickle."""
+    import zipfile
+
+    import numpy as np
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            total = sum(entry.file_size for entry in archive.infolist())
+        if total > ARRAY_LIMIT:
+            raise DataError(f"{path}: {total} bytes of samples are more than {ARRAY_LIMIT}; give fewer")
+        with np.load(path, allow_pickle=False) as found:
+            return found["x"], found["y"]
+    except KeyError as missing:
+        raise DataError(f"{path}: holds no array {missing}; save it with numpy.savez(path, x=..., y=...)") from None
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as problem:
+        raise DataError(f"{path}: cannot be read as .npz with x and y ({problem})") from None
+
+
+def _array(path: Path) -> Any:
+    import numpy as np
+
+    try:
+        if path.stat().st_size > ARRAY_LIMIT:
+            raise DataError(f"{path}: more than {ARRAY_LIMIT} bytes; give fewer inputs")
+        if path.suffix == ".csv":
+            return np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2)
+        return np.load(path, allow_pickle=False)
+    except OSError as problem:
+        raise DataError(f"cannot read {path}: {problem.strerror or problem}; check the path") from None
+    except (ValueError, EOFError):
+        raise DataError(f"{path}: is not an array of numbers; save it with numpy.save, or as .csv") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise ConfigError(f"cannot read {path}: {problem.strerror}; check the path") from None

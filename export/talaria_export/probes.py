@@ -1,0 +1,31 @@
+"""Inputs drawn from a seed, equal on every machine: what parity is proven on when the user's samples stay at home."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+def drawn(seed: int, count: int, shape: tuple[int, ...], shift: float, scale: float) -> np.ndarray[Any, Any]:
+    """``count`` inputs, float32 ``(count, *shape)``, uniform with mean ``shift`` and deviation ``scale``.
+
+    Made from the raw stream of PCG64, which numpy keeps fixed between versions (its distributions are not).
+    """
+    size = count * math.prod(shape)
+    raw = np.random.PCG64(seed).random_raw(size)
+    unit = (np.asarray(raw, dtype=np.uint64) >> np.uint64(40)).astype(np.float64) / 2**24
+    return ((unit * 2 - 1) * math.sqrt(3) * scale + shift).astype(np.float32).reshape(count, *shape)
+
+
+def spread(x: np.ndarray[Any, Any] | None) -> tuple[float, float]:
+    """``(shift, scale)`` for :func:`drawn` that resembles ``x`` while telling next to nothing about it.
+
+    The scale is a power of two; the shift is a whole number of scales.
+    """
+    if x is None or x.size == 0:
+        return 0.0, 1.0
+    deviation = float(x.std(dtype=np.float64))
+    scale = 2.0 ** round(math.log2(deviation)) if deviation > 1e-12 else 1.0
+    return round(float(x.mean(dtype=np.float64)) / scale) * scale, scale

@@ -1,0 +1,118 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from talaria.errors import BundleError, ConfigError, ModelError
+from talaria_export import make_bundle, open_bundle, verify_bundle
+
+
+def test_fp32_agrees_with_torch_and_every_variant_has_a_row(made, imu):
+    path, report = made
+    assert report.ok
+    assert report.figures["max_abs_diff"] <= 1e-5
+    rows = open_bundle(path).manifest["variants"]
+    assert [row["name"] for row in rows] == ["fp32", "fp16"]
+    assert all(row["passed"] for row in rows)
+    assert rows[1]["bytes"] < 0.55 * rows[0]["bytes"]
+
+
+def test_without_a_clock_the_smallest_that_passes_is_chosen(made):
+    assert made[1].figures["default"] == "fp16"
+
+
+def test_card_labels_and_shape_are_in_the_manifest(bundle):
+    opened = open_bundle(bundle)
+    assert opened.manifest["card"] == {"algorithm": "hermes", "round": 3}
+    assert opened.labels == tuple("abcdefg")
+    assert opened.shape == (6, 100)
+
+
+def test_no_sample_of_the_user_is_in_the_file_unless_asked_for(imu, bundle, tmp_path):
+    windows = [window.numpy().tobytes()[:64] for window in imu.x]
+    assert not any(window in bundle.read_bytes() for window in windows)
+    asked = tmp_path / "open.talaria"
+    make_bundle(
+        asked,
+        imu.model,
+        example=imu.x,
+        samples=(imu.x, imu.y),
+        variants=("fp32",),
+        seconds=0,
+        keep_samples=True,
+        probes=4,
+    )
+    assert windows[3] in asked.read_bytes()
+    assert verify_bundle(asked, seconds=0).ok
+    assert open_bundle(asked).array("parity/inputs.npy").shape == (4, 6, 100)
+
+
+def test_dense_model_travels_without_its_weights(imu, bundle):
+    opened = open_bundle(bundle)
+    assert len(opened.members["reference/dense.onnx"]) < 10_000
+    assert opened.manifest["reference"]["bytes"] > 100_000
+    weight = next(imu.model.parameters()).detach().numpy().tobytes()[:64]
+    assert weight not in bytes(opened.members["reference/dense.onnx"])
+
+
+class Drifting(nn.Module):
+    """Answers differently each time, so no file can agree with it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :7] + torch.rand_like(x.flatten(1)[:, :7])
+
+
+def test_model_that_its_file_cannot_equal_is_refused_and_nothing_is_written(imu, tmp_path):
+    with pytest.raises(ModelError, match="differs from torch"):
+        make_bundle(tmp_path / "x.talaria", Drifting(), example=imu.x, variants=("fp32",), seconds=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_write_leaves_the_old_bundle(imu, bundle, tmp_path, monkeypatch):
+    import os
+
+    target = tmp_path / "me.talaria"
+    target.write_bytes(bundle.read_bytes())
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BundleError, match="No space left"):
+        make_bundle(target, imu.model, example=imu.x, variants=("fp32",), seconds=0)
+    monkeypatch.undo()
+    assert target.read_bytes() == bundle.read_bytes()
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"labels": ["one"]}, "labels"),
+        ({"variants": ("fp32", "int3")}, "int3"),
+        ({"keep_samples": True}, "samples"),
+        ({"probes": 0}, "probes"),
+        ({"meta": {"x": float("nan")}}, "meta"),
+        ({"signing_key": b"short"}, "signing_key"),
+    ],
+)
+def test_bad_options_are_named(imu, tmp_path, options, word):
+    arguments = {"variants": ("fp32",)} | options
+    with pytest.raises(ConfigError, match=word):
+        make_bundle(tmp_path / "x.talaria", imu.model, example=imu.x, seconds=0, **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_report_is_plain_data(made):
+    assert json.loads(json.dumps(made[1].to_json()))["ok"] is True
+
+
+def test_parity_inputs_come_back_from_their_seed(bundle):
+    from talaria_export.probes import drawn
+
+    source = open_bundle(bundle).manifest["parity"]["inputs"]
+    first = drawn(source["seed"], 4, (6, 100), source["shift"], source["scale"])
+    assert np.array_equal(first, drawn(source["seed"], 4, (6, 100), source["shift"], source["scale"]))
+    assert abs(float(first.std()) - source["scale"]) < 0.05

@@ -1,0 +1,113 @@
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from talaria.errors import DataError, ModelError
+from talaria_export import export_onnx
+from talaria_export.onnx import OPSET
+from talaria_export.session import Session
+
+
+def proto_of(data: bytes) -> onnx.ModelProto:
+    return onnx.load_from_string(data)
+
+
+@pytest.fixture(scope="module")
+def exported(imu) -> bytes:
+    return export_onnx(imu.model, imu.x)
+
+
+def test_file_is_self_contained_with_named_ends_and_the_asserted_opset(exported):
+    model = proto_of(exported)
+    assert [v.name for v in model.graph.input] == ["input"]
+    assert [v.name for v in model.graph.output] == ["logits"]
+    assert {o.domain: o.version for o in model.opset_import}[""] == OPSET
+    assert not any(t.external_data for t in model.graph.initializer)
+    onnx.checker.check_model(model, full_check=True)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_any_batch_size_agrees_with_torch(imu, exported, batch):
+    with torch.no_grad():
+        expected = imu.model(imu.x[:batch])
+    answer = torch.from_numpy(Session(exported)(imu.x[:batch].numpy()))
+    assert torch.allclose(answer, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(answer.argmax(1), expected.argmax(1))
+
+
+def test_one_dimensional_convolutions_become_two_dimensional_and_batchnorm_is_gone(exported, imu):
+    model = proto_of(exported)
+    kernels = [
+        len(attribute.ints)
+        for node in model.graph.node
+        if node.op_type == "Conv"
+        for attribute in node.attribute
+        if attribute.name == "kernel_shape"
+    ]
+    assert set(kernels) == {2}
+    assert "BatchNormalization" not in [node.op_type for node in model.graph.node]
+    raw = 4 * sum(p.numel() for p in imu.model.parameters())
+    assert len(exported) <= 1.03 * raw
+
+
+def test_caller_module_is_left_as_it_was(imu):
+    model = nn.Sequential(nn.Conv1d(6, 4, 3), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(4 * 98, 7)).train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    export_onnx(model, imu.x)
+    assert model.training
+    assert isinstance(model[0], nn.Conv1d)
+    assert all(p.requires_grad for p in model.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_example_of_one_does_not_fix_the_batch(imu):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(600, 7)).eval()
+    assert Session(export_onnx(model, imu.x[:1]))(imu.x[:5].numpy()).shape == (5, 7)
+
+
+def test_equal_models_give_equal_bytes(imu, exported):
+    assert export_onnx(imu.model, imu.x[:7]) == exported
+
+
+def test_file_is_written_where_asked(imu, exported, tmp_path):
+    data = export_onnx(imu.model, imu.x, tmp_path / "me.onnx")
+    assert (tmp_path / "me.onnx").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    "example", [torch.zeros(6, dtype=torch.float32), torch.zeros(0, 6, 100), torch.zeros(2, 6, 100).double()]
+)
+def test_example_that_is_no_float32_batch_is_refused(imu, example):
+    with pytest.raises(DataError, match="example"):
+        export_onnx(imu.model, example)
+
+
+class TwoOutputs(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) if float(x.sum()) > 0 else -x.flatten(1)
+
+
+def test_model_without_logits_is_refused(imu):
+    with pytest.raises(ModelError, match="logits"):
+        export_onnx(TwoOutputs(), imu.x)
+
+
+def test_model_that_torch_cannot_convert_is_named(imu):
+    with pytest.raises(ModelError, match="Branches"):
+        export_onnx(Branches(), imu.x)
+
+
+class Fixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :7] + torch.rand(len(x), 7)
+
+
+def test_model_that_fixes_the_batch_is_refused(imu):
+    with pytest.raises(ModelError, match="batch"):
+        export_onnx(Fixed(), imu.x)

@@ -1,0 +1,83 @@
+import json
+
+import numpy as np
+import pytest
+
+from talaria.errors import DataError
+from talaria_export import verify_bundle
+from talaria_export.archive import pack, unpack
+from talaria_export.bundle import array_bytes, read_bundle, seal
+
+
+def resealed(path, target, change):
+    """A bundle with changed members whose hashes are right again: what a careful forger would write."""
+    opened = read_bundle(path.read_bytes())
+    members = {name: bytes(content) for name, content in opened.members.items()}
+    manifest = json.loads(json.dumps(dict(opened.manifest)))
+    change(manifest, members)
+    target.write_bytes(seal({k: v for k, v in manifest.items() if k != "files"}, members))
+    return target
+
+
+def test_sound_bundle_passes_and_says_what_was_checked(bundle, imu):
+    report = verify_bundle(bundle, samples=(imu.x.numpy(), imu.y.numpy()), seconds=0)
+    assert report.ok
+    assert {check.name for check in report.checks} == {"integrity", "parity fp16", "parity fp32", "agreement"}
+    assert report.figures["accuracy"] == 1.0
+    assert report.figures["max_abs_diff"]["fp32"] <= 1e-4
+
+
+def test_latency_is_compared_with_dense_in_the_same_run(bundle):
+    report = verify_bundle(bundle, seconds=0.05)
+    assert report.figures["latency_ms"] > 0
+    assert report.figures["latency_ratio"] > 0
+
+
+def test_damage_is_reported_not_raised(bundle, tmp_path):
+    bad = tmp_path / "bad.talaria"
+    data = bytearray(bundle.read_bytes())
+    data[len(data) // 2] ^= 1
+    bad.write_bytes(data)
+    report = verify_bundle(bad)
+    assert not report.ok
+    assert report.failed[0].name == "integrity"
+    assert "damaged" in report.failed[0].detail
+
+
+def test_missing_file_is_reported(tmp_path):
+    report = verify_bundle(tmp_path / "none.talaria")
+    assert not report.ok
+    assert "cannot read" in report.failed[0].detail
+
+
+def test_other_weights_under_right_hashes_fail_parity(bundle, tmp_path):
+    def change(manifest, members):
+        members["parity/outputs.npy"] = array_bytes(read_bundle(bundle.read_bytes()).array("parity/outputs.npy") + 0.01)
+
+    report = verify_bundle(resealed(bundle, tmp_path / "forged.talaria", change), seconds=0)
+    assert {check.name for check in report.failed} == {"parity fp16", "parity fp32"}
+
+
+def test_outputs_of_the_wrong_shape_are_reported(bundle, tmp_path):
+    def change(manifest, members):
+        members["parity/outputs.npy"] = array_bytes(np.zeros((3, 7)))
+
+    report = verify_bundle(resealed(bundle, tmp_path / "forged.talaria", change), seconds=0)
+    assert [check.name for check in report.failed] == ["runs"]
+
+
+@pytest.mark.parametrize(
+    "samples", [(np.zeros((2, 5, 100)), [0, 1]), (np.zeros((2, 6, 100)), [0]), (np.zeros((2, 6, 100)), [0.5, 1])]
+)
+def test_samples_that_do_not_fit_are_the_callers_error(bundle, samples):
+    with pytest.raises(DataError):
+        verify_bundle(bundle, samples=samples, seconds=0)
+
+
+def test_swapped_members_are_found(bundle, tmp_path):
+    members = {name: bytes(content) for name, content in unpack(bundle.read_bytes()).items()}
+    names = ["models/fp32.onnx", "models/fp16.onnx"]
+    members[names[0]], members[names[1]] = members[names[1]], members[names[0]]
+    bad = tmp_path / "swapped.talaria"
+    bad.write_bytes(pack(members))
+    assert "not the one" in verify_bundle(bad).failed[0].detail
