@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from talaria.errors import StateError, TalariaError, WireError
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.intake import Intake
 from talaria.protocol.rounds import LIVE, Body, CoordinatorState, Member, Peer, Round, Rules
@@ -50,7 +51,7 @@ class CoordinatorHalf:
         """Topic and payload of the last will: offline, in this epoch. Give it to the transport, retained."""
         return str(Topic(self.fed, "co/state")), self._birth(state, online=False)
 
-    def step(self, state: CoordinatorState, event: object) -> tuple[CoordinatorState, list[e.Action]]:
+    def step(self, state: CoordinatorState, event: object) -> tuple[CoordinatorState, list[a.Action]]:
         """The state after ``event`` (changed in place) and what to do, in order."""
         t = Turn(state, getattr(event, "now", state.clock))
         if state.fenced:
@@ -79,7 +80,7 @@ class CoordinatorHalf:
                 self._finish(t, event.round, "failed", event.reason)
             case e.Release():
                 t.peer(event.dev).out, t.peer(event.dev).strikes = "", 0
-                t.act(e.Save())
+                t.act(a.Save())
             case e.Revoke():
                 t.peer(event.dev)
                 self._intake(t).quarantine(event.dev, event.reason)
@@ -110,21 +111,21 @@ class CoordinatorHalf:
                 elif member.phase == "storing":
                     member.phase = "receiving"
             if rnd.phase == "closed":
-                t.act(e.RoundClosed(rnd.number, rnd.roll(), rnd.missing()))
+                t.act(a.RoundClosed(rnd.number, rnd.roll(), rnd.missing()))
         self._intake(t).recover(event.chunks)
-        t.act(e.Save())
+        t.act(a.Save())
         self._settle(t)
 
     def _publish(self, t: Turn, event: e.PublishBody) -> None:
         t.state.body = Body(event.version, event.cut)
         for peer in t.state.peers.values():
             peer.served = 0
-        t.act(e.Save())
+        t.act(a.Save())
         self._announce_body(t)
         if event.multicast:
             everything = tuple(range(event.cut.count))
             name = transfer_of(event.cut.sha256)
-            t.act(e.SendChunks(self.fed, "", name, t.state.epoch, 0, event.cut, everything, "m"))
+            t.act(a.SendChunks(self.fed, "", name, t.state.epoch, 0, event.cut, everything, "m"))
 
     def _open(self, t: Turn, event: e.OpenRound) -> None:
         state = t.state
@@ -155,7 +156,7 @@ class CoordinatorHalf:
             rnd.cohort.setdefault(dev, Member(event.cohort[dev]))
             if t.peer(dev).out:
                 rnd.cohort[dev].phase, rnd.cohort[dev].reason = "dropped", t.peer(dev).out
-        t.act(e.Save())
+        t.act(a.Save())
         for dev in sorted(event.cohort):
             self._call(t, rnd, dev)
         self._settle(t)
@@ -169,7 +170,7 @@ class CoordinatorHalf:
         for old in over[: max(0, len(over) - self.rules.keep)]:
             del t.state.rounds[old]
         t.state.nonces = {k: v for k, v in t.state.nonces.items() if v[0] in t.state.rounds}
-        t.act(e.Save())
+        t.act(a.Save())
 
     # ---- the round's end -------------------------------------------------------------------------------
 
@@ -189,11 +190,11 @@ class CoordinatorHalf:
         if rnd is None or rnd.phase != "open":
             return
         rnd.phase = phase
-        t.act(e.Save())
+        t.act(a.Save())
         if phase == "closed":
-            t.act(e.RoundClosed(number, rnd.roll(), rnd.missing()))
+            t.act(a.RoundClosed(number, rnd.roll(), rnd.missing()))
         else:
-            t.act(e.RoundFailed(number, len(rnd.counted), reason))
+            t.act(a.RoundFailed(number, len(rnd.counted), reason))
         if rnd.stale and phase == "closed":
             return
         for dev, member in sorted(rnd.cohort.items()):
@@ -227,9 +228,9 @@ class CoordinatorHalf:
                 raise _IgnoredError(f"{self.rules.max_peers} devices are known; raise max_peers")
             self._from_device(t, topic, frame)
         except _IgnoredError as why:
-            t.act(e.Refused(event.topic[:160], dev, str(why)))
+            t.act(a.Refused(event.topic[:160], dev, str(why)))
         except WireError as why:
-            t.act(e.Refused(event.topic[:160], dev, str(why)))
+            t.act(a.Refused(event.topic[:160], dev, str(why)))
             if dev and t.known(dev):
                 self._intake(t).strike(dev, str(why))
         self._settle(t)
@@ -249,7 +250,7 @@ class CoordinatorHalf:
             raise WireError(f"{birth.TYPE!r} on the coordinator's topic")
         if frame.header.boot > t.state.epoch:
             t.state.fenced = True
-            t.act(e.Fenced(frame.header.boot))
+            t.act(a.Fenced(frame.header.boot))
         elif frame.header.boot == t.state.epoch and not birth.online:
             self._announce(t)
 
@@ -289,7 +290,7 @@ class CoordinatorHalf:
         if not message.online:
             peer.boot, peer.dead = boot, boot
             if peer.online:
-                t.act(e.DeviceDown(dev, boot))
+                t.act(a.DeviceDown(dev, boot))
             peer.online = False
             return
         if boot > peer.boot:
@@ -300,7 +301,7 @@ class CoordinatorHalf:
         elif peer.online and peer.profile == message.profile:
             return
         peer.boot, peer.online, peer.profile = boot, True, message.profile
-        t.act(e.DeviceUp(dev, boot, message.profile))
+        t.act(a.DeviceUp(dev, boot, message.profile))
         for rnd in t.state.rounds.values():
             if dev in rnd.cohort and rnd.phase == "open":
                 self._call(t, rnd, dev, again=True)
@@ -314,15 +315,15 @@ class CoordinatorHalf:
             case m.Accept():
                 if member.phase == "called":
                     member.phase = "working"
-                    t.act(e.Progressed(dev, rnd.number, "working"))
+                    t.act(a.Progressed(dev, rnd.number, "working"))
             case m.Decline():
                 if member.phase in ("called", "working"):
                     member.phase, member.reason = "declined", message.reason
-                    t.act(e.Progressed(dev, rnd.number, "declined", reason=message.reason), e.Save())
+                    t.act(a.Progressed(dev, rnd.number, "declined", reason=message.reason), a.Save())
             case m.Progress():
-                t.act(e.Progressed(dev, rnd.number, "progress", message.done, message.total))
+                t.act(a.Progressed(dev, rnd.number, "progress", message.done, message.total))
             case m.Trouble():
-                t.act(e.Progressed(dev, rnd.number, "trouble", reason=message.reason))
+                t.act(a.Progressed(dev, rnd.number, "trouble", reason=message.reason))
 
     def _serve(self, t: Turn, dev: str, peer: Peer, want: m.Want) -> None:
         body = t.state.body
@@ -336,7 +337,7 @@ class CoordinatorHalf:
             raise WireError(f"asked for more than {self.rules.serve} times the body")
         peer.served += sum(body.cut.place(i)[1] for i in indices)
         name = transfer_of(body.cut.sha256)
-        t.act(e.SendChunks(self.fed, dev, name, t.state.epoch, 0, body.cut, tuple(indices), "dn"))
+        t.act(a.SendChunks(self.fed, dev, name, t.state.epoch, 0, body.cut, tuple(indices), "dn"))
 
     # ---- time ------------------------------------------------------------------------------------------
 
@@ -368,10 +369,10 @@ class CoordinatorHalf:
         peer.said += 1
         header = Header(message.TYPE, self.fed, dev, boot=t.state.epoch, seq=peer.said)
         payload = encode_frame(header, m.encode_message(message), self.signer)
-        t.act(e.Publish(str(Topic(self.fed, "cmd", dev)), payload))
+        t.act(a.Publish(str(Topic(self.fed, "cmd", dev)), payload))
 
     def _announce(self, t: Turn) -> None:
-        t.act(e.Publish(str(Topic(self.fed, "co/state")), self._birth(t.state, online=True), retain=True))
+        t.act(a.Publish(str(Topic(self.fed, "co/state")), self._birth(t.state, online=True), retain=True))
         self._announce_body(t)
 
     def _announce_body(self, t: Turn) -> None:
@@ -379,7 +380,7 @@ class CoordinatorHalf:
             return
         header = Header(m.BodyManifest.TYPE, self.fed, boot=t.state.epoch)
         payload = encode_frame(header, m.encode_message(self._manifest(t.state.body)), self.signer)
-        t.act(e.Publish(str(Topic(self.fed, "co/body")), payload, retain=True))
+        t.act(a.Publish(str(Topic(self.fed, "co/body")), payload, retain=True))
 
     def _birth(self, state: CoordinatorState, online: bool) -> bytes:
         birth = m.CoordinatorBirth(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from talaria.errors import ConfigError, StateError, WireError
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol import saved
 from talaria.protocol.transfer import Guard, Receiver, transfer_of
@@ -111,20 +112,20 @@ class DeviceHalf:
         """Topic and payload of the last will of the present boot. Give it to the transport, retained."""
         return str(Topic(self.fed, "state", self.dev)), self._birth(state, online=False)
 
-    def step(self, state: DeviceState, event: object) -> tuple[DeviceState, list[e.Action]]:
+    def step(self, state: DeviceState, event: object) -> tuple[DeviceState, list[a.Action]]:
         """The state after ``event`` (changed in place) and what to do, in order."""
-        out: list[e.Action] = []
+        out: list[a.Action] = []
         now: float = getattr(event, "now", state.clock)
         match event:
             case e.Boot():
                 self._boot(state, event, out)
             case e.Connecting():
                 state.boot, state.said, state.linked = state.boot + 1, 0, False
-                out.append(e.Save())
+                out.append(a.Save())
             case e.Connected():
                 state.linked = True
                 topic = str(Topic(self.fed, "state", self.dev))
-                out.append(e.Publish(topic, self._birth(state, online=True), retain=True))
+                out.append(a.Publish(topic, self._birth(state, online=True), retain=True))
                 self._again(state, now, out)
             case e.Received():
                 self._received(state, event, out)
@@ -145,7 +146,7 @@ class DeviceHalf:
                     and state.job.phase in ("fetching", "training")
                 ):
                     state.job.phase, state.job.reason = "refused", event.reason[: m.MAX_TEXT]
-                    out.append(e.Save())
+                    out.append(a.Save())
                     self._say(state, m.Decline(round=event.round, reason=state.job.reason), out)
             case e.Report():
                 if state.job is not None and state.job.round == event.round:
@@ -157,7 +158,7 @@ class DeviceHalf:
 
     # ---- what the program says -------------------------------------------------------------------------
 
-    def _boot(self, state: DeviceState, event: e.Boot, out: list[e.Action]) -> None:
+    def _boot(self, state: DeviceState, event: e.Boot, out: list[a.Action]) -> None:
         shift = event.now - state.clock
         state.linked, state.body = False, event.body
         if state.fetch is not None:
@@ -177,37 +178,37 @@ class DeviceHalf:
             job.phase = "fetching"
             self._begin(state, event.now, out)
 
-    def _body_stored(self, state: DeviceState, event: e.BodyStored, out: list[e.Action]) -> None:
+    def _body_stored(self, state: DeviceState, event: e.BodyStored, out: list[a.Action]) -> None:
         state.body = event.sha256
         if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
             state.fetch = None
-        out.append(e.Save())
+        out.append(a.Save())
         self._begin(state, event.now, out)
 
-    def _begin(self, state: DeviceState, now: float, out: list[e.Action]) -> None:
+    def _begin(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
         """Train where the body that the job starts from is here."""
         job = state.job
         if job is not None and job.phase == "fetching" and job.body == state.body:
             job.phase = "training"
             seconds = 0.0 if job.deadline is None else max(0.0, job.deadline - now)
-            out.append(e.Train(job.round, job.version, job.body, job.spec, seconds))
+            out.append(a.Train(job.round, job.version, job.body, job.spec, seconds))
 
-    def _ready(self, state: DeviceState, event: e.UpdateReady, out: list[e.Action]) -> None:
+    def _ready(self, state: DeviceState, event: e.UpdateReady, out: list[a.Action]) -> None:
         job = state.job
         if job is None or job.round != event.round or job.phase not in ("training", "fetching", "offering"):
             return
         if event.cut.size > state.max_update:
             job.phase, job.reason = "refused", f"update of {event.cut.size} bytes; at most {state.max_update}"
-            out.append(e.Save())
+            out.append(a.Save())
             self._say(state, m.Decline(round=job.round, reason=job.reason), out)
             return
         job.phase, job.cut, job.base = "offering", event.cut, event.base
-        out.append(e.Save())
+        out.append(a.Save())
         self._offer(state, event.now, out)
 
     # ---- what arrives ----------------------------------------------------------------------------------
 
-    def _received(self, state: DeviceState, event: e.Received, out: list[e.Action]) -> None:
+    def _received(self, state: DeviceState, event: e.Received, out: list[a.Action]) -> None:
         try:
             topic = parse(event.topic)
             if topic.fed != self.fed or topic.kind not in ("co/state", "co/body", "m", "cmd", "dn"):
@@ -224,9 +225,9 @@ class DeviceHalf:
             else:
                 self._heard(state, topic, frame, event.now, out)
         except WireError as why:
-            out.append(e.Refused(event.topic[:160], self.dev, str(why)))
+            out.append(a.Refused(event.topic[:160], self.dev, str(why)))
 
-    def _heard(self, state: DeviceState, topic: Topic, frame: Frame, now: float, out: list[e.Action]) -> None:
+    def _heard(self, state: DeviceState, topic: Topic, frame: Frame, now: float, out: list[a.Action]) -> None:
         key, epoch = self.coordinator_key, frame.header.boot
         if key is not None and not signed_by(frame, key):
             raise WireError(f"{frame.header.type!r} is not signed by the coordinator's key; refused")
@@ -235,13 +236,13 @@ class DeviceHalf:
         message = m.decode_message(frame)
         if epoch > state.epoch:
             state.epoch, state.version = epoch, -1
-            out.append(e.Save())
+            out.append(a.Save())
         if topic.kind == "co/state":
             if not isinstance(message, m.CoordinatorBirth):
                 raise WireError(f"{message.TYPE!r} on the coordinator's topic")
             state.chunk, state.credit = message.chunk, min(message.credit, self.limits.credit)
             state.retry, state.max_update = message.retry, message.max_update
-            out.append(e.CoordinatorSeen(message.online, epoch, message.spec))
+            out.append(a.CoordinatorSeen(message.online, epoch, message.spec))
             if message.online:
                 self._again(state, now, out)
         elif topic.kind == "co/body":
@@ -249,7 +250,7 @@ class DeviceHalf:
         elif state.guard.fresh(epoch, frame.header.seq):
             self._command(state, message, now, out)
 
-    def _command(self, state: DeviceState, message: m.Message, now: float, out: list[e.Action]) -> None:
+    def _command(self, state: DeviceState, message: m.Message, now: float, out: list[a.Action]) -> None:
         job = state.job
         match message:
             case m.Work():
@@ -258,7 +259,7 @@ class DeviceHalf:
                 self._manifest(state, message, now, out)
             case m.Rebirth():
                 topic = str(Topic(self.fed, "state", self.dev))
-                out.append(e.Publish(topic, self._birth(state, online=True), retain=True))
+                out.append(a.Publish(topic, self._birth(state, online=True), retain=True))
             case m.Grant() | m.Need():
                 if job is not None and job.round == message.round and job.phase == "offering" and job.cut is not None:
                     name = transfer_of(job.cut.sha256)
@@ -267,7 +268,7 @@ class DeviceHalf:
                     wanted = tuple(sorted(indices_of(message.bitmap, job.cut.count)))
                     job.said = now
                     out.append(
-                        e.SendChunks(
+                        a.SendChunks(
                             self.fed, self.dev, name, state.boot, job.round, job.cut, wanted[: message.credit], "up"
                         )
                     )
@@ -276,11 +277,11 @@ class DeviceHalf:
             case m.Abort():
                 if job is not None and job.round == message.round and job.phase != "done":
                     job.phase, job.outcome, job.reason = "done", "late", message.reason
-                    out.extend((e.Save(), e.Cancel(job.round, message.reason)))
+                    out.extend((a.Save(), a.Cancel(job.round, message.reason)))
             case _:
                 raise WireError(f"{message.TYPE!r} is not for a coordinator to say")
 
-    def _work(self, state: DeviceState, work: m.Work, now: float, out: list[e.Action]) -> None:
+    def _work(self, state: DeviceState, work: m.Work, now: float, out: list[a.Action]) -> None:
         job = state.job
         if job is not None and work.round == job.round:
             self._repeat(state, job, now, out)
@@ -288,16 +289,16 @@ class DeviceHalf:
         if job is not None and work.round < job.round:
             return
         if job is not None and job.phase != "done":
-            out.append(e.Cancel(job.round, f"round {work.round} began"))
+            out.append(a.Cancel(job.round, f"round {work.round} began"))
         deadline = None if work.seconds == 0 else now + work.seconds
         state.job = Job(work.round, work.version, work.body, work.spec, deadline)
-        out.append(e.Save())
+        out.append(a.Save())
         self._say(state, m.Accept(round=work.round), out)
         self._begin(state, now, out)
         if state.job.phase == "fetching":
             self._want(state, now, out)
 
-    def _repeat(self, state: DeviceState, job: Job, now: float, out: list[e.Action]) -> None:
+    def _repeat(self, state: DeviceState, job: Job, now: float, out: list[a.Action]) -> None:
         """Say again what the coordinator has not heard."""
         match job.phase:
             case "fetching" | "training":
@@ -309,7 +310,7 @@ class DeviceHalf:
             case "done" if job.cut is not None:
                 self._offer(state, now, out)
 
-    def _receipt(self, state: DeviceState, receipt: m.Receipt, out: list[e.Action]) -> None:
+    def _receipt(self, state: DeviceState, receipt: m.Receipt, out: list[a.Action]) -> None:
         job = state.job
         if job is None or job.cut is None or job.phase != "offering":
             return
@@ -317,14 +318,14 @@ class DeviceHalf:
             return
         if receipt.outcome == "resend":
             job.phase, job.attempt, job.cut = "training", job.attempt + 1, None
-            out.extend((e.Save(), e.Resend(job.round, receipt.reason)))
+            out.extend((a.Save(), a.Resend(job.round, receipt.reason)))
             return
         job.phase, job.outcome, job.reason = "done", receipt.outcome, receipt.reason
-        out.extend((e.Save(), e.Receipted(job.round, receipt.outcome, receipt.reason)))
+        out.extend((a.Save(), a.Receipted(job.round, receipt.outcome, receipt.reason)))
 
     # ---- the body --------------------------------------------------------------------------------------
 
-    def _manifest(self, state: DeviceState, message: m.Message, now: float, out: list[e.Action]) -> None:
+    def _manifest(self, state: DeviceState, message: m.Message, now: float, out: list[a.Action]) -> None:
         if not isinstance(message, m.BodyManifest):
             raise WireError(f"{message.TYPE!r} on the body's topic")
         if message.version < state.version:
@@ -336,11 +337,11 @@ class DeviceHalf:
         if message.sha256 == state.body or fetching:
             return
         if state.fetch is not None:
-            out.append(e.Discard(self.dev, transfer_of(state.fetch.cut.sha256)))
+            out.append(a.Discard(self.dev, transfer_of(state.fetch.cut.sha256)))
         state.fetch, state.fetch_version = Receiver(cut_of(message), touched=now, moved=now), message.version
-        out.append(e.Save())
+        out.append(a.Save())
 
-    def _chunk(self, state: DeviceState, frame: Frame, now: float, out: list[e.Action]) -> None:
+    def _chunk(self, state: DeviceState, frame: Frame, now: float, out: list[a.Action]) -> None:
         fetch = state.fetch
         if frame.header.type != m.CHUNK:
             raise WireError(f"{frame.header.type!r} on a topic of chunks")
@@ -355,18 +356,18 @@ class DeviceHalf:
             raise
         if not new:
             return
-        out.append(e.KeepChunk(self.dev, frame.header.xfer, fetch.cut, frame.header.idx, frame.body))
+        out.append(a.KeepChunk(self.dev, frame.header.xfer, fetch.cut, frame.header.idx, frame.body))
         if fetch.whole:
             out.append(self._complete(state))
         elif fetch.asked or now - fetch.touched >= self._patience(state):
             self._want(state, now, out)
 
-    def _complete(self, state: DeviceState) -> e.BodyComplete:
+    def _complete(self, state: DeviceState) -> a.BodyComplete:
         if state.fetch is None:
             raise StateError("device: no body is on its way")
-        return e.BodyComplete(state.fetch_version, transfer_of(state.fetch.cut.sha256), state.fetch.cut)
+        return a.BodyComplete(state.fetch_version, transfer_of(state.fetch.cut.sha256), state.fetch.cut)
 
-    def _want(self, state: DeviceState, now: float, out: list[e.Action], again: bool = False) -> None:
+    def _want(self, state: DeviceState, now: float, out: list[a.Action], again: bool = False) -> None:
         """Ask for missing chunks of the body, or for the manifest of the one that the job needs."""
         job, fetch = state.job, state.fetch
         if fetch is not None:
@@ -382,7 +383,7 @@ class DeviceHalf:
     def _patience(self, state: DeviceState) -> float:
         return max(self.limits.retry, state.retry)
 
-    def _tick(self, state: DeviceState, now: float, out: list[e.Action]) -> None:
+    def _tick(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
         if not state.linked:
             return
         job, wait = state.job, self._patience(state)
@@ -395,7 +396,7 @@ class DeviceHalf:
             job.said = now
             self._want(state, now, out)
 
-    def _again(self, state: DeviceState, now: float, out: list[e.Action]) -> None:
+    def _again(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
         """After a new link or a new coordinator: say what still waits for an answer."""
         job = state.job
         if job is not None and job.phase in ("fetching", "training", "offering", "refused"):
@@ -405,7 +406,7 @@ class DeviceHalf:
 
     # ---- what is said ----------------------------------------------------------------------------------
 
-    def _offer(self, state: DeviceState, now: float, out: list[e.Action]) -> None:
+    def _offer(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
         job = state.job
         if job is None or job.cut is None:
             return
@@ -423,13 +424,13 @@ class DeviceHalf:
         )
         self._say(state, offer, out)
 
-    def _say(self, state: DeviceState, message: m.Message, out: list[e.Action]) -> None:
+    def _say(self, state: DeviceState, message: m.Message, out: list[a.Action]) -> None:
         if not state.linked:
             return
         state.said += 1
         header = Header(message.TYPE, self.fed, self.dev, boot=state.boot, seq=state.said)
         payload = encode_frame(header, m.encode_message(message), self.signer)
-        out.append(e.Publish(str(Topic(self.fed, "evt", self.dev)), payload))
+        out.append(a.Publish(str(Topic(self.fed, "evt", self.dev)), payload))
 
     def _birth(self, state: DeviceState, online: bool) -> bytes:
         key = b"" if self.signer is None else self.signer.public

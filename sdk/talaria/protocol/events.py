@@ -1,7 +1,6 @@
-"""What goes into the machines (events) and what comes out (actions).
+"""What goes into the machines. What comes out is in :mod:`talaria.protocol.actions`.
 
-Times are seconds on the driver's own monotonic clock. Actions are carried out in their order: what stands
-behind a :class:`Save` may be sent only when the state is on disk.
+Times are seconds on the driver's own monotonic clock.
 """
 
 from __future__ import annotations
@@ -9,6 +8,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from talaria.protocol.actions import (
+    Action as Action,
+    BodyComplete as BodyComplete,
+    Cancel as Cancel,
+    Complete as Complete,
+    CoordinatorSeen as CoordinatorSeen,
+    Counted as Counted,
+    DeviceDown as DeviceDown,
+    DeviceUp as DeviceUp,
+    Discard as Discard,
+    Equivocation as Equivocation,
+    Fenced as Fenced,
+    KeepChunk as KeepChunk,
+    Progressed as Progressed,
+    Publish as Publish,
+    Quarantined as Quarantined,
+    Receipted as Receipted,
+    Refused as Refused,
+    Resend as Resend,
+    RoundClosed as RoundClosed,
+    RoundFailed as RoundFailed,
+    Save as Save,
+    SendChunks as SendChunks,
+    Train as Train,
+)
 from talaria.wire.chunks import Cut
 
 # ---- events for both halves ----------------------------------------------------------------------------
@@ -223,245 +247,3 @@ class Report:
     round: int
     done: int
     total: int
-
-
-# ---- actions of both halves ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Publish:
-    """Send these bytes, QoS 1."""
-
-    topic: str
-    payload: bytes = field(repr=False)
-    retain: bool = False
-
-
-@dataclass(frozen=True)
-class SendChunks:
-    """Read these chunks of the bytes with this sha256 and publish them; :func:`transfer.chunk_frames` does so."""
-
-    fed: str
-    dev: str
-    xfer: str
-    boot: int
-    round: int
-    cut: Cut = field(repr=False)
-    indices: tuple[int, ...]
-    kind: str
-    """``"up"`` from a device, ``"dn"`` to one device, ``"m"`` to all."""
-
-
-@dataclass(frozen=True)
-class KeepChunk:
-    """Write this verified chunk at its place in the file of transfer ``xfer`` (for a body: its hex sha256[:16])."""
-
-    dev: str
-    xfer: str
-    cut: Cut = field(repr=False)
-    index: int
-    data: bytes = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Discard:
-    """The partial file of this transfer is not needed any more."""
-
-    dev: str
-    xfer: str
-
-
-@dataclass(frozen=True)
-class Save:
-    """Make the state durable (``state.dump()``) before carrying out what follows."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Something from outside was refused: for the log and the metrics."""
-
-    topic: str
-    dev: str
-    reason: str
-
-
-# ---- actions of the coordinator ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Complete:
-    """All chunks of an update are in its file: check the whole sha256, decode, store durably, then answer with
-    :class:`Stored`, :class:`Rejected` or :class:`Damaged`."""
-
-    round: int
-    dev: str
-    xfer: str
-    base: int
-    cut: Cut = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Counted:
-    """One update that counts: made by ``dev`` for ``round`` from body version ``base``."""
-
-    dev: str
-    round: int
-    base: int
-    sha256: bytes
-
-
-@dataclass(frozen=True)
-class RoundClosed:
-    """The round is over: fold exactly these updates, commit, then answer with :class:`Committed`.
-
-    Announced again after each start until committed, always with the same updates, in order of device."""
-
-    round: int
-    counted: tuple[Counted, ...]
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RoundFailed:
-    """The deadline passed without quorum, or the round was called off; its updates count nowhere."""
-
-    round: int
-    stored: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class DeviceUp:
-    """A device was born or came back; ``profile`` is what its birth says."""
-
-    dev: str
-    boot: int
-    profile: bytes
-
-
-@dataclass(frozen=True)
-class DeviceDown:
-    """A device's last will arrived, for its present boot."""
-
-    dev: str
-    boot: int
-
-
-@dataclass(frozen=True)
-class Progressed:
-    """A device accepted, declined, reports progress or trouble."""
-
-    dev: str
-    round: int
-    phase: str
-    done: int = 0
-    total: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Quarantined:
-    """A device is shut out from now on; the operator sees why."""
-
-    dev: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Equivocation:
-    """A device offered a second, different update for one round; the first stays."""
-
-    dev: str
-    round: int
-    first: bytes
-    second: bytes
-
-
-@dataclass(frozen=True)
-class Fenced:
-    """A coordinator with a newer epoch exists: stop at once."""
-
-    epoch: int
-
-
-# ---- actions of the device -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BodyComplete:
-    """All chunks of this body are in its file: check the whole sha256, make it durable, then answer with
-    :class:`BodyStored` or :class:`BodyDamaged`."""
-
-    version: int
-    xfer: str
-    cut: Cut = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Train:
-    """Begin ``round`` from the body on flash. Said again after a reboot until there is an update."""
-
-    round: int
-    version: int
-    body: bytes
-    spec: bytes
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """Stop working on ``round``."""
-
-    round: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Receipted:
-    """The coordinator answered the upload of ``round`` with this outcome (see ``messages.OUTCOMES``)."""
-
-    round: int
-    outcome: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Resend:
-    """Encode the update of ``round`` again with its whole mask and give a new :class:`UpdateReady`."""
-
-    round: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class CoordinatorSeen:
-    """The coordinator's birth or last will; ``spec`` is what it tells every device."""
-
-    online: bool
-    epoch: int
-    spec: bytes
-
-
-Action = (
-    Publish
-    | SendChunks
-    | KeepChunk
-    | Discard
-    | Save
-    | Refused
-    | Complete
-    | RoundClosed
-    | RoundFailed
-    | DeviceUp
-    | DeviceDown
-    | Progressed
-    | Quarantined
-    | Equivocation
-    | Fenced
-    | BodyComplete
-    | Train
-    | Cancel
-    | Receipted
-    | Resend
-    | CoordinatorSeen
-)

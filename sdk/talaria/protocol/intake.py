@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from talaria.errors import WireError
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.rounds import LIVE, Member, Round, Rules, Upload
 from talaria.protocol.transfer import Receiver, transfer_of
@@ -34,7 +35,7 @@ class Intake:
         member = None if rnd is None else rnd.cohort.get(dev)
         if rnd is None or member is None:
             self._answer(dev, offer.round, offer.sha256, "late", "this round is not open to this device")
-            self.t.act(e.Refused("", dev, f"offer for round {offer.round}, which did not ask for it"))
+            self.t.act(a.Refused("", dev, f"offer for round {offer.round}, which did not ask for it"))
             return
         used = state.nonces.setdefault(offer.nonce, (offer.round, dev, offer.sha256))
         if used != (offer.round, dev, offer.sha256):
@@ -71,11 +72,11 @@ class Intake:
         member.xfer = transfer_of(cut.sha256)
         self.t.state.waiting.append((rnd.number, dev))
         self.t.state.offers[rnd.number, dev] = cut
-        self.t.act(e.Save())
+        self.t.act(a.Save())
         self.admit()
 
     def _equivocated(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> None:
-        self.t.act(e.Equivocation(dev, rnd.number, member.sha256, offer.sha256))
+        self.t.act(a.Equivocation(dev, rnd.number, member.sha256, offer.sha256))
         self._answer(dev, rnd.number, offer.sha256, "equivocation", "another update of this round came first")
         self.quarantine(dev, f"two different updates for round {rnd.number}")
 
@@ -128,7 +129,7 @@ class Intake:
                 self.quarantine(dev, f"{upload.receiver.bad} wrong chunks in upload {key[1]}")
             raise
         if new:
-            self.t.act(e.KeepChunk(dev, key[1], upload.receiver.cut, frame.header.idx, frame.body))
+            self.t.act(a.KeepChunk(dev, key[1], upload.receiver.cut, frame.header.idx, frame.body))
             self._completed(upload, key)
         if not upload.receiver.whole:
             self._ask(*key)
@@ -137,7 +138,7 @@ class Intake:
         if upload.receiver.whole:
             member = self.t.state.rounds[upload.round].cohort[upload.dev]
             member.phase = "storing"
-            self.t.act(e.Complete(upload.round, upload.dev, key[1], member.base, upload.receiver.cut))
+            self.t.act(a.Complete(upload.round, upload.dev, key[1], member.base, upload.receiver.cut))
 
     def recover(self, chunks: Mapping[tuple[str, str], frozenset[int]]) -> None:
         """After a start: the chunks found on disk are those that are there."""
@@ -164,7 +165,7 @@ class Intake:
                 self._answer(event.dev, event.round, event.sha256, "late", "the round ended first")
             case e.Stored():
                 self.counted(rnd, event.dev, member)
-                self.t.act(e.Save())
+                self.t.act(a.Save())
                 self._answer(event.dev, event.round, event.sha256, "stored", "")
             case e.Damaged() if upload is not None:
                 member.phase = "receiving"
@@ -176,12 +177,12 @@ class Intake:
                 self._forget(event.dev, member.xfer)
                 member.phase, member.sha256, member.xfer = "working", b"", ""
                 member.reason, member.attempt = event.reason[: m.MAX_TEXT], member.attempt + 1
-                self.t.act(e.Save())
+                self.t.act(a.Save())
                 self._answer(event.dev, event.round, sha, "resend", event.reason)
             case e.Rejected():
                 sha = member.sha256
                 self.drop(rnd, event.dev, "rejected", event.reason)
-                self.t.act(e.Save())
+                self.t.act(a.Save())
                 self._answer(event.dev, event.round, sha, "rejected", event.reason)
                 if event.quarantine:
                     self.quarantine(event.dev, event.reason)
@@ -202,7 +203,7 @@ class Intake:
 
     def _forget(self, dev: str, xfer: str) -> None:
         if self.t.state.uploads.pop((dev, xfer), None) is not None:
-            self.t.act(e.Discard(dev, xfer))
+            self.t.act(a.Discard(dev, xfer))
 
     def drop(self, rnd: Round, dev: str, phase: str, reason: str = "") -> None:
         """End a member's part in this round without counting it."""
@@ -212,7 +213,7 @@ class Intake:
             self.t.state.waiting.remove((rnd.number, dev))
         self._forget(dev, member.xfer)
         member.phase, member.reason = phase, reason[: m.MAX_TEXT]
-        self.t.act(e.Progressed(dev, rnd.number, phase, reason=member.reason))
+        self.t.act(a.Progressed(dev, rnd.number, phase, reason=member.reason))
 
     def strike(self, dev: str, reason: str) -> None:
         """One offence; enough of them shut the device out."""
@@ -230,7 +231,7 @@ class Intake:
         for rnd in self.t.state.rounds.values():
             if dev in rnd.cohort and rnd.cohort[dev].phase in LIVE:
                 self.drop(rnd, dev, "dropped", reason)
-        self.t.act(e.Save(), e.Quarantined(dev, peer.out))
+        self.t.act(a.Save(), a.Quarantined(dev, peer.out))
         self.admit()
 
     # ---- time ------------------------------------------------------------------------------------------

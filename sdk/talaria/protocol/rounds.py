@@ -7,7 +7,7 @@ from typing import Literal
 
 from talaria.errors import ConfigError
 from talaria.protocol import saved
-from talaria.protocol.events import Counted
+from talaria.protocol.actions import Counted
 from talaria.protocol.transfer import Guard, Receiver
 from talaria.wire.chunks import CHUNK, Cut
 from talaria.wire.frames import MAX_BODY

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from talaria.errors import WireError
-from talaria.protocol.events import SendChunks
+from talaria.protocol.actions import SendChunks
 from talaria.wire.chunks import Cut, bits_of
 from talaria.wire.frames import Frame, Header, encode_frame
 from talaria.wire.messages import CHUNK

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from talaria.errors import WireError
-from talaria.protocol.events import Action
+from talaria.protocol.actions import Action
 from talaria.protocol.rounds import CoordinatorState, Peer
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
 from talaria.protocol.device import DeviceHalf, DeviceLimits, DeviceState
@@ -48,9 +49,9 @@ class World:
         self.signer = Signer.of(bytes(32)) if signed else None
         self.disk = Disk()
         self.disks = {n: Disk() for n in self.names}
-        self.closed: list[e.RoundClosed] = []
-        self.failed: list[e.RoundFailed] = []
-        self.events: list[e.Action] = []
+        self.closed: list[a.RoundClosed] = []
+        self.failed: list[a.RoundFailed] = []
+        self.events: list[a.Action] = []
         self.receipts: dict[tuple[str, int], list[str]] = {}
         self.trained: list[tuple[str, int]] = []
         self.sent_bytes = 0
@@ -80,36 +81,36 @@ class World:
     def _to_coordinator(self, arrival: Arrival) -> None:
         self.tell(e.Received(self.now, arrival.topic, arrival.payload, arrival.retained))
 
-    def tell(self, event: object) -> list[e.Action]:
+    def tell(self, event: object) -> list[a.Action]:
         self.state, actions = self.half.step(self.state, event)
         for action in actions:
             self.events.append(action)
             match action:
-                case e.Save():
+                case a.Save():
                     self.disk.state = self.state.dump()
-                case e.Publish():
+                case a.Publish():
                     self.hub.publish(action.topic, action.payload, action.retain)
-                case e.SendChunks():
+                case a.SendChunks():
                     self._send(action, self.disk.bodies[action.cut.sha256])
-                case e.KeepChunk():
+                case a.KeepChunk():
                     self.disk.files.setdefault((action.dev, action.xfer), {})[action.index] = action.data
-                case e.Discard():
+                case a.Discard():
                     self.disk.files.pop((action.dev, action.xfer), None)
-                case e.Complete():
+                case a.Complete():
                     pieces = self.disk.files[action.dev, action.xfer]
                     data = b"".join(pieces[i] for i in sorted(pieces))
                     assert hashlib.sha256(data).digest() == action.cut.sha256
                     self.disk.updates[action.round, action.dev] = data
                     self.tell(e.Stored(self.now, action.round, action.dev, action.cut.sha256))
-                case e.RoundClosed():
+                case a.RoundClosed():
                     self.closed.append(action)
                     if self.auto_commit:
                         self.tell(e.Committed(self.now, action.round))
-                case e.RoundFailed():
+                case a.RoundFailed():
                     self.failed.append(action)
         return actions
 
-    def _send(self, action: e.SendChunks, data: bytes) -> None:
+    def _send(self, action: a.SendChunks, data: bytes) -> None:
         for topic, payload in chunk_frames(action, lambda off, n: data[off : off + n]):
             self.sent_bytes += len(payload)
             self.hub.publish(topic, payload)
@@ -146,7 +147,7 @@ class World:
         self.hub.join(
             name,
             device_filters(FED, name),
-            lambda a: self.say(name, e.Received(self.now, a.topic, a.payload, a.retained)) and None,
+            lambda m: self.say(name, e.Received(self.now, m.topic, m.payload, m.retained)) and None,
             Will(*half.will(state)),
         )
         self.say(name, e.Connected(self.now))
@@ -155,7 +156,7 @@ class World:
         self.hub.cut(name)
         self.devices.pop(name, None)
 
-    def say(self, name: str, event: object) -> list[e.Action]:
+    def say(self, name: str, event: object) -> list[a.Action]:
         if name not in self.devices:
             return []
         half, state = self.devices[name]
@@ -164,31 +165,31 @@ class World:
         for action in actions:
             self.events.append(action)
             match action:
-                case e.Save():
+                case a.Save():
                     disk.state = state.dump()
-                case e.Publish():
+                case a.Publish():
                     self.hub.publish(action.topic, action.payload, action.retain)
-                case e.SendChunks():
+                case a.SendChunks():
                     self._send(action, disk.updates[action.round, name])
-                case e.KeepChunk():
+                case a.KeepChunk():
                     disk.files.setdefault((name, action.xfer), {})[action.index] = action.data
-                case e.Discard():
+                case a.Discard():
                     disk.files.pop((name, action.xfer), None)
-                case e.BodyComplete():
+                case a.BodyComplete():
                     pieces = disk.files.pop((name, action.xfer))
                     data = b"".join(pieces[i] for i in sorted(pieces))
                     assert hashlib.sha256(data).digest() == action.cut.sha256
                     assert transfer_of(action.cut.sha256) == action.xfer
                     disk.bodies = {action.cut.sha256: data}
                     self.say(name, e.BodyStored(self.now, action.cut.sha256))
-                case e.Train():
+                case a.Train():
                     assert action.body in disk.bodies
                     assert action.spec == f"plan of {name}".encode()
                     self.trained.append((name, action.round))
                     self.work(name, action.round, action.version)
-                case e.Resend():
+                case a.Resend():
                     self.work(name, action.round, state.job.version if state.job else 0, again=True)
-                case e.Receipted():
+                case a.Receipted():
                     self.receipts.setdefault((name, action.round), []).append(action.outcome)
         return actions
 

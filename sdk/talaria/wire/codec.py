@@ -1,0 +1,320 @@
+"""Updates and states as bytes. Names, shapes and dtypes are compared with what is expected before a value is read.
+
+An update is a safetensors file of planes (see :mod:`talaria.wire.planes`) and bitmaps of its mask, perhaps in
+a zstd frame. Equal updates give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from talaria.errors import ConfigError, ModelError, TooLarge, WireError
+from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.wire import tensorfile
+from talaria.wire.planes import SUFFIXES, Codec, Spec, check_planes, from_planes, to_planes
+from talaria.wire.squeeze import squeeze, unsqueeze
+from talaria.wire.tensorfile import Entry
+
+__all__ = [
+    "Limits",
+    "MaskUnknown",
+    "Spec",
+    "compensate",
+    "decode_tensors",
+    "decode_update",
+    "encode_tensors",
+    "encode_update",
+    "remainder",
+    "schema_of",
+]
+
+VERSION = 1
+_MASK = "mask|"
+_META = "talaria"
+
+
+class MaskUnknown(WireError):  # noqa: N818  it is a state of affairs that the sender can mend, not a fault
+    """Only the mask's digest came and nobody here holds that mask: ask for the update with its whole mask."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a decoder takes. ``total`` in bytes after decompression."""
+
+    total: int = 512 * 2**20
+    tensors: int = 20_000
+    max_norm: float = 1e6
+    """Largest Euclidean norm of all floating-point values of an update together."""
+    max_weight: float = 1e8
+    """Largest weight, in samples."""
+    metrics: int = 64
+
+
+def schema_of(tensors: Tensors) -> dict[str, Spec]:
+    """Shape and dtype of each tensor."""
+    return {name: Spec(tuple(value.shape), value.dtype) for name, value in tensors.items()}
+
+
+# ---- bodies and states ---------------------------------------------------------------------------------
+
+
+def encode_tensors(tensors: Tensors, *, codec: str = "raw", compress: bool = False) -> bytes:
+    """``tensors`` as bytes; with ``codec="raw"`` and no compression a plain safetensors file, NaN included.
+
+    Raises :class:`ConfigError` for an unknown codec, a name or a dtype that cannot be stored.
+    """
+    how = Codec.parse(codec)
+    if how.name == "topk":
+        raise ConfigError("codec='topk' keeps a few changes of an update; a whole state needs raw, fp16, bf16 or int8")
+    planes = tensors if how.name == "raw" else _planes(tensors, how)
+    data = tensorfile.pack(planes)
+    return squeeze(data) if compress else data
+
+
+def decode_tensors(data: bytes, *, schema: Mapping[str, Spec] | None, limits: Limits | None = None) -> Tensors:
+    """What :func:`encode_tensors` was given, in the order of ``schema``.
+
+    ``schema=None`` is for a device's own flash only: whatever is well-formed is taken as it is. With a schema
+    the names must agree exactly, and every value must be finite. Raises :class:`WireError`.
+    """
+    limits = limits or Limits()
+    if schema is None:
+        entries, _ = tensorfile.unpack(unsqueeze(data, limits.total), most=limits.tensors)
+        return {name: entry.tensor() for name, entry in entries.items()}
+    entries, _ = _open(data, schema, limits, extra=0)
+    _check_names(entries, schema, masks=())
+    for name, spec in schema.items():
+        check_planes(name, spec, entries)
+    largest = torch.finfo(torch.float32).max
+    return {name: from_planes(name, spec, entries, largest) for name, spec in schema.items()}
+
+
+# ---- updates -------------------------------------------------------------------------------------------
+
+
+def encode_update(update: Update, codec: str = "raw", *, full_mask: bool = True, compress: bool = True) -> bytes:
+    """``update`` as bytes. With ``full_mask=False`` only the mask's digest travels.
+
+    Raises :class:`ConfigError` where a value is not finite or the codec does not suit it.
+    """
+    how = Codec.parse(codec)
+    if how.name == "topk" and update.kind != "delta":
+        raise ConfigError("codec='topk' leaves out what changed little; it needs kind='delta', this update has 'value'")
+    if not all(math.isfinite(v) for v in update.metrics.values()):
+        raise ConfigError(f"metrics {dict(update.metrics)} of {update.client!r} must be finite")
+    planes = _planes(update.tensors, how)
+    about: dict[str, Any] = {
+        "v": VERSION,
+        "client": update.client,
+        "weight": float(update.weight),
+        "base": update.base,
+        "kind": update.kind,
+        "metrics": {k: float(v) for k, v in sorted(update.metrics.items())},
+        "mask": None if update.mask is None else update.mask.digest,
+    }
+    if update.mask is not None and full_mask:
+        planes |= {_MASK + g: _bitmap(kept, update.mask.layout.sizes[g]) for g, kept in update.mask.kept.items()}
+    meta = {_META: json.dumps(about, separators=(",", ":"), sort_keys=True, allow_nan=False)}
+    data = tensorfile.pack(planes, meta)
+    return squeeze(data) if compress else data
+
+
+def decode_update(
+    data: bytes,
+    *,
+    schema: Mapping[str, Spec],
+    layout: ChannelLayout | None = None,
+    limits: Limits | None = None,
+    held: Mapping[str, ChannelMask] | None = None,
+    within: ChannelMask | None = None,
+    client: str | None = None,
+) -> Update:
+    """The update in ``data``, checked against the *dense* ``schema`` of the shared state.
+
+    ``held`` are masks known by digest; ``within`` is the mask that this device may not exceed; ``client`` is
+    who must have written it. Raises :class:`MaskUnknown` where only an unknown digest came, :class:`TooLarge`
+    before anything large is allocated, :class:`WireError` for all else.
+    """
+    limits = limits or Limits()
+    entries, meta = _open(data, schema, limits, extra=0 if layout is None else len(layout.sizes))
+    about = _about(tensorfile.parse_meta(meta, _META), limits)
+    if client is not None and about["client"] != client:
+        raise WireError(f"update says client={about['client']!r} but came from {client!r}")
+    groups = tuple(name for name in entries if name.startswith(_MASK))
+    mask = _mask(about["mask"], groups, entries, layout, held or {})
+    if mask is not None and within is not None and not mask.within(within):
+        raise WireError("mask keeps channels that this device's plan pruned; send a mask within the plan")
+    compact = dict(schema) if mask is None else {n: _compact(n, s, mask) for n, s in schema.items()}
+    _check_names(entries, schema, groups)
+    for name, spec in compact.items():
+        check_planes(name, spec, entries)
+    tensors: Tensors = {}
+    square = 0.0
+    for name, spec in compact.items():
+        value = tensors[name] = from_planes(name, spec, entries, limits.max_norm)
+        if value.is_floating_point():
+            square += float(torch.linalg.vector_norm(value.double())) ** 2
+    if not square <= limits.max_norm**2:
+        raise WireError(f"update has a norm of {math.sqrt(square):g}; at most {limits.max_norm:g} is taken")
+    return Update(
+        tensors=tensors,
+        weight=about["weight"],
+        client=about["client"],
+        base=about["base"],
+        kind=about["kind"],
+        mask=mask,
+        metrics=about["metrics"],
+    )
+
+
+def _about(about: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """The update's facts, each checked."""
+    names = {"v", "client", "weight", "base", "kind", "metrics", "mask"}
+    if set(about) != names or about["v"] != VERSION:
+        raise WireError(f"update facts {sorted(about)[:12]} are not those of version {VERSION}: {sorted(names)}")
+    weight, base, metrics, mask = about["weight"], about["base"], about["metrics"], about["mask"]
+    if type(weight) not in (int, float) or not 0 < weight <= limits.max_weight:
+        raise WireError(f"weight={str(weight)[:40]} must be above 0 and at most {limits.max_weight:g}")
+    if type(base) is not int or not 0 <= base <= 2**53:
+        raise WireError(f"base={str(base)[:40]} must be a body version")
+    if about["kind"] not in ("value", "delta"):
+        raise WireError(f"kind={str(about['kind'])[:40]!r} must be 'value' or 'delta'")
+    if not isinstance(about["client"], str) or not 0 < len(about["client"]) <= 64:
+        raise WireError("client must be a name of at most 64 characters")
+    if not isinstance(metrics, dict) or len(metrics) > limits.metrics or any(len(k) > 64 for k in metrics):
+        raise WireError(f"metrics must be at most {limits.metrics} named numbers")
+    if not all(type(v) in (int, float) and math.isfinite(v) for v in metrics.values()):
+        raise WireError("metrics must be finite numbers")
+    if mask is not None and (not isinstance(mask, str) or len(mask) != 64):
+        raise WireError("mask must be null or a digest of 64 hex digits")
+    return {**about, "weight": float(weight)}
+
+
+# ---- masks ---------------------------------------------------------------------------------------------
+
+
+def _bitmap(kept: Iterable[int], size: int) -> Tensor:
+    value = sum(1 << i for i in kept)
+    return torch.tensor(list(value.to_bytes(-(-size // 8), "little")), dtype=torch.uint8)
+
+
+def _mask(
+    digest: str | None,
+    groups: tuple[str, ...],
+    entries: Mapping[str, Entry],
+    layout: ChannelLayout | None,
+    held: Mapping[str, ChannelMask],
+) -> ChannelMask | None:
+    if digest is None:
+        if groups:
+            raise WireError("update has bitmaps but no mask; damaged")
+        return None
+    if layout is None:
+        raise WireError("update comes with a mask, but this model has no channel layout; send it dense")
+    if not groups:
+        if digest not in held:
+            raise MaskUnknown(f"mask {digest[:12]} is not held here; send the update with its whole mask")
+        return held[digest]
+    if set(groups) != {_MASK + g for g in layout.sizes}:
+        raise WireError(f"mask has {len(groups)} groups; this model has {len(layout.sizes)}, by other names")
+    kept = {}
+    for group, size in layout.sizes.items():
+        entry = entries[_MASK + group]
+        if entry.dtype is not torch.uint8 or entry.shape != (-(-size // 8),):
+            raise WireError(f"mask of {group!r} must be {-(-size // 8)} bytes for {size} channels")
+        value = int.from_bytes(entry.raw, "little")
+        if value >> size or not value:
+            raise WireError(f"mask of {group!r} must keep between 1 and {size} channels, and none beyond")
+        kept[group] = tuple(i for i in range(size) if value >> i & 1)
+    try:
+        mask = ChannelMask(layout, kept)
+    except ModelError as why:
+        raise WireError(f"mask is refused: {why}") from None
+    if mask.digest != digest:
+        raise WireError("the mask's bitmaps do not match its digest; damaged")
+    return mask
+
+
+def _compact(name: str, spec: Spec, mask: ChannelMask) -> Spec:
+    """The shape that is left of a tensor under ``mask``."""
+    axes = mask.layout.axes.get(name)
+    if axes is None:
+        return spec
+    if len(axes) != len(spec.shape):
+        raise ModelError(f"layout gives {len(axes)} dimensions for {name!r}, which has {len(spec.shape)}")
+    shape = tuple(
+        sum(len(mask.kept[g]) * repeat for g, repeat in axis) if axis else size
+        for axis, size in zip(axes, spec.shape, strict=True)
+    )
+    return Spec(shape, spec.dtype)
+
+
+# ---- opening -------------------------------------------------------------------------------------------
+
+
+def _planes(tensors: Tensors, codec: Codec) -> Tensors:
+    planes: Tensors = {}
+    for name, value in tensors.items():
+        planes |= to_planes(name, value, codec)
+    return planes
+
+
+def _open(
+    data: bytes, schema: Mapping[str, Spec], limits: Limits, extra: int
+) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The entries of ``data``, bounded by what ``schema`` can need at most (top-k needs 6 bytes a value)."""
+    values = sum(max(s.dtype.itemsize, 6) * s.numel + 4 * (s.shape[0] if s.shape else 1) for s in schema.values())
+    cap = min(limits.total, values + 8192 * extra + tensorfile.MAX_HEADER + 8)
+    if len(data) > cap:
+        raise TooLarge(f"{len(data)} bytes are above {cap}, the most that this schema can need")
+    return tensorfile.unpack(unsqueeze(data, cap), most=2 * len(schema) + extra)
+
+
+def _check_names(entries: Mapping[str, Entry], schema: Mapping[str, Spec], masks: Iterable[str]) -> None:
+    ours = {name + suffix for name in schema for suffix in (*SUFFIXES, "|s", "|v")} | set(masks)
+    for name in entries:
+        if name not in ours:
+            raise WireError(f"tensor {name[:80]!r} is not in the schema; only the shared state's names may travel")
+    for name in schema:
+        if name + "|s" in entries and name + "|q" not in entries:
+            raise WireError(f"tensor {name!r} has scales without levels")
+        if name + "|v" in entries and name + "|i" not in entries:
+            raise WireError(f"tensor {name!r} has values without positions")
+
+
+# ---- error feedback (stays on the device) --------------------------------------------------------------
+
+
+def compensate(update: Update, residual: Tensors) -> Update:
+    """``update`` plus what the codec left out last time (Seide et al. 2014; Karimireddy et al. 2019, EF-SGD).
+
+    Names that ``residual`` lacks, or whose shape changed with the mask, start anew from zero. Only for
+    ``kind="delta"``.
+    """
+    if update.kind != "delta":
+        raise ConfigError("error feedback adds up changes; it needs kind='delta', this update has 'value'")
+    fresh = dict(update.tensors)
+    for name, value in update.tensors.items():
+        left = residual.get(name)
+        if left is not None and left.shape == value.shape and value.is_floating_point():
+            fresh[name] = value + left.to(value.dtype)
+    return update.but(tensors=fresh)
+
+
+def remainder(update: Update, codec: str) -> Tensors:
+    """What ``codec`` leaves out of the floating-point tensors of ``update``: keep it for :func:`compensate`."""
+    how = Codec.parse(codec)
+    kept: Tensors = {}
+    for name, value in update.tensors.items():
+        if value.is_floating_point():
+            entries, _ = tensorfile.unpack(tensorfile.pack(to_planes(name, value, how)), most=2)
+            sent = from_planes(name, Spec(tuple(value.shape), value.dtype), entries, float("inf"))
+            kept[name] = value.detach() - sent
+    return kept

@@ -1,0 +1,173 @@
+"""Named tensors as bytes in the safetensors layout, read by a parser that trusts nothing.
+
+``u64 header length | JSON header | raw little-endian values``, in one piece without holes. The same tensors
+always give the same bytes. A file written here opens in every safetensors reader.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from talaria.errors import ConfigError, TooLarge, WireError
+from talaria.types import Tensors
+
+MAX_HEADER = 2**20
+MAX_DIMS = 8
+MAX_NAME = 200
+
+_DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_FOREIGN = (
+    (b"\x80\x02", "a pickle"),
+    (b"\x80\x03", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+    (b"\x80\x05", "a pickle"),
+    (b"PK\x03\x04", "a zip archive (torch.save or npz)"),
+    (b"\x93NUMPY", "a numpy file"),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies, checked but not yet read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    raw: memoryview = field(repr=False)
+
+    def tensor(self) -> Tensor:
+        """A copy as a tensor."""
+        if not self.raw.nbytes:
+            return torch.empty(self.shape, dtype=self.dtype)
+        if self.dtype is torch.bool:
+            values = torch.frombuffer(bytearray(self.raw), dtype=torch.uint8)
+            if bool((values > 1).any()):
+                raise WireError("a truth value is neither 0 nor 1")
+            return values.to(torch.bool).reshape(self.shape)
+        return torch.frombuffer(bytearray(self.raw), dtype=self.dtype).reshape(self.shape)
+
+
+def pack(tensors: Tensors, meta: Mapping[str, str] | None = None) -> bytes:
+    """The tensors (CPU copies, any stride) and ``meta`` as bytes. Raises :class:`ConfigError` for a dtype or name
+    that the layout cannot hold."""
+    header: dict[str, Any] = {"__metadata__": dict(sorted(meta.items()))} if meta else {}
+    parts, offset = [], 0
+    for name in sorted(tensors, key=lambda n: (-tensors[n].element_size(), n)):
+        value = tensors[name].detach().cpu().contiguous()
+        if value.dtype not in _NAMES or name == "__metadata__" or not 0 < len(name) <= MAX_NAME:
+            raise ConfigError(
+                f"tensor {name[:80]!r} of {value.dtype} cannot be stored; use one of {', '.join(_DTYPES)}"
+            )
+        raw = value.reshape(-1).view(torch.uint8).numpy().tobytes()
+        header[name] = {
+            "dtype": _NAMES[value.dtype],
+            "shape": list(value.shape),
+            "data_offsets": [offset, offset + len(raw)],
+        }
+        parts.append(raw)
+        offset += len(raw)
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER:
+        raise ConfigError(f"{len(tensors)} tensors need a header of {len(text)} bytes; at most {MAX_HEADER}")
+    return b"".join((struct.pack("<Q", len(text)), text, *parts))
+
+
+def unpack(data: bytes, *, most: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The entries and metadata of ``data``, at most ``most`` tensors, without copying a value.
+
+    Raises :class:`TooLarge` for a header above 1 MiB or too many tensors, :class:`WireError` for everything
+    that is not exactly one well-formed file: foreign formats, holes, overlaps, wrong sizes, doubled names.
+    """
+    for magic, what in _FOREIGN:
+        if data.startswith(magic):
+            raise WireError(f"this is {what}, not tensors in the safetensors layout; it is never opened")
+    if len(data) < 8:
+        raise WireError(f"{len(data)} bytes are too few for tensors; truncated")
+    (size,) = struct.unpack_from("<Q", data)
+    if size > MAX_HEADER:
+        raise TooLarge(f"declares a header of {size} bytes, above {MAX_HEADER}; refused unread")
+    if 8 + size > len(data):
+        raise WireError(f"truncated: {len(data)} bytes cannot hold a header of {size}")
+    header = _json(data[8 : 8 + size], "tensor header")
+    if not isinstance(header, dict):
+        raise WireError("the tensor header is not a map")
+    meta = header.pop("__metadata__", {})
+    if not isinstance(meta, dict) or not all(isinstance(v, str) for v in meta.values()):
+        raise WireError("the metadata is not a map of texts")
+    if len(header) > most:
+        raise TooLarge(f"declares {len(header)} tensors, above {most}")
+    body = memoryview(data)[8 + size :]
+    found = {name: _entry(name, value, body) for name, value in header.items()}
+    end = 0
+    for start, stop, name in sorted((*v["data_offsets"], n) for n, v in header.items()):
+        if start != end:
+            raise WireError(f"tensor {name[:80]!r} begins at {start}, not at {end}: a hole or an overlap")
+        end = stop
+    if end != len(body):
+        raise WireError(f"{len(body) - end} bytes follow the last tensor" if end < len(body) else "truncated")
+    return found, meta
+
+
+def _entry(name: str, value: Any, body: memoryview) -> Entry:
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise WireError(f"tensor {name[:80]!r} needs dtype, shape and data_offsets")
+    dtype = _DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
+    if dtype is None or not 0 < len(name) <= MAX_NAME:
+        raise WireError(f"tensor {name[:80]!r}: dtype {str(value['dtype'])[:20]!r} or its name is not allowed")
+    shape, offsets = value["shape"], value["data_offsets"]
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(type(d) is int and d >= 0 for d in shape):
+        raise WireError(f"tensor {name[:80]!r}: shape {str(shape)[:60]} must be at most {MAX_DIMS} whole numbers")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(o) is int for o in offsets):
+        raise WireError(f"tensor {name[:80]!r}: data_offsets {str(offsets)[:60]} must be two numbers")
+    start, stop = offsets
+    if not 0 <= start <= stop <= len(body) or stop - start != math.prod(shape) * dtype.itemsize:
+        raise WireError(f"tensor {name[:80]!r}: bytes {start}..{stop} do not hold shape {str(shape)[:60]} of {dtype}")
+    return Entry(dtype, tuple(shape), body[start:stop])
+
+
+def _json(text: bytes, what: str) -> Any:
+    try:
+        return json.loads(text.decode(), object_pairs_hook=_distinct, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as why:
+        raise WireError(f"{what}: not valid JSON ({str(why)[:80]})") from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise WireError(f"name {twice[:80]!r} stands twice")
+    return found
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise WireError(f"{text} is not a number")
+
+
+def parse_meta(meta: Mapping[str, str], key: str) -> dict[str, Any]:
+    """The JSON map under ``key`` of the metadata; :class:`WireError` where there is none."""
+    value = _json(meta.get(key, "").encode(), f"metadata {key!r}")
+    if not isinstance(value, dict):
+        raise WireError(f"metadata {key!r} is not a map")
+    return value
