@@ -75,7 +75,10 @@ class AdapterSpec:
         odd = set(data) - {"kind", "rank", "where", "nonlinear"}
         if odd:
             raise ConfigError(f"adapters: fields {sorted(map(str, odd))} are unknown")
-        return cls(**{**data, "where": tuple(data["where"]) if isinstance(data.get("where"), list) else ()})
+        where = data.get("where", [])
+        if not isinstance(where, (list, tuple)):
+            raise ConfigError(f"adapters: where={where!r} must be a list of dotted layer names")
+        return cls(**{**data, "where": tuple(where)})
 
 
 HEART_RESNET = AdapterSpec("heart", where=("layer*.*.conv*",))

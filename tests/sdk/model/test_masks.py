@@ -1,0 +1,169 @@
+"""Masks between their forms, and tensors between global and compact coordinates, by hand and at random."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from talaria import tree
+from talaria.errors import ModelError, WireError
+from talaria.model import masks
+from talaria.types import ChannelLayout, ChannelMask
+
+LAYOUT = ChannelLayout(
+    sizes={"a": 3, "b": 10},
+    axes={
+        "a.weight": ((("a", 1),), ()),
+        "a.bias": ((("a", 1),),),
+        "b.weight": ((("b", 1),), (("a", 2),)),
+        "c.weight": ((), (("a", 1), ("b", 1))),
+    },
+)
+
+
+def _dense():
+    return {
+        "a.weight": torch.arange(6.0).view(3, 2),
+        "a.bias": torch.arange(3.0),
+        "b.weight": torch.arange(60.0).view(10, 6),
+        "c.weight": torch.arange(26.0).view(2, 13),
+        "free": torch.ones(4),
+    }
+
+
+MASK = ChannelMask(LAYOUT, {"a": (0, 2), "b": (1, 9)})
+
+
+@st.composite
+def random_masks(draw):
+    kept = {}
+    for group, size in LAYOUT.sizes.items():
+        kept[group] = tuple(sorted(draw(st.sets(st.integers(0, size - 1), min_size=1))))
+    return ChannelMask(LAYOUT, kept)
+
+
+def test_gather_by_hand():
+    small = masks.gather(_dense(), MASK)
+    assert small["a.weight"].tolist() == [[0, 1], [4, 5]]
+    assert small["a.bias"].tolist() == [0, 2]
+    # Each channel of a flattened map spans two neighbouring columns: channels 0 and 2 are columns 0, 1, 4, 5.
+    assert small["b.weight"].tolist() == [[6, 7, 10, 11], [54, 55, 58, 59]]
+    # A concatenation: a's columns 0..2, then b's 3..12.
+    assert small["c.weight"].tolist() == [[0, 2, 4, 12], [13, 15, 17, 25]]
+    assert small["free"].tolist() == [1, 1, 1, 1]
+
+
+def test_scatter_by_hand_leaves_the_rest_bitwise():
+    into = {"a.bias": torch.tensor([-1.0, float("nan"), -3.0]), "free": torch.zeros(4)}
+    out = masks.scatter({"a.bias": torch.tensor([5.0, 6.0])}, MASK, into)
+    assert out["a.bias"][0] == 5
+    assert torch.isnan(out["a.bias"][1])
+    assert out["a.bias"][2] == 6
+    assert out["free"] is into["free"]
+    assert into["a.bias"][0] == -1
+
+
+def test_masked_dense_twin_by_hand():
+    twin = masks.apply_dense(_dense(), MASK)
+    assert twin["a.bias"].tolist() == [0, 0, 2]
+    assert twin["a.weight"].tolist() == [[0, 1], [0, 0], [4, 5]]
+    assert twin["b.weight"][1].tolist() == [6, 7, 0, 0, 10, 11]
+    assert twin["b.weight"][0].abs().sum() == 0
+
+
+@given(random_masks())
+@settings(deadline=None)
+def test_all_forms_of_a_mask_are_one(mask):
+    data = masks.pack(mask)
+    assert len(data) == masks.packed_size(LAYOUT) == 1 + 2
+    assert masks.unpack(LAYOUT, data).kept == mask.kept
+    forms = masks.as_tensors(mask)
+    assert set(forms) == {"mask/a", "mask/b"}
+    assert masks.from_tensors(LAYOUT, {**forms, "other": torch.ones(1)}).digest == mask.digest
+
+
+@given(random_masks(), random_masks())
+@settings(deadline=None)
+def test_shrink_is_gather_by_the_smaller_mask(first, second):
+    try:
+        both = masks.intersect([first, second])
+    except ModelError:
+        assert any(not set(first.kept[g]) & set(second.kept[g]) for g in LAYOUT.sizes)
+        return
+    dense = _dense()
+    small = masks.shrink(masks.gather(dense, first), first, both)
+    assert tree.equal(small, masks.gather(dense, both))
+    assert both.within(first)
+    assert both.within(second)
+
+
+@given(random_masks())
+@settings(deadline=None)
+def test_the_full_mask_changes_nothing(mask):
+    dense = _dense()
+    full = LAYOUT.full()
+    assert tree.equal(masks.gather(dense, full), dense)
+    assert tree.equal(masks.apply_dense(dense, full), dense)
+    assert masks.intersect([mask, full]).kept == mask.kept
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x01\x01", b"\x01\x01\x00\x00", b"\x09\x01\x00", b"\x00\x01\x00", b"\x01\x00\x04", b"\x01\x00\x00"],
+    ids=["empty", "short", "long", "beyond a", "none of a", "beyond b", "none of b"],
+)
+def test_damaged_bitmaps_are_refused(data):
+    with pytest.raises(WireError):
+        masks.unpack(LAYOUT, data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mask/a": torch.tensor([1, 2, 0], dtype=torch.uint8)},
+        {"mask/a": torch.tensor([1, 1, 0])},
+        {"mask/a": torch.ones(4, dtype=torch.uint8)},
+        {"mask/a": torch.zeros(3, dtype=torch.uint8)},
+        {"mask/odd": torch.ones(3, dtype=torch.uint8)},
+    ],
+    ids=["not 0 or 1", "wrong dtype", "wrong length", "nothing kept", "unknown group"],
+)
+def test_damaged_mask_tensors_are_refused(change):
+    with pytest.raises(ModelError):
+        masks.from_tensors(LAYOUT, {**masks.as_tensors(MASK), **change})
+
+
+def test_a_missing_group_is_refused():
+    forms = masks.as_tensors(MASK)
+    del forms["mask/b"]
+    with pytest.raises(ModelError, match="'b'"):
+        masks.from_tensors(LAYOUT, forms)
+
+
+def test_wrong_shapes_and_names_are_refused():
+    with pytest.raises(ModelError, match="unpruned"):
+        masks.gather({"a.bias": torch.ones(2)}, MASK)
+    with pytest.raises(ModelError, match="unpruned"):
+        masks.gather({"a.bias": torch.ones(3, 1)}, MASK)
+    with pytest.raises(ModelError, match="keeps"):
+        masks.scatter({"a.bias": torch.ones(3)}, MASK, _dense())
+    with pytest.raises(ModelError, match="keeps"):
+        masks.scatter({"free": torch.ones(3)}, MASK, _dense())
+    with pytest.raises(ModelError, match="no dense counterpart"):
+        masks.scatter({"new": torch.ones(3)}, MASK, _dense())
+
+
+def test_growing_back_and_foreign_layouts_are_refused():
+    with pytest.raises(ModelError, match="only shrink"):
+        masks.shrink(masks.gather(_dense(), MASK), MASK, LAYOUT.full())
+    other = ChannelLayout({"a": 3, "b": 10}, {})
+    with pytest.raises(ModelError, match="different models"):
+        masks.intersect([MASK, other.full()])
+    with pytest.raises(ModelError, match="at least one"):
+        masks.intersect([])
+
+
+@pytest.mark.parametrize("kept", [(), (0, 0), (2, 1), (-1,), (3,)])
+def test_a_mask_is_valid_from_birth(kept):
+    with pytest.raises(ModelError, match="group 'a'"):
+        ChannelMask(LAYOUT, {"a": kept, "b": (0,)})

@@ -1,0 +1,266 @@
+"""What the survey finds, what it refuses by name, and that torch-pruning removes the same channels."""
+
+import copy
+
+import pytest
+import torch
+import torch_pruning
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from talaria import tree
+from talaria.model.masks import apply_dense
+from talaria.model.surgery import compact
+from talaria.model.survey import layout, survey
+
+
+def removed_by_torch_pruning(model, example, mask):
+    """The same channels taken out by torch-pruning itself, one new group for each channel group."""
+    twin = copy.deepcopy(model)
+    mode = twin.training
+    graph = torch_pruning.DependencyGraph().build_dependency(twin, example_inputs=example, verbose=False)
+    for group, kept in mask.kept.items():
+        layer = twin.get_submodule(group.partition(":")[0])
+        axis = mask.layout.axes[f"{group.partition(':')[0]}.weight"][0]
+        gone, offset = [], 0
+        for name, repeat in axis:
+            size = mask.layout.sizes[name]
+            if name == group:
+                gone += [
+                    offset + channel * repeat + r
+                    for channel in range(size)
+                    if channel not in kept
+                    for r in range(repeat)
+                ]
+            offset += size * repeat
+        if gone:
+            found = (
+                graph.get_pruning_group(layer, torch_pruning.prune_conv_out_channels, gone)
+                if isinstance(layer, (nn.Conv1d, nn.Conv2d))
+                else graph.get_pruning_group(layer, torch_pruning.prune_linear_out_channels, gone)
+            )
+            found.prune()
+    return twin.train(mode)
+
+
+def test_compact_equals_torch_pruning(net, random_mask):
+    model, x, found = net
+    for seed in range(4):
+        mask = random_mask(found, seed)
+        reference = removed_by_torch_pruning(model, x, mask)
+        small = compact(model, mask)
+        assert tree.equal(small.state_dict(), reference.state_dict())
+        with torch.no_grad():
+            assert torch.equal(small.eval()(x), reference.eval()(x))
+
+
+EXPECTED = {
+    "residual": {"stem": 8, "conv1": 12, "down": 16},
+    "squeeze_excite": {"conv": 16, "fc1": 6, "project": 10},
+    "depthwise": {"expand": 12, "project": 8},
+    "grouped": {"conv1": 4, "conv2": 6, "conv3": 8},
+    "concat": {"a": 8, "b": 12, "c": 10, "d": 8},
+    "flatten": {"conv1": 8, "conv2": 10, "fc": 16},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(EXPECTED))
+def test_every_channel_between_input_and_output_is_found(make_net, kind):
+    assert dict(make_net(kind)[2].sizes) == EXPECTED[kind]
+
+
+def test_axes_say_how_channels_lie(make_net):
+    axes = make_net("grouped")[2].axes
+    assert axes["conv2.weight"][0] == (("conv2", 1),) * 4
+    assert axes["conv2.weight"][1] == (("conv1", 1),)
+    assert make_net("flatten")[2].axes["fc.weight"] == ((("fc", 1),), (("conv2", 4),))
+    assert make_net("concat")[2].axes["d.weight"][1] == (("c", 1), ("a", 1), ("b", 1))
+    assert "head.bias" not in make_net("residual")[2].axes
+    assert make_net("residual")[2].axes["head.weight"] == ((), (("down", 1),))
+
+
+def test_the_model_is_left_as_it_was(make_net):
+    model, x, _ = make_net("residual")
+    model.train()
+    model.stem.weight.requires_grad_(False)
+    before = tree.copied(model.state_dict())
+    layout(model, x)
+    assert model.training
+    assert all(m.training for m in model.modules())
+    assert tree.equal(before, model.state_dict())
+    assert not model.stem.weight.requires_grad
+    assert model.head.weight.requires_grad
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_layout_is_the_same_every_time_and_without_gradients(make_net):
+    model, x, first = make_net("concat")
+    with torch.no_grad():
+        assert layout(copy.deepcopy(model), x) == first
+
+
+class _Tail(nn.Module):
+    """A prunable beginning, and a middle that a subclass makes difficult."""
+
+    def __init__(self):
+        super().__init__()
+        self.safe = nn.Conv2d(3, 8, 3, padding=1)
+        self.odd = nn.Conv2d(8, 8, 3, padding=1)
+        self.after = nn.Conv2d(8, 6, 1)
+        self.head = nn.Linear(6, 3)
+
+    def middle(self, x: Tensor) -> Tensor:
+        raise AssertionError
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.safe(x))
+        x = self.middle(x)
+        return self.head(F.relu(self.after(x)).mean((2, 3)))
+
+
+class _Softmax(_Tail):
+    def middle(self, x):
+        return self.odd(x).softmax(1)
+
+
+class _Norm(_Tail):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 8)
+
+    def middle(self, x):
+        return self.norm(self.odd(x))
+
+
+class _FixedShape(_Tail):
+    def middle(self, x):
+        y = self.odd(x)
+        return y.reshape(y.shape[0], 8, -1).cumsum(1).reshape(y.shape)
+
+
+class _Constant(_Tail):
+    def middle(self, x):
+        return self.odd(x) + torch.linspace(0, 1, 8)[None, :, None, None]
+
+
+class _Twice(_Tail):
+    def middle(self, x):
+        return self.odd(F.relu(self.odd(x)))
+
+
+class _Tied(_Tail):
+    def __init__(self):
+        super().__init__()
+        self.mirror = nn.Conv2d(8, 8, 3, padding=1)
+        self.mirror.weight = self.odd.weight
+
+    def middle(self, x):
+        return self.odd(x) + self.mirror(x)
+
+
+class _Parameter(_Tail):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(8, 1, 1))
+
+    def middle(self, x):
+        return self.odd(x) * self.scale
+
+
+class _Shuffle(_Tail):
+    def middle(self, x):
+        y = self.odd(x)
+        n, _, h, w = y.shape
+        return y.view(n, 2, 4, h, w).transpose(1, 2).reshape(n, 8, h, w)
+
+
+@pytest.mark.parametrize(
+    "make", [_Softmax, _Norm, _FixedShape, _Constant, _Twice, _Tied, _Parameter, _Shuffle], ids=lambda c: c.__name__
+)
+def test_what_is_unsafe_is_refused_by_name_and_the_rest_still_shrinks(make, random_mask):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(2, 3, 8, 8)
+    found = survey(model, x)
+    assert "odd" not in found.layout.sizes
+    assert any("odd" in name or "norm" in name or "scale" in name for name in found.refused)
+    assert found.layout.sizes["after"] == 6
+    mask = random_mask(found.layout, 1)
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(apply_dense(model.state_dict(), mask))
+    with torch.no_grad():
+        torch.testing.assert_close(compact(model, mask).eval()(x), twin.eval()(x), atol=1e-5, rtol=1e-5)
+
+
+class _Branches(nn.Module):
+    """Control flow that depends on values cannot be told from one trace; it must not break the survey."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(3, 8, 3)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        y = self.conv(x)
+        if y.shape[1] != 8:
+            raise ValueError("expected 8 channels")
+        return self.head(y.mean(2))
+
+
+def test_a_fixed_channel_count_is_found_by_running():
+    found = survey(_Branches(), torch.randn(2, 3, 8))
+    assert found.layout.sizes == {}
+    assert "expected 8 channels" in found.refused["conv"]
+
+
+class _Untraceable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return torch.from_numpy(self.head(x).detach().numpy())
+
+
+def test_a_model_that_cannot_be_traced_stays_usable_unpruned():
+    model = _Untraceable()
+    found = survey(model, torch.randn(2, 3))
+    assert found.layout.sizes == {}
+    assert tree.equal(compact(model, found.layout.full()).state_dict(), model.state_dict())
+
+
+def test_an_input_that_does_not_fit_gives_a_reason_not_a_crash():
+    found = survey(_Branches(), torch.randn(2, 5, 8))
+    assert found.layout.sizes == {}
+    assert "cannot be traced" in found.refused["_Branches"]
+
+
+class _Dictionary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(3, 8, 3)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        features = F.relu(self.conv(x)).mean(2)
+        return self.head(features), features
+
+
+def test_features_that_are_an_output_are_not_pruned():
+    assert survey(_Dictionary(), torch.randn(2, 3, 8)).layout.sizes == {}
+
+
+class _FirstDepthwise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.depth = nn.Conv1d(4, 4, 3, groups=4)
+        self.mix = nn.Conv1d(4, 8, 1)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.mix(self.depth(x)).mean(2))
+
+
+def test_the_input_is_never_pruned():
+    found = survey(_FirstDepthwise(), torch.randn(2, 4, 8))
+    assert dict(found.layout.sizes) == {"mix": 8}
+    assert "depth" in found.refused
