@@ -1,18 +1,19 @@
 """The ``talaria`` command. Its subcommands come from the entry-point group ``talaria.commands``."""
 
 import sys
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 import typer
 from rich.console import Console
 
-from talaria.errors import TalariaError
+from talaria.errors import ConfigError, TalariaError
 
 GROUP = "talaria.commands"
 
 
-def app() -> typer.Typer:
-    """The command with every installed subcommand: a Typer becomes a group, a function a command."""
+def app(words: Sequence[str] = ()) -> typer.Typer:
+    """The command line. Where ``words`` begins with a subcommand, only that one is loaded."""
     main = typer.Typer(
         help="Hardware-aware on-device personalization: every device its own small, fast model.",
         no_args_is_help=True,
@@ -20,23 +21,46 @@ def app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name):
+    main.callback()(_nothing)
+    entries = sorted(entry_points(group=GROUP), key=lambda e: e.name)
+    chosen = [e for e in entries if words and e.name == words[0]]
+    for entry in chosen or entries:
         _add(main, entry)
     return main
 
 
+def _nothing() -> None:
+    """Hardware-aware on-device personalization: every device its own small, fast model."""
+
+
 def _add(main: typer.Typer, entry: EntryPoint) -> None:
-    command = entry.load()
+    """A Typer becomes a group, a function a command; one whose packages are missing says what to install."""
+    try:
+        command = entry.load()
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0].startswith("talaria"):
+            raise
+        command = _unavailable(entry.name, missing.name or "?")
     if isinstance(command, typer.Typer):
         main.add_typer(command, name=entry.name)
     else:
         main.command(entry.name)(command)
 
 
+def _unavailable(name: str, package: str) -> object:
+    extra = {"coordinator": "coordinator", "fleet": "coordinator"}.get(name, "export")
+
+    def command() -> None:
+        raise ConfigError(f"`talaria {name}` needs the package {package!r}: pip install 'talaria[{extra}]'")
+
+    command.__doc__ = f"Not installed: pip install 'talaria[{extra}]'."
+    return command
+
+
 def main() -> None:
     """Run; an error made for people is one message on stderr and exit status 1, never a traceback."""
     try:
-        app()()
+        app(sys.argv[1:])()
     except TalariaError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"talaria: {error}", markup=False)
         sys.exit(1)

@@ -117,11 +117,13 @@ class Hermes:
 
     def _joined(self, task: Task, state: Tensors) -> tuple[Task, Tensors]:
         """The same gate on a newcomer, prune by prune, training after each, until the cap or the gate says stop."""
+        recipe = task.recipe.but(lr=self.tune_lr or task.recipe.lr)
         while True:
             smaller, cut, _ = self._pruned(task, state)
             if smaller is task:
                 return task, state
-            task, state = smaller, train(smaller, cut, purpose=f"join {pruned_share(smaller.mask):.6f}")
+            purpose = f"join {pruned_share(smaller.mask):.6f}"
+            task, state = smaller, train(smaller, cut, recipe=recipe, purpose=purpose)
 
     def _assembled(self, task: Task, shared: Tensors, private: Tensors) -> Tensors:
         """Shared and private as one state; under intersection, own values wherever not all kept the coordinate."""

@@ -1,5 +1,6 @@
 """The invariants of Hermes: the schedule, the gate, monotone masks, both aggregation modes, newcomers."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -70,7 +71,7 @@ def test_a_plan_sets_the_cap_of_each_group() -> None:
 
 def test_masks_only_shrink_and_never_past_the_cap() -> None:
     _, _, sent = learn(run(step=0.2), [member("a", 1), member("b", 2)], 4)
-    for earlier, later in zip(sent, sent[1:], strict=False):
+    for earlier, later in itertools.pairwise(sent):
         for before, after in zip(earlier, later, strict=True):
             assert before.mask is not None
             assert after.mask is not None

@@ -1,0 +1,263 @@
+"""The laws that every algorithm keeps, over every name in the registry. A combination that an algorithm refuses is
+listed in ``REFUSED`` with what it says; nothing is skipped."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
+
+import pytest
+import torch
+from torch.nn import Module
+
+from talaria import rounds
+from talaria.algorithms import ALGORITHMS, load, options
+from talaria.errors import ConfigError, ModelError, TalariaError
+from talaria.local import predict, state_of
+from talaria.model.adapters import AdapterSpec
+from talaria.model.zoo import ModelSpec
+from talaria.rounds import Member, Run
+from talaria.tree import equal
+from talaria.types import Plan, Recipe, Samples, Tensors, Update
+from talaria.wire import codec
+from talaria_export.onnx import export_onnx
+from talaria_export.session import Session
+
+SHAPE, CLASSES = (3, 16), 3
+SPEC = ModelSpec("imu_cnn", SHAPE, CLASSES)
+ADAPTED = ModelSpec("imu_cnn", SHAPE, CLASSES, adapters=AdapterSpec("lowrank", rank=2))
+NARROW = Plan(widths={"conv1": 16, "conv2": 24, "conv3": 32, "conv4": 40})
+NAMES = sorted(ALGORITHMS)
+
+SETTINGS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "masks": {"plan": NARROW},
+    "adapters": {"spec": ADAPTED},
+    "masks and adapters": {"plan": NARROW, "spec": ADAPTED},
+    "aggregated buffers": {"buffers": "aggregate"},
+    "sampling": {"fraction": 0.5},
+}
+REFUSED: dict[tuple[str, str], str] = {}
+"""``(algorithm, setting) -> what the error says``."""
+
+CASES = [(name, setting) for name in NAMES for setting in SETTINGS if (name, setting) not in REFUSED]
+
+
+def samples(seed: int, count: int, classes: int = CLASSES) -> Samples:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(count) % classes
+    x = torch.randn(count, *SHAPE, generator=g) * 0.5
+    x[:, 0] += y[:, None].float() - 1
+    return Samples(x, y)
+
+
+def member(name: str, seed: int, plan: Plan | None = None, count: int = 12, classes: int = CLASSES) -> Member:
+    return Member(name, samples(seed, count, classes), samples(seed + 50, 6, classes), plan)
+
+
+def run_of(name: str, setting: str) -> Run:
+    wanted = {k: v for k, v in SETTINGS[setting].items() if k != "plan"}
+    hparams = {"threshold": 0.0} if name == "hermes" else {}
+    spec = wanted.pop("spec", SPEC)
+    recipe = Recipe(epochs=1, batch=6, lr=0.02, momentum=0.5)
+    return Run(spec=spec, algorithm=name, hparams=hparams, recipe=recipe, rounds=2, seed=3, **wanted)
+
+
+@dataclass(frozen=True)
+class Learned:
+    run: Run
+    members: Mapping[str, Member]
+    before: Tensors
+    shared: Tensors
+    private: Mapping[str, Tensors]
+    updates: tuple[Update, ...]
+
+
+@lru_cache(maxsize=None)
+def learned(name: str, setting: str) -> Learned:
+    run = run_of(name, setting)
+    plan = SETTINGS[setting].get("plan")
+    members = {n: member(n, i, plan) for i, n in enumerate(("anna", "ben", "cleo"))}
+    return learn(run, members)
+
+
+def learn(run: Run, members: Mapping[str, Member]) -> Learned:
+    before, server = rounds.start(run)
+    shared, private, updates = before, {}, []
+    for number in range(1, run.rounds + 1):
+        updates = []
+        for name in rounds.cohort(run, number, tuple(members)):
+            update, private[name] = rounds.participate(run, members[name], shared, private.get(name), number)
+            updates.append(update)
+        shared, server = rounds.close(run, shared, server, updates)
+    return Learned(run, members, before, shared, private, tuple(updates))
+
+
+@pytest.mark.parametrize(("name", "setting"), sorted(REFUSED))
+def test_what_makes_no_sense_is_refused(name: str, setting: str) -> None:
+    with pytest.raises(TalariaError, match=REFUSED[name, setting]):
+        learned(name, setting)
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_the_same_seed_gives_the_same_bits(name: str, setting: str) -> None:
+    one = learned(name, setting)
+    two = learn(one.run, one.members)
+    assert equal(one.shared, two.shared)
+    assert one.private.keys() == two.private.keys()
+    assert all(equal(one.private[n], two.private[n]) for n in one.private)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_seed_gives_other_bits(name: str) -> None:
+    one = learned(name, "plain")
+    two = learn(replace(one.run, seed=4), one.members)
+    assert not all(equal(one.private[n], two.private[n]) for n in one.private) or not equal(one.shared, two.shared)
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_inputs_stay_untouched(name: str, setting: str) -> None:
+    done = learned(name, setting)
+    who = sorted(done.private)[0]
+    shared, private = done.shared, done.private[who]
+    saved = {k: v.clone() for k, v in shared.items()}, {k: v.clone() for k, v in private.items()}
+    rounds.participate(done.run, done.members[who], shared, private, 9)
+    rounds.personalize(done.run, done.members[who], shared, private)
+    assert equal(shared, saved[0])
+    assert equal(private, saved[1])
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_only_shared_names_are_in_an_update(name: str, setting: str) -> None:
+    done = learned(name, setting)
+    for update in done.updates:
+        assert set(update.tensors) <= set(done.shared)
+        assert not any("num_batches_tracked" in key for key in update.tensors)
+        if done.run.buffers == "local":
+            assert not any("running_" in key for key in update.tensors)
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_no_private_tensor_is_in_the_bytes(name: str, setting: str) -> None:
+    """Not even under another name: no private tensor's raw bytes occur in what is sent."""
+    done = learned(name, setting)
+    for update in done.updates:
+        frame = codec.encode_update(update, "raw", compress=False)
+        for key, tensor in done.private[update.client].items():
+            if tensor.is_floating_point() and tensor.numel() >= 8 and tensor.unique().numel() > 2:
+                assert tensor.contiguous().numpy().tobytes() not in frame, f"{key} of {update.client} travelled"
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_an_update_survives_the_wire(name: str, setting: str) -> None:
+    done = learned(name, setting)
+    layout, schema = rounds.layout_of(done.run.spec), codec.schema_of(done.before)
+    for update in done.updates:
+        back = codec.decode_update(codec.encode_update(update), schema=schema, layout=layout)
+        assert equal(back.tensors, update.tensors)
+        assert (back.client, back.weight, back.base, back.kind) == (
+            update.client,
+            update.weight,
+            update.base,
+            update.kind,
+        )
+        assert (back.mask or layout.full()).kept == (update.mask or layout.full()).kept
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "local"])
+def test_what_is_shared_is_learned(name: str) -> None:
+    done = learned(name, "plain")
+    assert not equal(done.before, done.shared)
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_a_device_that_never_trained_is_served(name: str, setting: str) -> None:
+    done = learned(name, setting)
+    late = member("zoe", 77, SETTINGS[setting].get("plan"))
+    logits = predict(rounds.personalize(done.run, late, done.shared, None), late.val.x)
+    assert logits.shape == (6, CLASSES)
+    assert bool(torch.isfinite(logits).all())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_device_may_join_late(name: str) -> None:
+    done = learned(name, "plain")
+    late = member("zoe", 77)
+    update, private = rounds.participate(done.run, late, done.shared, None, 3)
+    shared, server = done.shared, rounds.algorithm_of(done.run).aggregator.init(done.shared)
+    shared, _ = rounds.close(done.run, shared, server, [update])
+    assert bool(torch.isfinite(predict(rounds.personalize(done.run, late, shared, private), late.val.x)).all())
+
+
+@pytest.mark.parametrize(("count", "classes"), [(1, 3), (6, 1)], ids=["one sample", "one class"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_poor_client_neither_breaks_nor_poisons(name: str, count: int, classes: int) -> None:
+    run = run_of(name, "plain")
+    members = {"anna": member("anna", 1), "poor": member("poor", 2, count=count, classes=classes)}
+    done = learn(run, members)
+    assert all(bool(torch.isfinite(v).all()) for v in done.shared.values() if v.is_floating_point())
+    for who in members:
+        model = rounds.personalize(run, members[who], done.shared, done.private[who])
+        assert bool(torch.isfinite(predict(model, members["anna"].val.x)).all())
+
+
+@pytest.mark.parametrize("setting", ["plain", "masks and adapters"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_personal_model_exports(name: str, setting: str) -> None:
+    if (name, setting) in REFUSED:
+        return test_what_makes_no_sense_is_refused(name, setting)
+    done = learned(name, setting)
+    who = sorted(done.private)[0]
+    x = done.members[who].val.x
+    model = rounds.personalize(done.run, done.members[who], done.shared, done.private[who])
+    want = predict(model, x)
+    got = torch.from_numpy(Session(export_onnx(model, x[:2])).run(x.numpy()))
+    assert float((got - want).abs().max()) <= 1e-4
+    return None
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_the_personal_model_is_frozen_and_its_own(name: str, setting: str) -> None:
+    done = learned(name, setting)
+    who = sorted(done.private)[0]
+    one, two = (rounds.personalize(done.run, done.members[who], done.shared, done.private[who]) for _ in range(2))
+    assert isinstance(one, Module)
+    assert not any(m.training for m in one.modules())
+    assert not any(p.requires_grad for p in one.parameters())
+    assert equal(state_of(one), state_of(two)), "serving twice gives the same model"
+    assert not {p.data_ptr() for p in one.parameters()} & {p.data_ptr() for p in two.parameters()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_algorithm_is_frozen_data_with_a_card(name: str) -> None:
+    algorithm = load(name)
+    assert is_dataclass(algorithm)
+    assert algorithm.card.name == name
+    assert algorithm == load(name)
+    scalars = (bool, int, float, str)
+    for option, default in options(type(algorithm)).items():
+        assert isinstance(default, scalars), f"{name}.{option} cannot travel"
+    with pytest.raises((AttributeError, TypeError)):
+        setattr(algorithm, fields(algorithm)[0].name, None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_option_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"option 'nosuchthing' is unknown"):
+        load(name, {"nosuchthing": 1})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_is_refused_out_of_range(name: str) -> None:
+    """A negative number makes no sense for any option, and none is taken silently."""
+    for option, default in options(ALGORITHMS[name]).items():
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            with pytest.raises(ConfigError, match=option):
+                load(name, {option: type(default)(-3)})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_that_does_not_exist_is_refused(name: str) -> None:
+    from talaria.model.split import split_model
+
+    with pytest.raises(ModelError, match="nosuchhead"):
+        load(name).init(rounds.template(SPEC), split_model(rounds.template(SPEC), head="nosuchhead"))
