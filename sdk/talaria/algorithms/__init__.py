@@ -5,16 +5,37 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from talaria.algorithms.apfl import APFL
 from talaria.algorithms.base import Algorithm
+from talaria.algorithms.ditto import Ditto
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.fedavg_ft import FedAvgFT
+from talaria.algorithms.fedbabu import FedBABU
 from talaria.algorithms.fedper import FedPer
+from talaria.algorithms.fedprox import FedProx
+from talaria.algorithms.fedrep import FedRep
 from talaria.algorithms.hermes import Hermes
+from talaria.algorithms.lg_fedavg import LGFedAvg
 from talaria.algorithms.local_only import LocalOnly
+from talaria.algorithms.perfedavg import PerFedAvg
 from talaria.errors import ConfigError
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    cls.card.name: cls for cls in (LocalOnly, FedAvg, FedAvgFT, FedPer, Hermes)
+    cls.card.name: cls
+    for cls in (
+        LocalOnly,
+        FedAvg,
+        FedAvgFT,
+        FedProx,
+        FedPer,
+        FedRep,
+        FedBABU,
+        LGFedAvg,
+        Ditto,
+        APFL,
+        PerFedAvg,
+        Hermes,
+    )
 }
 
 
@@ -23,7 +44,9 @@ def load(name: str, hparams: Mapping[str, Any] | None = None) -> Algorithm:
     exists, for an unknown name or option, and for a value of the wrong type."""
     cls = ALGORITHMS.get(name)
     if cls is None:
-        raise ConfigError(f"algorithm {name!r} is unknown{_nearest(name, ALGORITHMS)}; choose from {sorted(ALGORITHMS)}")
+        raise ConfigError(
+            f"algorithm {name!r} is unknown{_nearest(name, ALGORITHMS)}; choose from {sorted(ALGORITHMS)}"
+        )
     known = options(cls)
     given = dict(hparams or {})
     for option, value in given.items():
