@@ -217,3 +217,28 @@ def test_a_file_must_be_named() -> None:
 def test_options_are_told() -> None:
     assert options_of("npz:x") == ("validation", "test", "layout", "standardize", "seed")
     assert "partition" in options_of("fashion-mnist")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": "many"}, "dataset 'fashion-mnist': columns='many' must be int"),
+        ({"columns": 2.5}, r"columns=2\.5 must be int"),
+        ({"columns": True}, "columns=True must be int"),
+        ({"alpha": float("nan")}, "alpha=nan must be float"),
+        ({"partition": 3}, "partition=3 must be Path or str or none"),
+    ],
+)
+def test_options_of_the_wrong_kind(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load("fashion-mnist", **options)
+
+
+def test_options_from_files_may_be_text_and_lists(folder: Path) -> None:
+    data = load(
+        "fashion-mnist", folder=str(folder), columns=5, validation=0, clients=2, tests=5, alpha=1, partition=None
+    )
+    assert len(data.clients) == 2
+    with pytest.raises(ConfigError, match=r"newcomers='9' must be int"):
+        load("smartwatch", newcomers=["9"])
+    assert list(load("smartwatch", newcomers=[2]).newcomers) == ["s02-left", "s02-right"]
