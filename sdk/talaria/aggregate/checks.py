@@ -26,6 +26,11 @@ def is_reserved(name: str) -> bool:
     return name.startswith(RESERVED)
 
 
+def is_statistic(name: str) -> bool:
+    """True for BatchNorm's running statistics: averaged where they travel, but no direction to step or measure in."""
+    return name.endswith(("running_mean", "running_var"))
+
+
 def trained(shared: Tensors) -> tuple[str, ...]:
     """The floating-point names that every update must carry, in the order of ``shared``."""
     return tuple(k for k, v in shared.items() if v.is_floating_point() and not is_reserved(k))

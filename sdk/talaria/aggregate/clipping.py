@@ -10,7 +10,7 @@ from torch import Tensor
 from talaria import tree
 from talaria.aggregate.checks import check_count, check_range, trained
 from talaria.aggregate.coordinatewise import median
-from talaria.aggregate.rfa import distances
+from talaria.aggregate.rfa import distances, middle
 from talaria.aggregate.rows import Keep, Rows, check_rule, settle
 from talaria.errors import ConfigError
 from talaria.types import Tensors, Update
@@ -63,16 +63,16 @@ class CenteredClip:
 
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The clipped centre, float64."""
-        v = {k: median(rows.values[k], rows.held[k]) for k in rows.names}
+        v = {k: median(rows, k) for k in rows.names}
         origin = {k: 0.0 if rows.delta else shared[k].detach().to(torch.float64) for k in rows.weighty}
         if self.start == "previous":
             v |= {k: state[CENTRE + k] + origin[k] for k in rows.weighty}
         stretch = _stretch(rows)
         for _ in range(self.passes):
             far = distances(rows, v) * stretch
-            radius = float(far.median()) if self.radius is None else self.radius
+            radius = middle(far) if self.radius is None else self.radius
             factor = torch.where(far > radius, radius / far, 1.0)
-            v |= {k: _moved(rows.values[k], rows.held[k], v[k], factor) for k in rows.weighty}
+            v |= {k: v[k] + _step(rows, k, v[k], factor) for k in rows.weighty}
         kept = tree.copied(state)
         if self.start == "previous":
             for k in rows.weighty:
@@ -90,8 +90,10 @@ def _stretch(rows: Rows) -> Tensor:
     return (size / held.clamp(min=1.0)).sqrt()
 
 
-def _moved(values: Tensor, held: Tensor, v: Tensor, factor: Tensor) -> Tensor:
-    step = torch.zeros_like(v)
-    for x, h, c in zip(values, held, factor.tolist(), strict=True):
-        step += torch.where(h, x - v, 0.0) * c
-    return v + step / held.sum(0).clamp(min=1)
+def _step(rows: Rows, name: str, v: Tensor, factor: Tensor) -> Tensor:
+    flat = v.flatten()
+    out = torch.zeros_like(flat)
+    for part, x, h in rows.slabs(name):
+        short = torch.where(h, x - flat[part], 0.0) * factor[:, None]
+        out[part] = short.sum(0) / h.sum(0).clamp(min=1)
+    return out.view(v.shape)

@@ -1,6 +1,6 @@
 """Robust rules coordinate by coordinate: the median and the trimmed mean (Yin et al., ICML 2018)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +10,6 @@ from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.rows import Keep, Rows, check_rule, settle
 from talaria.errors import ConfigError
 from talaria.types import Tensors, Update
-
-_SLAB = 1 << 18
-"""Coordinates sorted at once: bounds the scratch memory beside the rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +48,7 @@ class Median:
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The medians, float64."""
         weights = rows.weights if self.weighting == "samples" else None
-        return {k: median(rows.values[k], rows.held[k], weights) for k in rows.names}, dict(state)
+        return {k: median(rows, k, weights) for k in rows.names}, dict(state)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,55 +91,33 @@ class TrimmedMean:
 
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The trimmed means, float64."""
-        return {k: trimmed(rows.values[k], rows.held[k], self.cut) for k in rows.names}, dict(state)
+        return {k: rows.by_column(k, lambda x, h: _trimmed(x, h, self.cut)) for k in rows.names}, dict(state)
 
 
-def median(values: Tensor, held: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Float64 median over rows: ``values`` (n, ...), ``held`` bool of the same rank; 0 where nobody holds.
-
-    ``weights`` float64 (n,) makes it the weighted median.
-    """
-    return _by_slab(values, held, lambda x, h: _median(x, h, weights))
-
-
-def trimmed(values: Tensor, held: Tensor, cut: int) -> Tensor:
-    """Float64 mean over rows without ``cut`` values at each end; 0 where nobody holds."""
-    return _by_slab(values, held, lambda x, h: _trimmed(x, h, cut))
-
-
-def _by_slab(values: Tensor, held: Tensor, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    x = values.reshape(len(values), -1)
-    h = held.expand_as(values).reshape(len(values), -1)
-    out = torch.zeros(x.shape[1], dtype=torch.float64)
-    for start in range(0, x.shape[1], _SLAB):
-        slab = slice(start, start + _SLAB)
-        out[slab] = rule(x[:, slab].to(torch.float64), h[:, slab])
-    return out.view(values.shape[1:])
+def median(rows: Rows, name: str, weights: Tensor | None = None) -> Tensor:
+    """The median of one tensor over its holders, float64; ``weights`` (n,) makes it the weighted median."""
+    return rows.by_column(name, lambda x, h: _median(x, h, weights))
 
 
 def _median(x: Tensor, held: Tensor, weights: Tensor | None) -> Tensor:
     x, order = x.masked_fill(~held, float("inf")).sort(0)
-    count = held.sum(0)
+    last = (held.sum(0) - 1).clamp(min=0)
     if weights is None:
-        low, high = (count - 1).clamp(min=0) // 2, count // 2
+        low, high = last // 2, (last + 1) // 2
     else:
         share = torch.where(held, weights[:, None], 0.0).gather(0, order)
-        half = share.sum(0) / 2
-        below = share.cumsum(0)
-        low, high = (below < half).sum(0), (below <= half).sum(0)
-    # With no holder the index may fall past the end; what it reads there is replaced below.
-    low, high = (i.clamp(max=len(x) - 1).unsqueeze(0) for i in (low, torch.minimum(high, (count - 1).clamp(min=0))))
-    a, b = x.gather(0, low)[0], x.gather(0, high)[0]
-    # a + (b - a) / 2 is exact where both agree and stays between them; it overflows only for float64 extremes.
-    return torch.where(count > 0, a + (b - a) / 2, 0.0)
+        half, below = share.sum(0) / 2, share.cumsum(0)
+        low, high = torch.minimum((below < half).sum(0), last), torch.minimum((below <= half).sum(0), last)
+    a, b = x.gather(0, low[None])[0], x.gather(0, high[None])[0]
+    # Not (a + b) / 2: this form is exact where both agree and does not overflow between equals.
+    return a + (b - a) / 2
 
 
 def _trimmed(x: Tensor, held: Tensor, cut: int) -> Tensor:
     # Sort and slice: the total minus the extremes would lose every digit to one huge outlier.
     x = x.masked_fill(~held, float("inf")).sort(0).values
     count = held.sum(0)
-    drop = torch.clamp((count - 1).clamp(min=0) // 2, max=cut)
+    drop = ((count - 1).clamp(min=0) // 2).clamp(max=cut)
     place = torch.arange(len(x))[:, None]
     inside = (place >= drop) & (place < count - drop)
-    mean = torch.where(inside, x, 0.0).sum(0) / inside.sum(0)
-    return torch.where(count > 0, mean, 0.0)
+    return torch.where(inside, x, 0.0).sum(0) / inside.sum(0)

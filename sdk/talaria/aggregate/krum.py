@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from talaria.aggregate.checks import check_count
+from talaria.aggregate.checks import check_count, is_statistic
 from talaria.aggregate.coordinatewise import median
 from talaria.aggregate.rows import Keep, Rows, check_rule, settle
 from talaria.errors import AggregationError
@@ -14,8 +14,6 @@ from talaria.types import Tensors, Update
 
 _OVERLAP = 0.1
 """Two rows that share less than this part of all coordinates count as infinitely far apart."""
-
-_SLAB = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +59,10 @@ class MultiKrum:
         chosen = self.choose(rows)
         out = {}
         for name in rows.names:
-            values, held = rows.values[name], rows.held[name]
-            if name not in rows.weighty:
-                out[name] = median(values, held)
+            if is_statistic(name):
+                out[name] = median(rows, name)
                 continue
+            values, held = rows.values[name], rows.held[name]
             x, h = values[chosen].to(torch.float64), held[chosen]
             mean = torch.where(h, x, 0.0).sum(0) / h.sum(0)
             old = torch.zeros((), dtype=torch.float64) if rows.delta else shared[name].detach().to(torch.float64)
@@ -139,17 +137,13 @@ def squared_distances(rows: Rows) -> Tensor:
     n = len(rows)
     squared, shared, size = torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, n, dtype=torch.float64), 0
     for name in rows.weighty:
-        values, held = rows.values[name], rows.held[name]
-        size += values[0].numel()
-        both = held.reshape(n, -1).to(torch.float64)
-        shared += both @ both.T * (values[0].numel() / both.shape[1])
-        x, h = values.reshape(n, -1), held.expand_as(values).reshape(n, -1)
-        for start in range(0, x.shape[1], _SLAB):
-            part, seen = x[:, start : start + _SLAB].to(torch.float64), h[:, start : start + _SLAB]
+        numel, both = rows.values[name][0].numel(), rows.held[name].reshape(n, -1).to(torch.float64)
+        size += numel
+        shared += both @ both.T * (numel / both.shape[1])
+        for _, x, h in rows.slabs(name):
             # Differences, not the Gram matrix: equal rows are exactly 0 apart, so that ties are true ties.
             for i in range(n - 1):
-                gap = torch.where(seen[i] & seen[i + 1 :], part[i] - part[i + 1 :], 0.0)
-                squared[i, i + 1 :] += gap.square().sum(1)
+                squared[i, i + 1 :] += torch.where(h[i] & h[i + 1 :], x[i] - x[i + 1 :], 0.0).square().sum(1)
     squared = squared + squared.T
     far = shared < max(1.0, _OVERLAP * size)
     return torch.where(far, float("inf"), squared * (size / shared.clamp(min=1.0)))

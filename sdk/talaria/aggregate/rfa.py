@@ -55,17 +55,22 @@ class RFA:
 
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The geometric median, float64."""
-        weights = rows.weights if self.weighting == "samples" else torch.ones(len(rows), dtype=torch.float64)
-        z = {k: median(rows.values[k], rows.held[k]) for k in rows.names}
+        claimed = rows.weights if self.weighting == "samples" else None
+        weights = torch.ones(len(rows), dtype=torch.float64) if claimed is None else claimed
+        z = {k: median(rows, k, claimed) for k in rows.names}
         far = distances(rows, z)
-        nu = self.nu * float(far.median())
+        typical = middle(far)
+        nu = self.nu * typical
         if nu == 0:
             # Half of the rows or more lie on the start, which is then a geometric median itself.
             return z, dict(state)
+        if float(far.min()) <= nu:
+            z = _off_a_row(rows, z, weights, nu, typical)
+            far = distances(rows, z)
         best = objective(far, weights, nu)
         for _ in range(self.steps):
             pull = weights / far.clamp(min=nu)
-            z |= {k: _weighted(rows.values[k], rows.held[k], pull) for k in rows.weighty}
+            z |= _weighted(rows, pull)
             far = distances(rows, z)
             now = objective(far, weights, nu)
             if best - now <= self.tol * best:
@@ -78,10 +83,16 @@ def distances(rows: Rows, z: Tensors) -> Tensor:
     """``|M_i (x_i - z)|`` over the weights of each row: float64 (n,)."""
     squared = torch.zeros(len(rows), dtype=torch.float64)
     for name in rows.weighty:
-        # Row by row, so that the float64 scratch is one model and not n.
-        for i, (x, h) in enumerate(zip(rows.values[name], rows.held[name], strict=True)):
-            squared[i] += torch.where(h, x - z[name], 0.0).square().sum()
+        flat = z[name].flatten()
+        for part, x, h in rows.slabs(name):
+            squared += torch.where(h, x - flat[part], 0.0).square().sum(1)
     return squared.sqrt()
+
+
+def middle(far: Tensor) -> float:
+    """The median distance; for an even count, the mean of the two in the middle."""
+    ordered = far.sort().values.tolist()
+    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def objective(far: Tensor, weights: Tensor, nu: float) -> float:
@@ -89,10 +100,20 @@ def objective(far: Tensor, weights: Tensor, nu: float) -> float:
     return float((weights * torch.where(far > nu, far, (far.square() / nu + nu) / 2)).sum())
 
 
-def _weighted(values: Tensor, held: Tensor, weights: Tensor) -> Tensor:
-    total = torch.zeros(values.shape[1:], dtype=torch.float64)
-    share = torch.zeros(held.shape[1:], dtype=torch.float64)
-    for x, h, w in zip(values, held, weights.tolist(), strict=True):
-        total += torch.where(h, x, 0.0).to(torch.float64) * w
-        share += h * w
-    return torch.where(share > 0, total / share, 0.0)
+def _off_a_row(rows: Rows, z: Tensors, weights: Tensor, nu: float, reach: float) -> Tensors:
+    """Where ``z`` lies on a row, Weiszfeld steps stick to it: go down from there by bisection, where down exists."""
+    far = distances(rows, z)
+    start, there = objective(far, weights, nu), _weighted(rows, weights / far.clamp(min=reach))
+    for halvings in range(12):
+        trial = z | {k: torch.lerp(z[k], v, 0.5**halvings) for k, v in there.items()}
+        if objective(distances(rows, trial), weights, nu) < start:
+            return trial
+    return z
+
+
+def _weighted(rows: Rows, weights: Tensor) -> Tensors:
+    def mean(x: Tensor, held: Tensor) -> Tensor:
+        share = weights[:, None] * held
+        return (x * share).sum(0) / share.sum(0)
+
+    return {k: rows.by_column(k, mean) for k in rows.weighty}

@@ -1,6 +1,6 @@
 """Updates side by side, one row per client: what the robust rules read. Memory is O(clients x model)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from talaria import tree
-from talaria.aggregate.checks import check_count, checked, is_finite, positions, trained
+from talaria.aggregate.checks import check_count, checked, is_finite, is_statistic, positions, trained
 from talaria.aggregate.fold import Common, Counters, indicator, outer
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import Tensors, Update
 
 Keep = Literal["holders", "all"]
 
-_STATISTICS = ("running_mean", "running_var")
+_SLAB = 1 << 18
+"""Coordinates worked on at once: bounds the scratch memory beside the rows."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,22 @@ class Rows:
     def __len__(self) -> int:
         return len(self.clients)
 
+    def slabs(self, name: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """``name`` flattened and cut to bound scratch memory: (where, values float64 (n, s), held bool (n, s))."""
+        x = self.values[name].reshape(len(self), -1)
+        h = self.held[name].expand_as(self.values[name]).reshape(len(self), -1)
+        for start in range(0, x.shape[1], _SLAB):
+            part = slice(start, start + _SLAB)
+            yield part, x[:, part].to(torch.float64), h[:, part]
+
+    def by_column(self, name: str, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """``rule`` over ``name`` slab by slab, float64 in the tensor's shape; 0 where nobody holds a coordinate."""
+        shape = self.values[name].shape[1:]
+        out = torch.zeros(shape.numel(), dtype=torch.float64)
+        for part, x, h in self.slabs(name):
+            out[part] = torch.where(h.any(0), rule(x, h), 0.0)
+        return out.view(shape)
+
     @property
     def names(self) -> tuple[str, ...]:
         """All tensors."""
@@ -44,7 +61,7 @@ class Rows:
     @property
     def weighty(self) -> tuple[str, ...]:
         """The tensors that are weights, not running statistics: distances are taken over these alone."""
-        return tuple(k for k in self.values if not k.endswith(_STATISTICS))
+        return tuple(k for k in self.values if not is_statistic(k))
 
 
 @runtime_checkable
@@ -127,8 +144,8 @@ def _laid_out(name: str, dense: Tensor, updates: list[Update]) -> tuple[Tensor, 
         else:
             row[outer(where, dense.shape)] = value
             held.append(indicator(dense.shape, where).bool())
-    lines = torch.broadcast_shapes(*(h.shape for h in held))
-    return values, torch.stack([h.expand(lines) for h in held])
+    widest = [max(sizes) for sizes in zip(*(h.shape for h in held), strict=True)]
+    return values, torch.stack([h.expand(widest) for h in held])
 
 
 def settle(rule: RowRule, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from talaria import tree
+from talaria.aggregate.checks import compact_shape, positions
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.mean import Mean
-from talaria.aggregate.checks import compact_shape, positions
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 

@@ -1,0 +1,167 @@
+"""Pools class statistics of many devices exactly, and smooths them over rounds with a Kalman gain.
+
+Reconstructed for pFedGM's global scale. Per class c: N_c, m̄_c and the within-scatter W add up by the law of total
+scatter; the between-device variance T is the method-of-moments estimate of DerSimonian and Laird (1986), per
+dimension, pooled over the classes that two devices or more hold. The pooled means are observations with error
+R_c = Σ̄/N_c + T Σ_i n_ic²/N_c² of means that move because the features do:
+
+    P⁻ = P + Q Σ̄;  K = P⁻ / (P⁻ + R);  μ ← μ + K (m̄ − μ);  P ← (1 − K) P⁻;  Σ ← (1 − β) Σ + β Σ̄
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from talaria.aggregate.base import Aggregator
+from talaria.errors import AggregationError, ConfigError
+from talaria.types import Tensors, Update
+
+COUNT, MEAN, WITHIN = "stats/count", "stats/mean", "stats/within"
+BETWEEN, PRIOR = "stats/between", "stats/prior"
+SENT = (COUNT, MEAN, WITHIN)
+"""What a device sends: its counts (C,), means (C, d) and scatter; the server answers with pooled counts, smoothed
+means, the covariance in the scatter's place, and T (d,) and P (C, d) beside them."""
+DIFFUSE = 1e6
+"""Prior variance before anything is known."""
+
+
+def empty(classes: int, dim: int, *, diagonal: bool) -> Tensors:
+    """The shared statistics before the first round (float32)."""
+    return {
+        COUNT: torch.zeros(classes),
+        MEAN: torch.zeros(classes, dim),
+        WITHIN: torch.zeros(dim) if diagonal else torch.zeros(dim, dim),
+        BETWEEN: torch.zeros(dim),
+        PRIOR: torch.full((classes, dim), DIFFUSE),
+    }
+
+
+@dataclass
+class Pool:
+    """Running sums over devices, float64; a local variable of one ``apply``."""
+
+    classes: int
+    dim: int
+    shape: torch.Size
+    n: Tensor = field(init=False)
+    n_squared: Tensor = field(init=False)
+    holders: Tensor = field(init=False)
+    mean: Tensor = field(init=False)
+    between: Tensor = field(init=False)
+    within: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        def zeros(*size: int) -> Tensor:
+            return torch.zeros(*size, dtype=torch.float64)
+
+        self.n, self.n_squared, self.holders = zeros(self.classes), zeros(self.classes), zeros(self.classes)
+        self.mean, self.between = zeros(self.classes, self.dim), zeros(self.classes, self.dim)
+        self.within = zeros(*self.shape)
+
+    def add(self, count: Tensor, mean: Tensor, scatter: Tensor) -> None:
+        """One device: means by Welford's update, so that nothing cancels."""
+        count, mean = count.double(), mean.double()
+        total = self.n + count
+        share = (count / total.clamp(min=1))[:, None]
+        away = mean - self.mean
+        self.between += self.n[:, None] * share * away.square()
+        self.mean += share * away
+        self.n = total
+        self.n_squared += count.square()
+        self.holders += (count > 0).double()
+        self.within += scatter.double()
+
+    def covariance(self) -> Tensor | None:
+        """Σ̄ = W / (Σ n_ic − #{n_ic > 0}); None where no class has two samples on one device."""
+        freedom = float(self.n.sum() - self.holders.sum())
+        return self.within / freedom if freedom > 0 else None
+
+    def variance_between(self, covariance: Tensor) -> Tensor:
+        """T (d,), at least 0; 0 where no class is held by two devices."""
+        many = self.holders >= 2
+        if not bool(many.any()):
+            return torch.zeros(self.dim, dtype=torch.float64)
+        sigma = diagonal(covariance)
+        excess = self.between[many].sum(0) - (self.holders[many] - 1).sum() * sigma
+        scale = (self.n[many] - self.n_squared[many] / self.n[many]).sum()
+        return (excess / scale).clamp(min=0)
+
+
+def diagonal(covariance: Tensor) -> Tensor:
+    """The variances (d,) of a full or diagonal covariance."""
+    return covariance if covariance.dim() == 1 else covariance.diagonal()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledStatistics:
+    """Takes the statistics out of each update, gives the rest to ``inner``, and renews the shared statistics.
+
+    ``motion`` is Q in units of Σ̄; ``blend`` is β (the first covariance is taken whole). Statistics are pooled, not
+    robust: one lying device can spoil them. Raises :class:`~talaria.errors.AggregationError` for statistics that are
+    missing, misshapen, not finite or negative.
+    """
+
+    inner: Aggregator
+    motion: float = 1e-2
+    blend: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.motion >= 0 or not 0 < self.blend <= 1:
+            raise ConfigError(
+                f"pooled statistics: motion={self.motion} must be at least 0 and blend={self.blend} in (0, 1]"
+            )
+
+    def init(self, shared: Tensors) -> Tensors:
+        """The inner rule's state."""
+        return self.inner.init(shared)
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """New ``(shared, state)``; see the module."""
+        classes, dim = shared[MEAN].shape
+        pool = Pool(classes, dim, shared[WITHIN].shape)
+        new, state = self.inner.apply(shared, state, _pooled(shared, updates, pool))
+        return {**new, **self._renewed(shared, pool)}, state
+
+    def _renewed(self, shared: Tensors, pool: Pool) -> Tensors:
+        fresh = pool.covariance()
+        if fresh is None:
+            return {k: shared[k].clone() for k in (*SENT, BETWEEN, PRIOR)}
+        between = pool.variance_between(fresh)
+        moved = shared[PRIOR].double() + self.motion * diagonal(fresh)
+        seen = pool.n > 0
+        n = pool.n.clamp(min=1)[:, None]
+        noise = diagonal(fresh) / n + between * pool.n_squared[:, None] / n.square()
+        gain = moved / (moved + noise).clamp(min=torch.finfo(torch.float64).tiny)
+        gain = torch.where(seen[:, None], gain, 0.0)
+        old = shared[MEAN].double()
+        first = not bool(shared[COUNT].any())
+        covariance = fresh if first else torch.lerp(shared[WITHIN].double(), fresh, self.blend)
+        values = {
+            COUNT: torch.where(seen, pool.n, shared[COUNT].double()),
+            MEAN: old + gain * (pool.mean - old),
+            WITHIN: covariance,
+            BETWEEN: between,
+            PRIOR: ((1 - gain) * moved).clamp(max=DIFFUSE),
+        }
+        return {k: v.to(shared[k].dtype) for k, v in values.items()}
+
+
+def _pooled(shared: Tensors, updates: Iterable[Update], pool: Pool) -> Iterator[Update]:
+    for update in updates:
+        who = f"update of client {update.client!r}"
+        for name in SENT:
+            value = update.tensors.get(name)
+            if value is None:
+                raise AggregationError(f"{who}: tensor {name!r} is missing; send the device's class statistics")
+            if value.shape != shared[name].shape or not bool(torch.isfinite(value).all()):
+                raise AggregationError(
+                    f"{who}: tensor {name!r} must be finite of shape {tuple(shared[name].shape)}, "
+                    f"got {tuple(value.shape)}"
+                )
+        count, mean, scatter = (update.tensors[name] for name in SENT)
+        if bool((count < 0).any()) or bool((diagonal(scatter) < 0).any()):
+            raise AggregationError(f"{who}: counts and variances must not be negative")
+        pool.add(count, mean, scatter)
+        yield update.but(tensors={k: v for k, v in update.tensors.items() if k not in SENT})
