@@ -49,13 +49,20 @@ def load(module: Module, state: Tensors) -> Module:
 
 def state_of(module: Module) -> Tensors:
     """Detached copies of all parameters and buffers of ``module``."""
-    return {k: v.detach().clone() for k, v in module.state_dict().items()}
+    return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in module.state_dict().items()}
 
 
 def served(task: Task, state: Tensors) -> Module:
     """A module of its own with ``state``, in eval mode: what a device runs and exports."""
     module = load(deepcopy(task.model), state)
     return module.requires_grad_(False).eval()
+
+
+def in_fast_layout(module: Module) -> Module:
+    """``module`` with its 2D convolutions in channels-last memory, where a CPU trains them up to 1.5 times faster."""
+    if any(p.dim() == 4 and p.shape[-1] > 1 for p in module.parameters()):
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
 
 
 def train(

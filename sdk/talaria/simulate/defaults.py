@@ -20,7 +20,11 @@ SMARTWATCH = Default(
     recipe=Recipe(epochs=2, batch=32, lr=0.05, momentum=0.9, weight_decay=1e-4, smoothing=0.1, augment="imu"),
     options={name: {"tune_epochs": 10, "tune_lr": 0.005} for name in ("hermes", "fedavg_ft")},
 )
-FASHION_MNIST = Default(model="fmnist_cnn", recipe=Recipe(epochs=1, batch=10, lr=0.01))
+FASHION_MNIST = Default(
+    model="fmnist_cnn",
+    recipe=Recipe(epochs=1, batch=10, lr=0.01),
+    options={"fedrep": {"head_epochs": 1, "body_epochs": 1}},
+)
 ANY = Default(model=None, recipe=Recipe(epochs=2, batch=16, lr=0.02, momentum=0.9))
 
 
