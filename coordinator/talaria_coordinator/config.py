@@ -11,7 +11,8 @@ port = 0                    # of a managed broker; 0 is a free one, kept over re
 
 [rounds]
 deadline_s = 600            # 0 waits for ever
-quorum = 0.5                # share of the cohort without which a round fails
+quorum = 0.5                # share of the cohort without which a round is tried again
+    # aggregator = "median"     # a robust rule instead of the algorithm's own
 
 [run]                       # what all devices must agree on: the fields of talaria.rounds.Run
 algorithm = "hermes"
@@ -52,8 +53,10 @@ class FleetConfig:
     port: int = 0
     deadline_s: float = 600.0
     quorum: float = 0.5
-    retry_s: float = 5.0
-    max_update: int = 256 << 20
+    aggregator: str | None = None
+    """A robust or buffered rule instead of the algorithm's own."""
+    retry_s: float = 2.0
+    max_update: int = 64 << 20
     stay: bool = True
     """Serve the final body to newcomers after the last round, instead of leaving."""
 
@@ -90,8 +93,9 @@ def load_config(path: Path) -> FleetConfig:
         port=broker.whole("port", 0, high=65535),
         deadline_s=rounds.number("deadline_s", 600.0),
         quorum=rounds.number("quorum", 0.5, high=1.0),
-        retry_s=rounds.number("retry_s", 5.0, low=0.05, high=3600),
-        max_update=rounds.whole("max_update", 256 << 20, low=1024, high=2**32),
+        retry_s=rounds.number("retry_s", 2.0, low=0.05, high=3600),
+        aggregator=rounds.text("aggregator", None),
+        max_update=rounds.whole("max_update", 64 << 20, low=1024, high=2**32),
     )
     for section in (top, fleet, broker, rounds):
         section.done()

@@ -60,7 +60,7 @@ def read(path: Path, mend: str) -> bytes:
 def pack(tensors: Tensors, facts: Mapping[str, Any]) -> bytes:
     """A safetensors file of ``tensors`` with ``facts`` (JSON) and a checksum over both in its header."""
     text = json.dumps(dict(facts), sort_keys=True)
-    header = json.dumps({"facts": text, "sha256": _checksum(tensors, text)})
+    header = json.dumps({"facts": text, "names": list(tensors), "sha256": _checksum(tensors, text)})
     return save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata={KEY: header})
 
 
@@ -72,6 +72,8 @@ def unpack(data: bytes, path: Path, mend: str) -> tuple[Tensors, dict[str, Any]]
             raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][KEY])
         tensors = load(data)
+        # The file sorts its tensors; the order they were given in comes back, as sums may depend on it.
+        tensors = {name: tensors[name] for name in header["names"]}
         if _checksum(tensors, header["facts"]) != header["sha256"]:
             raise ValueError("the checksum does not fit")
         facts = json.loads(header["facts"])
@@ -84,7 +86,7 @@ def unpack(data: bytes, path: Path, mend: str) -> tuple[Tensors, dict[str, Any]]
 
 def _checksum(tensors: Tensors, text: str) -> str:
     digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
+    for name in tensors:
         value = tensors[name].detach().contiguous()
         digest.update(f"\x1f{name}\x1f{value.dtype}\x1f{tuple(value.shape)}\x1f".encode())
         digest.update(value.view(-1).view(torch.uint8).numpy().data)

@@ -1,13 +1,14 @@
-"""One device's memory on flash: its boot counter, its private tensors, and the round that is not yet received.
+"""One device's memory on flash: its private tensors, the round that is not yet received, the body, the protocol.
 
     private.safetensors           the private state after its latest round; replaced by rename only
     pending-private.safetensors   what replaces it once the coordinator has our update, or went on without us
-    pending-update.bin            the update that belongs to it, to be offered again after a reboot
-    body.safetensors              the newest shared body received
-    boot                          the boot counter
+    update.bin                    the update of the latest round, to be offered again after a reboot
+    body.bin, body-*.part         the newest shared body received, and one on its way
+    protocol.bin                  the protocol's memory (boot counter, round, transfer)
+    traffic.json                  bytes up and down by round
     lock                          held by the process that uses the folder
 
-Of all this only the pending update leaves the device.
+Of all this only the update leaves the device.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from talaria.errors import StateError
+from talaria.protocol.device import DeviceState
 from talaria.types import Tensors
 from talaria_edge import files
 
@@ -32,33 +35,36 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Private:
-    """The private tensors after ``round``, the last round that they took part in, of the run with this digest."""
+    """The private tensors after learning round ``step``, trained from body ``base`` (hex) of run ``run`` (hex)."""
 
-    tensors: Tensors
-    round: int
+    tensors: Tensors = field(repr=False)
+    step: int
+    base: str
     run: str
 
 
 @dataclass(frozen=True)
-class Pending:
-    """A round that is trained and not yet received. ``base`` is the sha256 of the body it was trained from."""
+class Trained:
+    """A finished round's update, and which round it was."""
 
-    round: int
+    update: bytes = field(repr=False)
+    step: int
     base: str
     run: str
-    update: bytes
 
 
-class DeviceState:
+class DeviceStore:
     """The state folder of one device, held by one process at a time (a context manager)."""
 
     def __init__(self, folder: Path, fleet: str, device: str) -> None:
         self.folder = folder
         self._facts: dict[str, Any] = {"format": FORMAT, "fleet": fleet, "device": device}
-        self._private = folder / "private.safetensors"
+        self.private_path = folder / "private.safetensors"
         self._next = folder / "pending-private.safetensors"
-        self._update = folder / "pending-update.bin"
-        self._boot = folder / "boot"
+        self._update = folder / "update.bin"
+        self._body = folder / "body.bin"
+        self._protocol = folder / "protocol.bin"
+        self._traffic = folder / "traffic.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -73,7 +79,7 @@ class DeviceState:
                 f"state: {folder} is in use by another process; stop that agent, or give this one its own folder"
             ) from None
 
-    def __enter__(self) -> DeviceState:
+    def __enter__(self) -> DeviceStore:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,73 +89,74 @@ class DeviceState:
         """Let another process use the folder."""
         self._lock.close()
 
-    @property
-    def private_path(self) -> Path:
-        """Where the private tensors lie."""
-        return self._private
-
-    def next_boot(self) -> int:
-        """Count this start, durably: 1 for the first one."""
-        boot = 0
-        if self._boot.exists():
-            text = files.read(self._boot, "restore it from a backup").decode("ascii", "replace").strip()
-            if not text.isdecimal() or len(text) > 15:
-                raise StateError(
-                    f"state: {self._boot} is damaged (it holds {text[:20]!r}, not a number); write into it a number "
-                    "above the boot that the coordinator's `status` shows for this device"
-                )
-            boot = int(text)
-        files.write(self._boot, f"{boot + 1}\n".encode())
-        return boot + 1
+    # -- the private state
 
     def private(self) -> Private | None:
-        """The private state, verified, or None on a device that never took part.
+        """The private state in force, verified, or None on a device that never took part.
 
         Raises :class:`~talaria.errors.StateError`, with the mend, where it is damaged or another device's.
         """
-        tensors, facts = self._read(self._private)
-        return None if facts is None else Private(tensors, facts["round"], facts["run"])
+        return self._read(self.private_path)
 
-    def pending(self) -> Pending | None:
-        """The round that is not yet received, or None. A half-written one counts as none and is removed."""
-        if not (self._next.exists() and self._update.exists()):
-            self._remove(self._update, self._next)
-            return None
-        try:
-            facts, update = _opened(files.read(self._update, ""))
-            _, sealed = self._read(self._next)
-        except StateError as error:
-            logger.warning("the unfinished round is trained again: %s", error)
-            self._remove(self._update, self._next)
-            return None
-        if sealed is None or any(sealed[k] != facts[k] for k in ("round", "base", "run")):
-            self._remove(self._update, self._next)
-            return None
-        return Pending(facts["round"], facts["base"], facts["run"], update)
-
-    def stage(self, pending: Pending, private: Tensors) -> None:
-        """Keep a trained round until it is received. The private state in force is not touched."""
-        facts = {"round": pending.round, "base": pending.base, "run": pending.run}
-        self._remove(self._update)
+    def stage(self, trained: Trained, private: Tensors) -> None:
+        """Keep a finished round until it is received. The private state in force is not touched."""
+        facts = {"step": trained.step, "base": trained.base, "run": trained.run}
+        self._update.unlink(missing_ok=True)
         files.write(self._next, files.pack(private, self._facts | facts))
-        files.write(self._update, _sealed(facts, pending.update))
+        files.write(self._update, _sealed(facts, trained.update))
 
-    def publish(self) -> None:
-        """The staged private state becomes the one in force, by one rename; then its update is let go."""
-        if self._next.exists():
-            try:
-                files.rename(self._next, self._private)
-            except OSError as error:
-                raise StateError(f"state: {self._private} could not be replaced: {error.strerror}") from None
-        self._remove(self._update)
+    def publish(self) -> bool:
+        """The staged private state becomes the one in force, by one rename; False where none is staged.
+
+        A half-written stage (no update beside it) was never offered: it is removed, and trained again.
+        """
+        trained, staged = self._opened_update(), self._staged()
+        if staged is None or trained is None or _round(staged) != _round(trained):
+            self._next.unlink(missing_ok=True)
+            return False
+        try:
+            files.rename(self._next, self.private_path)
+        except OSError as error:
+            raise StateError(
+                f"state: {self.private_path} could not be replaced: {error.strerror}; free space there"
+            ) from None
+        return True
+
+    def trained(self) -> Trained | None:
+        """The latest finished round, published or not, or None. What is half-written counts as none."""
+        trained = self._opened_update()
+        if trained is None:
+            return None
+        for state in (self._staged(), self.private()):
+            if state is not None and _round(state) == _round(trained):
+                return trained
+        return None
 
     def discard(self) -> None:
-        """Let go of the staged round; the private state in force stays."""
-        self._remove(self._update, self._next)
+        """Let go of the staged round and its update; the private state in force stays."""
+        self._next.unlink(missing_ok=True)
+        self._update.unlink(missing_ok=True)
 
-    def _read(self, path: Path) -> tuple[Tensors, dict[str, Any] | None]:
+    def _staged(self) -> Private | None:
+        try:
+            return self._read(self._next)
+        except StateError as error:
+            logger.warning("the unfinished round is trained again: %s", error)
+            return None
+
+    def _opened_update(self) -> Trained | None:
+        if not self._update.exists():
+            return None
+        try:
+            facts, update = _opened(files.read(self._update, "the round is trained again"))
+            return Trained(update, facts["step"], facts["base"], facts["run"])
+        except StateError as error:
+            logger.warning("the unfinished round is trained again: %s", error)
+            return None
+
+    def _read(self, path: Path) -> Private | None:
         if not path.exists():
-            return {}, None
+            return None
         mend = (
             f"restore {path.name} from a backup, or move it away: this device then begins with a new private state "
             "and loses what it had personalized"
@@ -161,13 +168,74 @@ class DeviceState:
                     f"state: {path} belongs to {name} {facts.get(name)!r}, not {value!r}; give this device its own "
                     f"state folder, or {mend}"
                 )
-        if type(facts.get("round")) is not int or type(facts.get("run")) is not str:
-            raise StateError(f"state: {path} is damaged (no round); {mend}")
-        return tensors, facts
+        try:
+            return Private(tensors, int(facts["step"]), str(facts["base"]), str(facts["run"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"state: {path} is damaged ({error}); {mend}") from None
 
-    def _remove(self, *paths: Path) -> None:
-        for path in paths:
-            path.unlink(missing_ok=True)
+    # -- the body
+
+    def body_part(self, transfer: str) -> Path:
+        """Where the body of this transfer is put together."""
+        return self.folder / f"body-{transfer}.part"
+
+    def adopt_body(self, transfer: str) -> None:
+        """The finished transfer becomes the body on flash, by one rename."""
+        try:
+            files.rename(self.body_part(transfer), self._body)
+        except OSError as error:
+            raise StateError(f"state: {self._body} could not be replaced: {error.strerror}; free space there") from None
+
+    def body_digest(self) -> bytes:
+        """sha256 of the body on flash, read again; empty where there is none."""
+        if not self._body.exists():
+            return b""
+        return hashlib.sha256(files.read(self._body, "delete it; it is fetched again")).digest()
+
+    def body(self) -> bytes:
+        """The body on flash."""
+        return files.read(self._body, "delete it; it is fetched again")
+
+    def clear_parts(self, keep: str = "") -> None:
+        """Remove unfinished bodies, except that of the transfer ``keep``."""
+        for part in self.folder.glob("body-*.part"):
+            if not keep or part != self.body_part(keep):
+                part.unlink(missing_ok=True)
+
+    # -- the protocol's memory and the traffic
+
+    def protocol(self) -> DeviceState:
+        """The protocol's memory as it was saved last; a new one on a new device."""
+        if not self._protocol.exists():
+            return DeviceState()
+        mend = f"move {self._protocol} away; the device then introduces itself anew"
+        data = files.read(self._protocol, mend)
+        digest, rest = data[:32], data[32:]
+        if hashlib.sha256(rest).digest() != digest:
+            raise StateError(f"state: {self._protocol} is damaged; {mend}")
+        return DeviceState.load(rest)
+
+    def save_protocol(self, state: DeviceState) -> None:
+        """Keep the protocol's memory, durably."""
+        data = state.dump()
+        files.write(self._protocol, hashlib.sha256(data).digest() + data)
+
+    def traffic(self) -> dict[int, dict[str, int]]:
+        """Bytes ``up`` and ``down`` by learning round; the body that a round begins from is its own download, and the
+        last body stands under the round after the last."""
+        with suppress(OSError, ValueError, AttributeError, TypeError):
+            return {
+                int(k): {n: int(v[n]) for n in ("up", "down")} for k, v in json.loads(self._traffic.read_text()).items()
+            }
+        return {}
+
+    def save_traffic(self, traffic: Mapping[int, Mapping[str, int]]) -> None:
+        """Keep the traffic."""
+        files.write(self._traffic, json.dumps({str(k): dict(v) for k, v in traffic.items()}).encode())
+
+
+def _round(record: Private | Trained) -> tuple[int, str, str]:
+    return record.step, record.base, record.run
 
 
 def _sealed(facts: Mapping[str, Any], data: bytes) -> bytes:
@@ -178,6 +246,6 @@ def _sealed(facts: Mapping[str, Any], data: bytes) -> bytes:
 def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
     digest, _, rest = data.partition(b"\n")
     if hashlib.sha256(rest).hexdigest().encode() != digest:
-        raise StateError("state: the pending update is damaged")
+        raise StateError("state: the update on flash is damaged")
     text, _, update = rest.partition(b"\n")
     return json.loads(text), update

@@ -1,0 +1,78 @@
+"""``talaria coordinator``: serve a fleet, and see how it does."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="The fleet's coordinator: gives out the shared model, receives updates, keeps count.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Config = Annotated[Path, typer.Argument(metavar="FLEET.TOML", help="The fleet's settings; see below for an example.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+
+EXAMPLE = """
+A fleet.toml:
+
+\b
+    [fleet]
+    name = "watch"
+    devices = 4                 # learn once so many have come
+    [broker]
+    url = "auto"                # Mosquitto where installed, else amqtt; or mqtt://host:1883
+    [run]
+    algorithm = "hermes"
+    rounds = 30
+    [run.spec]
+    name = "imu_cnn"
+    input_shape = [6, 100]
+    classes = 7
+"""
+
+
+@app.command(epilog=EXAMPLE)
+def serve(config: Config, as_json: AsJson = False) -> None:
+    """Serve a fleet until it is stopped with Ctrl-C or SIGTERM.
+
+    Starts a broker where none is named, waits for the devices, and runs the rounds. It may be killed at any
+    time: started again, it goes on where it was. Events go to stdout, one a line.
+    """
+    import asyncio
+    import logging
+
+    from talaria.journal import Journal
+    from talaria_coordinator.config import load_config
+    from talaria_coordinator.serve import serve as serve_fleet
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    asyncio.run(serve_fleet(load_config(config), Journal(sys.stdout, as_json)))
+
+
+@app.command()
+def status(
+    config: Config,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")] = False,
+) -> None:
+    """Show rounds, devices and quarantine, from the store; the coordinator may be running or not."""
+    from talaria_coordinator.config import load_config
+    from talaria_coordinator.status import read_status, render
+
+    loaded = load_config(config)
+    while True:
+        found: dict[str, Any] = read_status(loaded)
+        if as_json:
+            typer.echo(json.dumps(found))
+        else:
+            if watch:
+                typer.clear()
+            render(found)
+        if not watch:
+            return
+        time.sleep(2)

@@ -1,0 +1,455 @@
+"""One fleet's coordinator: joins the link, the protocol machine, the store and the learning. The only file here that
+starts tasks.
+
+It may be killed at any point. What was promised is in the store before it is said, and a start reads all of it
+again: the machine, the chunks on disk, the updates stored. The same updates then make the same body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from talaria import rounds
+from talaria.errors import StateError, TalariaError, WireError
+from talaria.protocol import events as e
+from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
+from talaria.protocol.transfer import chunk_frames
+from talaria.wire.chunks import Cut, FileAssembly, describe
+from talaria.wire.topics import coordinator_filters
+from talaria.wire.transport import Arrival, LinkDown, LinkUp, Mqtt, Transport, Will
+from talaria_coordinator.blobs import Blobs
+from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.learning import Learning
+from talaria_coordinator.store import Store
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[dict[str, Any]], None]
+Open = Callable[[str, FleetConfig, Callable[[], Will]], Transport]
+INBOX = 1024
+GOODBYE_S = 5.0
+LINGER_S = 60.0
+AGAIN_S = (2.0, 120.0)
+
+
+def over_mqtt(url: str, config: FleetConfig, will: Callable[[], Will]) -> Transport:
+    """The coordinator's connection to its broker."""
+    return Mqtt(url, f"{config.name}.coordinator", coordinator_filters(config.name), will=will)
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """A round's new body is committed."""
+
+    number: int
+    counted: int
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Leave in good order."""
+
+
+class Service:
+    """The coordinator of one fleet. :meth:`run` returns when it is stopped, or done and told not to stay."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        store: Store,
+        blobs: Blobs,
+        *,
+        report: Report = lambda event: None,
+        open_transport: Open = over_mqtt,
+    ) -> None:
+        self.config, self.store, self.blobs = config, store, blobs
+        self._report, self._open = report, open_transport
+        self._learning = Learning(config.run, blobs, config.aggregator, config.max_update)
+        spec = config.run.to_json().encode()
+        rules = Rules(retry=config.retry_s, max_update=config.max_update, stall=max(30.0, config.retry_s))
+        self._half = CoordinatorHalf(config.name, rules=rules, spec=spec)
+        self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
+        self._outbox: asyncio.Queue[e.Publish | e.SendChunks] = asyncio.Queue()
+        self._parts: dict[str, FileAssembly] = {}
+        self._uploads = config.state / "uploads"
+        self._body: tuple[Cut, bytes] | None = None
+        self._not_before = 0.0
+        self._failures = 0
+        self._done_at: float | None = None
+        self._stopped = False
+
+    async def run(self, url: str) -> None:
+        """Serve over the broker at ``url``. Raises :class:`~talaria.errors.TransportError` where it does not answer,
+        and :class:`~talaria.errors.StateError` where the disk refuses or another coordinator took the fleet."""
+        self._begin()
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await self._live(url)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+        finally:
+            for part in self._parts.values():
+                part.close()
+
+    def stop(self) -> None:
+        """Leave in good order; call it in the event loop."""
+        self._stopped = True
+        if not self._inbox.full():
+            self._inbox.put_nowait(_Stop())
+
+    # -- life
+
+    def _begin(self) -> None:
+        name, run = self.config.name, self.config.run.to_json()
+        known = self.store.fleet(name)
+        body, server = (known.body, known.server) if known else self._learning.first()
+        self._fleet = self.store.enter(name, run, body, server)
+        saved = self.store.machine(name)
+        self._state = CoordinatorState.load(saved) if saved else CoordinatorState()
+        self._uploads.mkdir(parents=True, exist_ok=True)
+
+    async def _live(self, url: str) -> None:
+        self._resume()
+        transport = self._open(url, self.config, lambda: Will(*self._half.will(self._state)))
+        try:
+            await transport.start()
+            helpers = [self._spawn(work) for work in (self._listen(transport), self._send(transport), self._tick())]
+            try:
+                await self._serve()
+            finally:
+                for helper in helpers[:1] + helpers[2:]:
+                    helper.cancel()
+            topic, payload = self._half.will(self._state)
+            self._outbox.put_nowait(e.Publish(topic, payload, retain=True))
+            await asyncio.wait({asyncio.ensure_future(self._outbox.join())}, timeout=GOODBYE_S)
+            await transport.flush(GOODBYE_S)
+            helpers[1].cancel()
+        finally:
+            await transport.close()
+
+    async def _serve(self) -> None:
+        while not self._stopped and not self._may_leave():
+            event = await self._inbox.get()
+            match event:
+                case _Folded():
+                    self._folded(event)
+                case _Stop():
+                    return
+                case _:
+                    self._feed(event)
+            self._advance()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._tasks.create_task(work)
+
+    def _resume(self) -> None:
+        """Tell the machine what is on disk, and settle where machine and store were parted by a crash."""
+        name, chunks, now = self.config.name, {}, time.monotonic()
+        for (dev, xfer), cut in self._state.transfers().items():
+            chunks[dev, xfer] = frozenset(self._part(dev, xfer, cut).found())
+        for file in self._uploads.glob("*.part"):
+            if file.stem not in {f"{dev}.{xfer}" for dev, xfer in chunks}:
+                file.unlink(missing_ok=True)
+        stored = {}
+        for row in self.store.rounds(name):
+            if row.closed is None:
+                for update in self.store.updates(name, row.round):
+                    if update.status == "stored":
+                        stored[row.round, update.device] = bytes.fromhex(update.digest)
+        self._tell("started", epoch=self._fleet.epoch, step=self._fleet.step, rounds=self.config.run.rounds)
+        self._feed(e.Start(now, self._fleet.epoch, chunks, stored))
+        self._publish_body(multicast=False)
+        for row in self.store.rounds(name):
+            machine = self._state.rounds.get(row.round)
+            if row.closed is None and (machine is None or machine.phase == "failed"):
+                self.store.fail_round(name, row.round, "the coordinator stopped before it was announced")
+
+    async def _listen(self, transport: Transport) -> None:
+        while True:
+            match await transport.receive():
+                case Arrival() as item:
+                    await self._inbox.put(e.Received(time.monotonic(), item.topic, item.payload, item.retained))
+                case LinkUp():
+                    self._tell("connected")
+                    await self._inbox.put(e.Connected(time.monotonic()))
+                case LinkDown() as item:
+                    self._tell("disconnected", error=item.reason)
+
+    async def _send(self, transport: Transport) -> None:
+        while True:
+            action = await self._outbox.get()
+            try:
+                if isinstance(action, e.Publish):
+                    await transport.publish(action.topic, action.payload, retain=action.retain)
+                    continue
+                for topic, payload in chunk_frames(action, self._reader(action.cut)):
+                    if not await transport.publish(topic, payload):
+                        break
+            except WireError as error:
+                logger.info("a body that is no longer current is not sent on: %s", error)
+            finally:
+                self._outbox.task_done()
+
+    def _reader(self, cut: Cut) -> Callable[[int, int], bytes]:
+        data = self._body[1] if self._body and self._body[0].sha256 == cut.sha256 else b""
+        return lambda offset, length: data[offset : offset + length]
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.retry_s / 2)
+            await self._inbox.put(e.Tick(time.monotonic()))
+
+    # -- the machine
+
+    def _feed(self, event: object) -> None:
+        _, actions = self._half.step(self._state, event)
+        saved = False
+        for action in actions:
+            # The state is already that after the whole step: one save covers all that stands behind it.
+            if isinstance(action, e.Save):
+                if not saved:
+                    self.store.save_machine(self.config.name, self._fleet.epoch, self._state.dump())
+                saved = True
+            else:
+                self._carry_out(action)
+
+    def _carry_out(self, action: e.Action) -> None:
+        name = self.config.name
+        match action:
+            case e.Publish() | e.SendChunks():
+                self._outbox.put_nowait(action)
+            case e.KeepChunk():
+                self._keep(action)
+            case e.Complete():
+                self._spawn(self._take(action))
+            case e.Discard():
+                self._drop_part(action.dev, action.xfer)
+            case e.RoundClosed():
+                self._closed(action)
+            case e.RoundFailed():
+                self._failed(action.round, action.reason)
+            case e.DeviceUp():
+                self.store.see(name, action.dev, action.boot, _profile(action.profile))
+                self._tell("device-up", device=action.dev, boot=action.boot)
+            case e.DeviceDown():
+                self.store.see(name, action.dev, action.boot, {}, online=False)
+                self._tell("device-down", device=action.dev, boot=action.boot)
+            case e.Progressed():
+                self._tell("progress", round=action.round, device=action.dev, phase=action.phase, reason=action.reason)
+            case e.Quarantined():
+                self.store.quarantine(name, action.dev, action.reason)
+                self._tell("quarantined", device=action.dev, reason=action.reason)
+            case e.Equivocation():
+                self.store.equivocation(name, action.round, action.dev, action.first.hex(), action.second.hex())
+            case e.Refused():
+                self._tell("refused", device=action.dev, topic=action.topic, reason=action.reason)
+            case e.Fenced():
+                raise StateError(
+                    f"fleet {name!r}: a coordinator of epoch {action.epoch} took over (ours is {self._fleet.epoch}); "
+                    "stop one of the two, or give them different fleet names"
+                )
+
+    # -- uploads
+
+    def _part(self, dev: str, xfer: str, cut: Cut) -> FileAssembly:
+        key = f"{dev}.{xfer}"
+        if key not in self._parts:
+            self._parts[key] = FileAssembly(self._uploads / f"{key}.part", cut, self.config.max_update)
+        return self._parts[key]
+
+    def _drop_part(self, dev: str, xfer: str) -> None:
+        part = self._parts.pop(f"{dev}.{xfer}", None)
+        if part is not None:
+            part.close()
+        (self._uploads / f"{dev}.{xfer}.part").unlink(missing_ok=True)
+
+    def _keep(self, action: e.KeepChunk) -> None:
+        try:
+            self._part(action.dev, action.xfer, action.cut).put(action.index, action.data)
+        except StateError as error:
+            # The upload's whole sha256 will not fit, and what is missing is asked for again.
+            self._tell("error", device=action.dev, error=str(error))
+
+    async def _take(self, action: e.Complete) -> None:
+        """A complete upload: check it, make it durable, and only then let the receipt go out."""
+        wait = AGAIN_S[0]
+        while True:
+            try:
+                answer = await asyncio.to_thread(self._stored, action)
+            except StateError as error:
+                self._tell("error", round=action.round, device=action.dev, error=str(error))
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, AGAIN_S[1])
+            else:
+                await self._inbox.put(answer)
+                return
+
+    def _stored(self, action: e.Complete) -> e.Stored | e.Rejected | e.Damaged:
+        name, digest, now = self.config.name, action.cut.sha256.hex(), time.monotonic()
+        part = self._part(action.dev, action.xfer, action.cut)
+        try:
+            part.finish()
+        except WireError:
+            return e.Damaged(now, action.round, action.dev, frozenset(part.found()))
+        step = next((r.step for r in self.store.rounds(name) if r.round == action.round), None)
+        facts: dict[str, Any] = {"digest": digest, "size": action.cut.size, "base": action.base}
+        try:
+            self._learning.checked(part.path.read_bytes(), action.dev, step)
+        except WireError as error:
+            self.store.reject_update(name, action.round, action.dev, reason=str(error), **facts)
+            return e.Rejected(now, action.round, action.dev, str(error))
+        part.close()
+        self._parts.pop(f"{action.dev}.{action.xfer}", None)
+        self.blobs.adopt(part.path, digest)
+        row = self.store.keep_update(name, action.round, action.dev, **facts)
+        if row.digest != digest or row.status == "rejected":
+            return e.Rejected(now, action.round, action.dev, "another update of this round came first")
+        return e.Stored(now, action.round, action.dev, action.cut.sha256)
+
+    # -- rounds
+
+    def _advance(self) -> None:
+        """Open the next round where nothing stands in the way."""
+        current = None if self._state.current is None else self._state.rounds.get(self._state.current)
+        busy = current is not None and current.phase in ("open", "closed")
+        fleet = self._fleet
+        if busy or fleet.status != "running" or time.monotonic() < self._not_before:
+            return
+        if fleet.step >= self.config.run.rounds:
+            return
+        roster = fleet.roster or self._gathered()
+        if not roster:
+            return
+        out = self._state.quarantined()
+        cohort = [d for d in rounds.cohort(self.config.run, fleet.step + 1, roster) if d not in out]
+        quorum = max(1, math.ceil(self.config.quorum * len(cohort)))
+        here = [d for d in cohort if d in self._state.peers and self._state.peers[d].online]
+        if len(here) < quorum or not cohort:
+            return
+        step = fleet.step + 1
+        row = self.store.open_round(self.config.name, step, cohort, fleet.body)
+        self._tell("round-opened", round=row.round, step=step, cohort=len(cohort), online=len(here))
+        spec = json.dumps({"step": step}).encode()
+        seconds = self.config.deadline_s or None
+        self._feed(e.OpenRound(time.monotonic(), row.round, dict.fromkeys(cohort, spec), seconds, quorum))
+
+    def _gathered(self) -> tuple[str, ...]:
+        """The roster, fixed once all that are waited for have come."""
+        seen = [d.device for d in self.store.devices(self.config.name) if d.quarantine is None]
+        if self.config.members:
+            roster = self.config.members if set(self.config.members) <= set(seen) else ()
+        else:
+            roster = tuple(seen[: self.config.devices]) if len(seen) >= self.config.devices else ()
+        if roster:
+            self.store.set_roster(self.config.name, roster)
+            self._refresh()
+            self._tell("roster", devices=list(self._fleet.roster))
+        return self._fleet.roster
+
+    def _closed(self, action: e.RoundClosed) -> None:
+        row = next((r for r in self.store.rounds(self.config.name) if r.round == action.round), None)
+        if row is None or row.closed is not None:
+            # Committed before a crash that the machine does not remember.
+            self._feed(e.Committed(time.monotonic(), action.round))
+            return
+        self._spawn(self._fold(action))
+
+    async def _fold(self, action: e.RoundClosed) -> None:
+        wait = AGAIN_S[0]
+        while True:
+            try:
+                await asyncio.to_thread(self._commit, action)
+            except StateError as error:
+                now = self.store.fleet(self.config.name)
+                if now is None or now.epoch != self._fleet.epoch:
+                    raise
+                self._tell("error", round=action.round, error=str(error))
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, AGAIN_S[1])
+            except TalariaError as error:
+                self._failed(action.round, str(error))
+                await self._inbox.put(e.Committed(time.monotonic(), action.round))
+                return
+            else:
+                await self._inbox.put(_Folded(action.round, len(action.counted), action.missing))
+                return
+
+    def _commit(self, action: e.RoundClosed) -> None:
+        body, server = self._learning.fold(self._fleet, action.counted)
+        self.store.commit_round(
+            self.config.name,
+            action.round,
+            epoch=self._fleet.epoch,
+            counted=[(entry.round, entry.dev) for entry in action.counted],
+            body=body,
+            server=server,
+            last=self._fleet.step + 1 >= self.config.run.rounds,
+        )
+
+    def _folded(self, event: _Folded) -> None:
+        self._refresh()
+        self._failures = 0
+        self._tell(
+            "round-closed",
+            round=event.number,
+            step=self._fleet.step,
+            counted=event.counted,
+            missing=list(event.missing),
+            body=self._fleet.body,
+        )
+        self._feed(e.Committed(time.monotonic(), event.number))
+        self._publish_body(multicast=True)
+        self.blobs.gc(self.store.blobs_in_use(), older_s=3600)
+
+    def _failed(self, number: int, reason: str) -> None:
+        """Try again a while later, under a new number; each time in a row waits longer."""
+        self.store.fail_round(self.config.name, number, reason)
+        wait = min(AGAIN_S[1], AGAIN_S[0] * 2**self._failures)
+        self._failures += 1
+        self._not_before = time.monotonic() + wait
+        self._tell("round-failed", round=number, reason=reason, again_in_s=wait)
+
+    def _publish_body(self, multicast: bool) -> None:
+        data = self.blobs.get(self._fleet.body)
+        self._body = (describe(data, self._half.rules.chunk), data)
+        self._feed(e.PublishBody(time.monotonic(), self._fleet.step, self._body[0], multicast))
+        if self._fleet.step >= self.config.run.rounds and self._done_at is None:
+            self._done_at = time.monotonic()
+            self._tell("done", step=self._fleet.step, body=self._fleet.body)
+
+    def _may_leave(self) -> bool:
+        """After the last round, unless told to stay: once all devices have left, or a minute later."""
+        if self._done_at is None or self.config.stay:
+            return False
+        waiting = any(peer.online for peer in self._state.peers.values())
+        return not waiting or time.monotonic() - self._done_at > LINGER_S
+
+    def _refresh(self) -> None:
+        fleet = self.store.fleet(self.config.name)
+        if fleet is None:
+            raise StateError(f"fleet {self.config.name!r} is gone from the store; restore it from a backup")
+        self._fleet = fleet
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        self._report({"at": time.time(), "fleet": self.config.name, "event": event, **facts})
+
+
+def _profile(data: bytes) -> dict[str, Any]:
+    try:
+        profile = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return profile if isinstance(profile, dict) else {}
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

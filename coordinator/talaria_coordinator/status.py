@@ -1,0 +1,92 @@
+"""What the store knows of a fleet, for people and as plain data."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from talaria.errors import StateError
+from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.serve import database
+from talaria_coordinator.store import Store
+
+
+def read_status(config: FleetConfig) -> dict[str, Any]:
+    """Rounds, devices and the latest events of a fleet. StateError where it was never served."""
+    path = database(config)
+    if not path.exists():
+        raise StateError(f"status: {path} is not there; serve the fleet first, or correct [fleet] state")
+    store = Store(path)
+    try:
+        fleet = store.fleet(config.name)
+        if fleet is None:
+            raise StateError(f"status: {path} holds no fleet {config.name!r}; it holds {_names(store)}")
+        rounds = store.rounds(config.name)
+        return {
+            "fleet": fleet.name,
+            "status": fleet.status,
+            "step": fleet.step,
+            "rounds": config.run.rounds,
+            "epoch": fleet.epoch,
+            "body": fleet.body,
+            "roster": list(fleet.roster),
+            "history": [
+                {
+                    "round": r.round,
+                    "step": r.step,
+                    "cohort": len(r.cohort),
+                    "counted": None if r.counted is None else len(r.counted),
+                    "failure": r.failure,
+                    "seconds": None if r.closed is None else round(r.closed - r.opened, 3),
+                    "bytes_up": sum(u.size for u in store.updates(config.name, r.round) if u.status == "counted"),
+                }
+                for r in rounds
+            ],
+            "devices": [
+                {"device": d.device, "online": d.online, "boot": d.boot, "seen": d.seen, "quarantine": d.quarantine}
+                for d in store.devices(config.name)
+            ],
+            "events": store.events(config.name, 20),
+        }
+    finally:
+        store.close()
+
+
+def render(found: dict[str, Any]) -> None:
+    """Print ``found`` for people."""
+    console = Console()
+    console.print(
+        f"fleet {found['fleet']}: {found['status']}, {found['step']} of {found['rounds']} rounds, "
+        f"epoch {found['epoch']}, body {found['body'][:12]}",
+        highlight=False,
+    )
+    history = Table(title="rounds")
+    for heading in ("round", "learning", "asked", "counted", "seconds", "bytes up", "failure"):
+        history.add_column(heading, justify="left" if heading == "failure" else "right")
+    for row in found["history"][-15:]:
+        history.add_row(
+            str(row["round"]),
+            str(row["step"]),
+            str(row["cohort"]),
+            "-" if row["counted"] is None else str(row["counted"]),
+            "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
+            f"{row['bytes_up']:,}",
+            row["failure"] or "",
+        )
+    console.print(history)
+    devices = Table(title="devices")
+    for heading in ("device", "online", "boot", "seen", "quarantine"):
+        devices.add_column(heading)
+    for row in found["devices"]:
+        seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["seen"]))
+        devices.add_row(
+            row["device"], "yes" if row["online"] else "no", str(row["boot"]), seen, row["quarantine"] or ""
+        )
+    console.print(devices)
+
+
+def _names(store: Store) -> str:
+    return ", ".join(repr(f.name) for f in store.fleets()) or "none"

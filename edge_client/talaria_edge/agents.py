@@ -1,0 +1,73 @@
+"""Several agents in one process: each with its own connection and store, all with one worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from talaria.errors import ConfigError, StateError, TalariaError
+from talaria_edge.config import DeviceConfig
+from talaria_edge.runtime import Agent, Open, Report, over_mqtt
+
+AGAIN_S = (5.0, 300.0)
+
+
+async def run_agents(
+    configs: Sequence[DeviceConfig], report: Report, *, open_transport: Open = over_mqtt
+) -> dict[str, dict[str, Any]]:
+    """Run all agents to their end; what came of each, by device (``{"error": ...}`` where one failed).
+
+    An agent that fails after it was connected (a full disk, say) is started again a while later; one that cannot
+    begin is not. SIGTERM and SIGINT end all of them in good order.
+    """
+    names = [c.device for c in configs]
+    folders = [c.state.resolve() for c in configs]
+    for what, values in (("device", names), ("state folder", folders)):
+        twice = sorted({str(v) for v in values if values.count(v) > 1})
+        if twice:
+            raise ConfigError(f"{what} {', '.join(twice)} is given to more than one agent; give each its own")
+    worker = ThreadPoolExecutor(1, thread_name_prefix="learn")
+    tasks = [asyncio.create_task(_keep_running(c, report, worker, open_transport)) for c in configs]
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        # Only the main thread can listen to signals; elsewhere the caller cancels.
+        with suppress(RuntimeError, ValueError):
+            loop.add_signal_handler(name, lambda: [task.cancel() for task in tasks])
+    try:
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        worker.shutdown(wait=False, cancel_futures=True)
+    results: dict[str, dict[str, Any]] = {}
+    for config, outcome in zip(configs, found, strict=True):
+        if isinstance(outcome, asyncio.CancelledError):
+            results[config.device] = {"device": config.device, "error": "stopped"}
+        elif isinstance(outcome, TalariaError):
+            results[config.device] = {"device": config.device, "error": str(outcome)}
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            results[config.device] = outcome
+    return results
+
+
+async def _keep_running(
+    config: DeviceConfig, report: Report, worker: ThreadPoolExecutor, open_transport: Open
+) -> dict[str, Any]:
+    wait = AGAIN_S[0]
+    while True:
+        agent = Agent(config, report=report, worker=worker, open_transport=open_transport)
+        try:
+            return await agent.run()
+        except TalariaError as error:
+            again = agent.was_up and isinstance(error, StateError)
+            facts = {"error": str(error)} | ({"again_in_s": wait} if again else {})
+            report({"at": time.time(), "device": config.device, "event": "failed", **facts})
+            if not again:
+                raise
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, AGAIN_S[1])

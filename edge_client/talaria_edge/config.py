@@ -1,0 +1,106 @@
+"""One frozen configuration of a device's agent, from ``device.toml``::
+
+[device]
+id = "s01-left"
+state = "state/s01-left"      # private tensors; never leaves the device
+bundle = "s01-left.talaria"   # where the personal model goes; leave out for none
+
+[fleet]
+name = "watch"
+broker = "mqtt://127.0.0.1:1883"
+
+[data]
+source = "smartwatch"         # a dataset Talaria knows (client, options), or "npz" with path = "data.npz"
+client = "s01-left"
+
+[plan.widths]                 # channels to keep by group, as `talaria plan` prints them; leave out for all
+conv1 = 16
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from talaria.errors import ConfigError
+from talaria.settings import Section, read_toml
+from talaria.types import Plan
+from talaria_edge.data import DataSource, NamedSource, NpzSource
+
+_DEVICE = re.compile(r"[a-z0-9-]{1,36}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Everything that one agent needs. ``profile`` is told to the coordinator: no private facts in it."""
+
+    device: str
+    fleet: str
+    broker: str
+    state: Path
+    source: DataSource = field(repr=False)
+    plan: Plan | None = None
+    bundle: Path | None = None
+    profile: Mapping[str, Any] = field(default_factory=dict)
+    retry_s: float = 2.0
+    max_body: int = 512 << 20
+    patience_s: float = 0.0
+    """Seconds to wait for a broker that does not answer at first; 0 waits for ever."""
+    stay: bool = False
+    """Go on listening after the last round, instead of leaving."""
+
+    def __post_init__(self) -> None:
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError(f"device: id={self.device!r} must be 1 to 36 of a-z, 0-9 and '-'")
+        try:
+            parts = urlsplit(self.broker)
+            good = parts.scheme in ("mqtt", "mqtts", "ws", "wss") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            raise ConfigError(
+                f"fleet: broker={self.broker!r} is no broker's URL; "
+                "write mqtt://host:1883, as the coordinator prints it"
+            )
+
+
+def load_config(path: Path) -> DeviceConfig:
+    """The configuration in ``path``. Raises :class:`ConfigError` naming the field, its value and the mend."""
+    top = read_toml(path)
+    device, fleet, data, plan = top.table("device"), top.table("fleet"), top.table("data"), top.table("plan")
+    name = device.text("id")
+    config = DeviceConfig(
+        device=name,
+        fleet=fleet.text("name"),
+        broker=fleet.text("broker"),
+        state=device.path("state", f"state/{name}"),
+        source=_source(data, name),
+        plan=_plan(plan),
+        bundle=device.path("bundle", None),
+        profile=dict(top.table("profile").values),
+        retry_s=fleet.number("retry_s", 2.0, low=0.05, high=3600),
+        max_body=fleet.whole("max_body", 512 << 20, low=1),
+        patience_s=fleet.number("patience_s", 0.0),
+        stay=device.flag("stay", False),
+    )
+    for section in (top, device, fleet, data, plan):
+        section.done()
+    return config
+
+
+def _source(data: Section, device: str) -> DataSource:
+    kind = data.text("source")
+    if kind == "npz":
+        return NpzSource(data.path("path"))
+    return NamedSource(kind, data.text("client", device), dict(data.table("options").values))
+
+
+def _plan(section: Section) -> Plan | None:
+    widths = section.table("widths")
+    section.raw("reasons", None)
+    values = {group: widths.whole(group, low=1) for group in widths.values}
+    return Plan(widths=values) if values else None

@@ -1,0 +1,375 @@
+"""The agent of one device: its own connection, identity and private store. The only edge file that starts tasks.
+
+Several agents may run in one process; they share one worker thread, so that one model is trained at a time. All
+of an agent's decisions are the protocol machine's; this file carries them out and feeds back what came of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from talaria.errors import ConfigError, StateError, TalariaError, TransportError, WireError
+from talaria.protocol import events as e
+from talaria.protocol.device import DeviceHalf, DeviceLimits
+from talaria.protocol.transfer import chunk_frames
+from talaria.rounds import Run
+from talaria.wire.chunks import Cut, FileAssembly, describe
+from talaria.wire.topics import device_filters
+from talaria.wire.transport import Arrival, LinkDown, LinkUp, Mqtt, Transport, Will
+from talaria_edge import files
+from talaria_edge.config import DeviceConfig
+from talaria_edge.learning import Learner
+from talaria_edge.state import DeviceStore
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[dict[str, Any]], None]
+Open = Callable[[DeviceConfig, Callable[[], Will]], Transport]
+INBOX = 256
+FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
+GOODBYE_S = 5.0
+
+
+def over_mqtt(config: DeviceConfig, will: Callable[[], Will]) -> Transport:
+    """A device's own connection to its broker."""
+    filters = device_filters(config.fleet, config.device)
+    return Mqtt(config.broker, f"{config.fleet}.{config.device}", filters, will=will)
+
+
+class Agent:
+    """One device in a fleet. :meth:`run` returns after the last round with what came of it."""
+
+    def __init__(
+        self,
+        config: DeviceConfig,
+        *,
+        report: Report = lambda event: None,
+        worker: ThreadPoolExecutor | None = None,
+        open_transport: Open = over_mqtt,
+    ) -> None:
+        self.config = config
+        self._report, self._open = report, open_transport
+        self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="learn")
+        self._half = DeviceHalf(
+            config.fleet,
+            config.device,
+            limits=DeviceLimits(max_body=config.max_body, retry=config.retry_s),
+            profile=json.dumps(dict(config.profile)).encode(),
+        )
+        self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
+        self._outbox: asyncio.Queue[e.Publish | e.SendChunks] = asyncio.Queue()
+        self._parts: dict[str, FileAssembly] = {}
+        self._learner: Learner | None = None
+        self._called: e.Train | None = None
+        self._upload = b""
+        self._step = 1
+        """The learning round that traffic is counted for: the one trained, or the next."""
+        self.was_up = False
+        self._finishing = False
+        self._result: dict[str, Any] | None = None
+
+    async def run(self) -> dict[str, Any]:
+        """Take part until the last round; then personalize, write the bundle, and leave (unless told to stay).
+
+        Raises :class:`~talaria.errors.StateError` where the private state is damaged or the disk is full, and
+        :class:`~talaria.errors.TransportError` where the broker does not answer within ``patience_s``.
+        """
+        with DeviceStore(self.config.state, self.config.fleet, self.config.device) as self._store:
+            private = self._store.private()
+            self._step = 1 if private is None else private.step + 1
+            self._traffic = self._store.traffic()
+            self._state = self._store.protocol()
+            try:
+                async with asyncio.TaskGroup() as self._tasks:
+                    await self._live()
+            except BaseExceptionGroup as group:
+                raise _first(group) from None
+            finally:
+                for part in self._parts.values():
+                    part.close()
+        if self._result is None:
+            raise StateError(f"{self.config.device}: left before the last round")
+        return self._result
+
+    # -- life
+
+    async def _live(self) -> None:
+        self._boot()
+        transport = self._open(self.config, self._will)
+        await self._reach(transport)
+        helpers = [self._spawn(work) for work in (self._listen(transport), self._send(transport), self._tick())]
+        try:
+            while self._result is None or self.config.stay:
+                self._feed(await self._inbox.get())
+                self._finish_if_over()
+            topic, payload = self._half.will(self._state)
+            self._outbox.put_nowait(e.Publish(topic, payload, retain=True))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._outbox.join(), GOODBYE_S)
+            await transport.flush(GOODBYE_S)
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await transport.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._tasks.create_task(work)
+
+    def _boot(self) -> None:
+        partial, chunks = self._state.partial(), frozenset[int]()
+        if partial is not None:
+            chunks = frozenset(self._part(*partial).found())
+        self._store.clear_parts(keep=partial[0] if partial else "")
+        done = self._store.trained()
+        self._upload = done.update if done else b""
+        self._feed(e.Boot(time.monotonic(), self._store.body_digest(), chunks))
+
+    def _will(self) -> Will:
+        """Called before each attempt to connect: counts the boot, so that births and deaths pair up."""
+        self._feed(e.Connecting(time.monotonic()))
+        return Will(*self._half.will(self._state))
+
+    async def _reach(self, transport: Transport) -> None:
+        """The first connection; afterwards the transport reconnects by itself."""
+        begun, wait = time.monotonic(), FIRST_RETRY_S
+        while True:
+            try:
+                await transport.start()
+            except TransportError as error:
+                if self.config.patience_s and time.monotonic() - begun + wait > self.config.patience_s:
+                    raise
+                self._tell("unreachable", error=str(error), retry_s=wait)
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, LAST_RETRY_S)
+            else:
+                return
+
+    async def _listen(self, transport: Transport) -> None:
+        while True:
+            match await transport.receive():
+                case Arrival() as item:
+                    self._count("down", len(item.topic) + len(item.payload))
+                    await self._inbox.put(e.Received(time.monotonic(), item.topic, item.payload, item.retained))
+                case LinkUp():
+                    self.was_up = True
+                    self._tell("connected", broker=self.config.broker)
+                    await self._inbox.put(e.Connected(time.monotonic()))
+                case LinkDown() as item:
+                    self._tell("disconnected", error=item.reason)
+
+    async def _send(self, transport: Transport) -> None:
+        while True:
+            action = await self._outbox.get()
+            try:
+                if isinstance(action, e.Publish):
+                    await self._publish(transport, action.topic, action.payload, action.retain)
+                    continue
+                for topic, payload in chunk_frames(action, self._read_upload):
+                    if not await self._publish(transport, topic, payload, False):
+                        break
+            except WireError as error:
+                logger.warning("%s: %s", self.config.device, error)
+            finally:
+                self._outbox.task_done()
+
+    async def _publish(self, transport: Transport, topic: str, payload: bytes, retain: bool) -> bool:
+        """Where the link is down nothing is kept: the machine says again what still waits for an answer."""
+        sent = await transport.publish(topic, payload, retain=retain)
+        if sent:
+            self._count("up", len(topic) + len(payload))
+        return sent
+
+    def _read_upload(self, offset: int, length: int) -> bytes:
+        return self._upload[offset : offset + length]
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.retry_s / 2)
+            await self._inbox.put(e.Tick(time.monotonic()))
+
+    # -- the machine
+
+    def _feed(self, event: object) -> None:
+        _, actions = self._half.step(self._state, event)
+        for action in actions:
+            self._carry_out(action)
+
+    def _carry_out(self, action: e.Action) -> None:
+        match action:
+            case e.Save():
+                self._store.save_protocol(self._state)
+            case e.Publish() | e.SendChunks():
+                self._outbox.put_nowait(action)
+            case e.KeepChunk():
+                self._keep(action)
+            case e.BodyComplete():
+                self._spawn(self._assemble(action))
+            case e.Discard():
+                self._drop_part(action.xfer)
+            case e.CoordinatorSeen():
+                self._meet(action)
+            case e.Train():
+                self._called = action
+                self._begin()
+            case e.Resend():
+                self._tell("resend", reason=action.reason)
+                self._spawn(self._resend(action))
+            case e.Receipted():
+                self._received(action.outcome, action.reason)
+            case e.Cancel():
+                self._received("late", action.reason)
+            case e.Refused():
+                logger.warning("%s: refused %s: %s", self.config.device, action.topic, action.reason)
+
+    def _meet(self, seen: e.CoordinatorSeen) -> None:
+        if not seen.online:
+            self._tell("coordinator-away", epoch=seen.epoch)
+            return
+        try:
+            run = Run.from_json(seen.spec.decode("utf-8", "replace"))
+        except ConfigError as error:
+            self._tell("error", error=f"the coordinator's run cannot be learned here: {error}; update this device")
+            return
+        if self._learner is None or self._learner.run != run:
+            self._learner = Learner(self.config, self._store, run)
+        self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Learn what was asked for, once the run is known (after a reboot the request may come first)."""
+        if self._called is not None and self._learner is not None:
+            action, self._called = self._called, None
+            self._spawn(self._learn(self._learner, action))
+
+    async def _learn(self, learner: Learner, action: e.Train) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            step = step_of(action.spec)
+            self._step = step
+            self._tell("training", round=action.round, step=step)
+            trained, metrics = await loop.run_in_executor(self._worker, learner.round, step, action.body)
+        except WireError as error:
+            logger.info("%s: round %s: %s", self.config.device, action.round, error)
+            return
+        except TalariaError as error:
+            self._tell("error", round=action.round, error=str(error))
+            await self._inbox.put(e.Refuse(time.monotonic(), action.round, str(error)[:300]))
+            return
+        self._upload = trained.update
+        self._tell("trained", round=action.round, step=step, update_bytes=len(trained.update), metrics=metrics)
+        cut = describe(trained.update, self._state.chunk)
+        await self._inbox.put(e.UpdateReady(time.monotonic(), action.round, action.version, cut))
+
+    async def _resend(self, action: e.Resend) -> None:
+        """The update carries its whole mask already: the same bytes answer."""
+        cut = describe(self._upload, self._state.chunk)
+        version = self._state.job.version if self._state.job else 0
+        await self._inbox.put(e.UpdateReady(time.monotonic(), action.round, version, cut))
+
+    def _received(self, outcome: str, reason: str) -> None:
+        """What the coordinator said to our update: unless it refused it, the new private state comes into force."""
+        if outcome in ("rejected", "equivocation"):
+            self._store.discard()
+        else:
+            self._store.publish()
+        self._store.save_traffic(self._traffic)
+        self._tell("received", step=self._step, outcome=outcome, reason=reason, traffic=self._traffic.get(self._step))
+        self._step += 1
+
+    # -- the body
+
+    def _part(self, transfer: str, cut: Cut) -> FileAssembly:
+        part = self._parts.get(transfer)
+        if part is None:
+            part = FileAssembly(self._store.body_part(transfer), cut, self.config.max_body)
+            self._parts[transfer] = part
+        return part
+
+    def _drop_part(self, transfer: str) -> None:
+        part = self._parts.pop(transfer, None)
+        if part is not None:
+            part.close()
+        self._store.body_part(transfer).unlink(missing_ok=True)
+
+    def _keep(self, action: e.KeepChunk) -> None:
+        try:
+            self._part(action.xfer, action.cut).put(action.index, action.data)
+        except StateError as error:
+            self._tell("error", error=str(error))
+            self._spawn(self._fetch_again(action.xfer, action.cut))
+
+    async def _assemble(self, action: e.BodyComplete) -> None:
+        try:
+            part = self._part(action.xfer, action.cut)
+            await asyncio.to_thread(part.finish)
+            self._parts.pop(action.xfer).close()
+            self._store.adopt_body(action.xfer)
+        except (StateError, WireError) as error:
+            self._tell("error", error=str(error))
+            await self._fetch_again(action.xfer, action.cut)
+        else:
+            self._tell("body", version=action.version, bytes=action.cut.size)
+            await self._inbox.put(e.BodyStored(time.monotonic(), action.cut.sha256))
+
+    async def _fetch_again(self, transfer: str, cut: Cut) -> None:
+        """After the disk refused: look what is there, a while later."""
+        await asyncio.sleep(self.config.retry_s)
+        found: frozenset[int] = frozenset()
+        with suppress(StateError):
+            found = frozenset(self._part(transfer, cut).found())
+        await self._inbox.put(e.BodyDamaged(time.monotonic(), cut.sha256, found))
+
+    # -- the end
+
+    def _finish_if_over(self) -> None:
+        state, learner = self._state, self._learner
+        busy = state.job is not None and state.job.phase in ("fetching", "training", "offering")
+        if learner is None or self._finishing or busy or state.fetch is not None or not state.body:
+            return
+        if state.version >= learner.run.rounds:
+            self._finishing = True
+            self._spawn(self._finish(learner, state.body))
+
+    async def _finish(self, learner: Learner, body: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self._tell("personalizing")
+        try:
+            found = await loop.run_in_executor(self._worker, learner.finish, body)
+        except TalariaError as error:
+            self._tell("error", error=str(error))
+            found = {"error": str(error)}
+        self._store.save_traffic(self._traffic)
+        traffic = {str(step): dict(bytes_) for step, bytes_ in sorted(self._traffic.items())}
+        self._result = {"device": self.config.device, **found, "traffic": traffic}
+        files.write(self.config.state / "result.json", json.dumps(self._result, indent=2).encode())
+        self._tell("done", **self._result)
+        await self._inbox.put(e.Tick(time.monotonic()))
+
+    def _count(self, way: str, size: int) -> None:
+        self._traffic.setdefault(self._step, {"up": 0, "down": 0})[way] += size
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        self._report({"at": time.time(), "device": self.config.device, "event": event, **facts})
+
+
+def step_of(spec: bytes) -> int:
+    """The learning round that a request for work names."""
+    try:
+        step = json.loads(spec)["step"]
+    except (ValueError, KeyError, TypeError):
+        step = None
+    if type(step) is not int or step < 1:
+        raise ConfigError(f"the coordinator's request names no learning round ({spec[:60]!r}); update this device")
+    return step
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

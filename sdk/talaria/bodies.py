@@ -1,0 +1,45 @@
+"""The shared state as the bytes that devices download, and back, checked against the run's own model."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from talaria import rounds
+from talaria.aggregate.checks import is_reserved
+from talaria.errors import WireError
+from talaria.rounds import Run
+from talaria.types import Tensors
+from talaria.wire import codec, tensorfile
+from talaria.wire.codec import Spec, schema_of
+
+MOST = 40_000
+"""Tensors that a body may hold."""
+
+
+def encode_body(shared: Tensors) -> bytes:
+    """``shared`` as a plain safetensors file; equal tensors give equal bytes."""
+    return codec.encode_tensors(shared)
+
+
+def decode_body(run: Run, data: bytes) -> Tensors:
+    """The shared state of ``run`` in ``data``, in the run's own order.
+
+    Names, shapes and dtypes must be those of the run's model. Beside them stand what an aggregator writes under a
+    reserved prefix (``mask/`` ...), as the file declares it. Raises :class:`~talaria.errors.WireError` for anything
+    else and for values that are not finite.
+    """
+    entries, _ = tensorfile.unpack(data, most=MOST)
+    extra = {name: Spec(entry.shape, entry.dtype) for name, entry in entries.items() if is_reserved(name)}
+    return codec.decode_tensors(data, schema={**_schema(run.to_json()), **extra})
+
+
+def update_schema(run: Run) -> Mapping[str, Spec]:
+    """The dense shapes of what an update may hold."""
+    return _schema(run.to_json())
+
+
+@lru_cache(maxsize=16)
+def _schema(text: str) -> dict[str, Spec]:
+    shared, _ = rounds.start(Run.from_json(text))
+    if not shared:
+        raise WireError("this run shares no tensor; nothing can be learned together")
+    return {name: spec for name, spec in schema_of(shared).items() if not is_reserved(name)}

@@ -1,0 +1,42 @@
+"""What a running program tells: one line per event, for people or, as JSON, for programs."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+_HIDDEN = ("at", "event", "level")
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Writes events to ``stream`` and flushes each. An event is a dict with ``at`` (unix seconds) and ``event``.
+
+    >>> import sys
+    >>> Journal(sys.stdout, as_json=True)({"at": 0.0, "event": "round", "round": 3})
+    {"at": 0.0, "event": "round", "round": 3}
+    """
+
+    stream: TextIO
+    as_json: bool = False
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        line = json.dumps(dict(event)) if self.as_json else self._line(event)
+        self.stream.write(line + "\n")
+        self.stream.flush()
+
+    @staticmethod
+    def _line(event: Mapping[str, Any]) -> str:
+        at = time.strftime("%H:%M:%S", time.localtime(event.get("at", time.time())))
+        facts = " ".join(f"{k}={_short(v)}" for k, v in event.items() if k not in _HIDDEN and v not in (None, "", {}))
+        return f"{at} {event.get('event', '?'):<14} {facts}".rstrip()
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) + "}"
+    text = str(value)
+    return f'"{text}"' if " " in text else text
