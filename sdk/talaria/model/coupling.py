@@ -83,7 +83,7 @@ def trace(model: Module, example: Tensor) -> Coupling:
     for parameter in twin.parameters():
         parameter.requires_grad_(True)
     coupling = Coupling(dict(_sides(twin)))
-    suspects = dict(_reused(twin, example))
+    suspects = {**dict(_odd(twin)), **dict(_reused(twin, example))}
     new_graph: Callable[[], Any] = DependencyGraph  # the package ships no types
     with torch.enable_grad():
         graph = new_graph().build_dependency(twin, example_inputs=example, verbose=False)
@@ -117,6 +117,17 @@ def _sides(model: Module) -> Iterable[tuple[Side, int]]:
                 yield (name, "out"), layer.num_parameters
         elif isinstance(layer, NORMS):
             yield (name, "out"), layer.num_features
+
+
+_KNOWN = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+
+
+def _odd(model: Module) -> Iterable[tuple[str, str]]:
+    for name, layer in model.named_modules():
+        if isinstance(layer, (*CONVS, *NORMS, nn.Linear)):
+            more = sorted(set(layer.state_dict()) - _KNOWN)
+            if more:
+                yield name, f"computes its weight from {more[0]!r}"
 
 
 def _reused(model: Module, example: Tensor) -> Iterable[tuple[str, str]]:

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from talaria.errors import ModelError
 from talaria.model.coupling import TRACE_ERRORS, Coupling, draft, trace
 from talaria.model.masks import apply_dense
 from talaria.model.surgery import compact
 from talaria.types import ChannelLayout, ChannelMask
 
-TOLERANCE = 1e-9
-"""Largest relative difference, in float64, between a compact model and its masked dense twin."""
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Largest relative difference between a compact model and its masked dense twin."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,12 @@ def survey(model: Module, example: Tensor) -> Survey:
     except TRACE_ERRORS as error:
         return Survey(ChannelLayout({}, {}), {type(model).__name__: f"cannot be traced: {error}"})
     with torch.no_grad():
-        return _checked(model, coupling, example.double())
+        return _checked(model, coupling, example)
 
 
 def _checked(model: Module, coupling: Coupling, example: Tensor) -> Survey:
     """The draft without the groups that do not compute the same when they are cut out."""
-    twin = copy.deepcopy(model).double().eval()
-    _shake(twin)
+    twin, example = _shaken(model, example)
     out: dict[str, str] = {}
     while True:
         found = draft(model, coupling, without=out)
@@ -84,14 +84,14 @@ def _some(layout: ChannelLayout, groups: list[str]) -> ChannelMask:
 
 def _differs(twin: Module, mask: ChannelMask, example: Tensor) -> str | None:
     dense = copy.deepcopy(twin)
-    dense.load_state_dict(apply_dense(dict(twin.state_dict()), mask))
     try:
+        dense.load_state_dict(apply_dense(dict(twin.state_dict()), mask))
         got, want = _flat(compact(twin, mask)(example)), _flat(dense(example))
-    except TRACE_ERRORS as error:
-        return f"does not run when channels are taken out: {str(error).splitlines()[0][:120]}"
+    except (*TRACE_ERRORS, ModelError) as error:
+        return f"does not run when channels are taken out: {(str(error) or type(error).__name__).splitlines()[0][:120]}"
     if got.shape != want.shape or not bool(torch.isfinite(want).all()):
         return "changes the output's shape or gives no finite output"
-    if float((got - want).abs().max()) > TOLERANCE * max(1.0, float(want.abs().max())):
+    if float((got - want).abs().max()) > TOLERANCE[want.dtype] * float(want.abs().max()):
         return "computes something else when channels are taken out"
     return None
 
@@ -105,19 +105,33 @@ def _flat(output: object) -> Tensor:
     raise TypeError(f"the model returns {type(output).__name__}, not tensors")
 
 
-def _shake(model: Module) -> None:
-    """Random weights and statistics, so that no zero initialisation hides a difference."""
+def _shaken(model: Module, example: Tensor) -> tuple[Module, Tensor]:
+    """A float64 copy whose weights hide nothing, or a float32 one where the model insists on its own dtype."""
+    for dtype in (torch.float64, torch.float32):
+        twin = copy.deepcopy(model).to(dtype).eval()
+        batch = example.to(dtype) if example.is_floating_point() else example
+        _shake(twin, dtype)
+        try:
+            twin(batch)
+        except TRACE_ERRORS:
+            continue
+        break
+    return twin, batch
+
+
+def _shake(model: Module, dtype: torch.dtype) -> None:
+    """Random weights and statistics, so that no zero initialisation hides a difference.
+
+    The gain of 2 keeps the signal's size through ReLU and half of the channels gone, however deep the network is.
+    """
     generator = torch.Generator().manual_seed(0)
-
-    def normal(tensor: Tensor) -> Tensor:
-        return torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-
     for key, tensor in model.state_dict().items():
         if not tensor.is_floating_point():
             continue
         if tensor.dim() >= 2:
-            tensor.copy_(normal(tensor) / sqrt(max(1, tensor[0].numel())))
+            noise = 2 * torch.randn(tensor.shape, generator=generator) / sqrt(max(1, tensor[0].numel()))
         elif key.endswith(("running_var", "weight")):
-            tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator, dtype=torch.float64))
+            noise = 0.5 + torch.rand(tensor.shape, generator=generator)
         else:
-            tensor.copy_(0.3 * normal(tensor))
+            noise = 0.3 * torch.randn(tensor.shape, generator=generator)
+        tensor.copy_(noise.to(dtype))

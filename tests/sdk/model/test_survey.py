@@ -174,8 +174,35 @@ class _Shuffle(_Tail):
         return y.view(n, 2, 4, h, w).transpose(1, 2).reshape(n, 8, h, w)
 
 
+class _WeightNorm(_Tail):
+    def __init__(self):
+        super().__init__()
+        torch.nn.utils.parametrizations.weight_norm(self.odd)
+
+    def middle(self, x):
+        return self.odd(x)
+
+
+class _OwnDtype(_Tail):
+    """Works in float32 only."""
+
+    def middle(self, x):
+        return F.conv2d(self.odd(x), torch.eye(8)[:, :, None, None].flip(0))
+
+
+class _Dead(_Tail):
+    def __init__(self):
+        super().__init__()
+        self.odd_twin = nn.Conv2d(8, 8, 1)
+
+    def middle(self, x):
+        return F.conv2d(x, self.odd.weight, padding=1)
+
+
 @pytest.mark.parametrize(
-    "make", [_Softmax, _Norm, _FixedShape, _Constant, _Twice, _Tied, _Parameter, _Shuffle], ids=lambda c: c.__name__
+    "make",
+    [_Softmax, _Norm, _FixedShape, _Constant, _Twice, _Tied, _Parameter, _Shuffle, _WeightNorm, _OwnDtype, _Dead],
+    ids=lambda c: c.__name__,
 )
 def test_what_is_unsafe_is_refused_by_name_and_the_rest_still_shrinks(make, random_mask):
     torch.manual_seed(0)
