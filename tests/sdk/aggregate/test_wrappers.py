@@ -1,0 +1,182 @@
+"""Server optimizers and wrappers: closed forms, what stays, what is refused."""
+
+import math
+
+import pytest
+import torch
+
+from talaria import tree
+from talaria.aggregate.coordinatewise import Median
+from talaria.aggregate.krum import Krum
+from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.mean import Mean
+from talaria.aggregate.serveropt import ServerAdam, ServerMomentum
+from talaria.aggregate.wrap import Clipped, Stale, as_delta, clipped, innermost
+from talaria.errors import AggregationError, ConfigError
+from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+
+
+def step(value: float, *, weight: float = 1.0, client: str = "a", base: int = 0) -> Update:
+    return Update({"w": torch.tensor([value, 0.0])}, weight=weight, client=client, base=base, kind="delta")
+
+
+@pytest.fixture
+def shared() -> Tensors:
+    return {"w": torch.tensor([1.0, -0.0])}
+
+
+def test_momentum_by_hand(shared: Tensors) -> None:
+    rule = ServerMomentum(inner=Mean(), beta=0.5, lr=0.1)
+    state = rule.init(shared)
+    seen = []
+    for _ in range(3):
+        shared, state = rule.apply(shared, state, [step(1.0)])
+        seen.append(shared["w"][0].item())
+    # The momentum is 1, then 1.5, then 1.75.
+    assert seen == pytest.approx([1.1, 1.25, 1.425])
+    assert state["momentum/w"][0].item() == pytest.approx(1.75)
+
+
+def test_adam_by_hand(shared: Tensors) -> None:
+    rule = ServerAdam(inner=Mean(), lr=0.1, beta1=0.9, beta2=0.99, tau=0.01)
+    state = rule.init(shared)
+    assert state["variance/w"].tolist() == pytest.approx([1e-4, 1e-4])
+    m, v, x = 0.0, 1e-4, 1.0
+    for delta in (1.0, -0.5, 0.25):
+        shared, state = rule.apply(shared, state, [step(delta)])
+        m, v = 0.9 * m + 0.1 * delta, 0.99 * v + 0.01 * delta**2
+        x += 0.1 * m / (math.sqrt(v) + 0.01)
+        assert shared["w"][0].item() == pytest.approx(x, rel=1e-5)
+    assert state["momentum/w"][0].item() == pytest.approx(m, rel=1e-5)
+
+
+@pytest.mark.parametrize("rule", [ServerMomentum(inner=Mean()), ServerAdam(inner=Mean())])
+def test_what_nobody_moves_keeps_its_bits_and_moments(rule: ServerMomentum | ServerAdam) -> None:
+    layout = ChannelLayout({"g": 3}, {"w": ((("g", 1),),)})
+    shared = {"w": torch.tensor([1.0, 1e-42, -0.0])}
+    state = rule.init(shared)
+    whole = [Update({"w": torch.ones(3)}, weight=1, kind="delta")]
+    shared, state = rule.apply(shared, state, whole)
+    part = [Update({"w": torch.ones(1)}, weight=1, kind="delta", mask=ChannelMask(layout, {"g": (0,)}))]
+    new, after = rule.apply(shared, state, part)
+    assert tree.equal({"w": new["w"][1:]}, {"w": shared["w"][1:]})
+    assert torch.equal(after["momentum/w"][1:], state["momentum/w"][1:])
+    assert new["w"][0] != shared["w"][0]
+    still, same = rule.apply(shared, state, [])
+    assert tree.equal(still, shared)
+    assert tree.equal(same, state)
+
+
+def test_server_steps_leave_statistics_and_counters_to_inner() -> None:
+    """Momentum on a shrinking variance would carry it below zero."""
+    shared = {"w": torch.ones(1), "bn.running_var": torch.tensor([1.0]), "seen": torch.tensor(3)}
+    rule = ServerMomentum(inner=Mean(), beta=0.99)
+    state = rule.init(shared)
+    assert "momentum/bn.running_var" not in state
+    for var in (0.5, 0.01, 0.01, 0.01):
+        sent = {"w": torch.zeros(1), "bn.running_var": torch.tensor([var]), "seen": torch.tensor(9)}
+        shared, state = rule.apply(shared, state, [Update(sent, weight=1)])
+        assert shared["bn.running_var"].item() == pytest.approx(var)
+    assert shared["seen"].item() == 9
+
+
+def test_server_steps_pass_the_intersection_on() -> None:
+    layout = ChannelLayout({"g": 2}, {"w": ((("g", 1),),)})
+    rule = ServerMomentum(inner=MaskedMean(mode="intersection"))
+    shared = {"w": torch.zeros(2)}
+    new, _ = rule.apply(
+        shared, rule.init(shared), [Update({"w": torch.ones(1)}, weight=1, mask=ChannelMask(layout, {"g": (1,)}))]
+    )
+    assert new["mask/g"].tolist() == [0, 1]
+    assert new["w"].tolist() == [0, 1]
+
+
+def test_a_step_out_of_range_is_refused() -> None:
+    rule, shared = ServerMomentum(inner=Mean(), lr=1e3), {"w": torch.zeros(1)}
+    with pytest.raises(AggregationError, match="lower lr"):
+        rule.apply(shared, rule.init(shared), [Update({"w": torch.tensor([1e38])}, weight=1)])
+
+
+def test_clipping_shortens_long_steps_only() -> None:
+    shared = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0])}
+    far = Update({"a": torch.tensor([4.0, 0.0]), "b": torch.tensor([5.0])}, weight=1)
+    near = clipped(shared, far, 1.0)
+    assert torch.allclose(near.tensors["a"], torch.tensor([1.6, 0.0]))
+    assert torch.allclose(near.tensors["b"], torch.tensor([1.8]))
+    assert clipped(shared, far, 5.0) is far
+    delta = Update(tree.minus(far.tensors, shared), weight=1, kind="delta")
+    short = clipped(shared, delta, 1.0)
+    assert math.hypot(*short.tensors["a"].tolist(), *short.tensors["b"].tolist()) == pytest.approx(1.0)
+    new, _ = Clipped(inner=Mean(), norm=1.0).apply(shared, {}, [far])
+    assert torch.allclose(new["b"], torch.tensor([1.8]))
+
+
+def test_clipping_measures_against_the_masked_shared_state() -> None:
+    layout = ChannelLayout({"g": 3}, {"w": ((("g", 1),),)})
+    mask = ChannelMask(layout, {"g": (0, 2)})
+    shared = {"w": torch.tensor([10.0, 99.0, 20.0])}
+    new, _ = Clipped(inner=Mean(), norm=1.0).apply(
+        shared, {}, [Update({"w": torch.tensor([10.0, 22.0])}, weight=1, mask=mask)]
+    )
+    assert new["w"].tolist() == [10.0, 99.0, 21.0]
+
+
+def test_stale_updates_count_less(shared: Tensors) -> None:
+    rule = Stale(inner=Mean(), a=0.5)
+    state = rule.init(shared)
+    for _ in range(3):
+        shared, state = rule.apply(shared, state, [step(0.0, base=int(state["version"]))])
+    assert state["version"].item() == 3
+    new, state = rule.apply(shared, state, [step(1.0, client="a", base=0), step(4.0, client="b", base=3)])
+    assert new["w"][0].item() == pytest.approx(1 + (0.5 * 1 + 4) / 1.5)
+    assert state["version"].item() == 4
+    same, still = rule.apply(new, state, [])
+    assert tree.equal(same, new)
+    assert still["version"].item() == 4
+
+
+def test_too_stale_updates_are_left_out(shared: Tensors) -> None:
+    rule = Stale(inner=Mean(), max_staleness=1)
+    state = rule.init(shared) | {"version": torch.tensor(5)}
+    new, _ = rule.apply(shared, state, [step(9.0, client="a", base=3), step(1.0, client="b", base=4)])
+    assert new["w"][0].item() == 2.0
+    for base in (6, -1):
+        with pytest.raises(AggregationError, match=rf"base={base} must be a version within 0..5"):
+            rule.apply(shared, state, [step(1.0, base=base)])
+
+
+def test_as_delta_is_the_difference_to_the_download() -> None:
+    update = Update({"w": torch.tensor([3.0])}, weight=1)
+    assert as_delta(update, {"w": torch.tensor([1.0])}).tensors["w"].item() == 2.0
+    assert as_delta(update, {"w": torch.tensor([1.0])}).kind == "delta"
+    delta = update.but(kind="delta")
+    assert as_delta(delta, {"w": torch.tensor([1.0])}) is delta
+
+
+def test_innermost() -> None:
+    rule = Median(f=1)
+    assert innermost(Clipped(inner=ServerMomentum(inner=rule), norm=1)) is rule
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ServerMomentum(inner=Mean(), beta=0.0), "beta=0.0"),
+        (lambda: ServerMomentum(inner=Mean(), beta=1.0), "beta=1.0"),
+        (lambda: ServerMomentum(inner=Mean(), lr=0), "lr=0"),
+        (lambda: ServerMomentum(inner=Mean), "is not an aggregator"),
+        (lambda: ServerMomentum(inner="mean"), "is not an aggregator"),
+        (lambda: ServerAdam(inner=Mean(), tau=0), "tau=0"),
+        (lambda: ServerAdam(inner=Mean(), beta2=1.0), "beta2=1.0"),
+        (lambda: ServerAdam(inner=Mean(), lr=math.inf), "lr=inf"),
+        (lambda: Clipped(inner=Mean(), norm=0.0), "norm=0.0"),
+        (lambda: Clipped(inner=Mean(), norm=math.inf), "norm=inf"),
+        (lambda: Stale(inner=Mean(), a=0), "a=0"),
+        (lambda: Stale(inner=Mean(), max_staleness=-1), "max_staleness=-1"),
+        (lambda: Stale(inner=Krum()), "Krum ignores weights"),
+        (lambda: Stale(inner=Mean(weighting="uniform")), "Mean ignores weights"),
+    ],
+)
+def test_options_out_of_range_are_refused(make: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()  # type: ignore[operator]
