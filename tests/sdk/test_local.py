@@ -384,6 +384,33 @@ def test_a_walk_of_plain_steps_is_training(make: Callable[[], Task]) -> None:
     assert equal(walk.state(), local.train(make(), state))
 
 
+def test_a_walk_of_plain_steps_is_training_in_the_fast_layout() -> None:
+    """Convolutions in channels-last memory: the walk's own weights have the layout of the module's."""
+
+    def make() -> Task:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            layers = (
+                nn.Conv2d(3, 8, 3),
+                nn.BatchNorm2d(8),
+                nn.ReLU(),
+                nn.Conv2d(8, 4, 3),
+                nn.Flatten(),
+                nn.Linear(16, 3),
+            )
+            model = local.in_fast_layout(nn.Sequential(*layers))
+        data = Samples(torch.randn(9, 3, 6, 6, generator=torch.Generator().manual_seed(4)), torch.arange(9) % 3)
+        return Task(model, split_model(model, "5"), data, data, Recipe(epochs=2, batch=4, momentum=0.9), 3)
+
+    t = make()
+    state = start(t)
+    walk = Walk(t, state, t.recipe)
+    assert walk.weights["0.weight"].is_contiguous(memory_format=torch.channels_last)
+    for x, y in local.feed(t, t.recipe, t.train):
+        walk.step(walk.gradient(walk.weights, x, y, keep=True))
+    assert equal(walk.state(), local.train(make(), state))
+
+
 def test_two_walks_share_one_module_without_meeting() -> None:
     t = task(dropout=0.5)
     state = start(t)
