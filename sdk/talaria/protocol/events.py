@@ -8,31 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from talaria.protocol.actions import (
-    Action as Action,
-    BodyComplete as BodyComplete,
-    Cancel as Cancel,
-    Complete as Complete,
-    CoordinatorSeen as CoordinatorSeen,
-    Counted as Counted,
-    DeviceDown as DeviceDown,
-    DeviceUp as DeviceUp,
-    Discard as Discard,
-    Equivocation as Equivocation,
-    Fenced as Fenced,
-    KeepChunk as KeepChunk,
-    Progressed as Progressed,
-    Publish as Publish,
-    Quarantined as Quarantined,
-    Receipted as Receipted,
-    Refused as Refused,
-    Resend as Resend,
-    RoundClosed as RoundClosed,
-    RoundFailed as RoundFailed,
-    Save as Save,
-    SendChunks as SendChunks,
-    Train as Train,
-)
+from talaria.protocol.actions import *  # noqa: F403
 from talaria.wire.chunks import Cut
 
 # ---- events for both halves ----------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from talaria.errors import ConfigError, TransportError
+from talaria.wire.link import Arrival, Incoming, LinkDown, LinkUp, Will
 from talaria.wire.topics import matches
-from talaria.wire.transport import Arrival, Incoming, LinkDown, LinkUp, Will
 
 
 @dataclass(frozen=True)

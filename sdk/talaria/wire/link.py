@@ -1,0 +1,66 @@
+"""The small interface by which bytes travel, whatever carries them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Will:
+    """What the broker says for us when the link dies."""
+
+    topic: str
+    payload: bytes = field(repr=False)
+    retain: bool = True
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message that came in."""
+
+    topic: str
+    payload: bytes = field(repr=False)
+    retained: bool = False
+
+
+@dataclass(frozen=True)
+class LinkUp:
+    """The broker is reached and all filters are subscribed."""
+
+
+@dataclass(frozen=True)
+class LinkDown:
+    """The link is gone; it is tried again by itself."""
+
+    reason: str
+
+
+Incoming = Arrival | LinkUp | LinkDown
+
+
+class Transport(Protocol):
+    """A lossy way to send and receive. It reconnects by itself; what was in flight at a cut may be lost or doubled."""
+
+    async def start(self) -> None:
+        """Connect for the first time and reconnect by itself from then on.
+
+        Raises :class:`~talaria.errors.TransportError` where the broker cannot be reached or refuses.
+        """
+        ...
+
+    async def receive(self) -> Incoming:
+        """The next thing that happened; the first is :class:`LinkUp`. Raises TransportError after :meth:`close`."""
+        ...
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
+        """Hand one message (QoS 1) to the link, waiting while its window is full. False where the link is down."""
+        ...
+
+    async def flush(self, timeout: float) -> bool:
+        """Wait until the broker has acknowledged all that was published; False after ``timeout`` seconds."""
+        ...
+
+    async def close(self) -> None:
+        """Say goodbye (no last will is sent) and end the thread."""
+        ...
