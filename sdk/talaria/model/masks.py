@@ -44,7 +44,7 @@ def scatter(compact: Tensors, mask: ChannelMask, into: Tensors) -> Tensors:
             out[key] = value.detach().clone()
         else:
             dense = into[key].detach().clone()
-            dense[_grid(dense, place)] = value.detach().to(dense.dtype)
+            _write(dense, place, value.detach().to(dense.dtype))
             out[key] = dense
     return out
 
@@ -181,7 +181,12 @@ def _gather(key: str, value: Tensor, mask: ChannelMask) -> Tensor:
     return value
 
 
-def _grid(dense: Tensor, place: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    last = dense.dim() - 1
-    full = [torch.arange(n) if i is None else i for n, i in zip(dense.shape, place, strict=True)]
-    return tuple(i.to(dense.device).view(-1, *[1] * (last - d)) for d, i in enumerate(full))
+def _write(dense: Tensor, place: Sequence[Tensor | None], value: Tensor) -> None:
+    """``dense[place] = value`` over the outer product of ``place``; whole rows at a time, which is the faster way."""
+    dim, index = next((d, i.to(dense.device)) for d, i in enumerate(place) if i is not None)
+    rest = [None if d == dim else i for d, i in enumerate(place)]
+    if any(i is not None for i in rest):
+        rows = dense.index_select(dim, index)
+        _write(rows, rest, value)
+        value = rows
+    dense.index_copy_(dim, index, value)

@@ -36,7 +36,7 @@ def importance(
 
     ``l1`` is the mean over all weights coupled in the group (rows of those that write the channel, columns of those
     that read it) of the channel's L1 norm, each divided by its mean over the group's channels. ``taylor`` takes
-    ``|weight * gradient|`` in its place (Molchanov et al. 2019, equation 8, at the level of weights), from
+    ``|weight * gradient|`` in its place (first-order Taylor, Molchanov et al. 2019, summed over weights), from
     ``gradients`` by name or from ``.grad``. ``bn`` is the mean ``|gamma|`` of the group's BatchNorm layers (Liu et
     al. 2017); a group without one falls back to ``l1``.
 

@@ -54,8 +54,8 @@ def imu_cnn(input_shape: Sequence[int], classes: int) -> Module:
 
 
 def fmnist_cnn(input_shape: Sequence[int], classes: int) -> Module:
-    """Two 5x5 convolutions and two linear layers (McMahan et al. 2017, section 3); 582,026 parameters for
-    (1, 28, 28) and 10 classes. Convolutions are unpadded."""
+    """Two 5x5 convolutions and two linear layers, as in McMahan et al. 2017 but without padding; 582,026 parameters
+    for (1, 28, 28) and 10 classes."""
     channels, height, width = _dims("fmnist_cnn", input_shape, "(channels, height, width)", 3)
     if min(height, width) < 16:
         raise ConfigError(f"fmnist_cnn: input_shape={tuple(input_shape)} is too small; give maps of 16x16 or more")

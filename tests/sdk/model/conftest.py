@@ -1,5 +1,6 @@
 """Networks of every kind of coupling, with weights and statistics that hide nothing."""
 
+import copy
 import importlib.util
 from collections.abc import Callable
 from functools import lru_cache
@@ -8,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch_pruning
 from torch import Tensor, nn
 
 from talaria.model import survey
@@ -75,3 +77,28 @@ def random_mask() -> Callable[[ChannelLayout, int], ChannelMask]:
         return ChannelMask(layout, kept)
 
     return make
+
+
+@pytest.fixture
+def removed_by_torch_pruning() -> Callable[[nn.Module, Tensor, ChannelMask], nn.Module]:
+    """The same channels taken out by torch-pruning itself, one new group for each channel group."""
+    return _removed
+
+
+def _removed(model: nn.Module, example: Tensor, mask: ChannelMask) -> nn.Module:
+    twin = copy.deepcopy(model)
+    graph = torch_pruning.DependencyGraph().build_dependency(twin, example_inputs=example, verbose=False)
+    for group, kept in mask.kept.items():
+        name = group.partition(":")[0]
+        layer = twin.get_submodule(name)
+        gone, offset = [], 0
+        for segment, repeat in mask.layout.axes[f"{name}.weight"][0]:
+            size = mask.layout.sizes[segment]
+            if segment == group:
+                lost = [channel for channel in range(size) if channel not in kept]
+                gone += [offset + channel * repeat + r for channel in lost for r in range(repeat)]
+            offset += size * repeat
+        if gone:
+            pruner = graph.get_pruner_of_module(layer)
+            graph.get_pruning_group(layer, pruner.prune_out_channels, gone).prune()
+    return twin.train(model.training)

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch_pruning
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,36 +13,7 @@ from talaria.model.surgery import compact
 from talaria.model.survey import layout, survey
 
 
-def removed_by_torch_pruning(model, example, mask):
-    """The same channels taken out by torch-pruning itself, one new group for each channel group."""
-    twin = copy.deepcopy(model)
-    mode = twin.training
-    graph = torch_pruning.DependencyGraph().build_dependency(twin, example_inputs=example, verbose=False)
-    for group, kept in mask.kept.items():
-        layer = twin.get_submodule(group.partition(":")[0])
-        axis = mask.layout.axes[f"{group.partition(':')[0]}.weight"][0]
-        gone, offset = [], 0
-        for name, repeat in axis:
-            size = mask.layout.sizes[name]
-            if name == group:
-                gone += [
-                    offset + channel * repeat + r
-                    for channel in range(size)
-                    if channel not in kept
-                    for r in range(repeat)
-                ]
-            offset += size * repeat
-        if gone:
-            found = (
-                graph.get_pruning_group(layer, torch_pruning.prune_conv_out_channels, gone)
-                if isinstance(layer, (nn.Conv1d, nn.Conv2d))
-                else graph.get_pruning_group(layer, torch_pruning.prune_linear_out_channels, gone)
-            )
-            found.prune()
-    return twin.train(mode)
-
-
-def test_compact_equals_torch_pruning(net, random_mask):
+def test_compact_equals_torch_pruning(net, random_mask, removed_by_torch_pruning):
     model, x, found = net
     for seed in range(4):
         mask = random_mask(found, seed)
@@ -291,3 +261,26 @@ def test_the_input_is_never_pruned():
     found = survey(_FirstDepthwise(), torch.randn(2, 4, 8))
     assert dict(found.layout.sizes) == {"mix": 8}
     assert "depth" in found.refused
+
+
+class _Plain(nn.Module):
+    """Without biases, a blank input would give a blank output for any layout."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(3, 8, 3, bias=False)
+        self.head = nn.Linear(8, 2, bias=False)
+
+    def forward(self, x):
+        return self.head(self.conv(x).softmax(1).mean(2) * 0 + self.conv.weight.mean() * 0)
+
+
+def test_a_model_of_zeros_proves_nothing_and_is_refused():
+    found = survey(_Plain(), torch.randn(2, 3, 8))
+    assert found.layout.sizes == {}
+    assert any("zeros" in reason for reason in found.refused.values())
+
+
+def test_a_blank_example_finds_the_same_layout(make_net):
+    model, x, want = make_net("squeeze_excite")
+    assert layout(model, torch.zeros_like(x)) == want

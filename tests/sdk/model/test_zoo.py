@@ -107,6 +107,14 @@ def test_half_the_channels_gone_equals_the_masked_dense_twin(name):
             assert layer.out_channels % 8 == 0 or layer.out_channels == dense_width(model, small, layer)
 
 
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "efficientnet_lite0", "fmnist_cnn"])
+def test_the_same_channels_removed_by_torch_pruning_give_the_same_model(name, random_mask, removed_by_torch_pruning):
+    spec = SPECS[name]
+    model, mask = _stirred(spec), random_mask(zoo.layout(spec), 8)
+    reference = removed_by_torch_pruning(model, zoo.example(spec, 1), mask)
+    assert tree.equal(compact(model, mask).state_dict(), reference.state_dict())
+
+
 def dense_width(model, small, layer):
     """The unpruned width of the same layer: a group narrower than a block stays whole."""
     name = next(n for n, m in small.named_modules() if m is layer)
