@@ -70,9 +70,7 @@ def status(
         if as_json:
             typer.echo(json.dumps(found))
         else:
-            if watch:
-                typer.clear()
-            render(found)
+            render(found, clear=watch)
         if not watch:
             return
         time.sleep(2)

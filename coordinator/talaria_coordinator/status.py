@@ -55,9 +55,11 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
         store.close()
 
 
-def render(found: dict[str, Any]) -> None:
-    """Print ``found`` for people."""
+def render(found: dict[str, Any], clear: bool = False) -> None:
+    """Print ``found`` for people, on a cleared screen where asked for."""
     console = Console()
+    if clear:
+        console.clear()
     console.print(
         f"fleet {found['fleet']}: {found['status']}, {found['step']} of {found['rounds']} rounds, "
         f"epoch {found['epoch']}, body {found['body'][:12]}",

@@ -26,9 +26,9 @@ async def run_agents(
     begin is not. SIGTERM and SIGINT end all of them in good order.
     """
     names = [c.device for c in configs]
-    folders = [c.state.resolve() for c in configs]
+    folders = [str(c.state.resolve()) for c in configs]
     for what, values in (("device", names), ("state folder", folders)):
-        twice = sorted({str(v) for v in values if values.count(v) > 1})
+        twice = sorted({v for v in values if values.count(v) > 1})
         if twice:
             raise ConfigError(f"{what} {', '.join(twice)} is given to more than one agent; give each its own")
     worker = ThreadPoolExecutor(1, thread_name_prefix="learn")

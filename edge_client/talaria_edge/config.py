@@ -4,6 +4,7 @@
 id = "s01-left"
 state = "state/s01-left"      # private tensors; never leaves the device
 bundle = "s01-left.talaria"   # where the personal model goes; leave out for none
+labels = ["rest", "walk"]     # what the classes are called; leave out for numbers
 
 [fleet]
 name = "watch"
@@ -45,6 +46,7 @@ class DeviceConfig:
     source: DataSource = field(repr=False)
     plan: Plan | None = None
     bundle: Path | None = None
+    labels: tuple[str, ...] = ()
     profile: Mapping[str, Any] = field(default_factory=dict)
     retry_s: float = 2.0
     max_body: int = 512 << 20
@@ -81,6 +83,7 @@ def load_config(path: Path) -> DeviceConfig:
         source=_source(data, name),
         plan=_plan(plan),
         bundle=device.path("bundle", None),
+        labels=device.names("labels", ()),
         profile=dict(top.table("profile").values),
         retry_s=fleet.number("retry_s", 2.0, low=0.05, high=3600),
         max_body=fleet.whole("max_body", 512 << 20, low=1),

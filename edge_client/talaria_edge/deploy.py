@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
 
+from talaria import rounds
+from talaria.local import predict
+from talaria.model import zoo
+from talaria.model.zoo import ModelSpec
 from talaria.rounds import Run
+from talaria.types import Samples
 from talaria_edge.data import DeviceData
 
 logger = logging.getLogger(__name__)
 
 
-def deploy(path: Path, model: Module, data: DeviceData, run: Run, device: str) -> dict[str, Any]:
-    """Write the bundle of ``model`` to ``path`` and say what was measured; nothing where export is not installed."""
+def deploy(
+    path: Path, model: Module, data: DeviceData, run: Run, device: str, labels: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Write the bundle of ``model`` to ``path`` and say what was measured; nothing where export is not installed.
+
+    The bundle's variants are judged on validation data. Where the device has test samples, the file as written is
+    measured on them: ``test.accuracy``, and ``test.max_abs_diff`` to torch.
+    """
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         logger.warning("no bundle is written: run `pip install 'talaria[export]'` for that")
         return {"bundle": None}
@@ -30,6 +43,37 @@ def deploy(path: Path, model: Module, data: DeviceData, run: Run, device: str) -
         example=data.train.x[:1],
         samples=held,
         calibration=data.train.x,
-        meta={"device": device, "algorithm": run.algorithm, "rounds": run.rounds, "seed": run.seed},
+        labels=labels or None,
+        dense=dense_file(run.spec),
+        meta={
+            "device": device,
+            "algorithm": run.algorithm,
+            "rounds": run.rounds,
+            "seed": run.seed,
+            "model": run.spec.to_json(),
+            "samples": {"train": len(data.train), "validation": len(data.val)},
+        },
     )
-    return {"bundle": str(path), "report": report.to_json()}
+    found: dict[str, Any] = {"bundle": str(path), "report": report.to_json()}
+    if data.test is not None and len(data.test):
+        found["test"] = _measured(path, model, data.test)
+    return found
+
+
+@lru_cache(maxsize=4)
+def dense_file(spec: ModelSpec) -> bytes:
+    """The unpruned model as torch exports it: what latency is compared with."""
+    from talaria_export.onnx import export_onnx
+
+    return export_onnx(rounds.template(spec), zoo.example(spec), plain=True)
+
+
+def _measured(path: Path, model: Module, test: Samples) -> dict[str, float]:
+    from talaria_export.bundle import open_bundle
+    from talaria_export.session import Session
+
+    outputs = Session(open_bundle(path).model())(test.x.numpy())
+    exact = Session(open_bundle(path).model("fp32"))(test.x.numpy())
+    right = outputs.argmax(1) == test.y.numpy()
+    difference = float(abs(exact - predict(model, test.x).numpy()).max())
+    return {"accuracy": float(right.mean()), "max_abs_diff": difference}

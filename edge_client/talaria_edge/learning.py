@@ -93,5 +93,5 @@ class Learner:
             "parameters": sum(p.numel() for p in model.parameters()),
         }
         if self.config.bundle is not None:
-            found |= deploy(self.config.bundle, model, data, self.run, self.config.device)
+            found |= deploy(self.config.bundle, model, data, self.run, self.config.device, self.config.labels)
         return found

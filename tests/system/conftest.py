@@ -1,0 +1,254 @@
+"""Real processes, real brokers: a coordinator and agents as they are started by hand, on a model that trains fast."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from talaria import bodies
+from talaria.model.zoo import ModelSpec
+from talaria.rounds import Member, Run
+from talaria.simulate.run import simulate
+from talaria.types import Plan, Recipe
+from talaria_coordinator.blobs import FolderBlobs
+from talaria_coordinator.store import Store
+from talaria_edge.data import NpzSource
+from talaria_edge.state import DeviceStore
+
+MAIN = [sys.executable, "-c", "from talaria.cli import main; main()"]
+DEVICES = ("anna", "bela", "carl", "dora")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+class Program:
+    """A process that tells its events as JSON lines."""
+
+    def __init__(self, *args):
+        self.process = subprocess.Popen(
+            [*MAIN, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+        self.events, self._new, self.errors = [], queue.Queue(), ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._complainer = threading.Thread(target=self._complain, daemon=True)
+        self._reader.start()
+        self._complainer.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self._new.put(json.loads(line))
+        self._new.put(None)
+
+    def _complain(self):
+        self.errors = self.process.stderr.read()
+
+    def wait_for(self, event, seconds=90, **facts):
+        """The next event of this kind with these facts."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                item = self._new.get(timeout=end - time.monotonic())
+            except queue.Empty:
+                break
+            if item is None:
+                self._complainer.join(5)
+                raise AssertionError(f"it ended before {event} {facts}: {self.errors}\n{self.events[-8:]}")
+            self.events.append(item)
+            if item["event"] == event and all(item.get(k) == v for k, v in facts.items()):
+                return item
+        raise AssertionError(f"no {event} {facts} within {seconds} s; the last were {self.events[-8:]}")
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(20)
+
+    def end(self, seconds=90):
+        """Its exit status, once it ends by itself."""
+        status = self.process.wait(seconds)
+        self._reader.join(5)
+        self._complainer.join(5)
+        while (item := self._new.get()) is not None:
+            self.events.append(item)
+        return status
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._reader.join(5)
+        self._complainer.join(5)
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+@dataclass
+class Fleet:
+    """A folder with the files of one fleet, and what runs on it."""
+
+    folder: Path
+    run: Run
+    broker: str = "mosquitto"
+    devices: tuple[str, ...] = DEVICES
+    widths: dict = field(default_factory=dict)
+    port: int = 0
+    extra: str = ""
+
+    def __post_init__(self):
+        self.programs = []
+        for i, device in enumerate(self.devices):
+            self.write_data(device, i)
+
+    def write_data(self, device, seed):
+        rng = np.random.default_rng(seed)
+        y = np.arange(30) % 3
+        x = (rng.standard_normal((30, 6, 32)) + y[:, None, None]).astype(np.float32)
+        np.savez(
+            self.folder / f"{device}.npz",
+            x_train=x[:18], y_train=y[:18], x_val=x[18:24], y_val=y[18:24], x_test=x[24:], y_test=y[24:],
+        )  # fmt: skip
+
+    @property
+    def config(self):
+        path = self.folder / "fleet.toml"
+        spec, recipe = self.run.spec, self.run.recipe
+        hparams = "\n".join(f"{k} = {json.dumps(v)}" for k, v in self.run.hparams.items())
+        path.write_text(
+            f"""
+[fleet]
+name = "watch"
+members = {json.dumps(list(self.devices))}
+stay = false
+[broker]
+url = "{self.broker}"
+port = {self.port}
+[rounds]
+retry_s = 0.3
+{self.extra}
+[run]
+algorithm = "{self.run.algorithm}"
+rounds = {self.run.rounds}
+seed = {self.run.seed}
+[run.spec]
+name = "{spec.name}"
+input_shape = {list(spec.input_shape)}
+classes = {spec.classes}
+seed = {spec.seed}
+[run.recipe]
+epochs = {recipe.epochs}
+batch = {recipe.batch}
+[run.hparams]
+{hparams}
+"""
+        )
+        return path
+
+    def device_config(self, device, url):
+        path = self.folder / f"{device}.toml"
+        widths = "\n".join(f'"{g}" = {n}' for g, n in self.widths.get(device, {}).items())
+        path.write_text(
+            f"""
+[device]
+id = "{device}"
+[fleet]
+name = "watch"
+broker = "{url}"
+retry_s = 0.3
+[data]
+source = "npz"
+path = "{device}.npz"
+[plan.widths]
+{widths}
+"""
+        )
+        return path
+
+    def serve(self):
+        return self._start("coordinator", "serve", self.config, "--json")
+
+    def agents(self, url, *devices):
+        files = [self.device_config(d, url) for d in devices or self.devices]
+        return self._start("edge", "run", *files, "--json")
+
+    def _start(self, *args):
+        program = Program(*args)
+        self.programs.append(program)
+        return program
+
+    def close(self):
+        for program in self.programs:
+            program.close()
+
+    def state_of(self, device):
+        return self.folder / "state" / device
+
+    def shared(self):
+        store = Store(self.folder / "state" / "coordinator.db")
+        try:
+            fleet = store.fleet("watch")
+            assert fleet.step == self.run.rounds
+            store.verify_log()
+            return bodies.decode_body(self.run, FolderBlobs(self.folder / "state" / "blobs").get(fleet.body))
+        finally:
+            store.close()
+
+    def private(self, device):
+        with DeviceStore(self.state_of(device), "watch", device) as store:
+            return store.private().tensors
+
+    def members(self):
+        found = {}
+        for device in self.devices:
+            data = NpzSource(self.folder / f"{device}.npz").load()
+            widths = self.widths.get(device)
+            found[device] = Member(device, data.train, data.val, Plan(widths=widths) if widths else None)
+        return found
+
+    def simulated(self, rounds=None):
+        from dataclasses import replace
+
+        run = self.run if rounds is None else replace(self.run, rounds=rounds)
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return simulate(run, self.members())
+        finally:
+            torch.set_num_threads(before)
+
+
+def a_run(algorithm="fedavg", rounds=3, epochs=1, **hparams):
+    spec = ModelSpec("imu_cnn", (6, 32), 3, seed=1)
+    return Run(
+        spec=spec, algorithm=algorithm, rounds=rounds, seed=5, recipe=Recipe(batch=8, epochs=epochs), hparams=hparams
+    )
+
+
+@pytest.fixture(name="a_run")
+def _a_run():
+    return a_run
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """Makes fleets and ends all that they started."""
+    made = []
+
+    def make(run=None, **options):
+        made.append(Fleet(tmp_path, run or a_run(), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
