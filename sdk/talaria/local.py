@@ -4,17 +4,17 @@ A module is in train mode only where one of its own tensors is being trained; ev
 ``requires_grad=False``, out of the optimizer, and in eval mode (so that BatchNorm below stands still).
 """
 
-from collections.abc import Callable, Collection, Iterator
-from copy import copy, deepcopy
+from collections.abc import Callable, Collection
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from talaria import augment
+from talaria.batching import LayerDraws, cut, feed, steps_of
 from talaria.errors import ModelError
 from talaria.types import Recipe, Samples, Task, Tensors
 
@@ -61,7 +61,7 @@ def served(task: Task, state: Tensors) -> Module:
 def in_fast_layout(module: Module) -> Module:
     """``module`` with its 2D convolutions in channels-last memory, where a CPU trains them up to 1.5 times faster."""
     if any(p.dim() == 4 and p.shape[-1] > 1 for p in module.parameters()):
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        module.to(memory_format=torch.channels_last)
     return module
 
 
@@ -183,42 +183,6 @@ def sgd(trained: dict[str, Tensor], recipe: Recipe) -> torch.optim.Optimizer:
     return torch.optim.SGD(trained.values(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
 
 
-def feed(task: Task, recipe: Recipe, samples: Samples, purpose: str = "train") -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches ``(x, y)`` of one training: shuffled and augmented by the draws of ``purpose``, as many as the
-    recipe says."""
-    draws = task.generator(purpose)
-    change = augment.get(recipe.augment)
-    for index in batches(len(samples), recipe.batch, steps_of(recipe, len(samples)), draws):
-        yield change(samples.x[index], draws), samples.y[index]
-
-
-def steps_of(recipe: Recipe, count: int) -> int:
-    """Optimizer steps that the recipe takes on ``count`` samples; none without samples."""
-    if not count:
-        return 0
-    return recipe.steps if recipe.steps is not None else recipe.epochs * len(_cut(torch.arange(count), recipe.batch))
-
-
-def batches(count: int, size: int, steps: int, draws: Generator) -> Iterator[Tensor]:
-    """``steps`` index batches, a new shuffle each epoch. The last, smaller batch of an epoch is kept; a single
-    sample left over joins the batch before it, because a batch of one has no variance for BatchNorm."""
-    done = 0
-    while done < steps and count:
-        order = torch.randperm(count, generator=draws)
-        for index in _cut(order, size):
-            yield index
-            done += 1
-            if done == steps:
-                return
-
-
-def _cut(order: Tensor, size: int) -> list[Tensor]:
-    pieces = [order[start : start + size] for start in range(0, len(order), size)]
-    if size > 1 and len(pieces) > 1 and len(pieces[-1]) == 1:
-        pieces[-2:] = [torch.cat(pieces[-2:])]
-    return pieces
-
-
 class lone_sample_in_eval:  # noqa: N801 - reads as a statement: with lone_sample_in_eval(...)
     """BatchNorm layers in eval while a batch holds a single sample."""
 
@@ -235,26 +199,6 @@ class lone_sample_in_eval:  # noqa: N801 - reads as a statement: with lone_sampl
             layer.train()
 
 
-class LayerDraws:
-    """Dropout and the like draw from torch's global generator: inside this context from a stream of its own, seeded
-    for one purpose, which goes on where it stopped; outside, the global stream is as it was."""
-
-    def __init__(self, task: Task, purpose: str) -> None:
-        self.stream = task.generator(purpose + "/layers").get_state()
-
-    def copy(self) -> "LayerDraws":
-        """The same draws once more, from where this stream stands."""
-        return copy(self)
-
-    def __enter__(self) -> None:
-        self.outside = torch.get_rng_state()
-        torch.set_rng_state(self.stream)
-
-    def __exit__(self, *_: object) -> None:
-        self.stream = torch.get_rng_state()
-        torch.set_rng_state(self.outside)
-
-
 def calibrate(task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
     """Re-estimate BatchNorm statistics by one unlabelled pass; everything else stays as it is."""
     samples = task.train if samples is None else samples
@@ -269,7 +213,7 @@ def calibrate(task: Task, state: Tensors, samples: Samples | None = None, batch:
         layer.momentum = None  # a cumulative mean over the pass
         layer.train()
     with torch.no_grad():
-        for index in _cut(torch.arange(len(samples)), batch):
+        for index in cut(torch.arange(len(samples)), batch):
             module(samples.x[index])
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum

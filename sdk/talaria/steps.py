@@ -2,7 +2,7 @@
 
 Several walks may share the task's one scratch module: it only lends its graph, and each walk brings weights and
 buffers of its own (``torch.func.functional_call``), so that nothing is copied back and forth between steps. A walk
-that takes a plain gradient step per batch of :func:`talaria.local.feed` ends where :func:`talaria.local.train` does,
+that takes a plain gradient step per batch of :func:`talaria.batching.feed` ends where :func:`talaria.local.train` does,
 bit for bit.
 """
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from talaria.local import LayerDraws, freeze_but, load, lone_sample_in_eval, sgd, state_of
+from talaria.batching import LayerDraws
+from talaria.local import freeze_but, load, lone_sample_in_eval, sgd, state_of
 from talaria.types import Recipe, Task, Tensors
 
 

@@ -4,14 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from talaria import augment, local
+from talaria import augment, batching, local
 from talaria.errors import ConfigError, ModelError
-from talaria.local import LayerDraws, Pull
+from talaria.local import Pull
 from talaria.model.split import split_model
 from talaria.steps import Walk
 from talaria.tree import copied, equal, only
@@ -168,25 +166,9 @@ def test_few_samples_and_batches_of_one(count: int, batch: int) -> None:
     assert all(bool(torch.isfinite(v).all()) for v in after.values())
     assert not torch.equal(after["head.weight"], state["head.weight"])
     lone = count == 1 or batch == 1
-    assert int(after["body.1.num_batches_tracked"]) == (0 if lone else 2 * local.steps_of(Recipe(batch=batch), count))
-
-
-@given(count=st.integers(1, 40), size=st.integers(1, 12))
-def test_an_epoch_is_every_sample_once_and_no_batch_of_one(count: int, size: int) -> None:
-    steps = local.steps_of(Recipe(batch=size), count)
-    draws = torch.Generator().manual_seed(0)
-    epoch = list(local.batches(count, size, steps, draws))
-    assert sorted(torch.cat(epoch).tolist()) == list(range(count))
-    assert len(epoch) == steps
-    assert all(len(piece) <= size + 1 for piece in epoch)
-    assert size == 1 or count == 1 or all(len(piece) > 1 for piece in epoch)
-    again = list(local.batches(count, size, 2 * steps, torch.Generator().manual_seed(0)))
-    assert sorted(torch.cat(again[steps:]).tolist()) == list(range(count))
-
-
-def test_no_batch_of_no_samples() -> None:
-    assert list(local.batches(0, 4, 3, torch.Generator())) == []
-    assert local.steps_of(Recipe(steps=9), 0) == 0
+    assert int(after["body.1.num_batches_tracked"]) == (
+        0 if lone else 2 * batching.steps_of(Recipe(batch=batch), count)
+    )
 
 
 # what is drawn
@@ -212,22 +194,6 @@ def test_the_global_generator_is_left_alone() -> None:
     local.gradient(t, start(t))
     local.calibrate(t, start(t))
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_layer_draws_go_on_where_they_stopped_and_can_be_copied() -> None:
-    whole = LayerDraws(task(), "a")
-    with whole:
-        expected = torch.rand(4)
-    split = LayerDraws(task(), "a")
-    with split:
-        first = torch.rand(2)
-    again = split.copy()
-    torch.rand(5)
-    with split:
-        second = torch.rand(2)
-    with again:
-        assert torch.equal(torch.rand(2), second)
-    assert torch.equal(torch.cat([first, second]), expected)
 
 
 def test_augmentation_draws_from_the_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +345,7 @@ def test_a_walk_of_plain_steps_is_training(make: Callable[[], Task]) -> None:
     t = make()
     state = start(t)
     walk = Walk(t, state, t.recipe)
-    for x, y in local.feed(t, t.recipe, t.train):
+    for x, y in batching.feed(t, t.recipe, t.train):
         walk.step(walk.gradient(walk.weights, x, y, keep=True))
     assert equal(walk.state(), local.train(make(), state))
 
@@ -406,7 +372,7 @@ def test_a_walk_of_plain_steps_is_training_in_the_fast_layout() -> None:
     state = start(t)
     walk = Walk(t, state, t.recipe)
     assert walk.weights["0.weight"].is_contiguous(memory_format=torch.channels_last)
-    for x, y in local.feed(t, t.recipe, t.train):
+    for x, y in batching.feed(t, t.recipe, t.train):
         walk.step(walk.gradient(walk.weights, x, y, keep=True))
     assert equal(walk.state(), local.train(make(), state))
 
@@ -416,7 +382,7 @@ def test_two_walks_share_one_module_without_meeting() -> None:
     state = start(t)
     other = {k: v + 0.1 if v.is_floating_point() else v for k, v in state.items()}
     a, b = Walk(t, state, t.recipe), Walk(t, other, t.recipe)
-    for x, y in local.feed(t, t.recipe, t.train):
+    for x, y in batching.feed(t, t.recipe, t.train):
         for walk in (a, b):
             walk.step(walk.gradient(walk.weights, x, y, keep=True))
     assert equal(a.state(), local.train(t, state))

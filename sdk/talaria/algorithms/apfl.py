@@ -21,7 +21,8 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import PERSONAL, WHOLE, parted, refuse_neutral, require, update
-from talaria.local import calibrate, feed, served, state_of
+from talaria.batching import feed
+from talaria.local import calibrate, served, state_of
 from talaria.steps import Walk, leaves
 from talaria.tree import only, prefixed, under, without
 from talaria.types import Recipe, Split, Task, Tensors, Update

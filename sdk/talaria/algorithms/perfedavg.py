@@ -24,7 +24,8 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.parts import refuse_neutral, require, update
-from talaria.local import LayerDraws, batches, ready, served, steps_of, train
+from talaria.batching import LayerDraws, batches, steps_of
+from talaria.local import ready, served, train
 from talaria.steps import Walk, leaves
 from talaria.tree import only
 from talaria.types import Recipe, Split, Task, Tensors, Update
