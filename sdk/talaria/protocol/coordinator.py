@@ -27,6 +27,8 @@ __all__ = ["CoordinatorHalf", "CoordinatorState", "Rules"]
 
 Keys = Callable[[str], bytes | None]
 FLAP_SECONDS = 60.0
+REPEAT_SECONDS = 60.0
+"""The coordinator repeats its birth after this long, in case the broker lost it for someone."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class CoordinatorHalf:
         state = t.state
         if event.epoch <= state.epoch:
             raise StateError(f"epoch={event.epoch} must be above the last one, {state.epoch}; count it up in the store")
-        shift, state.epoch = event.now - state.clock, event.epoch
+        shift, state.epoch, state.announced = event.now - state.clock, event.epoch, event.now
         for peer in state.peers.values():
             peer.online, peer.said, peer.births = False, 0, []
         for rnd in state.rounds.values():
@@ -216,6 +218,8 @@ class CoordinatorHalf:
                 raise _IgnoredError(f"quarantined: {t.peer(dev).out}")
             if event.retained and topic.kind in ("evt", "up"):
                 raise _IgnoredError("a retained message on a topic that never retains; someone planted it")
+            if not event.payload and topic.kind in ("co/state", "state"):
+                return  # the broker tells that a retained message was cleared
             frame = decode_frame(event.payload)
             if frame.header.fed != self.fed or frame.header.dev != dev:
                 raise WireError(f"frame of {frame.header.dev!r} on the topic of {dev!r}; each device has its own")
@@ -343,6 +347,8 @@ class CoordinatorHalf:
 
     def _tick(self, t: Turn) -> None:
         self._intake(t).tick()
+        if t.now - t.state.announced >= REPEAT_SECONDS:
+            self._announce(t)
         rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
         if rnd is not None and rnd.phase == "open":
             for dev in rnd.cohort:
@@ -372,6 +378,7 @@ class CoordinatorHalf:
         t.act(a.Publish(str(Topic(self.fed, "cmd", dev)), payload))
 
     def _announce(self, t: Turn) -> None:
+        t.state.announced = t.now
         t.act(a.Publish(str(Topic(self.fed, "co/state")), self._birth(t.state, online=True), retain=True))
         self._announce_body(t)
 

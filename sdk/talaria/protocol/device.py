@@ -30,10 +30,14 @@ class DeviceLimits:
     retry: float = 2.0
     """After this long without an answer a message is said again (the coordinator's own figure if longer)."""
     strikes: int = 20
-    """Wrong chunks of one body until it is given up and the coordinator is told."""
+    """Wrong chunks of one body until the coordinator is told."""
+    hello: float = 60.0
+    """An idle device repeats its birth after this long, in case the broker lost it."""
 
     def __post_init__(self) -> None:
-        if not (self.max_body >= 1 and 1 <= self.credit <= 64 and self.retry > 0 and self.strikes >= 1):
+        if not (
+            self.max_body >= 1 and 1 <= self.credit <= 64 and self.retry > 0 and self.strikes >= 1 and self.hello > 0
+        ):
             raise ConfigError(f"device limits {self} must be above 0, and credit at most 64")
 
 
@@ -64,6 +68,10 @@ class DeviceState:
     clock: float = 0.0
     said: int = 0
     linked: bool = False
+    greeted: float = 0.0
+    """When the birth was last said."""
+    online: bool = False
+    """Whether the coordinator was last heard to be there."""
     epoch: int = 0
     guard: Guard = field(default_factory=Guard)
     chunk: int = CHUNK
@@ -124,8 +132,7 @@ class DeviceHalf:
                 out.append(a.Save())
             case e.Connected():
                 state.linked = True
-                topic = str(Topic(self.fed, "state", self.dev))
-                out.append(a.Publish(topic, self._birth(state, online=True), retain=True))
+                self._greet(state, now, out)
                 self._again(state, now, out)
             case e.Received():
                 self._received(state, event, out)
@@ -195,8 +202,8 @@ class DeviceHalf:
 
     def _ready(self, state: DeviceState, event: e.UpdateReady, out: list[a.Action]) -> None:
         job = state.job
-        if job is None or job.round != event.round or job.phase not in ("training", "fetching", "offering"):
-            return
+        if job is None or job.round != event.round or job.phase not in ("training", "fetching"):
+            return  # the round is over, or this update is on its way already
         if event.cut.size > state.max_update:
             job.phase, job.reason = "refused", f"update of {event.cut.size} bytes; at most {state.max_update}"
             out.append(a.Save())
@@ -223,11 +230,13 @@ class DeviceHalf:
             if topic.kind in ("m", "dn"):
                 self._chunk(state, frame, event.now, out)
             else:
-                self._heard(state, topic, frame, event.now, out)
+                self._heard(state, topic, frame, event.now, out, event.retained)
         except WireError as why:
             out.append(a.Refused(event.topic[:160], self.dev, str(why)))
 
-    def _heard(self, state: DeviceState, topic: Topic, frame: Frame, now: float, out: list[a.Action]) -> None:
+    def _heard(
+        self, state: DeviceState, topic: Topic, frame: Frame, now: float, out: list[a.Action], retained: bool
+    ) -> None:
         key, epoch = self.coordinator_key, frame.header.boot
         if key is not None and not signed_by(frame, key):
             raise WireError(f"{frame.header.type!r} is not signed by the coordinator's key; refused")
@@ -235,7 +244,7 @@ class DeviceHalf:
             raise WireError(f"{frame.header.type!r} of epoch {epoch}; a coordinator of epoch {state.epoch} took over")
         message = m.decode_message(frame)
         if epoch > state.epoch:
-            state.epoch, state.version = epoch, -1
+            state.epoch, state.version, state.online = epoch, -1, False
             out.append(a.Save())
         if topic.kind == "co/state":
             if not isinstance(message, m.CoordinatorBirth):
@@ -243,10 +252,11 @@ class DeviceHalf:
             state.chunk, state.credit = message.chunk, min(message.credit, self.limits.credit)
             state.retry, state.max_update = message.retry, message.max_update
             out.append(a.CoordinatorSeen(message.online, epoch, message.spec))
-            if message.online:
+            came, state.online = message.online and not state.online, message.online
+            if came:
                 self._again(state, now, out)
         elif topic.kind == "co/body":
-            self._manifest(state, message, now, out)
+            self._manifest(state, message, now, out, at_once=retained)
         elif state.guard.fresh(epoch, frame.header.seq):
             self._command(state, message, now, out)
 
@@ -256,10 +266,9 @@ class DeviceHalf:
             case m.Work():
                 self._work(state, message, now, out)
             case m.BodyManifest():
-                self._manifest(state, message, now, out)
+                self._manifest(state, message, now, out, at_once=True)
             case m.Rebirth():
-                topic = str(Topic(self.fed, "state", self.dev))
-                out.append(a.Publish(topic, self._birth(state, online=True), retain=True))
+                self._greet(state, now, out)
             case m.Grant() | m.Need():
                 if job is not None and job.round == message.round and job.phase == "offering" and job.cut is not None:
                     name = transfer_of(job.cut.sha256)
@@ -287,7 +296,7 @@ class DeviceHalf:
             self._repeat(state, job, now, out)
             return
         if job is not None and work.round < job.round:
-            return
+            raise WireError(f"round {work.round} is older than {job.round}, which this device was asked for already")
         if job is not None and job.phase != "done":
             out.append(a.Cancel(job.round, f"round {work.round} began"))
         deadline = None if work.seconds == 0 else now + work.seconds
@@ -295,8 +304,7 @@ class DeviceHalf:
         out.append(a.Save())
         self._say(state, m.Accept(round=work.round), out)
         self._begin(state, now, out)
-        if state.job.phase == "fetching":
-            self._want(state, now, out)
+        state.job.said = now
 
     def _repeat(self, state: DeviceState, job: Job, now: float, out: list[a.Action]) -> None:
         """Say again what the coordinator has not heard."""
@@ -325,7 +333,7 @@ class DeviceHalf:
 
     # ---- the body --------------------------------------------------------------------------------------
 
-    def _manifest(self, state: DeviceState, message: m.Message, now: float, out: list[a.Action]) -> None:
+    def _manifest(self, state: DeviceState, message: m.Message, now: float, out: list[a.Action], at_once: bool) -> None:
         if not isinstance(message, m.BodyManifest):
             raise WireError(f"{message.TYPE!r} on the body's topic")
         if message.version < state.version:
@@ -340,6 +348,8 @@ class DeviceHalf:
             out.append(a.Discard(self.dev, transfer_of(state.fetch.cut.sha256)))
         state.fetch, state.fetch_version = Receiver(cut_of(message), touched=now, moved=now), message.version
         out.append(a.Save())
+        if at_once:  # what is announced live comes by multicast; asking for it too would double it
+            self._want(state, now, out)
 
     def _chunk(self, state: DeviceState, frame: Frame, now: float, out: list[a.Action]) -> None:
         fetch = state.fetch
@@ -375,6 +385,10 @@ class DeviceHalf:
                 bitmap = fetch.window(now, state.credit, again)
                 if bitmap:
                     self._say(state, m.Want(body=fetch.cut.sha256, bitmap=bitmap), out)
+        elif job is not None and job.phase == "fetching" and job.body != state.body and job.version < state.version:
+            job.phase, job.reason = "refused", f"body {job.version} was replaced by {state.version}"
+            out.append(a.Save())
+            self._say(state, m.Decline(round=job.round, reason=job.reason), out)
         elif job is not None and job.phase == "fetching" and job.body != state.body:
             self._say(state, m.Want(body=job.body, bitmap=b""), out)
 
@@ -387,6 +401,8 @@ class DeviceHalf:
         if not state.linked:
             return
         job, wait = state.job, self._patience(state)
+        if (job is None or job.phase in ("done", "refused")) and now - state.greeted >= self.limits.hello:
+            self._greet(state, now, out)
         if job is not None and job.phase == "offering" and now - job.said >= wait:
             self._offer(state, now, out)
         if state.fetch is not None:
@@ -423,6 +439,10 @@ class DeviceHalf:
             nonce=sha256(tag + cut.sha256).digest()[:16],
         )
         self._say(state, offer, out)
+
+    def _greet(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
+        state.greeted = now
+        out.append(a.Publish(str(Topic(self.fed, "state", self.dev)), self._birth(state, online=True), retain=True))
 
     def _say(self, state: DeviceState, message: m.Message, out: list[a.Action]) -> None:
         if not state.linked:

@@ -37,8 +37,8 @@ class Intake:
             self._answer(dev, offer.round, offer.sha256, "late", "this round is not open to this device")
             self.t.act(a.Refused("", dev, f"offer for round {offer.round}, which did not ask for it"))
             return
-        used = state.nonces.setdefault(offer.nonce, (offer.round, dev, offer.sha256))
-        if used != (offer.round, dev, offer.sha256):
+        used = state.nonces.get(offer.nonce)
+        if used is not None and used != (offer.round, dev, offer.sha256):
             raise WireError(f"offer for round {offer.round} repeats the nonce of another offer")
         if offer.attempt < member.attempt:
             self._answer(dev, rnd.number, offer.sha256, "resend", member.reason)
@@ -68,6 +68,9 @@ class Intake:
             raise WireError(f"offer for round {rnd.number} is too large: {reason}")
         if not rnd.stale and offer.base != rnd.version:
             raise WireError(f"offer for round {rnd.number} is based on body {offer.base}, not {rnd.version}")
+        if len(self.t.state.waiting) >= 4 * self.rules.max_open:
+            return  # no room to remember it: the device offers again
+        self.t.state.nonces[offer.nonce] = (rnd.number, dev, cut.sha256)
         member.phase, member.sha256, member.base = "waiting", cut.sha256, offer.base
         member.xfer = transfer_of(cut.sha256)
         self.t.state.waiting.append((rnd.number, dev))
@@ -102,7 +105,7 @@ class Intake:
             del state.offers[number, dev]
             member = state.rounds[number].cohort[dev]
             member.phase = "receiving"
-            state.uploads[dev, member.xfer] = Upload(dev, number, Receiver(cut, moved=self.t.now))
+            state.uploads[dev, member.xfer] = Upload(dev, number, Receiver(cut, moved=self.t.now), self.t.now)
             self._ask(dev, member.xfer, first=True)
 
     # ---- chunks ----------------------------------------------------------------------------------------
@@ -145,7 +148,7 @@ class Intake:
         for key, upload in list(self.t.state.uploads.items()):
             upload.receiver.have = set(chunks.get(key, frozenset()))
             upload.receiver.asked, upload.receiver.touched = set(), self.t.now
-            upload.receiver.moved = self.t.now
+            upload.receiver.moved = upload.opened = self.t.now
             self._completed(upload, key)
 
     # ---- the store's answer ----------------------------------------------------------------------------
@@ -192,6 +195,7 @@ class Intake:
         """This update counts, in the round that is open now, and only once."""
         self._forget(dev, member.xfer)
         member.phase = "stored"
+        self.t.peer(dev).strikes = 0
         current = self.t.state.current
         into = rnd if current is None else self.t.state.rounds[current]
         into.counted.append((dev, rnd.number, member.base, member.sha256))
@@ -243,9 +247,11 @@ class Intake:
             receiver = upload.receiver
             if receiver.whole:
                 continue
-            if state.waiting and self.t.now - receiver.moved >= self.rules.stall:
+            still = self.t.now - receiver.moved >= self.rules.stall
+            slow = self.t.now - upload.opened >= self.rules.stall * (2 + len(receiver.have) / self.rules.credit)
+            if state.waiting and (still or slow):
                 rnd = state.rounds[upload.round]
-                self.drop(rnd, dev, "working", "the upload stood still and others were waiting")
+                self.drop(rnd, dev, "working", "the upload was too slow and others were waiting")
                 rnd.cohort[dev].sha256 = receiver.cut.sha256
                 self.admit()
             elif self.t.now - receiver.touched >= self.rules.retry and self.t.peer(dev).online:

@@ -138,6 +138,7 @@ class Upload:
     dev: str
     round: int
     receiver: Receiver
+    opened: float = 0.0
 
 
 @dataclass
@@ -154,6 +155,7 @@ class CoordinatorState:
 
     epoch: int = 0
     clock: float = 0.0
+    announced: float = 0.0
     fenced: bool = False
     body: Body | None = None
     current: int | None = None

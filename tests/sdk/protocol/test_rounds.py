@@ -1,13 +1,331 @@
-def test_a_round_counts_each_device_once(world):
-    w = world(3, world_faults())
+"""Both halves together over a hub in memory, in virtual time."""
+
+from __future__ import annotations
+
+import hashlib
+from random import Random
+
+import pytest
+
+from talaria.protocol import actions as a
+from talaria.protocol import events as e
+from talaria.wire.loop import Faults
+
+QUIET = Faults()
+
+
+def digests(w, number):
+    return [(n, number, hashlib.sha256(w.disks[n].updates[number, n]).digest()) for n in w.names]
+
+
+def counted(closed):
+    return [(c.dev, c.round, c.sha256) for c in closed.counted]
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_round_counts_each_device_once(world, signed):
+    w = world(3, QUIET, signed=signed)
     w.begin()
     w.open(1)
     w.run(10)
-    assert [c.dev for c in w.closed[0].counted] == w.names
+    assert counted(w.closed[0]) == digests(w, 1)
+    assert w.closed[0].missing == ()
     assert w.receipts == {(n, 1): ["stored"] for n in w.names}
+    assert not [x for x in w.events if isinstance(x, a.Refused | a.Quarantined)]
 
 
-def world_faults(**kw):
-    from talaria.wire.loop import Faults
+def test_rounds_follow_one_another_with_new_bodies(world):
+    w = world(2, QUIET)
+    w.begin()
+    for number in (1, 2, 3):
+        w.publish_body(number)
+        w.open(number)
+        w.run(8)
+    assert [c.round for c in w.closed] == [1, 2, 3]
+    assert all(counted(c) == digests(w, c.round) for c in w.closed)
+    assert all(entry.base == c.round for c in w.closed for entry in c.counted)
 
-    return Faults(**kw)
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_bad_network_and_restarts_of_both_sides_count_each_device_exactly_once(world, seed):
+    faults = Faults(seed=seed, drop=0.15, duplicate=0.15, reorder=0.3)
+    w = world(4, faults, signed=seed % 2 == 1)
+    chance = Random(seed)
+    w.begin()
+    for number in (1, 2, 3):
+        w.publish_body(number, multicast=seed % 3 != 0)
+        w.open(number)
+        for _ in range(6):
+            w.run(chance.uniform(0.5, 3))
+            victim = chance.choice(["co", "link", "device", "device"])
+            name = chance.choice(w.names)
+            if victim == "co":
+                w.crash_coordinator()
+                w.start_coordinator()
+            elif victim == "device":
+                w.crash_device(name)
+                w.run(chance.uniform(0, 2))
+                w.start_device(name)
+            elif name in w.devices:
+                w.hub.cut(name)
+                w.link_device(name)
+        for _ in range(200):
+            if any(c.round == number for c in w.closed):
+                break
+            w.run(5)
+        assert [c.round for c in w.closed] == list(range(1, number + 1))
+        assert counted(w.closed[-1]) == digests(w, number)
+    assert not [x for x in w.events if isinstance(x, a.Quarantined | a.Equivocation)]
+    assert w.state.quarantined() == {}
+
+
+def test_a_closed_round_is_announced_again_until_it_is_committed(world):
+    w = world(2, QUIET)
+    w.auto_commit = False
+    w.begin()
+    w.open(1)
+    w.run(10)
+    first = w.closed[0]
+    w.crash_coordinator()
+    w.start_coordinator()
+    assert w.closed == [first, first]
+    w.tell(e.Committed(w.now, 1))
+    w.crash_coordinator()
+    w.start_coordinator()
+    assert w.closed == [first, first]
+
+
+def test_an_update_that_the_store_holds_is_not_asked_for_again(world):
+    w = world(1, QUIET)
+    w.begin()
+    w.open(1, quorum=1)
+    w.run(0.5)
+    before = w.disk.state
+    w.run(5)
+    assert len(w.closed) == 1
+    w.crash_coordinator()
+    w.disk.state = before  # the machine's own state was lost, the store's row was not
+    w.start_coordinator()
+    assert counted(w.closed[-1]) == digests(w, 1)
+
+
+def test_the_deadline_closes_with_quorum_and_the_late_one_gets_a_late_receipt(world):
+    w = world(3, QUIET)
+    w.begin()
+    w.crash_device("dev-2")
+    w.open(1, seconds=10, quorum=2)
+    w.run(8)
+    assert w.closed == []
+    w.run(4)
+    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    assert w.closed[0].missing == ("dev-2",)
+    w.start_device("dev-2")
+    w.say("dev-2", e.Received(w.now, *_work(w, "dev-2", 1)))
+    w.run(6)
+    assert w.receipts["dev-2", 1] == ["late"]
+    assert len(w.closed) == 1
+
+
+def _work(w, dev, number):
+    """The work order of a round, as it would come late."""
+    from talaria.wire import messages as m
+    from talaria.wire.frames import Header, encode_frame
+
+    rnd = w.state.rounds[number]
+    work = m.Work(round=number, version=rnd.version, body=rnd.body, seconds=0.0, spec=f"plan of {dev}".encode())
+    header = Header("work", "watch", dev, boot=w.epoch, seq=900)
+    return f"fl/1/watch/d/{dev}/cmd", encode_frame(header, m.encode_message(work), w.signer)
+
+
+def test_the_deadline_without_quorum_fails_the_round(world):
+    w = world(2, QUIET)
+    w.begin()
+    w.crash_device("dev-1")
+    w.open(1, seconds=5, quorum=2)
+    w.run(7)
+    assert w.closed == []
+    assert [(f.round, f.stored) for f in w.failed] == [(1, 1)]
+    w.open(2, quorum=2)
+    w.start_device("dev-1")
+    w.run(8)
+    assert counted(w.closed[0]) == digests(w, 2)
+
+
+def test_over_provisioning_closes_at_the_target_and_calls_the_rest_off(world):
+    w = world(3, QUIET)
+    w.work = lambda name, number, version, again=False: (
+        None if name == "dev-2" else type(w).work(w, name, number, version, again)
+    )
+    w.begin()
+    w.open(1, quorum=2, target=2)
+    w.run(6)
+    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    assert any(isinstance(x, a.Cancel) and x.round == 1 for x in w.events)
+
+
+def test_a_declining_device_does_not_hold_the_round(world):
+    w = world(2, QUIET)
+
+    def work(name, number, version, again=False):
+        if name == "dev-0":
+            w.say(name, e.Refuse(w.now, number, "battery below 20 %"))
+        else:
+            type(w).work(w, name, number, version, again)
+
+    w.work = work
+    w.begin()
+    w.open(1, quorum=1)
+    w.run(6)
+    assert w.closed[0].missing == ("dev-0",)
+    assert any(isinstance(x, a.Progressed) and x.reason == "battery below 20 %" for x in w.events)
+
+
+def test_a_rejected_update_counts_nowhere_and_shuts_its_device_out(world):
+    w = world(2, QUIET)
+    tell = type(w).tell
+
+    def judge(event):
+        if isinstance(event, e.Stored) and event.dev == "dev-0":
+            event = e.Rejected(w.now, event.round, "dev-0", "holds NaN")
+        return tell(w, event)
+
+    w.tell = judge
+    w.begin()
+    w.open(1, quorum=1)
+    w.run(8)
+    assert [c.dev for c in w.closed[0].counted] == ["dev-1"]
+    assert w.state.quarantined() == {"dev-0": "holds NaN"}
+    assert w.receipts["dev-0", 1] == ["rejected"]
+    w.tell(e.Release(w.now, "dev-0"))
+    assert w.state.quarantined() == {}
+
+
+def test_an_unknown_mask_is_sent_again_in_full(world):
+    w = world(1, QUIET)
+    tell, asked = type(w).tell, []
+
+    def judge(event):
+        if isinstance(event, e.Stored) and not asked:
+            asked.append(event)
+            event = e.Rejected(w.now, event.round, event.dev, "mask unknown", resend=True)
+        return tell(w, event)
+
+    w.tell = judge
+    w.begin()
+    w.open(1)
+    w.run(10)
+    assert counted(w.closed[0]) == digests(w, 1)
+    assert w.disks["dev-0"].updates[1, "dev-0"].endswith(b"!")
+    assert w.state.quarantined() == {}
+
+
+def test_a_damaged_file_is_fetched_again_where_it_is_damaged(world):
+    w = world(1, QUIET)
+    tell, hurt = type(w).tell, []
+
+    def judge(event):
+        if isinstance(event, e.Stored) and not hurt:
+            hurt.append(event)
+            return tell(w, e.Damaged(w.now, event.round, event.dev, frozenset({0, 1, 2})))
+        return tell(w, event)
+
+    w.tell = judge
+    w.begin()
+    w.open(1)
+    w.run(8)
+    kept = [x.index for x in w.events if isinstance(x, a.KeepChunk) and x.cut.size == 4500]
+    assert kept == [0, 1, 2, 3, 4, 3, 4]
+    assert len(w.closed) == 1
+
+
+def test_a_body_reaches_all_by_one_multicast_and_repairs_go_to_one(world):
+    w = world(5, QUIET)
+    w.start_coordinator()
+    for name in w.names:
+        w.start_device(name)
+    w.run(1)
+    w.publish_body(0, size=50_000)
+    w.hub.pump(30)  # each of five devices has some
+    w.hub.cut("dev-3")
+    w.link_device("dev-3")
+    w.run(30)
+    sends = [x for x in w.events if isinstance(x, a.SendChunks)]
+    assert [len(x.indices) for x in sends if x.kind == "m"] == [50]
+    assert {x.dev for x in sends if x.kind == "dn"} == {"dev-3"}
+    assert all(len(d.bodies) == 1 for d in w.disks.values())
+
+
+def test_a_body_that_was_cut_ten_times_resends_at_most_two_windows_each(world):
+    w = world(1, QUIET)
+    w.start_coordinator()
+    w.publish_body(0, size=100_000, multicast=False)
+    w.start_device("dev-0")
+    w.open(1)
+    for _ in range(10):
+        w.hub.pump(40)
+        w.crash_device("dev-0")
+        w.start_device("dev-0")
+    w.run(60)
+    asked = sum(len(x.indices) for x in w.events if isinstance(x, a.SendChunks) and x.kind == "dn")
+    assert len(w.closed) == 1
+    assert asked <= 100 + 10 * 2 * w.rules.credit
+
+
+def test_open_uploads_are_bounded_and_the_others_wait_their_turn(world):
+    w = world(6, QUIET, max_open=2)
+    w.begin()
+    w.open(1)
+    most = 0
+    for _ in range(40):
+        w.run(0.5)
+        most = max(most, len(w.state.uploads))
+    assert counted(w.closed[0]) == digests(w, 1)
+    assert most <= 2
+
+
+def test_updates_of_earlier_rounds_count_within_the_staleness_allowed(world):
+    w = world(3, QUIET)
+    slow: list[tuple[str, int, int]] = []
+
+    def work(name, number, version, again=False):
+        if name == "dev-2" and number == 1:
+            slow.append((name, number, version))
+        else:
+            type(w).work(w, name, number, version, again)
+
+    w.work = work
+    w.begin()
+    w.open(1, quorum=2, target=2, stale=2)
+    w.run(5)
+    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    w.publish_body(1)
+    w.tell(e.OpenRound(w.now, 2, {n: f"plan of {n}".encode() for n in w.names[:2]}, None, 2, 2, 2))
+    type(w).work(w, *slow[0])
+    w.run(6)
+    entries = {(c.dev, c.round, c.base) for c in w.closed[1].counted}
+    assert ("dev-2", 1, 0) in entries
+    assert len(entries) == 2
+
+
+def test_a_state_survives_being_saved_at_any_moment(world):
+    w = world(2, Faults(seed=5, drop=0.1))
+    w.begin()
+    w.open(1, seconds=50)
+    for _ in range(20):
+        w.run(0.5)
+        assert type(w.state).load(w.state.dump()).dump() == w.state.dump()
+        for _, state in w.devices.values():
+            assert type(state).load(state.dump()).dump() == state.dump()
+
+
+def test_a_coordinator_stops_where_a_newer_one_is_seen(world):
+    w = world(1, QUIET)
+    w.begin()
+    w.run(2)
+    old = w.state
+    half = w.half
+    w.start_coordinator()  # a second one, of a newer epoch
+    topic, payload = "fl/1/watch/co/state", w.hub.retained["fl/1/watch/co/state"]
+    old, actions = half.step(old, e.Received(w.now, topic, payload, True))
+    assert actions == [a.Fenced(2)]
+    assert half.step(old, e.Tick(w.now)) == (old, [])
