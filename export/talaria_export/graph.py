@@ -65,6 +65,8 @@ class _Lift:
                 done = self.concat(node)
             elif node.op_type == "ReduceMean" and node.input[0] in self.tall:
                 done = self.mean(node)
+            elif node.op_type in ("Reshape", "Flatten") and node.input[0] in self.tall:
+                done = self.flatten(node)
         if not done:
             self.lower(node.input)
             self.nodes.append(node)
@@ -137,6 +139,21 @@ class _Lift:
         for attribute in self.nodes[-1].attribute:
             if attribute.name == "axis" and attribute.i == 2:
                 attribute.i = 3
+        return True
+
+    def flatten(self, node: NodeProto) -> bool:
+        """The order of the values is the same with and without the height, so there is nothing to squeeze."""
+        if node.op_type == "Reshape":
+            shape = self.constants.get(node.input[1])
+            literal = any(a.name == "allowzero" and a.i for a in node.attribute)
+            if shape is None or 0 in numpy_helper.to_array(shape)[0 if literal else 2 :]:
+                return False
+        elif any(a.name == "axis" and a.i not in (0, 1, 2) for a in node.attribute):
+            return False
+        plain = NodeProto()
+        plain.CopyFrom(node)
+        plain.input[0] = self.tall[node.input[0]]
+        self.nodes.append(plain)
         return True
 
     def mean(self, node: NodeProto) -> bool:

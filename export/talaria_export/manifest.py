@@ -37,7 +37,7 @@ def parse_manifest(text: bytes) -> dict[str, Any]:
         raise BundleError(f"manifest.json: cannot be read ({str(problem)[:120]}); fetch the bundle again") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise BundleError(f"manifest.json: format is not {FORMAT!r}; this is not a bundle")
-    if found.get("version") != VERSION:
+    if not _count(found.get("version"), VERSION, VERSION):
         raise BundleError(
             f"manifest.json: version {found.get('version')!r} is not the {VERSION} that this talaria reads; "
             "upgrade talaria or export the model again"
@@ -113,10 +113,12 @@ def _input(value: object) -> bool:
 
 
 def _rows(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and 1 <= len(value) <= 32
-        and all(_has(row, name=_text, file=_maybe(_text), passed=lambda p: isinstance(p, bool)) for row in value)
+    return isinstance(value, list) and 1 <= len(value) <= 32 and all(_row(row) for row in value)
+
+
+def _row(row: object) -> bool:
+    return _has(row, name=_text, file=_maybe(_text), passed=lambda p: isinstance(p, bool)) and (
+        isinstance(row, dict) and _number(row.get("max_abs_diff", 0))
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria.errors import ConfigError, StateError
+from talaria.errors import BundleError, ConfigError, StateError
 from talaria_export.archive import Limits
 from talaria_export.bundle import Bundle, open_bundle
 from talaria_export.session import CPU, Array, Session, batch_of
@@ -145,7 +145,6 @@ class Predictor:
         bundle = open_bundle(path, self._limits, trust=self._trust)
         session = Session(bundle.model(self._variant), **self._options)
         answer = session(np.zeros((1, *bundle.shape), np.float32))  # warms up, and proves that the shapes fit
-        bundle_classes = len(bundle.labels)
-        if answer.shape != (1, bundle_classes):
-            raise ConfigError(f"{bundle.path}: the model gives {answer.shape[1:]} values for {bundle_classes} labels")
+        if answer.shape != (1, len(bundle.labels)):
+            raise BundleError(f"{bundle.path}: its model gives {answer.shape} for {len(bundle.labels)} labels")
         return _Loaded(bundle, session)

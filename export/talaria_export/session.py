@@ -54,12 +54,12 @@ class Session:
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1 or inputs[0].type != "tensor(float)":
             raise BundleError("model: must have one float32 input and one output; export it again")
-        self._input = inputs[0].name
+        self._input, self._outputs = inputs[0].name, [outputs[0].name]
 
     def __call__(self, x: Array) -> Array:
         """The outputs for a float32 batch."""
         try:
-            return np.asarray(self._session.run(None, {self._input: x})[0])
+            return np.asarray(self._session.run(self._outputs, {self._input: x})[0])
         except _REFUSALS as problem:
             raise DataError(f"x: ONNX Runtime refused an input of shape {x.shape} ({_short(problem)})") from None
 
