@@ -125,7 +125,7 @@ class FFGG:
     def _one_gradient(self, task: Task, state: Tensors, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         state = self._fitted(task, state, "head 0")
         total: Tensors = {}
-        for index in torch.split(torch.arange(len(task.train)), CHUNK):  # type: ignore[no-untyped-call]
+        for index in torch.split(torch.arange(len(task.train)), CHUNK):
             piece = task.train.take(index)
             part = gradient(task, state, only=task.split.of("body"), samples=piece, objective=self.objective)
             share = len(piece) / len(task.train)

@@ -1,0 +1,68 @@
+"""The small private model beside a large shared one: narrow plain networks for the shape of the data."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch.nn import AvgPool1d, BatchNorm1d, Conv1d, Conv2d, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential
+
+from talaria.model import zoo
+from talaria.model.zoo import ModelSpec
+
+AUTO = "auto"
+
+
+def build(name: str, input_shape: Sequence[int], classes: int, seed: int) -> Module:
+    """The zoo model ``name``, or with ``"auto"`` a narrow network of about a third of the zoo's for that shape:
+    1D convolutions with BatchNorm for windows (C, T ≥ 8), 2D ones for images (C, H, W ≥ 16), else a small
+    perceptron. Weights follow ``seed`` alone. Raises :class:`~talaria.errors.ConfigError` for an unknown name."""
+    shape = tuple(input_shape)
+    if name != AUTO:
+        return zoo.build(ModelSpec(name, shape, classes, seed=seed))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if len(shape) == 2 and shape[1] >= 8:
+            return _windows(shape, classes)
+        if len(shape) == 3 and min(shape[1:]) >= 16:
+            return _images(shape, classes)
+        return _rows(shape, classes)
+
+
+def _windows(shape: tuple[int, ...], classes: int) -> Module:
+    layers: OrderedDict[str, Module] = OrderedDict()
+    width, length = shape
+    for k, (out, kernel, stride) in enumerate(((16, 7, 2), (32, 5, 2), (48, 3, 1)), 1):
+        layers[f"conv{k}"] = Conv1d(width, out, kernel, stride, padding=kernel // 2, bias=False)
+        layers[f"bn{k}"] = BatchNorm1d(out)
+        layers[f"relu{k}"] = ReLU()
+        width, length = out, (length - 1) // stride + 1
+    kernel = max(1, length // 4)
+    layers["pool"] = AvgPool1d(kernel)
+    layers["flatten"] = Flatten()
+    layers["head"] = Linear(width * (length // kernel), classes)
+    return Sequential(layers)
+
+
+def _images(shape: tuple[int, ...], classes: int) -> Module:
+    height, width = (size // 4 for size in shape[1:])
+    return Sequential(
+        OrderedDict(
+            conv1=Conv2d(shape[0], 16, 5, padding=2),
+            relu1=ReLU(),
+            pool1=MaxPool2d(2),
+            conv2=Conv2d(16, 32, 5, padding=2),
+            relu2=ReLU(),
+            pool2=MaxPool2d(2),
+            flatten=Flatten(),
+            fc1=Linear(32 * height * width, 96),
+            relu3=ReLU(),
+            head=Linear(96, classes),
+        )
+    )
+
+
+def _rows(shape: tuple[int, ...], classes: int) -> Module:
+    return Sequential(
+        OrderedDict(flatten=Flatten(), fc1=Linear(prod(shape), 48), relu1=ReLU(), head=Linear(48, classes))
+    )
