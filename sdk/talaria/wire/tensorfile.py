@@ -98,12 +98,13 @@ def unpack(data: bytes, *, most: int) -> tuple[dict[str, Entry], dict[str, str]]
     Raises :class:`TooLarge` for a header above 1 MiB or too many tensors, :class:`WireError` for everything
     that is not exactly one well-formed file: foreign formats, holes, overlaps, wrong sizes, doubled names.
     """
-    for magic, what in _FOREIGN:
-        if data.startswith(magic):
-            raise WireError(f"this is {what}, not tensors in the safetensors layout; it is never opened")
+    size = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else 0
+    if size > MAX_HEADER or len(data) < 8:  # a header's length may begin as another format's mark does
+        for magic, what in _FOREIGN:
+            if data.startswith(magic):
+                raise WireError(f"this is {what}, not tensors in the safetensors layout; it is never opened")
     if len(data) < 8:
         raise WireError(f"{len(data)} bytes are too few for tensors; truncated")
-    (size,) = struct.unpack_from("<Q", data)
     if size > MAX_HEADER:
         raise TooLarge(f"declares a header of {size} bytes, above {MAX_HEADER}; refused unread")
     if 8 + size > len(data):
