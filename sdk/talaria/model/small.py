@@ -1,7 +1,7 @@
 """Small networks for sensors and thumbnails, in plain layers that export and prune cleanly.
 
-Widths are multiples of 16, so that half of the channels is still a whole block of 8; poolings have fixed kernels,
-worked out from the input's size, because an exported model wants static ones.
+Widths are multiples of 32, so that half of the channels is still a whole block of 8 or 16; poolings have fixed
+kernels, worked out from the input's size, because an exported model wants static ones.
 """
 
 from collections import OrderedDict
@@ -22,17 +22,15 @@ from torch.nn import (
 
 from talaria.errors import ConfigError
 
-IMU_BLOCKS = ((32, 7, 2), (64, 5, 2), (64, 5, 1), (96, 3, 2))
+IMU_BLOCKS = ((64, 7, 2), (64, 5, 2), (128, 5, 1), (128, 3, 2))
 """Output channels, kernel and stride of each block of :func:`imu_cnn`."""
-IMU_MOMENTS = 4
-"""Moments in time that the head of :func:`imu_cnn` still tells apart."""
 
 
 def imu_cnn(input_shape: Sequence[int], classes: int) -> Module:
     """A 1D CNN with BatchNorm for (channels, length) windows, such as (6, 100): six axes, two seconds at 50 Hz.
 
-    Four blocks of convolution, BatchNorm and ReLU halve the time axis three times; their mean over a few moments in
-    time feeds ``head``.
+    Four blocks of convolution, BatchNorm and ReLU halve the time axis three times; their mean over time feeds
+    ``head``. 114,951 parameters for (6, 100) and 7 classes.
     """
     channels, length = _dims("imu_cnn", input_shape, "(channels, length)", 2)
     if length < 8:
@@ -45,11 +43,9 @@ def imu_cnn(input_shape: Sequence[int], classes: int) -> Module:
         layers[f"relu{number}"] = ReLU()
         width = out
         length = (length - 1) // stride + 1
-    moments = min(IMU_MOMENTS, length)
-    kernel = length // moments
-    layers["pool"] = AvgPool1d(kernel)
+    layers["pool"] = AvgPool1d(length)
     layers["flatten"] = Flatten()
-    layers["head"] = Linear(width * (length // kernel), classes)
+    layers["head"] = Linear(width, classes)
     return Sequential(layers)
 
 

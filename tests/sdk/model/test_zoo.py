@@ -123,6 +123,7 @@ def dense_width(model, small, layer):
 
 def test_published_sizes():
     assert sum(p.numel() for p in zoo.build(SPECS["fmnist_cnn"]).parameters()) == 582_026
+    assert sum(p.numel() for p in zoo.build(SPECS["imu_cnn"]).parameters()) == 114_951
     lite = zoo.build(ModelSpec("efficientnet_lite0", (3, 64, 64), 1000))
     assert sum(p.numel() for p in lite.parameters()) == 4_652_008
 
