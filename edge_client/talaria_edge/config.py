@@ -5,6 +5,7 @@ id = "s01-left"
 state = "state/s01-left"      # private tensors; never leaves the device
 bundle = "s01-left.talaria"   # where the personal model goes; leave out for none
 labels = ["rest", "walk"]     # what the classes are called; leave out for numbers
+variants = ["fp32", "int8"]   # forms that the bundle may choose from; leave out for all
 
 [fleet]
 name = "watch"
@@ -47,6 +48,8 @@ class DeviceConfig:
     plan: Plan | None = None
     bundle: Path | None = None
     labels: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    """Forms of the model that the bundle may choose from; empty for all."""
     profile: Mapping[str, Any] = field(default_factory=dict)
     retry_s: float = 2.0
     max_body: int = 512 << 20
@@ -84,6 +87,7 @@ def load_config(path: Path) -> DeviceConfig:
         plan=_plan(plan),
         bundle=device.path("bundle", None),
         labels=device.names("labels", ()),
+        variants=device.names("variants", ()),
         profile=dict(top.table("profile").values),
         retry_s=fleet.number("retry_s", 2.0, low=0.05, high=3600),
         max_body=fleet.whole("max_body", 512 << 20, low=1),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,23 +16,26 @@ from talaria.model import zoo
 from talaria.model.zoo import ModelSpec
 from talaria.rounds import Run
 from talaria.types import Samples
+from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData
 
 logger = logging.getLogger(__name__)
 
 
-def deploy(
-    path: Path, model: Module, data: DeviceData, run: Run, device: str, labels: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Write the bundle of ``model`` to ``path`` and say what was measured; nothing where export is not installed.
+def deploy(config: DeviceConfig, model: Module, data: DeviceData, run: Run) -> dict[str, Any]:
+    """Write the bundle of ``model`` and say what was measured; nothing where none is asked for or export is missing.
 
     The bundle's variants are judged on validation data. Where the device has test samples, the file as written is
     measured on them: ``test.accuracy``, and ``test.max_abs_diff`` to torch.
     """
+    path = config.bundle
+    if path is None:
+        return {}
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         logger.warning("no bundle is written: run `pip install 'talaria[export]'` for that")
         return {"bundle": None}
     from talaria_export import make_bundle
+    from talaria_export.variants import VARIANTS
 
     path.parent.mkdir(parents=True, exist_ok=True)
     held = data.val if len(data.val) else data.train
@@ -43,10 +45,11 @@ def deploy(
         example=data.train.x[:1],
         samples=held,
         calibration=data.train.x,
-        labels=labels or None,
+        labels=config.labels or None,
+        variants=config.variants or VARIANTS,
         dense=dense_file(run.spec),
         meta={
-            "device": device,
+            "device": config.device,
             "algorithm": run.algorithm,
             "rounds": run.rounds,
             "seed": run.seed,

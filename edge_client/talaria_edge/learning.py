@@ -92,6 +92,4 @@ class Learner:
             "personal": str(path),
             "parameters": sum(p.numel() for p in model.parameters()),
         }
-        if self.config.bundle is not None:
-            found |= deploy(self.config.bundle, model, data, self.run, self.config.device, self.config.labels)
-        return found
+        return found | deploy(self.config, model, data, self.run)

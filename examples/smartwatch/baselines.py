@@ -1,0 +1,47 @@
+"""The three baselines, dense, in this process: alone, FedAvg, and FedAvg with local fine-tuning."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from smartwatch.setting import SCRATCH_EPOCHS, TUNE, run_of
+
+from talaria import evaluation, rounds
+from talaria.simulate.data import Federated
+from talaria.simulate.run import members_of, simulate
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Test accuracy per user by method; for newcomers ``local`` is from scratch, ``fedavg`` zero-shot and
+    ``fedavg_ft`` tuned with their minute of labels. ``history`` is FedAvg's mean accuracy over members by round."""
+
+    accuracy: Mapping[str, Mapping[str, float]]
+    bytes_up: Mapping[str, int]
+
+
+def baselines(data: Federated, seed: int, count: int, progress: Callable[[str, int], None]) -> Baselines:
+    """Train the baselines for ``count`` rounds; ``progress(method, round)`` is called after each round."""
+    every = {**data.clients, **data.newcomers}
+    people = members_of(every)
+    members = {name: people[name] for name in data.clients}
+    accuracy: dict[str, dict[str, float]] = {name: {} for name in every}
+
+    fedavg = simulate(
+        run_of(data, "fedavg", seed, count), members, progress=lambda facts: progress("fedavg", facts.round)
+    )
+    tuned = replace(fedavg.run, algorithm="fedavg_ft", hparams=TUNE)
+    for name, person in people.items():
+        private = fedavg.private.get(name)
+        test = every[name].test
+        accuracy[name]["fedavg"] = evaluation.evaluate(fedavg.personal(person), test).accuracy
+        model = rounds.personalize(tuned, person, fedavg.shared, private)
+        accuracy[name]["fedavg_ft"] = evaluation.evaluate(model, test).accuracy
+
+    alone = run_of(data, "local", seed, count)
+    local = simulate(alone, members, progress=lambda facts: progress("local", facts.round))
+    scratch = replace(alone, rounds=1, recipe=alone.recipe.but(epochs=SCRATCH_EPOCHS))
+    fresh = simulate(scratch, {n: people[n] for n in data.newcomers})
+    for name, person in people.items():
+        source = local if name in members else fresh
+        accuracy[name]["local"] = evaluation.evaluate(source.personal(person), every[name].test).accuracy
+    return Baselines(accuracy, fedavg.bytes_up)

@@ -1,0 +1,48 @@
+"""What the demo trains: one model, one recipe, four classes of hardware. Chosen on validation folds of the members."""
+
+from talaria import rounds
+from talaria.model import pruning
+from talaria.model.zoo import ModelSpec
+from talaria.rounds import Run
+from talaria.simulate.data import Federated
+from talaria.types import Plan, Recipe
+
+ROUNDS = 30
+RECIPE = Recipe(epochs=2, batch=32, lr=0.05, momentum=0.9, weight_decay=1e-4, smoothing=0.1, augment="imu")
+TUNE = {"tune": "full", "tune_epochs": 10, "tune_lr": 0.005}
+SCRATCH_EPOCHS = 60
+"""Epochs of a newcomer that learns alone: as many as a member trains in all its rounds."""
+
+HARDWARE = {"phone": 0.75, "watch": 0.5, "band": 0.375, "ring": 0.25}
+"""Share of the channels that each class of hardware has room for."""
+
+
+def run_of(data: Federated, algorithm: str, seed: int, rounds_: int = ROUNDS) -> Run:
+    """The run of one method, with the demo's recipe."""
+    hparams: dict[str, object] = {
+        "hermes": {"threshold": 0.5, "step": 0.2, "cap": 0.75, **TUNE},
+        "fedavg_ft": TUNE,
+    }.get(algorithm, {})
+    return Run(
+        spec=ModelSpec("imu_cnn", data.input_shape, data.classes, seed=seed),
+        algorithm=algorithm,
+        hparams=hparams,
+        recipe=RECIPE,
+        rounds=rounds_,
+        seed=seed,
+        buffers="local" if algorithm == "hermes" else "aggregate",
+        codec="fp16" if algorithm == "hermes" else "raw",
+    )
+
+
+def hardware_of(data: Federated) -> dict[str, str]:
+    """A hardware class for each user; both wrists of a subject wear different ones."""
+    names, classes = [*data.clients, *data.newcomers], list(HARDWARE)
+    return {name: classes[(i + i // 4) % len(classes)] for i, name in enumerate(names)}
+
+
+def plan_of(run: Run, hardware: str) -> Plan:
+    """Widths in whole blocks of channels, for the share that the hardware has room for."""
+    keep = HARDWARE[hardware]
+    widths = pruning.widths(rounds.layout_of(run.spec).full(), keep)
+    return Plan(widths=widths, reasons={"widths": f"a {hardware} has room for {keep:.0%} of the channels"})
