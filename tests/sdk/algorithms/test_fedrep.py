@@ -8,7 +8,7 @@ from torch import nn
 
 from talaria.algorithms.fedrep import FedRep
 from talaria.errors import ConfigError
-from talaria.local import accuracy, state_of
+from talaria.local import accuracy, calibrate, state_of
 from talaria.tree import copied, equal, only
 from talaria.types import Recipe, Samples, Split, Task, Tensors, Update
 
@@ -164,3 +164,14 @@ def test_inputs_stay_untouched(tiny: Tiny, rounds: Rounds) -> None:
     FedRep().personal(task, shared, private)
     assert equal(shared, before[0])
     assert equal(private, before[1])
+
+
+def test_the_first_head_phase_sees_this_devices_statistics(
+    tiny: Tiny, start: Callable[..., tuple[Tensors, Tensors]]
+) -> None:
+    """On the first day a frozen BatchNorm would else normalize by the numbers of nobody."""
+    task = tiny(norm=True)
+    shared, private = start(FedRep(), task)
+    _, after = FedRep(body_epochs=0, allow_degenerate=True).fit(task, shared, private)
+    truth = calibrate(task, {**shared, **private})
+    assert equal(only(after, sorted(task.split.statistics)), only(truth, sorted(task.split.statistics)))
