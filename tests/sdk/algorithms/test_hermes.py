@@ -66,7 +66,7 @@ def test_a_plan_sets_the_cap_of_each_group() -> None:
     planned = member("a", 1, Plan(widths={"conv1": 8, "conv4": 40}))
     _, private, _ = learn(run(step=0.9), [planned], 3)
     mask = masks.from_tensors(rounds.layout_of(SPEC), private["a"])
-    assert {g: len(k) for g, k in mask.kept.items()} == {"conv1": 8, "conv2": 32, "conv3": 32, "conv4": 40}
+    assert {g: len(k) for g, k in mask.kept.items()} == {"conv1": 8, "conv2": 32, "conv3": 64, "conv4": 40}
 
 
 def test_masks_only_shrink_and_never_past_the_cap() -> None:
@@ -111,7 +111,7 @@ def test_only_kept_coordinates_travel() -> None:
 
 def test_a_full_mask_is_fedavg_to_the_bit() -> None:
     members = [member("a", 1), member("b", 2)]
-    hermes, _, _ = learn(run(step=0.01, cap=0.3, block=32), members, 2)
+    hermes, _, _ = learn(run(step=0.01, cap=0.3, block=64), members, 2)
     fedavg, _, _ = learn(replace(run(), algorithm="fedavg", hparams={}), members, 2)
     assert equal(hermes, fedavg)
 
@@ -121,7 +121,7 @@ def test_coordinates_that_nobody_kept_stay_as_they_were() -> None:
     shared, _, sent = learn(run(), [member("a", 1)], 1)
     mask = sent[0][0].mask
     assert mask is not None
-    gone = sorted(set(range(32)) - set(mask.kept["conv1"]))
+    gone = sorted(set(range(64)) - set(mask.kept["conv1"]))
     assert torch.equal(shared["conv1.weight"][gone], start["conv1.weight"][gone])
     assert not torch.equal(
         shared["conv1.weight"][list(mask.kept["conv1"])], start["conv1.weight"][list(mask.kept["conv1"])]
@@ -152,14 +152,14 @@ def test_a_newcomer_prunes_by_the_same_gate_and_serves_a_small_model() -> None:
     shared, _, _ = learn(config, [member("a", 1), member("b", 2)], 2)
     model = rounds.personalize(config, member("new", 9), shared, None)
     widths = {n: p.shape[0] for n, p in model.named_parameters() if n.startswith("conv")}
-    assert widths == {"conv1.weight": 16, "conv2.weight": 32, "conv3.weight": 32, "conv4.weight": 48}
+    assert widths == {"conv1.weight": 32, "conv2.weight": 32, "conv3.weight": 64, "conv4.weight": 64}
 
 
 def test_private_parts_never_travel() -> None:
     shared, _ = rounds.start(run(private="head"))
     update, private = rounds.participate(run(private="head"), member("a", 1), shared, None, 1)
     assert not any(k.startswith("head") for k in [*shared, *update.tensors])
-    assert private["head.weight"].shape[1] == 48 * 4, "the head's columns follow the mask"
+    assert private["head.weight"].shape[1] == 64, "the head's columns follow the mask"
 
 
 def test_the_same_run_gives_the_same_bits() -> None:
