@@ -22,7 +22,8 @@ COUNT, MEAN, WITHIN = "stats/count", "stats/mean", "stats/within"
 BETWEEN, PRIOR = "stats/between", "stats/prior"
 SENT = (COUNT, MEAN, WITHIN)
 """What a device sends: its counts (C,), means (C, d) and scatter; the server answers with pooled counts, smoothed
-means, the covariance in the scatter's place, and T (d,) and P (C, d) beside them."""
+means, the covariance in the scatter's place, and T (d,) and P (C, d), which devices send back as zeros."""
+ALL = (*SENT, BETWEEN, PRIOR)
 DIFFUSE = 1e6
 """Prior variance before anything is known."""
 
@@ -127,7 +128,7 @@ class PooledStatistics:
     def _renewed(self, shared: Tensors, pool: Pool) -> Tensors:
         fresh = pool.covariance()
         if fresh is None:
-            return {k: shared[k].clone() for k in (*SENT, BETWEEN, PRIOR)}
+            return {k: shared[k].clone() for k in ALL}
         between = pool.variance_between(fresh)
         moved = shared[PRIOR].double() + self.motion * diagonal(fresh)
         seen = pool.n > 0
@@ -160,8 +161,19 @@ def _pooled(shared: Tensors, updates: Iterable[Update], pool: Pool) -> Iterator[
                     f"{who}: tensor {name!r} must be finite of shape {tuple(shared[name].shape)}, "
                     f"got {tuple(value.shape)}"
                 )
-        count, mean, scatter = (update.tensors[name] for name in SENT)
+        count, mean, scatter = (update.tensors[name].double() for name in SENT)
+        if update.kind == "delta":
+            count, mean, scatter = (shared[n].double() + v for n, v in zip(SENT, (count, mean, scatter), strict=True))
+            count, scatter = count.round().clamp(min=0), _not_negative(scatter)
         if bool((count < 0).any()) or bool((diagonal(scatter) < 0).any()):
             raise AggregationError(f"{who}: counts and variances must not be negative")
         pool.add(count, mean, scatter)
-        yield update.but(tensors={k: v for k, v in update.tensors.items() if k not in SENT})
+        yield update.but(tensors={k: v for k, v in update.tensors.items() if k not in ALL})
+
+
+def _not_negative(covariance: Tensor) -> Tensor:
+    """The nearest positive semidefinite matrix, or variances of at least 0."""
+    if covariance.dim() == 1:
+        return covariance.clamp(min=0)
+    values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
+    return (vectors * values.clamp(min=0)) @ vectors.T

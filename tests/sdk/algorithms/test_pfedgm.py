@@ -1,0 +1,483 @@
+"""pFedGM: conjugate updates, pooled statistics, linear discriminants, and what they do for clients that differ."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from talaria.aggregate import statistics as pooled
+from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.statistics import PooledStatistics
+from talaria.algorithms import gaussian
+from talaria.algorithms.gaussian import Statistics
+from talaria.algorithms.navigator import last_linear, projection, projection_for, spread_apart
+from talaria.algorithms.pfedgm import PFedGM
+from talaria.algorithms.resampling import resampled, sampled_log_prior
+from talaria.errors import AggregationError, ConfigError, ModelError
+from talaria.local import predict
+from talaria.model.split import split_model
+from talaria.tree import copied, equal
+from talaria.types import ChannelMask, Samples, Task, Tensors, Update
+
+Tiny = Callable[..., Task]
+
+
+def covariance(seed: int, d: int = 4) -> Tensor:
+    root = torch.randn(d, d + 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return root @ root.T / d + 0.1 * torch.eye(d, dtype=torch.float64)
+
+
+def normal(seed: int, *size: int) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# ---- conjugate updates --------------------------------------------------------------------------------
+
+
+def test_a_vague_prior_gives_the_sample_mean_and_a_sure_one_stays() -> None:
+    mean, prior, sigma = normal(0, 4), normal(1, 4), covariance(2)
+    eye = torch.eye(4, dtype=torch.float64)
+    assert torch.allclose(gaussian.posterior(prior, 1e9 * eye, mean, sigma)[0], mean, atol=1e-8)
+    assert torch.allclose(gaussian.posterior(prior, 1e-12 * eye, mean, sigma)[0], prior, atol=1e-9)
+    assert torch.allclose(gaussian.posterior(prior, eye, mean, 1e-12 * sigma)[0], mean, atol=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 12))
+def test_one_update_with_n_samples_is_n_updates_with_one(seed: int, n: int) -> None:
+    z, prior, spread, sigma = normal(seed, n, 4), normal(seed + 1, 4), covariance(seed + 2), covariance(seed + 3)
+    mean, after, gain = gaussian.posterior(prior, spread, z.mean(0), sigma / n)
+    step, left = prior, spread
+    for row in z:
+        step, left, _ = gaussian.posterior(step, left, row, sigma)
+    assert torch.allclose(mean, step, atol=1e-9)
+    assert torch.allclose(after, left, atol=1e-9)
+    information = torch.linalg.inv(torch.linalg.inv(spread) + n * torch.linalg.inv(sigma))
+    assert torch.allclose(after, information, atol=1e-9)
+    assert float(torch.linalg.eigvalsh(spread - after).min()) > -1e-10
+    eigen = torch.linalg.eigvals(gain)
+    assert float(eigen.imag.abs().max()) < 1e-8
+    assert float(eigen.real.min()) >= -1e-10
+    assert float(eigen.real.max()) <= 1 + 1e-10
+
+
+def test_the_gain_grows_with_the_samples_and_diagonal_is_the_same_form() -> None:
+    sigma, spread = covariance(1).diagonal(), covariance(2).diagonal()
+    zero, m = torch.zeros(4, dtype=torch.float64), normal(3, 4)
+    gains = [gaussian.posterior(zero, spread, m, sigma / n)[2] for n in (1, 2, 8)]
+    assert bool((gains[0] < gains[1]).all())
+    assert bool((gains[1] < gains[2]).all())
+    full = gaussian.posterior(zero, torch.diag(spread), m, torch.diag(sigma / 2))
+    flat = gaussian.posterior(zero, spread, m, sigma / 2)
+    assert torch.allclose(full[0], flat[0], atol=1e-12)
+    assert torch.allclose(full[1].diagonal(), flat[1], atol=1e-12)
+
+
+def test_without_samples_the_posterior_is_the_prior_exactly() -> None:
+    algorithm = PFedGM(features=4)
+    shared = pooled.empty(3, 4, diagonal=False)
+    shared[pooled.MEAN] = normal(0, 3, 4).float()
+    shared[pooled.WITHIN] = covariance(1).float()
+    shared[pooled.PRIOR] = torch.full((3, 4), 0.5)
+    stats = gaussian.collect(normal(2, 6, 4), torch.tensor([0, 0, 0, 2, 2, 2]), 3)
+    means, spreads = algorithm._fused(stats, shared)
+    assert torch.equal(means[1], shared[pooled.MEAN][1].double())
+    assert torch.equal(spreads[1], 0.5 * torch.eye(4, dtype=torch.float64))
+    assert not torch.equal(means[0], shared[pooled.MEAN][0].double())
+
+
+# ---- statistics ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), diagonal=st.booleans())
+def test_merged_statistics_are_those_of_all_samples_in_any_order(seed: int, diagonal: bool) -> None:
+    z, y = normal(seed, 30, 4) + 100, torch.randint(3, (30,), generator=torch.Generator().manual_seed(seed))
+    a, b, c = (gaussian.collect(z[i::3], y[i::3], 3, diagonal=diagonal) for i in range(3))
+    whole = gaussian.collect(z, y, 3, diagonal=diagonal)
+    for merged in (gaussian.merge(gaussian.merge(a, b), c), gaussian.merge(c, gaussian.merge(b, a))):
+        assert torch.equal(merged.count, whole.count)
+        assert torch.allclose(merged.mean, whole.mean, rtol=1e-13)
+        assert torch.allclose(merged.scatter, whole.scatter, rtol=1e-10, atol=1e-10)
+
+
+def test_statistics_equal_numpys_per_class() -> None:
+    z, y = normal(5, 20, 3), torch.arange(20) % 4
+    y[y == 3] = 0
+    stats = gaussian.collect(z, y, 4)
+    scatter = np.zeros((3, 3))
+    for c in range(3):
+        own = z[y == c].numpy()
+        assert np.allclose(stats.mean[c], own.mean(0))
+        scatter += np.cov(own.T, bias=True) * len(own)
+    assert np.allclose(stats.scatter, scatter)
+    assert stats.count.tolist() == [10, 5, 5, 0]
+
+
+def test_classes_of_too_few_samples_are_not_sent() -> None:
+    """The mean of one sample is that sample."""
+    stats = gaussian.collect(normal(1, 5, 2), torch.tensor([0, 0, 0, 0, 1]), 3).at_least(2)
+    assert stats.count.tolist() == [4, 0, 0]
+    assert stats.mean[1].tolist() == [0, 0]
+
+
+# ---- discriminants ------------------------------------------------------------------------------------
+
+
+def test_linear_discriminant_equals_scikit_learn_with_the_maximum_likelihood_covariance() -> None:
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    y = torch.arange(90) % 3
+    z = normal(7, 90, 5) + 0.7 * normal(8, 3, 5)[y]
+    stats = gaussian.collect(z, y, 3)
+    prior = torch.log(stats.count / 90)
+    reference = LinearDiscriminantAnalysis(solver="lsqr").fit(z.numpy(), y.numpy())
+    want = reference.decision_function(z.numpy())
+
+    def apart(scale: float) -> float:
+        w, b = gaussian.discriminant(stats.mean, stats.scatter / scale, prior)
+        return float(np.abs((z @ w.T + b).numpy() - want).max())
+
+    assert apart(90) < 1e-11
+    assert apart(90 - 3) > 1e-2  # the unbiased covariance is another classifier
+
+
+def test_rotating_the_features_leaves_full_covariance_logits_alone_but_not_diagonal_ones() -> None:
+    y = torch.arange(60) % 3
+    z = normal(1, 60, 4) @ covariance(3) + normal(2, 3, 4)[y]
+    turn = torch.linalg.qr(normal(4, 4, 4))[0]
+
+    def logits(x: Tensor, diagonal: bool) -> Tensor:
+        stats = gaussian.collect(x, y, 3, diagonal=diagonal)
+        w, b = gaussian.discriminant(stats.mean, gaussian.regular(stats.scatter / 57), torch.zeros(3))
+        return x @ w.T + b
+
+    assert torch.allclose(logits(z, False), logits(z @ turn, False), atol=1e-8)
+    assert not torch.allclose(logits(z, True), logits(z @ turn, True), atol=1e-2)
+
+
+def test_a_regular_covariance_adds_a_share_of_its_level_to_the_diagonal_alone() -> None:
+    """A known slip adds the constant to every entry and a whole identity."""
+    sigma = torch.tensor([[2.0, 1.0], [1.0, 4.0]], dtype=torch.float64)
+    assert torch.allclose(gaussian.regular(sigma, 0.1), torch.tensor([[2.3, 1.0], [1.0, 4.3]], dtype=torch.float64))
+    assert torch.equal(gaussian.regular(torch.zeros(2, 2)), torch.eye(2))
+    assert torch.equal(gaussian.regular(torch.zeros(2)), torch.ones(2))
+
+
+def test_the_predictive_head_is_the_gaussian_log_density() -> None:
+    stats = gaussian.collect(normal(1, 12, 3), torch.arange(12) % 2, 3)
+    algorithm = PFedGM(features=3, predictive=True)
+    shared = pooled.empty(3, 3, diagonal=False)
+    shared |= {pooled.COUNT: torch.ones(3), pooled.WITHIN: covariance(2, 3).float(), pooled.PRIOR: torch.ones(3, 3)}
+    head = algorithm.head(stats, shared, torch.eye(3, dtype=torch.float64))
+    z = normal(4, 5, 3)
+    means, spreads = algorithm._fused(stats, shared)
+    sigma, prior = algorithm._covariance(stats, shared), algorithm._log_prior(stats, shared)
+    for c in range(3):
+        density = torch.distributions.MultivariateNormal(means[c], sigma + spreads[c])
+        want = density.log_prob(z) + prior[c] + 1.5 * np.log(2 * np.pi)
+        assert torch.allclose(head(z)[:, c], want, atol=1e-9)
+
+
+# ---- the server ---------------------------------------------------------------------------------------
+
+
+def sent(stats: Statistics, client: str, **extra: Tensor) -> Update:
+    c, d = stats.mean.shape
+    tensors = {
+        pooled.COUNT: stats.count.float(),
+        pooled.MEAN: stats.mean.float(),
+        pooled.WITHIN: stats.scatter.float(),
+        pooled.BETWEEN: torch.zeros(d),
+        pooled.PRIOR: torch.zeros(c, d),
+        **extra,
+    }
+    return Update(tensors, 1.0, client)
+
+
+def served(updates: list[Update], c: int, d: int, rounds: int = 1, **options: float) -> Tensors:
+    rule = PooledStatistics(inner=MaskedMean(), **options)
+    shared = pooled.empty(c, d, diagonal=False)
+    for _ in range(rounds):
+        shared, _ = rule.apply(shared, rule.init(shared), updates)
+    return shared
+
+
+def test_pooled_means_weigh_each_class_by_its_own_count() -> None:
+    """Weighting by a client's total would let a class that it lacks dilute the mean."""
+    one = Statistics(torch.tensor([4.0, 0.0]), torch.tensor([[1.0], [0.0]]), torch.tensor([[2.0]]))
+    two = Statistics(torch.tensor([2.0, 90.0]), torch.tensor([[4.0], [7.0]]), torch.tensor([[88.0]]))
+    shared = served([sent(one, "a"), sent(two, "b")], 2, 1)
+    assert shared[pooled.MEAN].flatten().tolist() == pytest.approx([2.0, 7.0], rel=1e-4)
+    assert shared[pooled.COUNT].tolist() == [6.0, 90.0]
+    assert shared[pooled.WITHIN].item() == pytest.approx(90 / (96 - 3), rel=1e-6)
+
+
+def test_the_variance_between_clients_is_the_method_of_moments() -> None:
+    n, m = np.array([5.0, 8.0, 3.0]), np.array([0.0, 2.0, -1.0])
+    stats = [
+        Statistics(torch.tensor([a]), torch.tensor([[b]]), torch.tensor([[a - 1.0]])) for a, b in zip(n, m, strict=True)
+    ]
+    shared = served([sent(s, f"c{i}") for i, s in enumerate(stats)], 1, 1)
+    bar = (n * m).sum() / n.sum()
+    want = ((n * (m - bar) ** 2).sum() - 2 * 1.0) / (n.sum() - (n**2).sum() / n.sum())
+    assert shared[pooled.BETWEEN].item() == pytest.approx(want, rel=1e-5)
+
+
+def test_a_class_that_nobody_sends_keeps_its_mean_and_grows_unsure() -> None:
+    stats = gaussian.collect(normal(1, 12, 2), torch.arange(12) % 2, 3)
+    rule = PooledStatistics(inner=MaskedMean())
+    shared = pooled.empty(3, 2, diagonal=False)
+    shared |= {pooled.MEAN: torch.full((3, 2), 9.0), pooled.PRIOR: torch.ones(3, 2), pooled.COUNT: torch.ones(3)}
+    after, _ = rule.apply(shared, {}, [sent(stats, "a")])
+    assert torch.equal(after[pooled.MEAN][2], shared[pooled.MEAN][2])
+    assert bool((after[pooled.PRIOR][2] > 1).all())
+    assert not torch.equal(after[pooled.MEAN][0], shared[pooled.MEAN][0])
+
+
+def test_without_any_update_nothing_moves() -> None:
+    shared = pooled.empty(3, 2, diagonal=True)
+    after, _ = PooledStatistics(inner=MaskedMean()).apply(shared, {}, [])
+    assert equal(after, shared)
+
+
+def test_differences_are_added_to_the_shared_statistics() -> None:
+    stats = gaussian.collect(normal(1, 12, 2), torch.arange(12) % 3, 3)
+    rule, shared = PooledStatistics(inner=MaskedMean()), pooled.empty(3, 2, diagonal=False)
+    shared, _ = rule.apply(shared, {}, [sent(stats, "a")])
+    value = sent(stats, "b")
+    delta = value.but(tensors={k: v - shared[k] for k, v in value.tensors.items()}, kind="delta")
+    one, two = rule.apply(shared, {}, [value])[0], rule.apply(shared, {}, [delta])[0]
+    assert all(torch.allclose(one[k], two[k], atol=1e-5) for k in one)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({pooled.COUNT: torch.tensor([-1.0, 2.0, 1.0])}, "negative"),
+        ({pooled.MEAN: torch.full((3, 2), float("nan"))}, "finite"),
+        ({pooled.WITHIN: torch.zeros(3, 3)}, "shape"),
+    ],
+)
+def test_bad_statistics_are_refused_with_the_clients_name(change: Tensors, says: str) -> None:
+    stats = gaussian.collect(normal(1, 12, 2), torch.arange(12) % 3, 3)
+    with pytest.raises(AggregationError, match=says) as error:
+        served([sent(stats, "mallory", **change)], 3, 2)
+    assert "mallory" in str(error.value)
+
+
+def generative(seed: int, n: int, sd: float) -> tuple[dict[str, float], float]:
+    """30 clients whose class means differ by ``sd``: mean accuracy of each head, and the estimate of sd²."""
+    rng = np.random.default_rng(seed)
+    clients, classes, d = 30, 10, 16
+    common = rng.normal(size=(classes, d))
+    data = []
+    for _ in range(clients):
+        means = common + sd * rng.normal(size=(classes, d))
+        mix = rng.dirichlet([0.3] * classes)
+        y, t = rng.choice(classes, n, p=mix), rng.choice(classes, 300, p=mix)
+        data.append((means[y] + rng.normal(size=(n, d)), y, means[t] + rng.normal(size=(300, d)), t))
+    stats = [gaussian.collect(torch.from_numpy(x), torch.from_numpy(y), classes) for x, y, _, _ in data]
+    shared = served([sent(s, f"c{i:02d}") for i, s in enumerate(stats)], classes, d)
+    alone = pooled.empty(classes, d, diagonal=False)
+    everyone = {**copied(shared), pooled.BETWEEN: torch.full((d,), 1e-9), pooled.PRIOR: torch.full((classes, d), 1e-9)}
+    heads = {
+        "local": (PFedGM(features=d), alone),
+        "global": (PFedGM(features=d, prior_samples=1e6), everyone),
+        "fused": (PFedGM(features=d), shared),
+        "predictive": (PFedGM(features=d, predictive=True), shared),
+        "fused, one covariance": (PFedGM(features=d, prior_samples=1e6), shared),
+    }
+    eye, accuracy = torch.eye(d, dtype=torch.float64), {}
+    for name, (algorithm, state) in heads.items():
+        hits = [
+            float((algorithm.head(s, state, eye)(torch.from_numpy(x)).argmax(1) == torch.from_numpy(t)).double().mean())
+            for s, (_, _, x, t) in zip(stats, data, strict=True)
+        ]
+        accuracy[name] = sum(hits) / clients
+    return accuracy, float(shared[pooled.BETWEEN].mean())
+
+
+@pytest.mark.parametrize("n", [10, 20, 40, 160])
+def test_fusing_beats_the_client_alone_and_the_fleet_alone(n: int) -> None:
+    accuracy, between = generative(0, n, 0.6)
+    assert accuracy["fused"] > max(accuracy["local"], accuracy["global"])
+    assert accuracy["predictive"] > max(accuracy["local"], accuracy["global"])
+    assert between == pytest.approx(0.36, rel=0.25)
+
+
+def test_clients_that_do_not_differ_are_seen_as_such() -> None:
+    accuracy, between = generative(1, 40, 0.0)
+    assert between < 0.01
+    assert accuracy["fused, one covariance"] == pytest.approx(accuracy["global"], abs=0.005)
+
+
+# ---- the device ---------------------------------------------------------------------------------------
+
+
+def test_full_resampling_makes_classes_equally_frequent() -> None:
+    y = torch.tensor([0] * 900 + [1] * 90 + [2] * 10)
+    draws = torch.Generator().manual_seed(0)
+    count = torch.bincount(y[resampled(y, 1.0, draws)], minlength=3)
+    sigma = (1000 * (1 / 3) * (2 / 3)) ** 0.5
+    assert bool(((count - 1000 / 3).abs() < 3 * sigma).all())
+    assert resampled(y, 0.0, draws).tolist() == list(range(1000))
+    assert resampled(torch.tensor([4]), 1.0, draws).tolist() == [0]
+
+
+def test_the_prior_is_that_of_the_resampled_classes() -> None:
+    count = torch.tensor([90.0, 10.0, 0.0])
+    assert torch.exp(sampled_log_prior(count, 0.0)).tolist() == pytest.approx([90 / 101, 10 / 101, 1 / 101])
+    assert torch.exp(sampled_log_prior(count, 1.0)).tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_anchors_are_pushed_apart_up_to_the_margin() -> None:
+    anchors = torch.tensor([[0.0, 0.0], [0.6, 0.8], [0.0, 3.0]], requires_grad=True)
+    loss = spread_apart(anchors, 2.0)
+    assert loss.item() == pytest.approx((1.0 + 0.0 + 0.0) / 3)
+    same = torch.zeros(2, 2, requires_grad=True)
+    spread_apart(same, 1.0).backward()
+    assert bool(torch.isfinite(same.grad).all())
+
+
+def test_the_projection_keeps_lengths_and_is_the_same_everywhere() -> None:
+    r = projection(16, 200, torch.float64)
+    assert torch.allclose(r @ r.T, torch.eye(16, dtype=torch.float64) * 200 / 16, atol=1e-10)
+    assert torch.equal(r, projection(16, 200, torch.float64))
+    assert torch.equal(projection(8, 5, torch.float32), torch.eye(5))
+
+
+def test_a_pruned_device_projects_into_the_same_space(
+    tiny: Tiny, narrowed: Callable[[Task], tuple[Task, ChannelMask]]
+) -> None:
+    task = tiny()
+    small, mask = narrowed(task)
+    layer = last_linear(small.model, small.split)
+    narrow = projection_for(small.model, layer, mask, 2)
+    assert torch.equal(narrow, projection(2, 4, torch.float32)[:, [0, 2, 3]])
+    shared, _ = PFedGM(features=2).init(task.model, task.split)
+    assert shared[pooled.MEAN].shape == (3, 2)
+
+
+def test_what_is_sent_and_what_stays(tiny: Tiny) -> None:
+    task = tiny(norm=True)
+    algorithm = PFedGM()
+    shared, private = algorithm.init(task.model, task.split)
+    update, kept = algorithm.fit(task, shared, private)
+    assert set(update.tensors) == set(shared)
+    assert not [k for k in shared if k.startswith("head")]
+    assert {"head.weight", "body.1.running_mean"} & set(update.tensors) == set()
+    assert "body.1.running_mean" in kept
+    assert float(update.tensors[pooled.COUNT].sum()) == len(task.train)
+
+
+def test_the_served_model_ends_in_one_linear_layer_that_is_the_gaussian_formula(tiny: Tiny) -> None:
+    task = tiny(count=30)
+    algorithm = PFedGM(tune_epochs=0)
+    shared, private = algorithm.init(task.model, task.split)
+    rule = algorithm.aggregator
+    update, private = algorithm.fit(task, shared, private)
+    shared, _ = rule.apply(shared, rule.init(shared), [update])
+    model = algorithm.personal(task, shared, private)
+    assert type(model.head) is nn.Linear
+    z = torch.tanh(task.train.x @ shared["body.0.weight"].T + shared["body.0.bias"])  # d = 4 < features: no projection
+    stats = gaussian.collect(z, task.train.y, 3)
+    means, _ = algorithm._fused(stats, shared)
+    inverse = torch.linalg.inv(algorithm._covariance(stats, shared))
+    want = z.double() @ inverse @ means.T - 0.5 * torch.einsum("cd,de,ce->c", means, inverse, means)
+    want = want + algorithm._log_prior(stats, shared)
+    assert torch.allclose(predict(model, task.train.x).double(), want, atol=1e-4)
+    assert (algorithm._covariance(stats, shared) - torch.eye(4)).abs().max() > 1e-3
+
+
+def test_statistics_follow_the_body_that_is_served(tiny: Tiny) -> None:
+    """Stale statistics of another body version must not decide: another shared body gives another head."""
+    task = tiny(count=30)
+    algorithm = PFedGM(tune_epochs=0)
+    shared, private = algorithm.init(task.model, task.split)
+    _, private = algorithm.fit(task, shared, private)
+    moved = {**shared, "body.0.weight": -shared["body.0.weight"]}
+    assert not torch.allclose(
+        algorithm.personal(task, shared, private).head.weight, algorithm.personal(task, moved, private).head.weight
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("kind", ["full", "diagonal"])
+def test_a_client_of_few_samples_or_one_class_is_served(tiny: Tiny, count: int, kind: str) -> None:
+    task = tiny(count=count, classes=1, norm=True)
+    algorithm = PFedGM(covariance=kind)
+    shared, private = algorithm.init(task.model, task.split)
+    rule = algorithm.aggregator
+    for number in range(2):
+        update, private = algorithm.fit(task.but(round=number), shared, private)
+        shared, _ = rule.apply(shared, rule.init(shared), [update])
+    logits = predict(algorithm.personal(task, shared, private), task.train.x)
+    assert bool(torch.isfinite(logits).all())
+    assert logits.argmax(1).tolist() == [0] * count
+    assert all(bool(torch.isfinite(v).all()) for v in shared.values())
+
+
+def test_virtual_features_teach_the_navigator_classes_that_a_client_lacks(tiny: Tiny) -> None:
+    task = tiny(count=20, classes=2)
+    algorithm = PFedGM(virtual=1.0)
+    shared, private = algorithm.init(task.model, task.split)
+    known = {
+        **shared,
+        pooled.COUNT: torch.full((3,), 9.0),
+        pooled.MEAN: torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),
+        pooled.WITHIN: torch.eye(4) * 0.01,
+    }
+    with_virtual, _ = algorithm.fit(task, known, private)
+    without, _ = PFedGM(virtual=0.0).fit(task, known, private)
+    one, two = (u.tensors["navigator/anchors"] for u in (with_virtual, without))
+
+    def score(anchors: Tensor) -> float:
+        z = known[pooled.MEAN][2]
+        return float((-0.5 * (z - anchors).square().sum(1)).log_softmax(0)[2])
+
+    assert score(one) > score(two)
+
+
+def test_a_head_that_is_not_linear_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Conv1d(1, 3, 1))
+    with pytest.raises(ModelError, match="linear"):
+        PFedGM().init(model, split_model(model, "1"))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"features": 0}, "features"),
+        ({"covariance": "round"}, "covariance"),
+        ({"rho": 1.5}, "rho"),
+        ({"inter": -1.0}, "inter"),
+        ({"intra": -1.0}, "intra"),
+        ({"virtual": -1.0}, "virtual"),
+        ({"margin": 0.0}, "margin"),
+        ({"n_min": 1}, "n_min"),
+        ({"prior_samples": -1.0}, "prior_samples"),
+        ({"tune_epochs": -1}, "tune_epochs"),
+        ({"motion": -1.0}, "motion"),
+        ({"blend": 0.0}, "blend"),
+        ({"inter": 0.0, "intra": 0.0, "virtual": 0.0}, "allow_degenerate"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        PFedGM(**options)  # type: ignore[arg-type]
+
+
+def test_samples_stay_untouched(tiny: Tiny) -> None:
+    task = tiny(count=9)
+    before = Samples(task.train.x.clone(), task.train.y.clone())
+    shared, private = PFedGM().init(task.model, task.split)
+    kept, own = copied(shared), copied(private)
+    PFedGM().fit(task, shared, private)
+    assert torch.equal(before.x, task.train.x)
+    assert equal(kept, shared)
+    assert equal(own, private)
