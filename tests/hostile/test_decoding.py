@@ -1,0 +1,422 @@
+"""Attacks on the decoder: each one is refused, by a clear error, before it costs anything."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import random
+import struct
+import time
+import zipfile
+import zlib
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+import zstandard
+
+from talaria.errors import WireError
+from talaria.types import ChannelLayout, ChannelMask, Update
+from talaria.wire.codec import decode_tensors, decode_update, encode_update, schema_of
+from talaria.wire.frames import Header, decode_frame, encode_frame
+from talaria.wire.messages import decode_message
+from talaria.wire.squeeze import unsqueeze
+from talaria.wire.tensorfile import pack, unpack
+
+TENSORS = {"body.w": torch.linspace(-1, 1, 24).reshape(4, 6), "body.b": torch.zeros(4)}
+SCHEMA = schema_of(TENSORS)
+GOOD = encode_update(Update(tensors=TENSORS, weight=5.0), compress=False)
+
+
+def decode(data):
+    return decode_update(data, schema=SCHEMA)
+
+
+def header_of(data):
+    (size,) = struct.unpack_from("<Q", data)
+    return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+def file_of(header, body):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def changed(change, body=None):
+    """The good update with its header changed in place."""
+    header, good = header_of(GOOD)
+    result = change(header)
+    return file_of(header if result is None else result, good if body is None else body)
+
+
+def test_the_good_one_passes():
+    assert torch.equal(decode(GOOD).tensors["body.w"], TENSORS["body.w"])
+    assert torch.equal(decode(changed(lambda h: None)).tensors["body.w"], TENSORS["body.w"])
+
+
+# 1
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was opened",))
+
+
+def torch_zip():
+    data = io.BytesIO()
+    torch.save(TENSORS, data)
+    return data.getvalue()
+
+
+def npz():
+    data = io.BytesIO()
+    np.savez(data, a=np.zeros(3))
+    return data.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        *[(pickle.dumps(Bomb(), protocol), "pickle" if protocol > 1 else "") for protocol in range(6)],
+        (torch_zip(), "zip"),
+        (npz(), "zip"),
+        (b"\x93NUMPY\x01\x00" + bytes(100), "numpy"),
+    ],
+)
+def test_01_pickles_zips_and_torch_files_are_never_opened(refused, data, what):
+    assert what in refused(lambda: decode(data))
+    assert what in refused(lambda: decode_tensors(data, schema=None))
+
+
+# 2, 3, 4
+def test_02_a_zstd_bomb_that_states_its_size(refused):
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(256 * 2**20))
+    assert len(bomb) < 20_000
+    assert "declares 268435456 bytes" in refused(lambda: decode(bomb))
+
+
+def test_02_a_zstd_bomb_that_lies_about_its_size(refused):
+    bomb = bytearray(zstandard.ZstdCompressor(level=1).compress(bytes(256 * 2**20)))
+    frame = zstandard.get_frame_parameters(bytes(bomb))
+    assert frame.content_size == 256 * 2**20
+    at = bomb.index(struct.pack("<I", 256 * 2**20))
+    bomb[at : at + 4] = struct.pack("<I", 100_000)
+    refused(lambda: unsqueeze(bytes(bomb), 2**20))
+
+
+def test_03_a_zstd_bomb_that_does_not_state_its_size(refused):
+    packer = zstandard.ZstdCompressor(level=1, write_content_size=False)
+    bomb = packer.compress(bytes(256 * 2**20))
+    assert "does not state its size" in refused(lambda: decode(bomb))
+
+
+def test_04_a_zstd_window_of_128_mib(refused):
+    options = zstandard.ZstdCompressionParameters(window_log=27, compression_level=1)
+    packer = zstandard.ZstdCompressor(compression_params=options).compressobj(size=1000)
+    frame = packer.compress(bytes(1000)) + packer.flush()
+    if zstandard.get_frame_parameters(frame).window_size < 2**27:  # a single segment needs no window: write one
+        frame = b"\x28\xb5\x2f\xfd" + bytes([0x40, (27 - 10) << 3]) + struct.pack("<H", 1000 - 256) + bytes([1, 0, 0])
+    assert zstandard.get_frame_parameters(frame).window_size == 2**27
+    assert "window" in refused(lambda: unsqueeze(frame, 2**20))
+
+
+# 5, 6
+def test_05_a_header_of_one_tib(refused):
+    assert "declares a header" in refused(lambda: decode(struct.pack("<Q", 2**40) + bytes(1000)))
+    assert "declares a header" in refused(lambda: decode(struct.pack("<Q", 2**64 - 1) + bytes(1000)))
+
+
+@pytest.mark.parametrize("count", [15_000, 400_000])
+def test_06_hundreds_of_thousands_of_empty_tensors(refused, count):
+    one = '"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    text = ("{" + ",".join(one % i for i in range(count)) + "}").encode()
+    message = refused(lambda: decode(file_of(text, b"")))
+    assert "above" in message
+
+
+# 7, 8, 9, 10, 11
+def entry(h, name, **fields):
+    h[name] |= fields
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda h: entry(h, "body.w", data_offsets=[0, 96]) or entry(h, "body.b", data_offsets=[0, 16]), "overlap"),
+        (lambda h: entry(h, "body.b", data_offsets=[4, 20]), "hole or an overlap|follow"),
+        (lambda h: entry(h, "body.w", data_offsets=[96, 0]), "do not hold"),
+        (lambda h: entry(h, "body.w", data_offsets=[-96, 0]), "do not hold"),
+        (lambda h: entry(h, "body.w", data_offsets=[0, 2**62]), "do not hold"),
+        (lambda h: entry(h, "body.w", data_offsets=[0]), "two numbers"),
+        (lambda h: entry(h, "body.w", data_offsets=["0", "96"]), "two numbers"),
+        (lambda h: entry(h, "body.w", data_offsets=[False, 96]), "two numbers"),
+    ],
+)
+def test_07_offsets_that_overlap_leave_holes_or_lie(refused, change, what):
+    message = refused(lambda: decode(changed(change)))
+    assert any(word in message for word in what.split("|"))
+
+
+@pytest.mark.parametrize(
+    "shape", [[2**32, 2**32], [2**62, 4], [2**63, 2, 0], [10**300], [65536] * 4, [1] * 9, [2**31, 2**31, 2**31]]
+)
+def test_08_shapes_whose_product_overflows(refused, shape):
+    assert "shape" in refused(lambda: decode(changed(lambda h: entry(h, "body.w", shape=shape))))
+
+
+@pytest.mark.parametrize("shape", [[-4, -6], [-1], [0, 6], [4.0, 6.0], [True, 24], "46", None, [[4, 6]]])
+def test_09_dimensions_that_are_negative_zero_or_no_numbers(refused, shape):
+    refused(lambda: decode(changed(lambda h: entry(h, "body.w", shape=shape))))
+
+
+@pytest.mark.parametrize("name", ["head.weight", "../../etc/passwd", "body.w ", "", "body.w|zz", "x" * 300])
+def test_10_a_name_that_is_not_in_the_schema(refused, name):
+    refused(lambda: decode(changed(lambda h: h.update({name: h.pop("body.b")}))))
+
+
+def test_10_a_name_that_stands_twice(refused):
+    header, body = header_of(GOOD)
+    text = json.dumps(header)
+    twice = text[:-1] + ',"body.b":' + json.dumps(header["body.b"]) + "}"
+    assert "stands twice" in refused(lambda: decode(file_of(twice.encode(), body)))
+    many = ("{" + ",".join(f'"{i}":1' for i in range(90_000)) + ',"0":1}').encode()
+    assert "stands twice" in refused(lambda: decode_tensors(file_of(many, b""), schema=None))
+
+
+def test_10_a_missing_tensor(refused):
+    data = encode_update(Update(tensors={"body.w": TENSORS["body.w"]}, weight=1.0))
+    assert "'body.b' is missing" in refused(lambda: decode(data))
+
+
+@pytest.mark.parametrize("dtype", ["F64", "I32", "F16", "float32", "C64", "", None, 3, ["F32"]])
+def test_11_another_dtype(refused, dtype):
+    refused(lambda: decode(changed(lambda h: entry(h, "body.w", dtype=dtype))))
+
+
+def test_11_another_dtype_of_the_right_size(refused):
+    other = Update(tensors={"body.w": TENSORS["body.w"].view(torch.int32), "body.b": TENSORS["body.b"]}, weight=1.0)
+    assert "expected torch.float32" in refused(lambda: decode(encode_update(other)))
+
+
+# 12, 13
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"])
+def test_12_deep_nesting_in_a_message(refused, opening):
+    deep = opening * 50_000 + b"\x90"
+    refused(lambda: decode_message(decode_frame(encode_frame(Header("work", "f"), deep))))
+
+
+def test_12_deep_nesting_in_a_header(refused):
+    deep = b"[" * 400_000 + b"]" * 400_000
+    refused(lambda: decode(file_of(deep, b"")))
+    refused(lambda: decode(changed(lambda h: {**h, "__metadata__": {"talaria": "[" * 200_000}})))
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+    ],
+)
+def test_13_four_billion_entries_declared(refused, declared):
+    refused(lambda: decode_message(decode_frame(encode_frame(Header("work", "f"), declared + bytes(100)))))
+    refused(lambda: decode_frame(sealed(declared)))
+
+
+def sealed(head: bytes) -> bytes:
+    whole = b"FLF1" + struct.pack("<H", len(head)) + head
+    return whole + struct.pack("<I", zlib.crc32(whole))
+
+
+# 14
+def test_14_truncated_or_with_something_behind(refused):
+    frame = encode_frame(Header("chunk", "watch", "dev"), b"body" * 10)
+    for cut in range(len(frame)):
+        with pytest.raises(WireError):
+            decode_frame(frame[:cut])
+    refused(lambda: decode_frame(frame + b"\x00"))
+    packed = encode_update(Update(tensors={"body.w": torch.zeros(4, 6), "body.b": torch.zeros(4)}, weight=1.0))
+    assert packed.startswith(b"\x28\xb5\x2f\xfd")
+    for data in (GOOD, packed):
+        for cut in range(len(data)):
+            with pytest.raises(WireError):
+                decode(data[:cut])
+        refused(lambda data=data: decode(data + b"\x00"))
+        refused(lambda data=data: decode(data + data))
+
+
+# 15
+def test_15_fuzzed_bytes_never_raise_anything_else():
+    rng = random.Random(15)
+    packed = encode_update(Update(tensors=TENSORS, weight=5.0, kind="delta"), "int8")
+    frame = encode_frame(Header("work", "watch", "dev", boot=3), msgpack.packb({"round": 1, "body": bytes(32)}))
+    end = time.thread_time() + 2
+    runs = 0
+    while time.thread_time() < end:
+        data = bytearray(rng.choice([GOOD, packed, frame]))
+        for _ in range(rng.randint(1, 8)):
+            at = rng.randrange(len(data))
+            match rng.randrange(4):
+                case 0:
+                    data[at] = rng.randrange(256)
+                case 1:
+                    del data[at : at + rng.randint(1, 9)]
+                case 2:
+                    data[at:at] = rng.randbytes(rng.randint(1, 9))
+                case _:
+                    data[at : at + 4] = rng.choice([b"\xff\xff\xff\xff", bytes(4), b"\x7f\xff\xff\xff"])
+            if not data:
+                break
+        for call in (decode, lambda d: decode_tensors(d, schema=SCHEMA), lambda d: decode_message(decode_frame(d))):
+            try:
+                call(bytes(data))
+            except WireError:
+                continue
+        runs += 1
+    assert runs > 100
+
+
+# 16, 17, 18
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, -1e30])
+@pytest.mark.parametrize("codec", ["raw", "bf16"])
+def test_16_17_18_a_value_that_is_not_finite_or_far_too_large(refused, value, codec):
+    planes = {"body.w": torch.full((4, 6), 0.5), "body.b": torch.zeros(4)}
+    planes["body.w"][2, 3] = value
+    if codec == "bf16":
+        planes = {name + "|b": v.bfloat16() for name, v in planes.items()}
+    data = pack(planes, unpack(GOOD, most=9)[1])
+    message = refused(lambda: decode(data))
+    assert "'body.w' holds" in message
+
+
+def test_18_a_norm_that_hides_in_many_values(refused):
+    shape = {"w": torch.full((1000, 1000), 9e5)}
+    data = encode_update(Update(tensors=shape, weight=1.0))
+    assert "norm" in refused(lambda: decode_update(data, schema=schema_of(shape)))
+
+
+# 19
+@pytest.mark.parametrize("weight", ["0", "-1", "NaN", "Infinity", "1e9", "1e999", "null", '"5"', "true", "[5]"])
+def test_19_weights_that_would_tilt_the_mean(refused, weight):
+    def change(header):
+        about = header["__metadata__"]["talaria"]
+        assert '"weight":5.0' in about
+        header["__metadata__"]["talaria"] = about.replace('"weight":5.0', f'"weight":{weight}')
+
+    refused(lambda: decode(changed(change)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"v":1', '"v":2'),
+        ('"base":0', '"base":-1'),
+        ('"base":0', '"base":1.5'),
+        ('"kind":"value"', '"kind":"code"'),
+        ('"metrics":{}', '"metrics":{"loss":NaN}'),
+        ('"metrics":{}', '"metrics":{"loss":"low"}'),
+        ('"metrics":{}', '"metrics":[1]'),
+        ('"client":"device"', '"client":""'),
+        ('"client":"device"', '"client":"device","client":"other"'),
+        ('"mask":null', '"mask":7'),
+        ('"mask":null', '"more":null'),
+    ],
+)
+def test_19_other_facts_that_lie(refused, old, new):
+    def change(header):
+        assert old in header["__metadata__"]["talaria"]
+        header["__metadata__"]["talaria"] = header["__metadata__"]["talaria"].replace(old, new)
+
+    refused(lambda: decode(changed(change)))
+
+
+# 20
+LAYOUT = ChannelLayout({"g": 4}, {"body.w": ((("g", 1),), ()), "body.b": ((("g", 1),),)})
+HALF = ChannelMask(LAYOUT, {"g": (0, 2)})
+MASKED = encode_update(
+    Update(tensors={"body.w": torch.zeros(2, 6), "body.b": torch.zeros(2)}, weight=1.0, mask=HALF), compress=False
+)
+
+
+def with_bitmap(byte):
+    entries, meta = unpack(MASKED, most=9)
+    planes = {name: e.tensor() for name, e in entries.items()}
+    planes["mask|g"] = torch.tensor(byte if isinstance(byte, list) else [byte], dtype=torch.uint8)
+    return pack(planes, meta)
+
+
+@pytest.mark.parametrize(
+    ("byte", "what"), [(0, "between 1 and 4"), (0b10001, "none beyond"), (0b11, "digest"), ([5, 0], "bytes")]
+)
+def test_20_a_mask_that_keeps_nothing_or_what_is_not_there(refused, byte, what):
+    assert what in refused(lambda: decode_update(with_bitmap(byte), schema=SCHEMA, layout=LAYOUT))
+
+
+def test_20_a_mask_that_claims_pruned_channels(refused):
+    assert decode_update(MASKED, schema=SCHEMA, layout=LAYOUT, within=HALF).mask == HALF
+    plan = ChannelMask(LAYOUT, {"g": (0, 1)})
+    assert "pruned" in refused(lambda: decode_update(MASKED, schema=SCHEMA, layout=LAYOUT, within=plan))
+
+
+def test_20_bitmaps_without_a_mask_and_masks_without_a_layout(refused):
+    refused(lambda: decode_update(MASKED, schema=SCHEMA))
+    other = ChannelLayout({"h": 4}, {"body.w": ((("h", 1),), ()), "body.b": ((("h", 1),),)})
+    assert "other names" in refused(lambda: decode_update(MASKED, schema=SCHEMA, layout=other))
+    nothing = pack({**TENSORS, "mask|g": torch.ones(1, dtype=torch.uint8)}, unpack(GOOD, most=9)[1])
+    refused(lambda: decode_update(nothing, schema=SCHEMA, layout=LAYOUT))
+
+
+# 21, 22
+def planes(**tensors):
+    named = {name.replace("__", "|"): value for name, value in tensors.items()}
+    return pack(named, unpack(GOOD, most=9)[1])
+
+
+ONE = schema_of({"w": torch.zeros(10)})
+
+
+@pytest.mark.parametrize(
+    ("at", "values"),
+    [
+        ([3, 3], [1.0, 2.0]),
+        ([3, 2], [1.0, 2.0]),
+        ([3, 10], [1.0, 2.0]),
+        ([-1, 3], [1.0, 2.0]),
+        ([3, 2**31 - 1], [1.0, 2.0]),
+        ([1, 2], [1.0]),
+        (list(range(11)), [1.0] * 11),
+        ([], []),
+        ([1, 2], [1.0, math.nan]),
+        ([1, 2], [math.inf, 1.0]),
+    ],
+)
+def test_21_positions_out_of_range_or_repeated(refused, at, values):
+    data = planes(w__i=torch.tensor(at, dtype=torch.int32), w__v=torch.tensor(values, dtype=torch.float16))
+    refused(lambda: decode_update(data, schema=ONE))
+
+
+@pytest.mark.parametrize("scale", [math.nan, 0.0, -1.0, math.inf, 1e30])
+def test_22_a_scale_that_is_no_number_zero_or_huge(refused, scale):
+    data = planes(w__q=torch.ones(10, dtype=torch.int8), w__s=torch.tensor([scale]))
+    assert "scale" in refused(lambda: decode_update(data, schema=ONE))
+
+
+def test_22_scales_without_levels_and_two_codecs_at_once(refused):
+    levels, scale = torch.ones(10, dtype=torch.int8), torch.ones(1)
+    refused(lambda: decode_update(planes(w__q=levels), schema=ONE))
+    refused(lambda: decode_update(planes(w=torch.ones(10), w__s=scale), schema=ONE))
+    refused(lambda: decode_update(planes(w=torch.ones(10), w__q=levels, w__s=scale), schema=ONE))
+    refused(lambda: decode_update(planes(w__q=levels, w__s=torch.ones(2)), schema=ONE))
+    refused(lambda: decode_update(planes(w__q=torch.full((10,), -128, dtype=torch.int8), w__s=scale), schema=ONE))
+
+
+def test_a_zip_slip_in_a_name_is_only_a_name(refused, tmp_path):
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("../../escaped", "x")
+    assert "zip" in refused(lambda: decode(data.getvalue()))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,435 @@
+"""Attacks on the two halves of the protocol: refused, remembered, and the round goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import pytest
+
+from talaria.protocol import actions as a
+from talaria.protocol import events as e
+from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
+from talaria.protocol.device import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol.transfer import chunk_frames, transfer_of
+from talaria.wire import messages as m
+from talaria.wire.chunks import describe
+from talaria.wire.frames import Header, encode_frame
+from talaria.wire.signing import Signer
+
+FED = "watch"
+CO, ANNA, BEN, EVE = (Signer.of(hashlib.sha256(n).digest()) for n in (b"co", b"anna", b"ben", b"eve"))
+BODY = bytes(range(250)) * 10
+UPDATE = bytes(reversed(range(250))) * 10
+CUT = describe(UPDATE, 500)
+
+
+def offer_of(cut=CUT, number=1, attempt=0, base=0, nonce=None):
+    return m.Offer(
+        round=number,
+        base=base,
+        attempt=attempt,
+        size=cut.size,
+        chunk=cut.chunk,
+        sha256=cut.sha256,
+        hashes=cut.hashes,
+        nonce=nonce or cut.sha256[:16],
+    )
+
+
+class Bench:
+    """A coordinator in an open round with anna and ben, spoken to by hand."""
+
+    def __init__(self, signed=True, cohort=("anna", "ben"), **rules):
+        keys = {"anna": ANNA.public, "ben": BEN.public} if signed else {}
+        rules = {"chunk": 500, "retry": 1.0, "stall": 10.0} | rules
+        self.half = CoordinatorHalf(FED, Rules(**rules), b"", CO if signed else None, keys, enrolled=signed)
+        self.signed, self.state, self.now = signed, CoordinatorState(), 0.0
+        self.seq = {}
+        self.do(e.Start(0.0, 7))
+        self.do(e.PublishBody(0.0, 0, describe(BODY, 500)))
+        for dev in cohort:
+            self.birth(dev)
+        self.do(e.OpenRound(0.0, 1, dict.fromkeys(cohort, b""), None, 1))
+
+    def do(self, event):
+        self.state, actions = self.half.step(self.state, event)
+        return actions
+
+    def frame(self, dev, message, boot=1, seq=None, signer=None):
+        self.seq[dev] = self.seq.get(dev, 0) + 1
+        header = Header(message.TYPE, FED, dev, boot=boot, seq=self.seq[dev] if seq is None else seq)
+        own = {"anna": ANNA, "ben": BEN}.get(dev) if self.signed else None
+        return encode_frame(header, m.encode_message(message), signer or own)
+
+    def hear(self, topic, payload, retained=False):
+        return self.do(e.Received(self.now, f"fl/1/{FED}/{topic}", payload, retained))
+
+    def birth(self, dev, boot=1, online=True):
+        return self.hear(f"d/{dev}/state", self.frame(dev, m.DeviceBirth(online=online, key=b"", profile=b""), boot))
+
+    def say(self, dev, message, **how):
+        return self.hear(f"d/{dev}/evt", self.frame(dev, message, **how))
+
+    def chunk(self, dev, index, data=None, cut=CUT, xfer=None, off=None):
+        xfer = xfer or transfer_of(cut.sha256)
+        data = UPDATE[500 * index : 500 * index + 500] if data is None else data
+        header = Header(m.CHUNK, FED, dev, boot=1, xfer=xfer, idx=index, off=500 * index if off is None else off)
+        return self.hear(f"d/{dev}/up/{xfer}", encode_frame(header, data))
+
+    def upload(self, dev):
+        self.say(dev, m.Accept(round=1))
+        self.say(dev, offer_of(nonce=dev.encode().ljust(16)))
+        for index in range(CUT.count):
+            self.chunk(dev, index)
+        return self.do(e.Stored(self.now, 1, dev, CUT.sha256))
+
+    def finishes_with(self, *devs):
+        """The round completes for the honest; exactly these count."""
+        closed = []
+        for dev in devs:
+            closed += [x for x in self.upload(dev) if isinstance(x, a.RoundClosed)]
+        assert [tuple(c.dev for c in x.counted) for x in closed] == [devs]
+
+
+def of(actions, kind):
+    return [x for x in actions if isinstance(x, kind)]
+
+
+def reasons(actions):
+    return " ".join(x.reason for x in of(actions, a.Refused))
+
+
+# 23
+def test_23_a_replay_of_an_earlier_rounds_update_counts_nowhere():
+    bench = Bench(cohort=("anna",))
+    first = bench.frame("anna", offer_of())
+    bench.say("anna", m.Accept(round=1))
+    bench.hear("d/anna/evt", first)
+    for index in range(CUT.count):
+        bench.chunk("anna", index)
+    assert of(bench.do(e.Stored(0.0, 1, "anna", CUT.sha256)), a.RoundClosed)
+    bench.do(e.Committed(0.0, 1))
+    bench.do(e.OpenRound(0.0, 2, {"anna": b""}, None, 1))
+    assert bench.hear("d/anna/evt", first) == []  # the very bytes: seen already
+    again = bench.say("anna", offer_of())  # the same update, said anew: the old receipt, and nothing else
+    assert [type(x) for x in again] == [a.Publish]
+    assert bench.state.rounds[2].counted == []
+
+
+def test_23_an_older_boot_is_not_heard():
+    bench = Bench()
+    bench.say("anna", m.Accept(round=1), boot=5, seq=1)
+    assert bench.say("anna", m.Decline(round=1, reason="late voice"), boot=4, seq=9) == []
+    assert bench.state.rounds[1].cohort["anna"].phase == "working"
+
+
+# 24
+def test_24_the_same_nonce_for_two_offers_is_refused():
+    bench = Bench()
+    nonce = bytes(16)
+    bench.say("anna", offer_of(nonce=nonce))
+    actions = bench.say("ben", offer_of(describe(UPDATE + b"!", 500), nonce=nonce))
+    assert "repeats the nonce" in reasons(actions)
+    assert bench.state.rounds[1].cohort["ben"].phase == "called"
+
+
+# 25, 26
+def device(key=True, **limits):
+    half = DeviceHalf(FED, "anna", DeviceLimits(retry=1.0, **limits), b"", ANNA, CO.public if key else None)
+    state = DeviceState()
+    for event in (e.Boot(0.0), e.Connecting(0.0), e.Connected(0.0)):
+        half.step(state, event)
+    return half, state
+
+
+def cmd(half, state, message, epoch=7, seq=1, signer=CO, topic="d/anna/cmd", dev="anna", retained=False):
+    payload = encode_frame(Header(message.TYPE, FED, dev, boot=epoch, seq=seq), m.encode_message(message), signer)
+    return half.step(state, e.Received(0.0, f"fl/1/{FED}/{topic}", payload, retained))[1]
+
+
+def manifest(version=0, data=BODY):
+    cut = describe(data, 500)
+    return m.BodyManifest(
+        version=version, size=cut.size, chunk=500, sha256=cut.sha256, hashes=cut.hashes, nonce=bytes(16)
+    )
+
+
+WORK = m.Work(round=1, version=0, body=describe(BODY, 500).sha256, seconds=0.0, spec=b"")
+
+
+def test_25_an_older_coordinator_is_not_obeyed():
+    half, state = device()
+    assert of(cmd(half, state, WORK, epoch=7), a.Publish)
+    late = m.Work(round=2, version=0, body=WORK.body, seconds=0.0, spec=b"")
+    assert "took over" in reasons(cmd(half, state, late, epoch=6, seq=50))
+    assert state.job is not None
+    assert state.job.round == 1
+    assert "took over" in reasons(cmd(half, state, manifest(9), epoch=6, topic="co/body", dev=""))
+
+
+@pytest.mark.parametrize("signer", [None, EVE, ANNA])
+def test_26_a_body_that_the_coordinator_did_not_sign_is_not_fetched(signer):
+    half, state = device()
+    actions = cmd(half, state, manifest(), signer=signer, topic="co/body", dev="", retained=True)
+    assert "not signed" in reasons(actions)
+    assert state.fetch is None
+    assert "not signed" in reasons(cmd(half, state, WORK, signer=signer))
+    assert state.job is None
+
+
+def test_26_chunks_of_another_body_than_the_signed_one_are_not_kept():
+    half, state = device()
+    cmd(half, state, manifest(), topic="co/body", dev="", retained=True)
+    name = transfer_of(describe(BODY, 500).sha256)
+    header = Header(m.CHUNK, FED, "", boot=7, xfer=name, idx=0, off=0)
+    forged = encode_frame(header, b"x" * 500)
+    actions = half.step(state, e.Received(0.0, f"fl/1/{FED}/m/{name[:8]}/0", forged))[1]
+    assert "does not match its sha256" in reasons(actions)
+    assert not of(actions, a.KeepChunk)
+
+
+def test_26_an_old_body_is_not_brought_back():
+    half, state = device()
+    cmd(half, state, manifest(5, UPDATE), topic="co/body", dev="", retained=True)
+    assert "older" in reasons(cmd(half, state, manifest(4), topic="co/body", dev="", retained=True))
+
+
+def test_26_a_body_above_the_devices_limit_is_not_fetched():
+    half, state = device(max_body=1000)
+    assert "limit of 1000" in reasons(cmd(half, state, manifest(), topic="co/body", dev=""))
+
+
+# 27
+def test_27_a_device_cannot_speak_as_another():
+    bench = Bench()
+    payload = bench.frame("ben", m.Decline(round=1, reason="I am anna"))
+    assert "each device has its own" in reasons(bench.hear("d/anna/evt", payload))
+    signed_by_ben = bench.frame("anna", m.Decline(round=1, reason="I am anna"), signer=BEN)
+    assert "not signed" in reasons(bench.hear("d/anna/evt", signed_by_ben))
+    unknown = bench.frame("eve", m.Accept(round=1), signer=EVE)
+    assert "not enrolled" in reasons(bench.hear("d/eve/evt", unknown))
+    assert bench.state.rounds[1].cohort["anna"].phase == "called"
+    assert bench.state.quarantined() == {}  # anna did nothing
+    bench.finishes_with("anna", "ben")
+
+
+def test_27_a_command_for_another_device_is_not_obeyed():
+    half, state = device()
+    assert "frame for 'ben'" in reasons(cmd(half, state, WORK, dev="ben"))
+    assert "another device's" in reasons(cmd(half, state, WORK, topic="d/ben/cmd", dev="ben"))
+
+
+# 28
+def test_28_retained_messages_planted_where_none_are_kept():
+    half, state = device(key=False)
+    assert "planted" in reasons(cmd(half, state, WORK, signer=None, retained=True))
+    assert state.job is None
+    bench = Bench(signed=False)
+    payload = bench.frame("anna", m.Decline(round=1, reason="planted"))
+    assert "planted" in reasons(bench.hear("d/anna/evt", payload, retained=True))
+    assert bench.state.rounds[1].cohort["anna"].phase == "called"
+
+
+# 30
+@pytest.mark.parametrize(("index", "off"), [(5, None), (10**9, 0), (0, 500), (1, 0)])
+def test_30_a_chunk_beyond_the_manifest_or_out_of_its_place(index, off):
+    bench = Bench()
+    bench.say("anna", offer_of())
+    actions = bench.chunk("anna", index, b"x" * 500, off=off)
+    assert of(actions, a.Refused)
+    assert not of(actions, a.KeepChunk)
+    bench.finishes_with("anna", "ben")
+
+
+def test_30_wants_and_grants_that_do_not_fit():
+    bench = Bench()
+    body = describe(BODY, 500)
+    assert "bitmap" in reasons(bench.say("anna", m.Want(body=body.sha256, bitmap=b"\xff\xff\xff")))
+    half, state = device()
+    cmd(half, state, WORK)
+    state.body = WORK.body
+    half.step(state, e.Tick(5.0))
+    state.job.phase = "training"
+    half.step(state, e.UpdateReady(5.0, 1, 0, CUT))
+    bad = m.Grant(round=1, xfer=transfer_of(CUT.sha256), bitmap=b"\xff\xff", credit=8)
+    assert "bitmap" in reasons(cmd(half, state, bad, seq=2))
+
+
+# 31
+def test_31_wrong_chunks_again_and_again_end_in_quarantine():
+    bench = Bench()
+    bench.say("anna", offer_of())
+    quarantined = []
+    for _ in range(20):
+        quarantined += of(bench.chunk("anna", 0, b"x" * 500), a.Quarantined)
+    assert [q.dev for q in quarantined] == ["anna"]
+    assert "wrong chunks" in bench.state.quarantined()["anna"]
+    assert bench.state.transfers() == {}
+    bench.finishes_with("ben")
+
+
+def test_31_a_body_that_never_fits_is_reported_and_does_not_loop():
+    half, state = device(strikes=3)
+    cmd(half, state, manifest(), topic="co/body", dev="", retained=True)
+    name = transfer_of(describe(BODY, 500).sha256)
+    forged = encode_frame(Header(m.CHUNK, FED, "anna", boot=7, xfer=name, idx=0, off=0), b"x" * 500)
+    sent = []
+    for _ in range(10):
+        sent += of(half.step(state, e.Received(0.0, f"fl/1/{FED}/d/anna/dn/{name}", forged))[1], a.Publish)
+    assert len(sent) == 1
+
+
+# 32
+def test_32_ten_thousand_open_transfers_stay_within_bounds():
+    names = tuple(f"d{i}" for i in range(10_000))
+    bench = Bench(signed=False, cohort=names, max_open=10, max_bytes=2**30)
+    begin = time.thread_time()
+    for i, dev in enumerate(names):
+        bench.say(dev, offer_of(nonce=i.to_bytes(16, "big")))
+    each = (time.thread_time() - begin) / len(names)
+    assert len(bench.state.uploads) == 10
+    assert len(bench.state.waiting) <= 40
+    assert len(bench.state.nonces) <= 50
+    assert each < 0.1
+
+
+def test_32_one_device_has_one_transfer_and_bytes_are_bounded():
+    bench = Bench(max_bytes=3000, max_update=3000)
+    bench.say("anna", offer_of())
+    bench.say("ben", offer_of(nonce=bytes(16)))
+    assert [key[0] for key in bench.state.transfers()] == ["anna"]
+    large = describe(bytes(4000), 500)
+    bench = Bench(max_bytes=3000, max_update=3000)
+    assert "too large" in reasons(bench.say("anna", offer_of(large)))
+    assert bench.state.transfers() == {}
+    bench.upload("ben")
+    assert bench.state.rounds[1].phase == "closed"
+
+
+def test_32_a_device_cannot_pull_the_body_without_end():
+    bench = Bench(serve=2)
+    body = describe(BODY, 500)
+    sent, last = 0, []
+    for _ in range(100):
+        last = bench.say("anna", m.Want(body=body.sha256, bitmap=b"\x1f"))
+        sent += sum(body.place(i)[1] for x in of(last, a.SendChunks) for i in x.indices)
+    assert "quarantined" in reasons(last)
+    assert sent <= 2 * len(BODY) + 2 * 8 * 500
+    bench.finishes_with("ben")
+
+
+# 33
+def test_33_a_slow_loris_loses_its_place_to_those_who_wait():
+    bench = Bench(max_open=1)
+    bench.say("anna", offer_of())
+    bench.say("ben", offer_of(nonce=bytes(16)))
+    assert [key[0] for key in bench.state.transfers()] == ["anna"]
+    for index in range(3):  # a chunk every nine seconds, just below the stall
+        bench.now += 9.0
+        bench.do(e.Tick(bench.now))
+        bench.chunk("anna", index)
+    bench.now += 9.0
+    bench.do(e.Tick(bench.now))
+    assert [key[0] for key in bench.state.transfers()] == ["ben"]
+    for index in range(CUT.count):
+        bench.chunk("ben", index)
+    assert of(bench.do(e.Stored(bench.now, 1, "ben", CUT.sha256)), a.Publish)
+    assert bench.state.quarantined() == {}
+
+
+# 34
+def test_34_a_last_will_of_an_older_connection_changes_nothing():
+    bench = Bench()
+    bench.birth("anna", boot=5)
+    assert bench.birth("anna", boot=4, online=False) == []
+    assert bench.state.peers["anna"].online
+    assert of(bench.birth("anna", boot=5, online=False), a.DeviceDown)
+    assert bench.birth("anna", boot=5) == []  # a birth that was overtaken by its own death
+    assert not bench.state.peers["anna"].online
+    assert of(bench.birth("anna", boot=6), a.DeviceUp)
+
+
+def test_34_flapping_ends_in_quarantine():
+    bench = Bench(flaps=10)
+    quarantined = []
+    for boot in range(2, 30):
+        bench.now += 0.5
+        quarantined += of(bench.birth("anna", boot=boot), a.Quarantined)
+        bench.birth("anna", boot=boot, online=False)
+    assert [q.dev for q in quarantined] == ["anna"]
+    bench.finishes_with("ben")
+
+
+def test_34_a_slow_flapper_is_only_a_bad_link():
+    bench = Bench(flaps=10)
+    for boot in range(2, 60):
+        bench.now += 15.0
+        bench.birth("anna", boot=boot)
+    assert bench.state.quarantined() == {}
+
+
+def test_34_a_false_last_will_of_the_coordinator_is_corrected():
+    bench = Bench()
+    topic, payload = bench.half.will(bench.state)
+    actions = bench.do(e.Received(1.0, topic, payload))
+    assert [x.topic for x in of(actions, a.Publish)] == [f"fl/1/{FED}/co/state", f"fl/1/{FED}/co/body"]
+
+
+# 35
+def test_35_two_different_updates_for_one_round():
+    bench = Bench()
+    bench.upload("anna")
+    second = describe(UPDATE[::-1], 500)
+    actions = bench.say("anna", offer_of(second))
+    found = of(actions, a.Equivocation)
+    assert [(x.dev, x.round, x.first, x.second) for x in found] == [("anna", 1, CUT.sha256, second.sha256)]
+    assert "two different updates" in bench.state.quarantined()["anna"]
+    assert [entry[3] for entry in bench.state.rounds[1].counted] == [CUT.sha256]  # the first stays
+    closed = of(bench.upload("ben"), a.RoundClosed)
+    assert [c.dev for c in closed[0].counted] == ["anna", "ben"]
+
+
+def test_35_a_second_update_while_the_first_is_on_its_way():
+    bench = Bench()
+    bench.say("anna", offer_of())
+    bench.chunk("anna", 0)
+    assert of(bench.say("anna", offer_of(describe(UPDATE[::-1], 500))), a.Equivocation)
+    assert bench.state.transfers() == {}
+    bench.finishes_with("ben")
+
+
+# and in general
+@pytest.mark.parametrize("kind", ["evt", "state", "up/abc"])
+def test_garbage_on_its_own_topic_shuts_a_device_out(kind):
+    bench = Bench(signed=False)
+    for _ in range(10):
+        bench.hear(f"d/anna/{kind}", b"garbage" * 20)
+    assert "offences" in bench.state.quarantined()["anna"]
+    bench.finishes_with("ben")
+
+
+def test_messages_that_are_not_a_devices_to_say():
+    bench = Bench()
+    for message in (WORK, manifest(), m.Abort(round=1, reason="x"), m.Rebirth()):
+        assert of(bench.say("anna", message), a.Refused)
+    half, state = device()
+    for seq, message in enumerate((m.Accept(round=1), offer_of(), m.Want(body=bytes(32), bitmap=b"")), 1):
+        assert of(cmd(half, state, message, seq=seq), a.Refused)
+
+
+def test_a_message_costs_little():
+    bench = Bench()
+    huge = bench.frame("anna", offer_of(describe(bytes(3600), 1)))
+    begin = time.thread_time()
+    actions = bench.hear("d/anna/evt", huge)
+    assert time.thread_time() - begin < 0.1
+    assert [type(x) for x in actions] == [a.Save, a.Publish]
+
+
+def test_a_changed_file_is_not_sent():
+    from talaria.errors import WireError
+
+    action = a.SendChunks(FED, "anna", "ab", 1, 1, CUT, (0,), "up")
+    with pytest.raises(WireError, match="changed"):
+        list(chunk_frames(action, lambda off, n: bytes(n)))
