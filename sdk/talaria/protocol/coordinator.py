@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 
 from talaria.errors import StateError, TalariaError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.intake import Intake
 from talaria.protocol.rounds import LIVE, Body, CoordinatorState, Member, Peer, Round, Rules
+from talaria.protocol.speech import Speech
 from talaria.protocol.transfer import transfer_of
 from talaria.protocol.turn import Turn
 from talaria.wire import messages as m
-from talaria.wire.frames import Frame, Header, decode_frame, encode_frame, signed_by
+from talaria.wire.frames import Frame, decode_frame, signed_by
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic, parse
 
@@ -51,7 +51,7 @@ class CoordinatorHalf:
 
     def will(self, state: CoordinatorState) -> tuple[str, bytes]:
         """Topic and payload of the last will: offline, in this epoch. Give it to the transport, retained."""
-        return str(Topic(self.fed, "co/state")), self._birth(state, online=False)
+        return str(Topic(self.fed, "co/state")), self._speech.birth(state, online=False)
 
     def step(self, state: CoordinatorState, event: object) -> tuple[CoordinatorState, list[a.Action]]:
         """The state after ``event`` (changed in place) and what to do, in order."""
@@ -62,7 +62,7 @@ class CoordinatorHalf:
             case e.Start():
                 self._start(t, event)
             case e.Connected():
-                self._announce(t)
+                self._speech.announce(t)
             case e.Received():
                 self._received(t, event)
             case e.Tick():
@@ -123,7 +123,7 @@ class CoordinatorHalf:
         for peer in t.state.peers.values():
             peer.served = 0
         t.act(a.Save())
-        self._announce_body(t)
+        self._speech.announce_body(t)
         if event.multicast:
             everything = tuple(range(event.cut.count))
             name = transfer_of(event.cut.sha256)
@@ -256,7 +256,7 @@ class CoordinatorHalf:
             t.state.fenced = True
             t.act(a.Fenced(frame.header.boot))
         elif frame.header.boot == t.state.epoch and not birth.online:
-            self._announce(t)
+            self._speech.announce(t)
 
     def _from_device(self, t: Turn, topic: Topic, frame: Frame) -> None:
         dev, header = topic.dev, frame.header
@@ -334,7 +334,7 @@ class CoordinatorHalf:
         if body is None:
             return
         if want.body != body.cut.sha256 or not want.bitmap:
-            self._say(t, dev, self._manifest(body))
+            self._say(t, dev, self._speech.manifest(body))
             return
         indices = t.indices(want.bitmap, body.cut.count)[: self.rules.credit]
         if peer.served > self.rules.serve * body.cut.size + self.rules.credit * self.rules.chunk:
@@ -348,7 +348,7 @@ class CoordinatorHalf:
     def _tick(self, t: Turn) -> None:
         self._intake(t).tick()
         if t.now - t.state.announced >= REPEAT_SECONDS:
-            self._announce(t)
+            self._speech.announce(t)
         rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
         if rnd is not None and rnd.phase == "open":
             for dev in rnd.cohort:
@@ -371,42 +371,11 @@ class CoordinatorHalf:
         self._say(t, dev, work)
 
     def _say(self, t: Turn, dev: str, message: m.Message) -> None:
-        peer = t.peer(dev)
-        peer.said += 1
-        header = Header(message.TYPE, self.fed, dev, boot=t.state.epoch, seq=peer.said)
-        payload = encode_frame(header, m.encode_message(message), self.signer)
-        t.act(a.Publish(str(Topic(self.fed, "cmd", dev)), payload))
+        self._speech.say(t, dev, message)
 
-    def _announce(self, t: Turn) -> None:
-        t.state.announced = t.now
-        t.act(a.Publish(str(Topic(self.fed, "co/state")), self._birth(t.state, online=True), retain=True))
-        self._announce_body(t)
-
-    def _announce_body(self, t: Turn) -> None:
-        if t.state.body is None:
-            return
-        header = Header(m.BodyManifest.TYPE, self.fed, boot=t.state.epoch)
-        payload = encode_frame(header, m.encode_message(self._manifest(t.state.body)), self.signer)
-        t.act(a.Publish(str(Topic(self.fed, "co/body")), payload, retain=True))
-
-    def _birth(self, state: CoordinatorState, online: bool) -> bytes:
-        birth = m.CoordinatorBirth(
-            online=online,
-            key=b"" if self.signer is None else self.signer.public,
-            chunk=self.rules.chunk,
-            credit=self.rules.credit,
-            max_update=self.rules.max_update,
-            retry=self.rules.retry,
-            spec=self.spec,
-        )
-        return encode_frame(Header(birth.TYPE, self.fed, boot=state.epoch), m.encode_message(birth), self.signer)
-
-    def _manifest(self, body: Body) -> m.BodyManifest:
-        cut = body.cut
-        nonce = sha256(f"{self.fed}/{body.version}/".encode() + cut.sha256).digest()[:16]
-        return m.BodyManifest(
-            version=body.version, size=cut.size, chunk=cut.chunk, sha256=cut.sha256, hashes=cut.hashes, nonce=nonce
-        )
+    @property
+    def _speech(self) -> Speech:
+        return Speech(self.fed, self.rules, self.spec, self.signer)
 
     def _intake(self, t: Turn) -> Intake:
         return Intake(t, self.rules, lambda dev, message: self._say(t, dev, message))

@@ -1,4 +1,5 @@
-"""What goes into the machines. What comes out is in :mod:`talaria.protocol.actions`.
+"""What goes into the machines. What comes out is in :mod:`talaria.protocol.actions`, all of it importable from
+here too, so that a driver needs one name for both.
 
 Times are seconds on the driver's own monotonic clock.
 """
