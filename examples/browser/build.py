@@ -1,0 +1,81 @@
+"""One HTML file that classifies recorded windows with a personal model, in the browser, without a server.
+
+    python examples/browser/build.py me.talaria windows.npy -o page.html
+
+Needs npm, once, to fetch onnxruntime-web. The page opens from the disk: the runtime, the model and the windows are
+inside it. It can load other bundles too, and checks the SHA-256 of all that they hold.
+"""
+
+import argparse
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from talaria_export import open_bundle
+
+HERE = Path(__file__).parent
+
+
+def runtime(cache: Path) -> Path:
+    """The folder of onnxruntime-web's files, fetched into ``cache`` where they are not there yet."""
+    dist = cache / "node_modules" / "onnxruntime-web" / "dist"
+    if not (dist / "ort.wasm.bundle.min.mjs").is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / "package.json").write_text((HERE / "package.json").read_text())
+        command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(cache)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except FileNotFoundError:
+            sys.exit("npm is not installed; on Debian: apt install npm")
+        except subprocess.CalledProcessError as problem:
+            sys.exit(f"npm could not fetch onnxruntime-web:\n{problem.stderr}")
+    return dist
+
+
+def page(bundle: Path, windows: np.ndarray, dist: Path) -> str:
+    """The HTML text. ``windows`` is (N, ...) in the shape that the bundle takes."""
+    shape = open_bundle(bundle).shape
+    if windows.shape[1:] != shape or len(windows) == 0:
+        sys.exit(
+            f"windows of shape {windows.shape} do not fit the bundle, which takes (N, {', '.join(map(str, shape))})"
+        )
+    data = {
+        "wasm": _base64((dist / "ort-wasm-simd-threaded.wasm").read_bytes()),
+        "bundle": _base64(bundle.read_bytes()),
+        "windows": _base64(np.ascontiguousarray(windows, "<f4").tobytes()),
+    }
+    parts = {
+        "data": json.dumps(data),
+        "runtime": (dist / "ort.wasm.bundle.min.mjs").read_text(),
+        "reader": (HERE / "bundle.mjs").read_text(),
+    }
+    text = (HERE / "page.html").read_text()
+    for name, part in parts.items():
+        text = text.replace("{{" + name + "}}", part.replace("</script", "<\\/script"))
+    return text
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path, help="the personal model, a .talaria file")
+    parser.add_argument("windows", type=Path, help="recorded windows, a .npy file of shape (N, ...)")
+    parser.add_argument("-o", "--out", type=Path, default=Path("page.html"), help="the page to write")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "talaria" / "browser-example"
+    parser.add_argument("--cache", type=Path, default=cache, help="where npm keeps onnxruntime-web")
+    options = parser.parse_args()
+    windows = np.load(options.windows, allow_pickle=False)
+    options.out.write_text(page(options.bundle, windows, runtime(options.cache)))
+    print(f"{options.out}: {options.out.stat().st_size / 1e6:.0f} MB; open it in a browser")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+// Reads a .talaria bundle: a zip of plainly stored members, a manifest first, a SHA-256 for each. Nothing to install.
+
+const HEAD = 30;
+
+/** The bundle in `bytes` (Uint8Array); throws an Error that says what is wrong with it. */
+export async function readBundle(bytes) {
+  const members = unpack(bytes);
+  const manifest = JSON.parse(new TextDecoder().decode(members.get("manifest.json") ?? fail("holds no manifest")));
+  if (manifest.format !== "talaria-bundle" || manifest.version !== 1) fail("is not a bundle of version 1");
+  for (const [name, { sha256 }] of Object.entries(manifest.files)) {
+    const content = members.get(name) ?? fail(`lacks ${name}`);
+    if ((await digest(content)) !== sha256) fail(`holds another ${name} than its manifest names`);
+  }
+  const inside = manifest.variants.filter((row) => row.file !== null);
+  const row = (name) => inside.find((one) => one.name === name) ?? fail(`holds no variant ${name}`);
+  return {
+    manifest,
+    shape: manifest.input.shape,
+    labels: manifest.output.labels,
+    variants: inside.map((one) => one.name),
+    model: (name = manifest.default) => members.get(row(name).file),
+  };
+}
+
+/** Probabilities of one row of logits. */
+export function softmax(logits) {
+  const top = Math.max(...logits);
+  const powers = Array.from(logits, (value) => Math.exp(value - top));
+  const sum = powers.reduce((a, b) => a + b, 0);
+  return powers.map((power) => power / sum);
+}
+
+function unpack(bytes) {
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  const members = new Map();
+  let at = 0;
+  while (at + HEAD <= bytes.length && view.getUint32(at, true) === 0x04034b50) {
+    const size = view.getUint32(at + 18, true);
+    const start = at + HEAD + view.getUint16(at + 26, true) + view.getUint16(at + 28, true);
+    if (view.getUint16(at + 8, true) !== 0 || start + size > bytes.length) fail("is damaged");
+    const name = new TextDecoder().decode(bytes.subarray(at + HEAD, at + HEAD + view.getUint16(at + 26, true)));
+    members.set(name, bytes.slice(start, start + size));
+    at = start + size;
+  }
+  return members;
+}
+
+async function digest(content) {
+  const hash = await globalThis.crypto.subtle.digest("SHA-256", content);
+  return Array.from(new Uint8Array(hash), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+function fail(why) {
+  throw new Error(`the bundle ${why}`);
+}

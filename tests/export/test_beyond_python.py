@@ -1,0 +1,200 @@
+"""The same bundle in ONNX Runtime for Node, and in a browser page without a server.
+
+These tests fetch what they need themselves: onnxruntime-node and onnxruntime-web with npm, into a cache folder.
+"""
+
+import fcntl
+import importlib.util
+import json
+import os
+import select
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from talaria_export import Predictor, make_bundle
+
+HERE = Path(__file__).parent
+BROWSER = HERE.parents[1] / "examples" / "browser"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "talaria"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def found(*names: str) -> str:
+    for name in names:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    pytest.fail(f"this test needs {names[0]}; on Debian: apt install {names[0]}")
+
+
+def packages(folder: Path) -> Path:
+    """``node_modules`` of a folder's package.json, fetched once; several test processes may ask at the same time."""
+    wanted = (folder / "package.json").read_text()
+    cache = CACHE / json.loads(wanted)["name"]
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = cache / "installed.json"
+        if not done.is_file() or done.read_text() != wanted:
+            (cache / "package.json").write_text(wanted)
+            command = [found("npm"), "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(cache)]
+            made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+            if made.returncode != 0:
+                pytest.fail(f"npm could not fetch what {folder / 'package.json'} names:\n{made.stderr[-2000:]}")
+            done.write_text(wanted)
+    return cache / "node_modules"
+
+
+@pytest.fixture(scope="module")
+def many(imu, tmp_path_factory) -> Path:
+    """A bundle whose default is static int8."""
+    path = tmp_path_factory.mktemp("many") / "many.talaria"
+    make_bundle(
+        path, imu.model, example=imu.x, samples=(imu.x, imu.y), labels=list("abcdefg"), variants=("int8",), seconds=0
+    )
+    return path
+
+
+@pytest.mark.timeout(600)
+def test_node_runs_every_variant_unchanged(bundle, many, imu):
+    node = found("node", "nodejs")
+    entry = packages(HERE / "node") / "onnxruntime-node" / "dist" / "index.js"
+    windows = np.ascontiguousarray(imu.x.numpy(), "<f4")
+    for path, variants in ((bundle, {"fp32", "fp16"}), (many, {"fp32", "int8"})):
+        command = [node, str(HERE / "node" / "predict.mjs"), str(entry), str(path)]
+        done = subprocess.run(command, input=windows.tobytes(), capture_output=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr.decode()
+        answer = json.loads(done.stdout)
+        assert set(answer["logits"]) == variants
+        assert answer["labels"] == list("abcdefg")
+        for variant, logits in answer["logits"].items():
+            here = Predictor(path, variant=variant)(windows).logits
+            there = np.array(logits).reshape(here.shape)
+            if variant == "int8":  # the two builds may sum products in another order
+                assert (there.argmax(1) == here.argmax(1)).mean() >= 0.95
+            else:
+                np.testing.assert_allclose(there, here, atol=1e-4)
+
+
+def test_node_refuses_a_damaged_bundle(bundle, tmp_path):
+    node = found("node", "nodejs")
+    data = bytearray(bundle.read_bytes())
+    data[len(data) // 2] ^= 1
+    bad = tmp_path / "bad.talaria"
+    bad.write_bytes(data)
+    reader = (BROWSER / "bundle.mjs").as_uri()
+    content = f"new Uint8Array(fs.readFileSync({json.dumps(str(bad))}))"
+    script = f"import({json.dumps(reader)}).then(m => m.readBundle({content}))"
+    done = subprocess.run([node, "-e", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode != 0
+    assert "than its manifest names" in done.stderr
+
+
+class Chromium:
+    """A headless browser, spoken to through a pipe (DevTools protocol)."""
+
+    def __init__(self, profile: Path) -> None:
+        own_read, their_write = os.pipe()
+        their_read, own_write = os.pipe()
+        options = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --remote-debugging-pipe"
+        command = f'exec "$0" {options} --user-data-dir="$1" about:blank 3<&{their_read} 4>&{their_write}'
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", command, found(*BROWSERS), str(profile)],
+            pass_fds=(their_read, their_write),
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(their_read)
+        os.close(their_write)
+        self._in, self._out = own_read, own_write
+        self._number = 0
+        self._rest = b""
+
+    def ask(self, method: str, session: str | None = None, **parameters: Any) -> Any:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        os.write(self._out, json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0")
+        while True:
+            answer = json.loads(self._receive())
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def _receive(self) -> bytes:
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._in], [], [], 240)
+            part = os.read(self._in, 1 << 16) if ready else b""
+            if not part:
+                pytest.fail("the browser gave no answer")
+            self._rest += part
+        message, _, self._rest = self._rest.partition(b"\0")
+        return message
+
+    def close(self) -> None:
+        os.close(self._out)
+        os.close(self._in)
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def chromium(tmp_path: Path) -> Iterator[Chromium]:
+    browser = Chromium(tmp_path / "profile")
+    yield browser
+    browser.close()
+
+
+def builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("talaria_browser_example", BROWSER / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def when(condition: str) -> str:
+    """JavaScript that waits for a condition and gives its value."""
+    look = f"const look = () => {{ const v = {condition}; v ? done(v) : setTimeout(look, 50) }}"
+    return f"new Promise(done => {{ {look}; look() }})"
+
+
+@pytest.mark.timeout(600)
+def test_page_classifies_windows_in_the_browser_from_the_disk(chromium, bundle, many, imu, tmp_path):
+    windows = imu.x[:12].numpy()
+    page = tmp_path / "page.html"
+    page.write_text(builder().page(bundle, windows, packages(BROWSER) / "onnxruntime-web" / "dist"))
+    target = chromium.ask("Target.createTarget", url=page.as_uri())["targetId"]
+    session = chromium.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+
+    def evaluate(expression: str) -> Any:
+        answer = chromium.ask("Runtime.evaluate", session, expression=expression, awaitPromise=True, returnByValue=True)
+        return answer["result"]["value"]
+
+    answer = json.loads(evaluate(when("document.getElementById('results')?.textContent")))
+    expected = Predictor(bundle)(windows)
+    assert answer["labels"] == list(expected.labels)
+    np.testing.assert_allclose(np.reshape(answer["logits"], expected.logits.shape), expected.logits, atol=1e-4)
+    assert evaluate("document.querySelectorAll('#rows tr').length") == 12
+
+    bad = tmp_path / "bad.talaria"
+    data = bytearray(bundle.read_bytes())
+    data[len(data) // 2] ^= 1
+    bad.write_bytes(data)
+    document = chromium.ask("DOM.getDocument", session)["root"]["nodeId"]
+    field = chromium.ask("DOM.querySelector", session, nodeId=document, selector="#file")["nodeId"]
+    for path, words in ((bad, "than its manifest names"), (many, "variant int8")):
+        chromium.ask("DOM.setFileInputFiles", session, files=[str(path)], nodeId=field)
+        shown = "document.getElementById('status').textContent"
+        assert words in evaluate(when(f"{shown}.includes({json.dumps(words)}) && {shown}"))
+
+
+def test_windows_that_do_not_fit_the_bundle_are_refused(bundle, tmp_path):
+    with pytest.raises(SystemExit, match="do not fit"):
+        builder().page(bundle, np.zeros((2, 3, 4), np.float32), tmp_path)
