@@ -4,7 +4,6 @@ Sums are float64. Clients with equal masks are summed in compact form and scatte
 coordinate received is kept only over the dimensions that masks touch (a kernel's taps share one count).
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import torch
@@ -13,14 +12,16 @@ from torch import Tensor
 from talaria.aggregate.checks import counters, positions
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 
-_PENDING = 4
-"""Masks whose compact sums are held back at once; one more sends the oldest to the dense sum."""
+_PENDING = 8
+"""Masks whose compact sums wait at once. They are then scattered tensor by tensor, while its dense sum is in cache."""
 
 
 @dataclass
 class _Pending:
     mask: ChannelMask | None
     sums: Tensors
+    scale: float
+    """What ``sums`` still have to be multiplied by: the weight of a lone client, whose tensors these are."""
     weight: float
     clients: int
 
@@ -34,12 +35,15 @@ class Fold:
 
     shared: Tensors
     names: tuple[str, ...]
+    count: bool = True
+    """Whether holders are counted beside their weight."""
     total: float = 0.0
     clients: int = 0
     _sums: Tensors = field(default_factory=dict)
     _weights: Tensors = field(default_factory=dict)
     _holders: Tensors = field(default_factory=dict)
-    _pending: "OrderedDict[str, _Pending]" = field(default_factory=OrderedDict)
+    _pending: dict[str, _Pending] = field(default_factory=dict)
+    _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
 
     def add(self, update: Update, weight: float) -> None:
         """Add ``weight`` times the (checked) update to the sums."""
@@ -50,44 +54,59 @@ class Fold:
         held = self._pending.get(key)
         if held is None:
             if len(self._pending) >= _PENDING:
-                self._scatter(self._pending.popitem(last=False)[1])
-            sums = {k: update.tensors[k].detach().to(torch.float64).mul(weight) for k in self.names}
-            self._pending[key] = _Pending(mask, sums, weight, 1)
+                self._scatter()
+            self._pending[key] = _Pending(mask, update.tensors, weight, weight, 1)
             return
-        self._pending.move_to_end(key)
+        if held.clients == 1:
+            held.sums = {k: self._scaled(held.sums[k], held.scale).clone() for k in self.names}
+            held.scale = 1.0
         held.weight += weight
         held.clients += 1
         for k in self.names:
-            held.sums[k].add_(update.tensors[k].detach().to(torch.float64), alpha=weight)
+            held.sums[k] += self._scaled(update.tensors[k], weight)
 
     def sums(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """``(sum, weight, holders)`` of one tensor: float64 of its shape, and two that broadcast to it.
 
-        Where nobody holds a coordinate its weight and holders are 0.
+        Where nobody holds a coordinate its weight and holders are 0. Without ``count`` holders stay 0.
         """
-        while self._pending:
-            self._scatter(self._pending.popitem(last=False)[1])
+        self._scatter()
         return self._sums[name], self._weights[name], self._holders[name]
 
-    def _scatter(self, held: _Pending) -> None:
-        for name in self.names:
-            value = held.sums[name]
+    def _scatter(self) -> None:
+        waiting, self._pending = list(self._pending.values()), {}
+        for name in self.names if waiting else ():
             shape = self.shared[name].shape
-            where = positions(name, held.mask)
             if name not in self._sums:
                 # Minus zero is the neutral element of addition: it keeps the sign of a lone zero.
                 self._sums[name] = torch.full(shape, -0.0, dtype=torch.float64)
                 self._weights[name] = torch.zeros((1,) * len(shape), dtype=torch.float64)
                 self._holders[name] = torch.zeros((1,) * len(shape), dtype=torch.float64)
-            if where is None:
-                self._sums[name] += value
-                self._weights[name] += held.weight
-                self._holders[name] += held.clients
-                continue
-            scatter_add(self._sums[name], where, value)
-            kept = indicator(shape, where)
-            self._weights[name] = self._weights[name] + kept * held.weight
-            self._holders[name] = self._holders[name] + kept * held.clients
+            for held in waiting:
+                value = held.sums[name] if held.clients > 1 else self._scaled(held.sums[name], held.scale)
+                where = positions(name, held.mask)
+                if where is None:
+                    self._sums[name] += value
+                    self._weights[name] += held.weight
+                    self._holders[name] += held.clients * self.count
+                    continue
+                scatter_add(self._sums[name], where, value)
+                kept = indicator(shape, where)
+                self._weights[name] = _plus(self._weights[name], kept, held.weight)
+                if self.count:
+                    self._holders[name] = _plus(self._holders[name], kept, held.clients)
+
+    def _scaled(self, value: Tensor, weight: float) -> Tensor:
+        """``weight * value`` in float64, valid until the next call: fresh memory each time would cost more."""
+        if self._scratch.numel() < value.numel():
+            self._scratch = torch.empty(value.numel(), dtype=torch.float64)
+        return self._scratch[: value.numel()].view(value.shape).copy_(value.detach()).mul_(weight)
+
+
+def _plus(count: Tensor, kept: Tensor, weight: float) -> Tensor:
+    """``count + weight * kept``, in place where ``count`` is large enough already."""
+    wide = torch.Size(max(a, b) for a, b in zip(count.shape, kept.shape, strict=True))
+    return (count if count.shape == wide else count.expand(wide).clone()).add_(kept, alpha=weight)
 
 
 @dataclass
@@ -154,20 +173,19 @@ def indicator(shape: torch.Size, where: tuple[Tensor | None, ...]) -> Tensor:
 
 
 def scatter_add(dense: Tensor, where: tuple[Tensor | None, ...], value: Tensor) -> None:
-    """``dense[outer product of where] += value``, in place."""
-    masked = [d for d, index in enumerate(where) if index is not None]
-    for d in reversed(masked[1:]):
-        value = spread(value, d, where[d], dense.shape[d])
-    first = where[masked[0]]
-    assert first is not None
-    dense.index_add_(masked[0], first, value)
+    """``dense[outer product of where] += value``, in place; ``dense`` must be contiguous."""
+    last = max(d for d, index in enumerate(where) if index is not None)
+    rows = torch.zeros((), dtype=torch.int64)
+    for size, index in zip(dense.shape[: last + 1], where, strict=False):
+        rows = rows[..., None] * size + (torch.arange(size) if index is None else index)
+    # Whole rows behind the last masked dimension (a kernel's taps) are added at once.
+    width = dense.shape[last + 1 :].numel()
+    dense.view(-1, width).index_add_(0, rows.flatten(), value.reshape(-1, width))
 
 
-def spread(value: Tensor, dim: int, index: Tensor | None, size: int) -> Tensor:
-    """``value`` put at ``index`` of a dimension of ``size``; minus zero elsewhere."""
-    assert index is not None
-    # A take through one padded channel reads and writes once; index_copy_ would write the zeros first.
-    pad = torch.full((*value.shape[:dim], 1, *value.shape[dim + 1 :]), -0.0, dtype=value.dtype)
-    source = torch.full((size,), value.shape[dim], dtype=torch.int64)
-    source[index] = torch.arange(len(index))
-    return torch.cat((value, pad), dim).index_select(dim, source)
+def restore(new: Tensor, old: Tensor, where: Tensor) -> None:
+    """``new[where] = old[where]`` in place, for a bool ``where`` that broadcasts to them; both contiguous."""
+    last = max((d for d, size in enumerate(where.shape) if size > 1), default=-1)
+    width = new.shape[last + 1 :].numel()
+    rows = where.expand((*new.shape[: last + 1], *where.shape[last + 1 :])).reshape(-1).nonzero()[:, 0]
+    new.view(-1, width)[rows] = old.reshape(-1, width)[rows]

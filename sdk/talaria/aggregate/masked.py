@@ -12,7 +12,7 @@ from torch import Tensor
 
 from talaria import tree
 from talaria.aggregate.checks import Weighting, check_count, check_weighting, checked, is_finite, trained, weight_of
-from talaria.aggregate.fold import Common, Counters, Fold
+from talaria.aggregate.fold import Common, Counters, Fold, restore
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import Tensors, Update
 
@@ -54,7 +54,7 @@ class MaskedMean:
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
         """The new shared state; see the class."""
-        fold = Fold(shared, trained(shared))
+        fold = Fold(shared, trained(shared), count=self.mode == "intersection" or self.min_holders > 1)
         most = Counters(shared)
         common = Common()
         delta = False
@@ -63,14 +63,12 @@ class MaskedMean:
             most.add(update)
             common.add(update.mask)
             delta = update.kind == "delta"
-        new = tree.copied(shared)
         if not fold.clients:
-            return new, tree.copied(state)
+            return tree.copied(shared), tree.copied(state)
         if not 0 < fold.total < float("inf"):
             raise AggregationError(f"the weights of {fold.clients} updates sum to {fold.total}; send smaller weights")
-        for name in fold.names:
-            new[name] = self._mean(fold, name, delta)
-        new |= most.values
+        means = {name: self._mean(fold, name, delta) for name in fold.names}
+        new = {k: means[k] if k in means else v.detach().clone() for k, v in shared.items()} | most.values
         if self.mode == "intersection":
             new |= common.bitmaps(shared)
         return new, tree.copied(state)
@@ -78,8 +76,8 @@ class MaskedMean:
     def _mean(self, fold: Fold, name: str, delta: bool) -> Tensor:
         total, weight, holders = fold.sums(name)
         old = fold.shared[name].detach()
-        need = fold.clients if self.mode == "intersection" else self.min_holders
-        stays = holders < max(need, self.min_holders)
+        need = fold.clients if self.mode == "intersection" else 1
+        stays = holders < max(need, self.min_holders) if fold.count else weight == 0
         mean = total.div_(weight)
         if delta:
             mean.add_(old)
@@ -88,7 +86,7 @@ class MaskedMean:
             mean = torch.lerp(old.to(torch.float64), mean, (weight / fold.total).expand_as(mean))
         new = mean.to(old.dtype)
         if bool(stays.any()):
-            new = torch.where(stays, old, new)
+            restore(new, old, stays)
         if not is_finite(new):
             raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates")
         return new

@@ -199,6 +199,30 @@ def test_min_holders_keeps_rare_coordinates(line: ChannelLayout) -> None:
     assert torch.allclose(new["w"], torch.tensor([7 / 3, 2.0, 1.0, 5.0, 3.0]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_too_few_holders_of_a_scalar_and_of_whole_tensors(dtype: torch.dtype) -> None:
+    shared = {"s": torch.tensor(2.0, dtype=dtype), "m": torch.ones(2, 3, dtype=dtype)}
+    sent = [Update({k: v + 1 for k, v in shared.items()}, weight=2, client="a")]
+    assert tree.equal(MaskedMean(min_holders=2).apply(shared, {}, sent)[0], shared)
+    assert tree.equal(MaskedMean().apply(shared, {}, sent)[0], sent[0].tensors)
+
+
+def test_masks_over_any_dimensions_scatter_to_the_right_place() -> None:
+    """Last dimension alone, first and last, the middle one: against plain indexing."""
+    sizes = {"a": 4, "b": 3, "c": 5}
+    lines = [(("a", 1),), (("b", 1),), (("c", 1),)]
+    g = torch.Generator().manual_seed(0)
+    kept = {"a": (1, 3), "b": (0, 2), "c": (0, 1, 4)}
+    for chosen in [(2,), (0, 2), (1,), (0, 1), (0, 1, 2), (1, 2)]:
+        layout = ChannelLayout(sizes, {"w": tuple(lines[d] if d in chosen else () for d in range(3))})
+        old, dense = torch.randn(4, 3, 5, generator=g), torch.randn(4, 3, 5, generator=g)
+        mask = ChannelMask(layout, kept)
+        part = gathered({"w": dense}, mask)
+        new, _ = Mean().apply({"w": old}, {}, [Update(part, weight=0.3, mask=mask)])
+        want = torch.where(seen({"w": old}, mask)["w"].bool(), dense, old)
+        assert tree.equal(new, {"w": want})
+
+
 def test_counters_take_the_largest() -> None:
     shared = {"w": torch.zeros(2), "seen": torch.tensor(7)}
     sent = [Update({"w": torch.ones(2), "seen": torch.tensor(n)}, weight=1, client=str(n)) for n in (3, 11, 9)]
