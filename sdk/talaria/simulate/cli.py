@@ -1,11 +1,9 @@
 """``talaria simulate``: a whole fleet's learning in one process."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-from talaria.errors import ConfigError
 
 
 def simulate(
@@ -23,7 +21,7 @@ def simulate(
     buffers: Annotated[str, typer.Option(help="BatchNorm statistics: local | aggregate.")] = "local",
     codec: Annotated[str, typer.Option(help="Bytes on the wire: raw | fp16 | bf16 | int8 | topk.")] = "raw",
     aggregator: Annotated[
-        str | None, typer.Option(help="Another server rule than the algorithm's own, such as median or krum.")
+        str | None, typer.Option(help="Another server rule than the algorithm's own, such as median:f=1 or krum:f=2.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Local epochs per round.", min=0)] = None,
     batch: Annotated[int | None, typer.Option(help="Local batch size.", min=1)] = None,
@@ -40,6 +38,7 @@ def simulate(
     Prints each client's accuracy on its own test samples after the last round, served as the algorithm serves it.
     """
     from talaria.simulate import session
+    from talaria.simulate.options import assignments
 
     recipe = {"epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum}
     asked = session.Asked(
@@ -58,28 +57,6 @@ def simulate(
         data_options=assignments(data_option, "--data-option"),
     )
     session.run(asked, as_json=as_json)
-
-
-def assignments(texts: list[str] | None, flag: str) -> dict[str, Any]:
-    """``NAME=VALUE`` texts as a dict; values become bool, int or float where they read as one."""
-    out: dict[str, Any] = {}
-    for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"{flag} {text!r} must read NAME=VALUE")
-        out[name.strip()] = _value(value.strip())
-    return out
-
-
-def _value(text: str) -> bool | int | float | str:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def algorithms(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:

@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from talaria import aggregate, rounds
+from talaria import rounds
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.registry import load as load_aggregator
 from talaria.errors import ConfigError
 from talaria.evaluation import Report
 from talaria.model import zoo
@@ -20,6 +22,7 @@ from talaria.rounds import Run
 from talaria.simulate import data as datasets
 from talaria.simulate.data import Federated
 from talaria.simulate.defaults import default_of
+from talaria.simulate.options import assignments
 from talaria.simulate.run import Result, RoundFacts, evaluate, members_of, simulate
 
 
@@ -76,7 +79,7 @@ def _spec(asked: Asked, data: Federated, default: str | None) -> ModelSpec:
 def run(asked: Asked, *, as_json: bool) -> None:
     """Train, measure and print."""
     plan, data = prepared(asked)
-    aggregator = None if asked.aggregator is None else aggregate.load(asked.aggregator)
+    aggregator = None if asked.aggregator is None else rule(asked.aggregator)
     members = members_of(data.clients)
     with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
         bar = progress.add_task(f"{asked.algorithm} on {data.name}", total=plan.rounds)
@@ -93,6 +96,12 @@ def run(asked: Asked, *, as_json: bool) -> None:
         typer.echo(json.dumps(document(asked, result, report, arrived), indent=2))
     else:
         print_table(asked, result, report, arrived)
+
+
+def rule(text: str) -> Aggregator:
+    """The aggregator of ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``, such as ``trimmed_mean:f=2``."""
+    name, _, options = text.partition(":")
+    return load_aggregator({"name": name, **assignments(options.split(",") if options else None, "--aggregator")})
 
 
 def document(asked: Asked, result: Result, report: Report, newcomers: Report | None) -> dict[str, Any]:
