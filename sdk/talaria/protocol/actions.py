@@ -57,7 +57,13 @@ class Discard:
 
 @dataclass(frozen=True)
 class Save:
-    """Make the state durable (``state.dump()``) before carrying out what follows."""
+    """Make the state durable (``state.dump()``) before carrying out what follows.
+
+    ``soon``: it may wait a second or so and be done once for many; losing it costs work done twice, nothing more.
+    A driver may also step through several events, save once, and only then carry out all their actions.
+    """
+
+    soon: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from talaria.protocol.speech import Speech
 from talaria.protocol.transfer import transfer_of
 from talaria.protocol.turn import Turn
 from talaria.wire import messages as m
+from talaria.wire.chunks import indices_of
 from talaria.wire.frames import Frame, decode_frame, signed_by
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic, parse
@@ -323,7 +324,7 @@ class CoordinatorHalf:
             case m.Decline():
                 if member.phase in ("called", "working"):
                     member.phase, member.reason = "declined", message.reason
-                    t.act(a.Progressed(dev, rnd.number, "declined", reason=message.reason), a.Save())
+                    t.act(a.Progressed(dev, rnd.number, "declined", reason=message.reason), a.Save(soon=True))
             case m.Progress():
                 t.act(a.Progressed(dev, rnd.number, "progress", message.done, message.total))
             case m.Trouble():
@@ -336,7 +337,7 @@ class CoordinatorHalf:
         if want.body != body.cut.sha256 or not want.bitmap:
             self._say(t, dev, self._speech.manifest(body))
             return
-        indices = t.indices(want.bitmap, body.cut.count)[: self.rules.credit]
+        indices = sorted(indices_of(want.bitmap, body.cut.count))[: self.rules.credit]
         if peer.served > self.rules.serve * body.cut.size + self.rules.credit * self.rules.chunk:
             raise WireError(f"asked for more than {self.rules.serve} times the body")
         peer.served += sum(body.cut.place(i)[1] for i in indices)

@@ -75,7 +75,7 @@ class Intake:
         member.xfer = transfer_of(cut.sha256)
         self.t.state.waiting.append((rnd.number, dev))
         self.t.state.offers[rnd.number, dev] = cut
-        self.t.act(a.Save())
+        self.t.act(a.Save(soon=True))
         self.admit()
 
     def _equivocated(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> None:
@@ -168,7 +168,7 @@ class Intake:
                 self._answer(event.dev, event.round, event.sha256, "late", "the round ended first")
             case e.Stored():
                 self.counted(rnd, event.dev, member)
-                self.t.act(a.Save())
+                self.t.act(a.Save(soon=True))  # the store holds it: a start without this save learns it there
                 self._answer(event.dev, event.round, event.sha256, "stored", "")
             case e.Damaged() if upload is not None:
                 member.phase = "receiving"

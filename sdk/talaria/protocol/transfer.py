@@ -104,24 +104,27 @@ def chunk_frames(action: SendChunks, read: Callable[[int, int], bytes]) -> Itera
 
 @dataclass
 class Guard:
-    """Remembers which ``(boot, seq)`` were seen: nothing counts twice, nothing old counts at all."""
+    """Remembers which ``(boot, seq)`` were seen: nothing counts twice, nothing old counts at all.
+
+    The newest 64 numbers are told apart one by one (as in RFC 4303, section 3.4.3); older ones are refused.
+    """
 
     boot: int = 0
     high: int = 0
-    seen: set[int] = field(default_factory=set)
-    WINDOW = 1024
+    mask: int = 0
 
     def fresh(self, boot: int, seq: int) -> bool:
         """True the first time, for the newest boot only."""
         if boot < self.boot or seq < 1:
             return False
         if boot > self.boot:
-            self.boot, self.high = boot, 0
-            self.seen.clear()
-        if seq in self.seen or seq <= self.high - self.WINDOW:
+            self.boot, self.high, self.mask = boot, 0, 0
+        ahead = seq - self.high
+        if ahead > 0:
+            self.mask = 1 if ahead >= 64 else (self.mask << ahead | 1) & (2**64 - 1)
+            self.high = seq
+            return True
+        if -ahead >= 64 or self.mask >> -ahead & 1:
             return False
-        self.seen.add(seq)
-        self.high = max(self.high, seq)
-        if len(self.seen) > 2 * self.WINDOW:
-            self.seen = {s for s in self.seen if s > self.high - self.WINDOW}
+        self.mask |= 1 << -ahead
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from talaria.errors import WireError
 from talaria.protocol.actions import Action
 from talaria.protocol.rounds import CoordinatorState, Peer
 
@@ -25,11 +24,3 @@ class Turn:
     def peer(self, dev: str) -> Peer:
         """What is known of ``dev``; a new entry where nothing is."""
         return self.state.peers.setdefault(dev, Peer())
-
-    @staticmethod
-    def indices(bitmap: bytes, count: int) -> list[int]:
-        """The set bits, lowest first. Raises :class:`WireError` where the bitmap does not fit ``count``."""
-        value = int.from_bytes(bitmap, "little")
-        if len(bitmap) != -(-count // 8) or value >> count:
-            raise WireError(f"bitmap of {len(bitmap)} bytes does not describe {count} chunks")
-        return [i for i in range(count) if value >> i & 1]

@@ -6,6 +6,8 @@ import hashlib
 from random import Random
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
@@ -133,7 +135,9 @@ def _work(w, dev, number):
 
     rnd = w.state.rounds[number]
     work = m.Work(round=number, version=rnd.version, body=rnd.body, seconds=0.0, spec=f"plan of {dev}".encode())
-    header = Header("work", "watch", dev, boot=w.epoch, seq=900)
+    peer = w.state.peers[dev]
+    peer.said += 1
+    header = Header("work", "watch", dev, boot=w.epoch, seq=peer.said)
     return f"fl/1/watch/d/{dev}/cmd", encode_frame(header, m.encode_message(work), w.signer)
 
 
@@ -329,3 +333,39 @@ def test_a_coordinator_stops_where_a_newer_one_is_seen(world):
     old, actions = half.step(old, e.Received(w.now, topic, payload, True))
     assert actions == [a.Fenced(2)]
     assert half.step(old, e.Tick(w.now)) == (old, [])
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10**6),
+    drop=st.floats(0, 0.4),
+    duplicate=st.floats(0, 0.4),
+    reorder=st.floats(0, 0.6),
+    blows=st.lists(st.tuples(st.sampled_from(["co", "link", "off"]), st.integers(0, 2), st.floats(0, 4)), max_size=12),
+    places=st.sampled_from([1, 2, 64]),
+)
+def test_whatever_the_network_and_the_crashes_each_device_counts_once(
+    world, seed, drop, duplicate, reorder, blows, places
+):
+    w = world(3, Faults(seed, drop, duplicate, reorder), max_open=places)
+    w.begin()
+    w.open(1)
+    for what, who, pause in blows:
+        w.run(pause)
+        name = w.names[who]
+        if what == "co":
+            w.crash_coordinator()
+            w.start_coordinator()
+        elif what == "off":
+            w.crash_device(name)
+            w.start_device(name)
+        else:
+            w.hub.cut(name)
+            w.link_device(name)
+    for _ in range(300):
+        if w.closed:
+            break
+        w.run(5)
+    assert counted(w.closed[0]) == digests(w, 1)
+    assert set(map(repr, w.closed)) == {repr(w.closed[0])}
+    assert w.state.quarantined() == {}

@@ -1,0 +1,198 @@
+"""The pieces of the machines: windows, the replay guard, saved states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from talaria.errors import ConfigError, StateError, WireError
+from talaria.protocol import events as e
+from talaria.protocol import saved
+from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
+from talaria.protocol.device import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol.transfer import Guard, Receiver
+from talaria.wire.chunks import describe, indices_of
+from talaria.wire.frames import Frame, Header
+
+DATA = bytes(range(200)) * 10
+CUT = describe(DATA, 100)
+
+
+def piece(index, data=None):
+    return Frame(
+        Header("chunk", "f", xfer="x", idx=index, off=100 * index), data or DATA[100 * index : 100 * index + 100]
+    )
+
+
+@given(st.integers(1, 16), st.randoms(), st.floats(0, 0.6))
+def test_windows_never_exceed_the_credit_and_end_with_everything(credit, random, loss):
+    receiver, flying, now, asked_in_all = Receiver(CUT), [], 0.0, 0
+    bitmap = receiver.window(now, credit)
+    while not receiver.whole:
+        asked = indices_of(bitmap, CUT.count) if bitmap else set()
+        asked_in_all += len(asked)
+        flying += [i for i in asked if random.random() >= loss]
+        assert len(receiver.asked) <= credit
+        random.shuffle(flying)
+        if flying:
+            receiver.take(piece(flying.pop()), now)
+            bitmap = receiver.window(now, credit)
+        else:
+            now += 1
+            bitmap = receiver.window(now, credit, again=True)
+            assert bitmap or receiver.whole
+    assert receiver.have == set(range(20))
+    if loss == 0:
+        assert asked_in_all == 20
+
+
+def test_a_wrong_chunk_is_counted_and_asked_for_again():
+    receiver = Receiver(CUT)
+    receiver.window(0.0, 4)
+    with pytest.raises(WireError, match="sha256"):
+        receiver.take(piece(0, b"x" * 100), 1.0)
+    assert (receiver.bad, 0 in receiver.have, 0 in receiver.asked) == (1, False, False)
+    assert receiver.take(piece(0), 1.0)
+    assert not receiver.take(piece(0), 1.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 200)), max_size=200))
+def test_the_guard_lets_nothing_pass_twice_and_nothing_of_an_older_boot(heard):
+    guard, passed = Guard(), []
+    for boot, seq in heard:
+        if guard.fresh(boot, seq):
+            assert (boot, seq) not in passed
+            assert all(boot >= b for b, _ in passed)
+            assert seq >= 1
+            passed.append((boot, seq))
+
+
+@given(st.permutations(range(1, 60)))
+def test_the_guard_lets_everything_recent_pass_once_in_any_order(order):
+    guard = Guard()
+    assert all(guard.fresh(1, seq) for seq in order)
+    assert not any(guard.fresh(1, seq) for seq in order)
+
+
+@dataclass
+class Inner:
+    name: str
+    at: tuple[int, str] = (0, "")
+
+
+@dataclass
+class Outer:
+    many: dict[tuple[str, int], Inner] = field(default_factory=dict)
+    some: set[int] = field(default_factory=set)
+    maybe: float | None = None
+    raw: bytes = b""
+    yes: bool = False
+
+
+STATES = st.builds(
+    Outer,
+    many=st.dictionaries(
+        st.tuples(st.text(max_size=3), st.integers(0, 9)),
+        st.builds(Inner, name=st.text(max_size=3), at=st.tuples(st.integers(0, 9), st.text(max_size=3))),
+        max_size=3,
+    ),
+    some=st.sets(st.integers(0, 2**53)),
+    maybe=st.none() | st.floats(allow_nan=False),
+    raw=st.binary(),
+    yes=st.booleans(),
+)
+
+
+@given(STATES)
+def test_a_saved_state_comes_back(state):
+    data = saved.dump(state)
+    assert saved.load(Outer, data) == state
+    assert saved.dump(saved.load(Outer, data)) == data
+
+
+@given(STATES, st.data())
+def test_a_damaged_state_is_a_state_error_or_another_valid_state(state, data):
+    raw = bytearray(saved.dump(state))
+    at = data.draw(st.integers(0, len(raw) - 1))
+    raw[at] = data.draw(st.integers(0, 255))
+    try:
+        found = saved.load(Outer, bytes(raw))
+    except StateError:
+        return
+    assert isinstance(found, Outer)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00", msgpack.packb([2, {}]), msgpack.packb([1, {"boot": 1}]), msgpack.packb([1, [1, 2]])]
+)
+@pytest.mark.parametrize("cls", [CoordinatorState, DeviceState])
+def test_what_is_no_state_is_refused(cls, data):
+    with pytest.raises(StateError, match="backup"):
+        cls.load(data)
+
+
+def started():
+    half, state = CoordinatorHalf("watch"), CoordinatorState()
+    half.step(state, e.Start(0.0, 1))
+    return half, state
+
+
+@pytest.mark.parametrize(
+    ("events", "what"),
+    [
+        ([e.Start(0.0, 1)], "above the last one"),
+        ([e.OpenRound(0.0, 1, {"a": b""})], "PublishBody"),
+        ([e.PublishBody(0.0, 0, CUT), e.OpenRound(0.0, 1, {})], "do not fit"),
+        ([e.PublishBody(0.0, 0, CUT), e.OpenRound(0.0, 1, {"a": b""}, quorum=2)], "do not fit"),
+        ([e.PublishBody(0.0, 0, CUT), e.OpenRound(0.0, 1, {"a": b""}), e.OpenRound(0.0, 2, {"a": b""})], "still open"),
+        ([e.PublishBody(0.0, 0, CUT), e.OpenRound(0.0, 1, {"a": b""}), e.OpenRound(0.0, 1, {"a": b""})], "not after"),
+        ([e.Enlist(0.0, 3, {"a": b""})], "not open"),
+        ([e.Committed(0.0, 3)], "not closed"),
+        ([e.Boot(0.0)], "not an event"),
+    ],
+)
+def test_a_program_that_asks_out_of_turn_is_told_so(events, what):
+    half, state = started()
+    for event in events[:-1]:
+        half.step(state, event)
+    with pytest.raises(StateError, match=what):
+        half.step(state, events[-1])
+
+
+def test_a_device_is_told_of_a_wrong_event_and_limits_are_checked():
+    with pytest.raises(StateError, match="not an event"):
+        DeviceHalf("watch", "a").step(DeviceState(), e.Start(0.0, 1))
+    with pytest.raises(ConfigError):
+        DeviceLimits(credit=0)
+    with pytest.raises(ConfigError):
+        DeviceHalf("watch", "a", profile=bytes(5000))
+    with pytest.raises(WireError):
+        DeviceHalf("watch", "A")
+    for wrong in ({"chunk": 0}, {"credit": 65}, {"retry": 0.0}, {"max_bytes": 10}, {"stall": 1.0}):
+        with pytest.raises(ConfigError):
+            Rules(**wrong)
+
+
+def test_an_abort_by_the_operator_fails_the_round():
+    half, state = started()
+    half.step(state, e.PublishBody(0.0, 0, CUT))
+    half.step(state, e.OpenRound(0.0, 1, {"a": b""}))
+    _, actions = half.step(state, e.AbortRound(1.0, 1, "stopped by the operator"))
+    assert [x.reason for x in actions if isinstance(x, e.RoundFailed)] == ["stopped by the operator"]
+    half.step(state, e.OpenRound(2.0, 2, {"a": b""}))
+
+
+def test_a_revoked_device_is_out_at_once():
+    half, state = started()
+    half.step(state, e.PublishBody(0.0, 0, CUT))
+    half.step(state, e.OpenRound(0.0, 1, {"a": b"", "b": b""}))
+    half.step(state, e.Revoke(1.0, "a", "key was stolen"))
+    assert state.rounds[1].cohort["a"].phase == "dropped"
+    assert state.quarantined() == {"a": "key was stolen"}
+    half.step(state, e.AbortRound(1.0, 1, "x"))
+    half.step(state, e.OpenRound(2.0, 2, {"a": b"", "b": b""}))
+    assert state.rounds[2].cohort["a"].phase == "dropped"
