@@ -176,4 +176,5 @@ def _not_negative(covariance: Tensor) -> Tensor:
     if covariance.dim() == 1:
         return covariance.clamp(min=0)
     values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-    return (vectors * values.clamp(min=0)) @ vectors.T
+    nearest: Tensor = (vectors * values.clamp(min=0)) @ vectors.T
+    return nearest

@@ -1,0 +1,323 @@
+"""HEART-PFL on the device: prototypes, alignment by direction and by value, the proximal pull, what travels."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from talaria.algorithms.fedavg import FedAvg
+from talaria.algorithms.heart_pfl import OWN, HeartPFL, trainable
+from talaria.algorithms.prototypes import Tap, alignment, class_means, features, prototypes, stages
+from talaria.errors import ConfigError, ModelError
+from talaria.local import load, state_of, train
+from talaria.model import zoo
+from talaria.model.adapters import HEART_RESNET
+from talaria.model.split import split_model
+from talaria.model.zoo import ModelSpec
+from talaria.tree import equal, only, under, without
+from talaria.types import Samples, Task
+
+Tiny = Callable[..., Task]
+
+
+@pytest.fixture(scope="module")
+def resnet() -> tuple[ModelSpec, nn.Module]:
+    spec = ModelSpec("resnet18", (3, 32, 32), 100, adapters=HEART_RESNET)
+    return spec, zoo.build(spec)
+
+
+@pytest.mark.parametrize(("classes", "count"), [(100, 1_459_428), (101, 1_459_941), (102, 1_460_454), (10, 1_413_258)])
+def test_trainable_parameters_of_the_papers_model(classes: int, count: int) -> None:
+    spec = ModelSpec("resnet18", (3, 32, 32), classes, adapters=HEART_RESNET)
+    model = zoo.build(spec)
+    assert trainable(model, zoo.split(spec, model)) == count
+    total = sum(p.numel() for p in model.parameters())
+    assert total == 12_628_132 + (classes - 100) * 513
+
+
+def test_adapters_by_stage_and_kind(resnet: tuple[ModelSpec, nn.Module]) -> None:
+    spec, model = resnet
+    sent = HeartPFL().sent(model, zoo.split(spec, model))
+    size = {n: p.numel() for n, p in model.named_parameters() if n in sent}
+    convs = [
+        sum(v for n, v in size.items() if n.startswith(f"layer{k}.") and n.endswith("adapter.conv.weight"))
+        for k in (1, 2, 3, 4)
+    ]
+    assert convs == [16_384, 65_536, 262_144, 1_048_576]
+    assert sum(v for n, v in size.items() if ".adapter.norm." in n) == 7_680
+    assert sum(v for n, v in size.items() if ".adapter." not in n and not n.startswith("fc.")) == 7_808
+    assert not [n for n in sent if "downsample" in n]
+    assert 4 * sum(size.values()) == 5_837_712
+
+
+def test_a_zero_adapter_changes_nothing(resnet: tuple[ModelSpec, nn.Module]) -> None:
+    spec, _ = resnet
+    plain = zoo.build(ModelSpec("resnet18", (3, 32, 32), 100)).eval()
+    adapted = zoo.build(spec).eval()
+    state = {}
+    for k, v in adapted.state_dict().items():
+        state[k] = torch.zeros_like(v) if k.endswith("adapter.conv.weight") else v
+        twin = k.replace(".base.", ".")
+        if ".adapter." not in k:
+            state[k] = plain.state_dict()[twin]
+    load(adapted, state)
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(adapted(x), plain(x))
+
+
+def test_stages_of_a_resnet_are_its_four_layers(resnet: tuple[ModelSpec, nn.Module]) -> None:
+    spec, model = resnet
+    assert stages(model, zoo.split(spec, model)) == ("layer1", "layer2", "layer3", "layer4")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("imu_cnn", (6, 100), ("bn1", "bn2", "bn3", "bn4")),
+        ("fmnist_cnn", (1, 28, 28), ("conv1", "conv2", "fc1")),
+        ("mlp", (6,), ("fc1", "fc2")),
+    ],
+)
+def test_stages_of_other_models_come_from_the_module_tree(
+    name: str, shape: tuple[int, ...], expected: tuple[str, ...]
+) -> None:
+    spec = ModelSpec(name, shape, 3)
+    model = zoo.build(spec)
+    assert stages(model, zoo.split(spec, model)) == expected
+
+
+def test_stages_are_found_below_a_single_container() -> None:
+    model = nn.ModuleDict({"features": nn.Sequential(*[nn.Linear(2, 2) for _ in range(9)]), "head": nn.Linear(2, 2)})
+    assert stages(model, split_model(model, "head")) == ("features.1", "features.3", "features.5", "features.8")
+
+
+def test_a_body_without_modules_has_no_stages() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+            self.head = nn.Linear(2, 2)
+
+    with pytest.raises(ModelError, match="features"):
+        stages(Bare(), split_model(Bare(), "head"))
+
+
+# ---- alignment ----------------------------------------------------------------------------------------
+
+
+def test_alignment_of_the_hand_vector() -> None:
+    f, p = torch.tensor([[3.0, 4.0]]), torch.tensor([[4.0, 3.0]])
+    same = torch.zeros(1, 2)
+    assert alignment([f, same], [p, same]).item() == pytest.approx(0.04 / 2, abs=1e-7)  # direction, of two stages
+    assert alignment([same + 1, f], [same + 1, p]).item() == pytest.approx(1.0 / 2, abs=1e-7)  # value
+    assert alignment([f], [p]).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("angle", "expected"), [(0.0, 0.0), (np.pi / 2, 1.0), (np.pi, 2.0)])
+def test_the_early_term_measures_direction_alone(angle: float, expected: float) -> None:
+    f = torch.tensor([[2.0, 0.0]])
+    p = torch.tensor([[np.cos(angle), np.sin(angle)]], dtype=torch.float32)
+    rest = torch.zeros(1, 3)
+    for scale in (1.0, 7.0, 0.01):
+        assert 2 * alignment([f, rest], [scale * p, rest]).item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_deep_term_is_zero_only_where_features_are_equal() -> None:
+    f, rest = torch.tensor([[1.0, -2.0]]), torch.ones(1, 2)
+    assert alignment([rest, f], [rest, f]).item() == pytest.approx(0.0, abs=1e-7)
+    assert alignment([rest, f], [rest, 2 * f]).item() > 0.1
+
+
+def test_four_stages_are_averaged_over_stages_and_samples() -> None:
+    g = torch.Generator().manual_seed(0)
+    own, want = ([torch.randn(5, 3, generator=g) for _ in range(4)] for _ in range(2))
+    total = 0.0
+    for b in range(5):
+        for k in range(4):
+            f, p = own[k][b].numpy(), want[k][b].numpy()
+            total += 1 - f @ p / np.linalg.norm(f) / np.linalg.norm(p) if k < 2 else float(((f - p) ** 2).mean())
+    assert alignment(own, want).item() == pytest.approx(total / (4 * 5), rel=1e-5)
+
+
+def test_prototypes_are_the_group_means_in_eval_mode(tiny: Tiny) -> None:
+    task = tiny(norm=True, dropout=0.5, classes=2)
+    model = task.model.eval()
+    buffers = {k: v.clone() for k, v in model.named_buffers()}
+    (body,) = prototypes(model, ["body.2"], task.train, 3)
+    with torch.no_grad():
+        f = model.body(task.train.x)
+    for c in (0, 1):
+        assert torch.allclose(body[c], f[task.train.y == c].mean(0), atol=1e-6)
+    assert body[2].tolist() == [0, 0, 0, 0]  # absent, never looked up
+    assert all(torch.equal(v, buffers[k]) for k, v in model.named_buffers())
+
+
+def test_features_are_averaged_over_places() -> None:
+    conv = nn.Conv2d(1, 4, 3)
+    x = torch.randn(5, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    (f,) = features(nn.Sequential(conv), ["0"], x, batch=2)
+    assert torch.allclose(f, conv(x).detach().mean((2, 3)), atol=1e-6)
+
+
+def test_class_means_are_differentiable() -> None:
+    f = torch.randn(4, 2, requires_grad=True)
+    class_means(f, torch.tensor([0, 0, 1, 1]), 2).sum().backward()
+    assert f.grad is not None
+    assert torch.allclose(f.grad, torch.full((4, 2), 0.5))
+
+
+@pytest.mark.parametrize("variant", ["A", "B"])
+def test_alignment_reaches_the_personal_weights(tiny: Tiny, variant: str) -> None:
+    """In the release both sides are made without a gradient, so that the term does nothing."""
+    task = tiny(adapter=True, norm=True)
+    algorithm = HeartPFL(variant=variant)
+    state = state_of(task.model)
+    objective, tap = algorithm._objective(task, state, stages(task.model, task.split))
+    own = {k: v + 0.3 if k.startswith(("adapter", "body.0")) else v for k, v in state.items()}
+    module = load(task.model, own).requires_grad_(True).eval()
+    with tap:
+        whole = objective(module, task.train.x, task.train.y)
+    with torch.no_grad():
+        plain = nn.functional.cross_entropy(module(task.train.x), task.train.y)
+    term = whole - plain
+    assert term.requires_grad
+    (slope,) = torch.autograd.grad(term, [module.adapter.weight], retain_graph=True)
+    cross = torch.autograd.grad(nn.functional.cross_entropy(module(task.train.x), task.train.y), module.adapter.weight)
+    assert not torch.allclose(slope, cross[0], atol=1e-6)
+
+
+def test_alignment_draws_the_personal_features_to_the_global_prototypes(tiny: Tiny) -> None:
+    task = tiny(count=24, epochs=30, lr=0.01)
+    far = {k: v + 1.0 for k, v in state_of(task.model).items()}
+    algorithm, off = HeartPFL(align=1.0, lam=0.0), HeartPFL(align=0.0, lam=0.0, allow_degenerate=True)
+    shared, private = algorithm.init(task.model, task.split)
+
+    def distance(algorithm: HeartPFL) -> float:
+        _, kept = algorithm.fit(task, far, private)
+        at = stages(task.model, task.split)
+        wanted = prototypes(load(task.model, far).eval(), at, task.train, 3)
+        own = features(load(task.model, under(kept, OWN)).eval(), at, task.train.x)
+        return float(alignment(own, [p[task.train.y] for p in wanted]))
+
+    assert distance(algorithm) < 0.5 * distance(off)
+    del shared
+
+
+# ---- both phases --------------------------------------------------------------------------------------
+
+
+def test_what_is_sent_is_fedavgs_and_never_the_personal_model(tiny: Tiny) -> None:
+    task = tiny(norm=True, dropout=0.2)
+    task = task.but(train=task.train)
+    shared, private = HeartPFL().init(task.model, task.split)
+    seen = {**private}
+    for k in task.split.counters:
+        seen[k] = seen[OWN + k] = torch.ones((), dtype=torch.int64)  # statistics count as trained: no calibration
+    update, kept = HeartPFL().fit(task, shared, seen)
+    plain, _ = FedAvg().fit(task, shared, {k: v for k, v in seen.items() if not k.startswith(OWN)})
+    assert equal(update.tensors, plain.tensors)
+    assert not [k for k in update.tensors if k.startswith(OWN)]
+    assert not equal(only(under(kept, OWN), shared), update.tensors)
+
+
+def test_with_adapters_the_rest_is_frozen(tiny: Tiny) -> None:
+    task = tiny(adapter=True, norm=True)
+    shared, private = HeartPFL().init(task.model, task.split)
+    assert set(shared) == {"adapter.weight", "adapter.bias", "head.weight", "head.bias", "body.1.weight", "body.1.bias"}
+    update, kept = HeartPFL().fit(task, shared, private)
+    for name in ("body.0.weight", "body.0.bias"):
+        assert torch.equal(kept[name], private[name])
+        assert OWN + name not in kept
+    assert all(not torch.equal(update.tensors[k], shared[k]) for k in shared)
+
+
+def test_without_pull_and_alignment_the_personal_model_is_a_local_one(tiny: Tiny) -> None:
+    task = tiny()
+    start = state_of(task.model)
+    algorithm = HeartPFL(lam=0.0, align=0.0, allow_degenerate=True)
+    shared, private = algorithm.init(task.model, task.split)
+    _, kept = algorithm.fit(task, shared, private)
+    assert equal(under(kept, OWN), train(task, start, purpose="personal"))
+
+
+def test_a_strong_pull_pins_the_personal_model_to_the_global_one(tiny: Tiny) -> None:
+    away = []
+    for lam in (0.0, 0.5, 5.0):
+        task = tiny(lr=0.1, epochs=5)
+        algorithm = HeartPFL(lam=lam)
+        shared, private = algorithm.init(task.model, task.split)
+        _, kept = algorithm.fit(task, shared, private)
+        own = under(kept, OWN)
+        away.append(sum(float((own[k] - shared[k]).square().sum()) for k in shared))
+    assert away[0] > away[1] > away[2]
+    assert away[2] < 0.05 * away[0]
+
+
+def test_a_pull_that_overshoots_is_refused(tiny: Tiny) -> None:
+    task = tiny(lr=0.1)
+    algorithm = HeartPFL(lam=6.0)
+    shared, private = algorithm.init(task.model, task.split)
+    with pytest.raises(ConfigError, match=r"lam=6\.0"):
+        algorithm.fit(task, shared, private)
+
+
+def test_fewer_samples_than_a_batch_still_train(tiny: Tiny) -> None:
+    task = tiny(count=3, batch=16, norm=True)
+    shared, private = HeartPFL().init(task.model, task.split)
+    update, _ = HeartPFL().fit(task, shared, private)
+    assert not equal(update.tensors, shared)
+
+
+def test_the_personal_model_is_served_and_a_newcomer_gets_one(tiny: Tiny) -> None:
+    task = tiny(count=24)
+    shared, private = HeartPFL().init(task.model, task.split)
+    _, kept = HeartPFL().fit(task, shared, private)
+    assert equal(state_of(HeartPFL().personal(task, shared, kept)), under(kept, OWN))
+    new = state_of(HeartPFL(join_epochs=5).personal(task.but(newcomer=True), shared, private))
+    assert not equal(new, {**shared, **without(private, OWN)})
+
+
+def test_hooks_are_gone_after_training(tiny: Tiny) -> None:
+    task = tiny()
+    shared, private = HeartPFL().init(task.model, task.split)
+    HeartPFL().fit(task, shared, private)
+    assert not any(m._forward_hooks for m in task.model.modules())
+    with Tap(task.model, ["body.2"]) as tap:
+        task.model(task.train.x)
+        assert tap.features[0].shape == (13, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"lam": -1.0}, "lam"),
+        ({"align": -0.1}, "align"),
+        ({"align": 0.0}, "allow_degenerate"),
+        ({"variant": "C"}, "variant"),
+        ({"trains": "some"}, "trains"),
+        ({"join_epochs": -1}, "join_epochs"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        HeartPFL(**options)  # type: ignore[arg-type]
+
+
+def test_adapters_are_needed_where_they_are_asked_for(tiny: Tiny) -> None:
+    task = tiny()
+    with pytest.raises(ModelError, match="adapters"):
+        HeartPFL(trains="adapters").init(task.model, task.split)
+
+
+def test_samples_and_state_stay_untouched(tiny: Tiny) -> None:
+    task = tiny()
+    x: Tensor = task.train.x.clone()
+    shared, private = HeartPFL().init(task.model, task.split)
+    before = {k: v.clone() for k, v in {**shared, **private}.items()}
+    HeartPFL().fit(task, shared, private)
+    assert equal(before, {**shared, **private})
+    assert torch.equal(x, task.train.x)
+    assert isinstance(task.train, Samples)
