@@ -14,10 +14,14 @@ from talaria.algorithms.fedbabu import FedBABU
 from talaria.algorithms.fedper import FedPer
 from talaria.algorithms.fedprox import FedProx
 from talaria.algorithms.fedrep import FedRep
+from talaria.algorithms.ffgg import FFGG
+from talaria.algorithms.heart_pfl import HeartPFL
 from talaria.algorithms.hermes import Hermes
 from talaria.algorithms.lg_fedavg import LGFedAvg
 from talaria.algorithms.local_only import LocalOnly
 from talaria.algorithms.perfedavg import PerFedAvg
+from talaria.algorithms.pfedgm import PFedGM
+from talaria.algorithms.thorki import Thorki
 from talaria.errors import ConfigError
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -35,6 +39,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         APFL,
         PerFedAvg,
         Hermes,
+        Thorki,
+        HeartPFL,
+        PFedGM,
+        FFGG,
     )
 }
 
