@@ -7,7 +7,7 @@ import torch
 
 from talaria.algorithms import load
 from talaria.algorithms.base import Algorithm
-from talaria.local import predict, state_of
+from talaria.local import calibrate, predict, state_of
 from talaria.tree import copied, equal
 from talaria.types import ChannelMask, Task, Tensors, Update
 
@@ -136,3 +136,29 @@ def test_the_card_says_what_the_code_does(tiny: Tiny, algorithm: Algorithm) -> N
              if any(k.startswith(key) for k in shared)]  # fmt: skip
     assert algorithm.card.shares == (", ".join(parts) or "nothing")
     assert algorithm.card.evidence == "confirmed"
+
+
+@pytest.mark.parametrize(
+    ("name", "hparams"),
+    [
+        ("fedavg", {}),
+        ("fedprox", {}),
+        ("fedavg_ft", {"tune_epochs": 0}),
+        ("fedper", {"join_epochs": 0}),
+        ("fedbabu", {"tune_epochs": 0, "allow_degenerate": True}),
+        ("lg_fedavg", {"join_epochs": 0}),
+        ("ditto", {"join_epochs": 0}),
+        ("apfl", {"join_epochs": 0}),
+        ("perfedavg", {"adapt_steps": 0, "allow_degenerate": True}),
+    ],
+)
+def test_a_newcomer_is_served_with_the_statistics_of_its_own_inputs(
+    tiny: Tiny, name: str, hparams: dict[str, object]
+) -> None:
+    """Private BatchNorm statistics that no batch has moved are those of nobody."""
+    task = tiny(norm=True).but(newcomer=True)
+    algorithm = load(name, hparams)
+    shared, private = algorithm.init(task.model, task.split)
+    fresh = state_of(task.model)
+    served = state_of(algorithm.personal(task, shared, private))
+    assert equal(served, calibrate(task, fresh))
