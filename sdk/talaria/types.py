@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -212,11 +212,73 @@ class Recipe:
 class Plan:
     """What the planner chose for one device. Data that travels and is stored in the bundle.
 
-    ``widths[group]`` is the number of channels to keep per group (groups not named keep all).
+    ``widths[group]`` is the number of channels to keep per group (groups not named keep all). ``reasons`` say in
+    words why each choice was made, by the name of the choice; ``predicted`` are figures by name with their unit.
     """
 
     widths: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    adapter: str | None = None
+    """Kind of adapter beside frozen layers, or None for none."""
+    rank: int | None = None
+    """Rank of the adapters, or None for their full width."""
+    trained: tuple[Part, ...] = ("body", "adapters", "head")
+    """Parts of the model that train, and so travel; the rest is frozen."""
+    batch: int = 32
+    accumulate: int = 1
+    """Slices that a batch is cut into so that it fits in memory."""
+    steps: int | None = None
+    """Optimizer steps per round, or None for the recipe's own."""
+    precision: Literal["fp32", "fp16"] = "fp32"
+    """How the bundle stores weights; int8 is only ever chosen by measuring the exported model."""
+    codec: str = "raw"
+    """How updates travel."""
+    predicted: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, low in (("batch", 1), ("accumulate", 1), ("steps", 1), ("rank", 1)):
+            value = getattr(self, name)
+            if value is None and name in ("steps", "rank"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise ConfigError(f"plan: {name}={value!r} must be a whole number of at least {low}")
+        for group, width in self.widths.items():
+            if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+                raise ConfigError(f"plan: widths[{group!r}]={width!r} must be a whole number of at least 1")
+        if self.precision not in ("fp32", "fp16"):
+            raise ConfigError(f"plan: precision={self.precision!r} must be 'fp32' or 'fp16'")
+        if not self.trained or set(self.trained) - {"body", "adapters", "head"}:
+            raise ConfigError(f"plan: trained={self.trained!r} must name parts among body, adapters and head")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; :meth:`from_json` is the inverse. Equal plans, equal text."""
+        return {
+            "widths": dict(sorted(self.widths.items())),
+            "reasons": dict(sorted(self.reasons.items())),
+            "adapter": self.adapter,
+            "rank": self.rank,
+            "trained": list(self.trained),
+            "batch": self.batch,
+            "accumulate": self.accumulate,
+            "steps": self.steps,
+            "precision": self.precision,
+            "codec": self.codec,
+            "predicted": dict(sorted(self.predicted.items())),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """The plan that :meth:`to_json` wrote. Raises :class:`ConfigError` on an unknown field or a wrong value."""
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"plan: need an object, got {type(data).__name__}; print one with `talaria plan --json`")
+        odd = sorted(set(data) - {f.name for f in fields(cls)})
+        if odd:
+            raise ConfigError(f"plan: fields {odd} are unknown")
+        kinds = {"widths": dict, "reasons": dict, "predicted": dict, "trained": (list, tuple), "codec": str}
+        for name, kind in kinds.items():
+            if name in data and not isinstance(data[name], kind):  # type: ignore[arg-type]
+                raise ConfigError(f"plan: {name}={data[name]!r} is of the wrong kind")
+        return cls(**{**data, "trained": tuple(data.get("trained", ("body", "adapters", "head")))})
 
 
 @dataclass(frozen=True)

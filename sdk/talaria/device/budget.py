@@ -1,0 +1,100 @@
+"""What a device can spare: limits with their units in the names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from talaria.errors import ConfigError
+
+_SIZES = {"_mb": 1.0, "_kb": 1e-3, "_bytes": 1e-6}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Limits that a plan must keep; None sets no limit. 1 MB is 1,000,000 bytes.
+
+    Latencies are for one input on one core, in CPU time. ``latency_ratio`` is to the unpruned model on the same
+    device. A round's ``train_s`` and ``energy_j`` are for all its local steps.
+    """
+
+    latency_ms: float | None = None
+    latency_ratio: float | None = None
+    run_memory_mb: float | None = None
+    """Weights and the live activations of one input, at their peak."""
+    train_memory_mb: float | None = None
+    """Weights, gradients, optimizer state and saved activations, at their peak."""
+    bundle_mb: float | None = None
+    """The deployed model file."""
+    upload_mb: float | None = None
+    """One update, before compression."""
+    train_s: float | None = None
+    """CPU seconds of training per round."""
+    energy_j: float | None = None
+    """Joules of training per round; needs the profile's ``watts``."""
+    accuracy_drop: float | None = None
+    """Share of accuracy, such as 0.01 for one point, that the planned model may lose against its dense twin. It is
+    checked on held-out samples when the model is deployed, not predicted."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.limits().items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ConfigError(f"budget: {name}={value!r} must be a finite number")
+            if name == "accuracy_drop":
+                if not 0 <= value < 1:
+                    raise ConfigError(f"budget: accuracy_drop={value!r} must be in [0, 1), such as 0.01 for one point")
+            elif value <= 0:
+                raise ConfigError(f"budget: {name}={value!r} must be above 0; leave it out for no limit")
+        if self.latency_ratio is not None and self.latency_ratio > 1:
+            raise ConfigError(
+                f"budget: latency_ratio={self.latency_ratio} allows more than the unpruned model takes; "
+                "give at most 1, or leave it out"
+            )
+        run, train = self.run_memory_mb, self.train_memory_mb
+        if run is not None and train is not None and train < run:
+            raise ConfigError(
+                f"budget: train_memory_mb={train} is below run_memory_mb={run}, but training runs the model as well; "
+                f"nearest possible: train_memory_mb={run}"
+            )
+
+    def limits(self) -> dict[str, float]:
+        """The limits that are set, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+
+    def to_json(self) -> dict[str, float]:
+        """Plain JSON values; :meth:`from_json` is the inverse."""
+        return self.limits()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Budget:
+        """The budget that :meth:`to_json` wrote. Raises :class:`ConfigError` on an unknown limit or a wrong value."""
+        odd = sorted(set(data) - {f.name for f in fields(cls)})
+        if odd:
+            raise ConfigError(f"budget: {odd[0]!r} is unknown; use {', '.join(f.name for f in fields(cls))}")
+        return cls(**data)
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> Budget:
+        """A budget from texts such as ``latency_ms=5``; sizes may be given in ``_mb``, ``_kb`` or ``_bytes``.
+
+        >>> Budget.parse(["latency_ratio=0.5", "upload_kb=200"])
+        Budget(latency_ms=None, latency_ratio=0.5, ..., upload_mb=0.2, ...)
+        """
+        found: dict[str, float] = {}
+        for text in texts:
+            for one in filter(None, (part.strip() for part in text.split(","))):
+                name, _, value = one.partition("=")
+                try:
+                    number = float(value)
+                except ValueError:
+                    raise ConfigError(f"budget: {one!r} must read NAME=NUMBER, such as latency_ms=5") from None
+                for suffix, factor in _SIZES.items():
+                    if name.endswith(suffix):
+                        name, number = name.removesuffix(suffix) + "_mb", number * factor
+                        break
+                if name in found:
+                    raise ConfigError(f"budget: {name} is given twice; give it once")
+                found[name] = number
+        return cls.from_json(found)

@@ -1,0 +1,43 @@
+"""CPU time of several candidates in one run, so that other work on the machine does not decide who wins.
+
+Wall time on a shared machine misjudges candidates by up to three times. Each candidate runs on the calling thread
+alone, in bursts, in alternating order; the clock is the thread's own CPU time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+BURST = 6e-3
+"""Seconds of CPU time that a burst aims at."""
+
+Call = Callable[[], object]
+
+
+def seconds_of(call: Call, calls: int = 1) -> float:
+    """CPU seconds per call, never zero."""
+    begin = time.thread_time_ns()
+    for _ in range(calls):
+        call()
+    return max(time.thread_time_ns() - begin, 1) / calls / 1e9
+
+
+def interleaved(candidates: Mapping[str, Call], rounds: int = 9, burst: float = BURST) -> dict[str, list[float]]:
+    """CPU seconds per call of each candidate in each round; all candidates of a round ran side by side."""
+    calls = {}
+    for name, call in candidates.items():
+        call()
+        calls[name] = max(1, min(1000, round(burst / seconds_of(call, 2))))
+    took: dict[str, list[float]] = {name: [] for name in candidates}
+    for turn in range(rounds):
+        for name in candidates if turn % 2 == 0 else reversed(list(candidates)):
+            took[name].append(seconds_of(candidates[name], calls[name]))
+    return took
+
+
+def ratios(took: Mapping[str, list[float]], to: str) -> dict[str, float]:
+    """The median, over the rounds, of each candidate's time to that of ``to``."""
+    base = took[to]
+    return {name: median(a / b for a, b in zip(times, base, strict=True)) for name, times in took.items()}

@@ -1,0 +1,193 @@
+"""Latency of a pruned model on this device: fitted on a few whole-model probes, because a sum of layers misses.
+
+Probes are the exported model at a handful of widths, timed side by side. Their CPU time is explained by what the
+layers compute and move (:data:`~talaria.device.anatomy.FEATURES`), with coefficients that cannot be negative.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from talaria import seeds
+from talaria.device import clock
+from talaria.device.anatomy import FEATURES, Anatomy, Widths, anatomy
+from talaria.device.runtime import Exporter, Resizer, caller, exporter
+from talaria.errors import ConfigError, ModelError
+from talaria.model import zoo
+from talaria.model.pruning import aligned
+from talaria.model.spec import ModelSpec
+
+PROBES = 15
+"""Most whole-model probes per family."""
+
+ROUNDS = 40
+"""Bursts per probe: 15 probes take about 4 s of CPU time."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The latency model of one family on one device.
+
+    ``milliseconds[i]`` is the price of feature ``i``; ``error`` the root mean square, over the probes, of the relative
+    error of a fit that did not see the probe; ``graph_bytes`` the size of the exported file without its weights;
+    ``block`` what widths are rounded up to, as this device computes them.
+    """
+
+    milliseconds: tuple[float, ...]
+    dense_ms: float
+    error: float
+    block: int
+    graph_bytes: int
+    probes: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if len(self.milliseconds) != len(FEATURES) or min(self.milliseconds) < 0 or not self.dense_ms > 0:
+            raise ConfigError(f"cost: need {len(FEATURES)} prices that are not negative and dense_ms above 0")
+
+    @property
+    def margin(self) -> float:
+        """The share of latency to keep in hand, so that a planned model keeps its limit when it is measured."""
+        return min(0.25, max(0.02, 2 * self.error))
+
+    def latency_ms(self, parts: Anatomy, widths: Widths) -> float:
+        """CPU milliseconds for one input on one core."""
+        found = zip(parts.features(widths, self.block), self.milliseconds, strict=True)
+        return sum(amount * price for amount, price in found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; :meth:`from_json` is the inverse."""
+        return {**vars(self), "milliseconds": dict(zip(FEATURES, self.milliseconds, strict=True))}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Cost:
+        """What :meth:`to_json` wrote. Raises :class:`~talaria.errors.ConfigError` for anything else."""
+        try:
+            prices = data["milliseconds"]
+            return cls(**{**data, "milliseconds": tuple(float(prices[name]) for name in FEATURES)})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"cost: not a measured cost ({error}); measure this family again") from None
+
+
+def plain(spec: ModelSpec) -> ModelSpec:
+    """The family whose latency a spec shares: adapters merge away, and neither seed nor weights matter."""
+    return replace(spec, adapters=None, seed=0, pretrained=False)
+
+
+def measure(spec: ModelSpec, block: int = 8, *, export: Exporter | None = None, probes: int = PROBES) -> Cost:
+    """The cost of a zoo model's family, measured here and now: one export, then ``probes`` models side by side.
+
+    Raises :class:`~talaria.errors.ConfigError` where no exporter or no ONNX Runtime is installed.
+    """
+    family = plain(spec)
+    parts = anatomy(family)
+    model = lively(zoo.build(family))
+    file = (export or exporter())(model, zoo.example(family, 2))
+    return fit(parts, file, zoo.example(family), samples(parts, probes, block), block)
+
+
+def samples(parts: Anatomy, count: int, block: int, seed: int = 0) -> list[dict[str, int]]:
+    """Widths to probe: dense, the smallest, even cuts, and random ones in whole blocks. The same ones every time."""
+    full = parts.full()
+    chosen = [full] + [
+        {g: min(n, aligned(keep * n, block)) for g, n in full.items()} for keep in (1e-6, 0.75, 0.5, 0.25)
+    ]
+    generator = seeds.generator(seed, "device", 0, "probes")
+    while len(chosen) < count:
+        share = 0.1 + 0.9 * float(torch.rand((), generator=generator))
+        chosen.append(randomly(parts, block, share, generator))
+    return chosen[:count]
+
+
+def randomly(parts: Anatomy, block: int, share: float, generator: torch.Generator) -> dict[str, int]:
+    """Widths in whole blocks around ``share`` of the channels, each group on its own."""
+    widths = {}
+    for group, size in parts.layout.sizes.items():
+        own = share * (0.5 + float(torch.rand((), generator=generator)))
+        widths[group] = min(size, aligned(min(1.0, own) * size, block))
+    return widths
+
+
+def fit(
+    parts: Anatomy, file: bytes, example: Tensor, widths: Sequence[Widths], block: int, rounds: int = ROUNDS
+) -> Cost:
+    """Time the exported ``file`` at each of ``widths`` (the first is the unpruned model) and explain the times."""
+    resizer = Resizer(file, parts)
+    times, seconds = timed({str(i): resizer.at(w) for i, w in enumerate(widths)}, example, rounds)
+    rows = np.array([parts.features(w, block) for w in widths])
+    taken = np.array([times[str(i)] for i in range(len(widths))])
+    prices = _prices(rows, taken)
+    weights = sum(t.ByteSize() for t in resizer.proto.graph.initializer)
+    return Cost(
+        milliseconds=tuple(float(p) for p in prices),
+        dense_ms=float(taken[0]),
+        error=_unseen_error(rows, taken),
+        block=block,
+        graph_bytes=len(file) - weights + 64 * len(resizer.tensors),
+        probes=len(widths),
+        seconds=seconds,
+    )
+
+
+def timed(files: Mapping[str, bytes], example: Tensor, rounds: int = ROUNDS) -> tuple[dict[str, float], float]:
+    """CPU milliseconds per input of each file, and the CPU seconds that finding out took.
+
+    Times are ratios to the first file within each round, times its median: drift of the machine cancels out.
+    """
+    if len(files) < 1:
+        raise ConfigError("nothing to time; give at least one exported model")
+    begin = time.thread_time()
+    x = example.numpy()
+    took = clock.interleaved({name: caller(file, x) for name, file in files.items()}, rounds)
+    first = next(iter(files))
+    base = 1e3 * median(took[first])
+    found = {name: base * ratio for name, ratio in clock.ratios(took, first).items()}
+    return found, time.thread_time() - begin
+
+
+def lively(model: Module) -> Module:
+    """``model`` in eval mode with BatchNorm statistics as after training, so that no bias is folded away as zero."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
+    return model.eval()
+
+
+def _prices(rows: Array, taken: Array) -> Array:
+    """Coefficients, none negative, with the least squared relative error (Lawson and Hanson 1974, by coordinates)."""
+    weighted = rows / taken[:, None]
+    scale = np.maximum(np.abs(weighted).max(0), 1e-12)
+    A = weighted / scale
+    gram, right = A.T @ A + 1e-9 * np.eye(A.shape[1]), A.sum(0)
+    x = np.zeros(A.shape[1])
+    for _ in range(20_000):
+        before = x.copy()
+        for j in range(len(x)):
+            x[j] = max(0.0, x[j] + (right[j] - gram[j] @ x) / gram[j, j])
+        if np.abs(x - before).max() < 1e-10:
+            break
+    return np.asarray(x / scale)
+
+
+def _unseen_error(rows: Array, taken: Array) -> float:
+    """Root mean square of the relative error at each probe, from the fit to all others."""
+    if len(rows) < 3:
+        raise ModelError(f"cost: {len(rows)} probes cannot tell a price from noise; give at least 3")
+    missed = []
+    for i in range(len(rows)):
+        others = np.arange(len(rows)) != i
+        missed.append(float(rows[i] @ _prices(rows[others], taken[others]) / taken[i] - 1))
+    return float(np.sqrt(np.mean(np.square(missed))))

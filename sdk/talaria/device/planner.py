@@ -1,0 +1,235 @@
+"""From (model, budget, device) to a plan, with a reason in words for each choice. Equal inputs, equal plans.
+
+The largest model that keeps the budget wins: channels are kept evenly, in blocks that this device computes fast, and
+what is left of the budget buys back the groups that lost most. What costs no channels goes first: half precision in
+the file, then a lossy codec on the wire, then slices of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from talaria.device.anatomy import Anatomy, anatomy
+from talaria.device.budget import Budget
+from talaria.device.cost import Cost, plain
+from talaria.device.figures import SLICES, Choice, Figures, figures
+from talaria.device.profile import Profile
+from talaria.errors import BudgetError, ConfigError
+from talaria.model.adapters import AdapterSpec
+from talaria.model.pruning import aligned
+from talaria.model.spec import ModelSpec
+from talaria.types import Part, Plan
+
+RANKS = (8, 4, 2)
+"""Ranks of the low-rank adapters that are considered, the largest first."""
+
+Widths = dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way to train and to send, in words."""
+
+    parts: tuple[Part, ...]
+    codec: str
+    adapters: AdapterSpec | None
+    slices: int
+    why: str
+    wire: str
+
+
+def plan(spec: ModelSpec, budget: Budget, profile: Profile, cost: Cost | None = None, *, batch: int = 32) -> Plan:
+    """The plan of ``spec`` on the device of ``profile``; ``cost`` is needed where the budget limits latency.
+
+    Raises :class:`~talaria.errors.BudgetError`, with the nearest budget that can be kept, where there is no plan, and
+    :class:`~talaria.errors.ConfigError` where a limit needs something that was not measured.
+    """
+    _answerable(budget, profile, cost)
+    search = _Search(spec, budget, profile, cost, batch)
+    for group in search.groups():
+        best: tuple[int, _Way] | None = None
+        for way in group:
+            at = search.largest(way)
+            if at is not None and (best is None or at < best[0]):
+                best = (at, way)
+        if best is not None:
+            return search.finished(*best)
+    raise search.refusal()
+
+
+def adapted(spec: ModelSpec, made: Plan) -> ModelSpec:
+    """The model that the plan is for: ``spec`` with the plan's adapters."""
+    if made.adapter is None:
+        return spec
+    if spec.adapters is not None and spec.adapters.kind == made.adapter and spec.adapters.rank == made.rank:
+        return spec
+    return replace(spec, adapters=AdapterSpec(made.adapter, made.rank))
+
+
+class _Search:
+    def __init__(self, spec: ModelSpec, budget: Budget, profile: Profile, cost: Cost | None, batch: int) -> None:
+        self.spec, self.budget, self.profile, self.cost, self.batch = spec, budget, profile, cost, batch
+        self.parts = anatomy(plain(spec))
+        self.steps = _even_cuts(self.parts, profile.block)
+
+    def groups(self) -> list[list[_Way]]:
+        """Ways to train, in groups of falling preference; within a group the one that keeps most channels wins."""
+        whole: tuple[Part, ...] = ("body", "adapters", "head")
+        every = self._ways(whole, self.spec.adapters, "everything trains: this is the most accurate")
+        tuned: list[list[_Way]] = []
+        tuned_parts: tuple[Part, ...] = ("adapters", "head")
+        specs = [AdapterSpec("lowrank", r) for r in RANKS] if self.spec.adapters is None else [self.spec.adapters]
+        for one in specs:
+            rank = "full width" if one.rank is None else f"rank {one.rank}"
+            why = f"{one.kind} adapters of {rank} and the head train; the rest is frozen"
+            tuned.append(self._ways(tuned_parts, one, why))
+        tuned.append(self._ways(("head",), self.spec.adapters, "only the head trains; the rest is frozen"))
+        if self.spec.pretrained and self._uncut():
+            return [[replace(w, why=f"{w.why}, because the weights are pretrained") for w in g] for g in tuned] + [
+                every
+            ]
+        return [
+            every,
+            *([replace(w, why=f"{w.why}, because training more breaks the budget") for w in g] for g in tuned),
+        ]
+
+    def _ways(self, parts: tuple[Part, ...], adapters: AdapterSpec | None, why: str) -> list[_Way]:
+        raw = "full precision fits"
+        ways = [("raw", raw)]
+        if self.budget.upload_mb is not None:
+            limit = f"upload_mb={self.budget.upload_mb:g}"
+            ways.append(("fp16", f"half precision halves the upload, so that it fits {limit}"))
+            ways.append(("int8", f"8 bits per value, with error feedback, so that the upload fits {limit}"))
+        slices = SLICES if self.budget.train_memory_mb is not None else (1,)
+        return [
+            _Way(parts, codec, adapters, cut, why, wire) for codec, wire in ways for cut in slices if cut <= self.batch
+        ]
+
+    def _uncut(self) -> bool:
+        """Whether what is deployed keeps its budget with all channels."""
+        found = self.figures(self.steps[0], self._ways(("head",), self.spec.adapters, "")[-1])
+        deployed = ("latency_ms", "latency_ratio", "run_memory_mb", "bundle_mb")
+        return not set(found.broken(self.budget)) & set(deployed)
+
+    def figures(self, widths: Widths, way: _Way) -> Figures:
+        choice = Choice(replace(self.spec, adapters=way.adapters), way.parts, way.codec, self.batch, way.slices)
+        return figures(choice, widths, self.budget, self.profile, self.cost)
+
+    def largest(self, way: _Way) -> int | None:
+        """Index of the first even cut that keeps the budget this way, or None."""
+        low, high = 0, len(self.steps) - 1
+        if self.figures(self.steps[high], way).broken(self.budget):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if self.figures(self.steps[middle], way).broken(self.budget):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def finished(self, at: int, way: _Way) -> Plan:
+        def keeps(widths: Widths) -> bool:
+            return not self.figures(widths, way).broken(self.budget)
+
+        chosen = self.steps[at] if at == 0 else self._bought_back(self.steps[at], keeps)
+        found = self.figures(chosen, way)
+        halved = self.budget.bundle_mb is not None and found.values["bundle_fp32_mb"] > self.budget.bundle_mb
+        limits = ", ".join(f"{k}={v:g}" for k, v in self.budget.limits().items()) or "no limits"
+        kept = sum(chosen.values()) / max(1, sum(self.parts.layout.sizes.values()))
+        names = self.parts.renamed(anatomy(replace(self.spec, adapters=way.adapters)))
+        cut = {names[g]: w for g, w in chosen.items() if w < self.parts.layout.sizes[g]}
+        reasons = {
+            "budget": limits,
+            "widths": self._why_widths(kept, at),
+            "trained": way.why,
+            "codec": way.wire,
+            "precision": "half precision in the file keeps bundle_mb, at the same speed" if halved else "fp32 fits",
+            "batch": f"{self.batch} samples a step"
+            + (f" in {way.slices} slices, so that train_memory_mb is kept" if way.slices > 1 else ""),
+        }
+        if found.steps is not None:
+            reasons["steps"] = f"as many as fit into the training budget at {found.values['step_s']:.3g} s a step"
+        return Plan(
+            widths=cut,
+            reasons=reasons,
+            adapter=None if way.adapters is None else way.adapters.kind,
+            rank=None if way.adapters is None else way.adapters.rank,
+            trained=way.parts,
+            batch=self.batch,
+            accumulate=way.slices,
+            steps=found.steps,
+            precision="fp16" if halved else "fp32",
+            codec=way.codec,
+            predicted=found.reported("fp16" if halved else "fp32"),
+        )
+
+    def _why_widths(self, kept: float, at: int) -> str:
+        block = self.profile.block
+        if at == 0:
+            return "all channels are kept: the unpruned model keeps the budget"
+        why = f"{kept:.0%} of the channels are kept, in blocks of {block}, which this device computes fast"
+        if self.cost is not None and {"latency_ms", "latency_ratio"} & set(self.budget.limits()):
+            why += (
+                f"; latency is predicted from {self.cost.probes} models measured here, with {self.margin:.1%} to spare"
+            )
+        return why
+
+    @property
+    def margin(self) -> float:
+        return 0.0 if self.cost is None else self.cost.margin
+
+    def _bought_back(self, widths: Widths, keeps: Callable[[Widths], bool]) -> Widths:
+        """``widths`` with one block more in every group that it fits in, those that lost most first."""
+        sizes, block = self.parts.layout.sizes, self.profile.block
+        for group in sorted(widths, key=lambda g: (widths[g] / sizes[g], g)):
+            more = {**widths, group: min(sizes[group], aligned(widths[group] + 1, block))}
+            if more[group] > widths[group] and keeps(more):
+                widths = more
+        return widths
+
+    def refusal(self) -> BudgetError:
+        """What is missing, and the nearest budget that can be kept."""
+        smallest = self.steps[-1]
+        leanest = [self.figures(smallest, group[-1]) for group in self.groups()]
+        found = min(leanest, key=lambda f: (len(f.broken(self.budget)), sum(f.broken(self.budget).values())))
+        broken = found.broken(self.budget)
+        mended = {name: _rounded_up(need) for name, need in broken.items() if name != "latency_ratio" or need <= 1}
+        nearest = replace(self.budget, **{name: mended.get(name) for name in broken})
+        said = "; ".join(
+            f"{name}={self.budget.limits()[name]:g} is impossible, nearest possible {name}={need:g}"
+            for name, need in ((n, mended.get(n, 1.0)) for n in broken)
+        )
+        return BudgetError(
+            f"budget: {said} ({self.spec.name} with one block of {self.profile.block} channels in every group); "
+            "ask for that, or choose a smaller model",
+            nearest,
+        )
+
+
+def _even_cuts(parts: Anatomy, block: int) -> list[Widths]:
+    """Widths at falling shares of the channels, from all of them to one block per group, each different."""
+    cuts: list[Widths] = []
+    for percent in range(100, -1, -1):
+        keep = max(percent / 100, 1e-9)
+        widths = {g: min(n, aligned(keep * n, block)) for g, n in parts.layout.sizes.items()}
+        if not cuts or widths != cuts[-1]:
+            cuts.append(widths)
+    return cuts
+
+
+def _answerable(budget: Budget, profile: Profile, cost: Cost | None) -> None:
+    if cost is None and (budget.latency_ms is not None or budget.latency_ratio is not None):
+        raise ConfigError("budget: latency is limited, but this model's cost is not measured; give cost=measure(...)")
+    if budget.energy_j is not None and profile.watts is None:
+        raise ConfigError(
+            f"budget: energy_j={budget.energy_j} needs to know what training draws; give the profile its watts, "
+            "or limit train_s"
+        )
+
+
+def _rounded_up(value: float) -> float:
+    """``value`` to three digits, never below it."""
+    short = float(f"{value:.3g}")
+    return short if short >= value else float(f"{value * 1.005:.3g}")

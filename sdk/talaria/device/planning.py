@@ -1,0 +1,65 @@
+"""A plan on this very device: what the planner needs is measured first, once per machine and family."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from talaria.device import cost, planner, profile
+from talaria.device.budget import Budget
+from talaria.device.cost import Cost
+from talaria.device.profile import Profile
+from talaria.device.runtime import Exporter
+from talaria.errors import ConfigError
+from talaria.model.spec import ModelSpec
+from talaria.types import Plan
+
+VERSION = 1
+
+
+def plan(
+    spec: ModelSpec,
+    budget: Budget,
+    *,
+    profile: Profile | None = None,
+    export: Exporter | None = None,
+    batch: int = 32,
+    fresh: bool = False,
+) -> Plan:
+    """The plan of ``spec`` for this device; see :func:`talaria.device.planner.plan`.
+
+    ``profile`` and the family's latency are measured where they are not cached; the latter only where the budget limits
+    it, with ``export`` or the installed exporter.
+    """
+    device = profile or _profile()
+    timed = budget.latency_ms is not None or budget.latency_ratio is not None
+    found = costed(spec, device, export=export, fresh=fresh) if timed else None
+    return planner.plan(spec, budget, device, found, batch=batch)
+
+
+def costed(
+    spec: ModelSpec,
+    device: Profile,
+    *,
+    export: Exporter | None = None,
+    fresh: bool = False,
+    folder: Path | None = None,
+) -> Cost:
+    """The measured latency model of the family of ``spec`` on this machine, from the cache or measured now."""
+    family = json.dumps(cost.plain(spec).to_json(), sort_keys=True)
+    name = hashlib.sha256(f"{VERSION} {family} {device.machine} {device.block}".encode()).hexdigest()[:16]
+    path = (folder or profile.cache_folder()) / f"cost-{spec.name}-{name}.json"
+    stored = None if fresh else profile.read(path)
+    if stored is not None:
+        try:
+            return Cost.from_json(stored)
+        except ConfigError:  # from another version: measured anew
+            pass
+    found = cost.measure(spec, device.block, export=export)
+    profile.write(path, found.to_json())
+    return found
+
+
+def _profile() -> Profile:
+    return profile.cached()
