@@ -70,6 +70,7 @@ class Mqtt:
         self._inbox: asyncio.Queue[Incoming | None] = asyncio.Queue()
         self._session: _Session | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
         self._closed = False
 
     @property
@@ -86,6 +87,7 @@ class Mqtt:
         """Connect; raises :class:`TransportError` that says what was tried and how to start a broker."""
         await self._connect()
         self._keeper = asyncio.create_task(self._keep(), name=f"mqtt {self._name}")
+        self._keeper.add_done_callback(self._ended)
 
     async def _connect(self) -> None:
         if self._protocol is None:
@@ -173,12 +175,19 @@ class Mqtt:
             with contextlib.suppress(TransportError):
                 await self._connect()
 
+    def _ended(self, keeper: asyncio.Task[None]) -> None:
+        """The will's callback failed (a full disk, say): the reader must learn of it."""
+        if not keeper.cancelled() and keeper.exception() is not None:
+            self._failure = keeper.exception()
+            self._inbox.put_nowait(None)
+
     async def receive(self) -> Incoming:
         """The next thing that happened."""
         item = await self._inbox.get()
         if item is None:
             self._inbox.put_nowait(None)
-            raise TransportError(f"transport {self._name!r} is closed; start a new one")
+            why = "is closed" if self._failure is None else f"stopped: {self._failure}"
+            raise TransportError(f"transport {self._name!r} {why}; start a new one") from self._failure
         if isinstance(item, Arrival):
             self._budget.give(len(item.payload))
         return item
@@ -202,8 +211,7 @@ class Mqtt:
         self._closed = True
         if self._keeper is not None:
             self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+            await asyncio.wait([self._keeper])
         session, self._session = self._session, None
         if session is not None:
             await session.end()

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from talaria.errors import ConfigError, TransportError
+from talaria.errors import ConfigError, StateError, TransportError
 from talaria.wire.transport import Address, Arrival, LinkDown, LinkUp, Mqtt, Tls, Will
 
 FAST = {"backoff": (0.05, 0.2), "keepalive": 10}
@@ -166,6 +166,27 @@ def test_a_cut_link_sends_the_will_of_its_own_connection_and_comes_back(broker):
 
     asyncio.run(story())
     assert boots == [1, 2, 3]
+
+
+def test_a_will_that_cannot_be_made_stops_the_transport_and_says_why(mosquitto):
+    boots = []
+
+    def will() -> Will:
+        boots.append(1)
+        if len(boots) > 1:
+            raise StateError("cannot save the boot counter: disk full")
+        return Will("t/state", b"gone")
+
+    async def story() -> None:
+        link = Mqtt(mosquitto.url, "dev", ("t/#",), will=will, **FAST)
+        await link.start()
+        mosquitto.kill()
+        await until(link, LinkDown)
+        with pytest.raises(TransportError, match="boot counter"):
+            await until(link, LinkUp)
+        await link.close()
+
+    asyncio.run(story())
 
 
 def test_a_polite_close_sends_no_will(broker):
