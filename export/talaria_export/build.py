@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria.errors import BundleError, ConfigError, DataError, ModelError
+from talaria.errors import ConfigError, DataError, ModelError
 from talaria.types import Samples
-from talaria_export import cpu, onnx
-from talaria_export.bundle import array_bytes, save, seal
-from talaria_export.graph import hollow_bytes
+from talaria_export import cpu, judging, onnx
+from talaria_export.bundle import array_bytes, read_bundle, save, seal
+from talaria_export.graph import hollow_bytes, slim_opsets
 from talaria_export.probes import drawn, spread
 from talaria_export.report import Check, Report
-from talaria_export.session import Array, Session
-from talaria_export.timing import interleaved
+from talaria_export.session import Array, Session, optimized
 from talaria_export.variants import VARIANTS, Gate, Made, make_variants
 
 TOLERANCE = 1e-4
@@ -41,6 +39,7 @@ def make_bundle(
     dense: Module | bytes | None = None,
     variants: Sequence[str] = VARIANTS,
     gate: Gate = Gate(),
+    optimize: bool = False,
     keep_samples: bool = False,
     probes: int = 16,
     seed: int = 0,
@@ -54,6 +53,8 @@ def make_bundle(
     ``calibration`` are other inputs of the user, for static int8 (without them, every second held-out sample is used
     and judged on none of the others). ``labels`` name the classes; ``meta`` becomes the model card. ``dense`` is the
     unpruned model, or its file from ``export_onnx(..., plain=True)``, that latency is compared with. With
+    ``optimize`` the bundle also holds the chosen variant as ONNX Runtime rewrote it for this machine's class of CPU: it
+    loads in half the time there, and every other machine takes the portable file. With
     ``keep_samples`` the first ``probes`` held-out inputs travel in the bundle; else parity is proven on inputs drawn
     from ``seed``, and nothing of the user's recordings is in the file. ``signing_key`` is a raw Ed25519 key.
     ``seconds`` of CPU time go into measuring latency; with 0 it is not measured, and the smallest variant that passes
@@ -72,10 +73,10 @@ def make_bundle(
 
     made = make_variants(proto, variants, calibrated, judged[0], gate)
     difference = _difference(model, made[0], x if held is None else np.concatenate([x, held.x.numpy()]))
-    rows = [_judge(one, made[0], judged, gate, x, expected) for one in made]
+    rows = [judging.judge(one, made[0], judged, gate, x, expected) for one in made]
     if seconds > 0:
-        _time(made, rows, reference, x[:1], seconds)
-    default = _choose(rows, gate)
+        judging.time(made, rows, reference, x[:1], seconds)
+    default = judging.choose(rows, gate)
 
     members = {"parity/outputs.npy": array_bytes(expected)}
     if keep_samples:
@@ -86,6 +87,10 @@ def make_bundle(
         if one.data is not None and one.name in ("fp32", default):
             row["file"] = f"models/{one.name}.onnx"
             members[row["file"]] = one.data
+        if one.data is not None and optimize and one.name == default:
+            name = f"optimized/{one.name}.onnx"
+            members[name] = slim_opsets(optimized(one.data))
+            row["optimized"] = {"file": name, "cpu": cpu.cpu_class(), "onnxruntime": cpu.device()["onnxruntime"]}
     manifest = {
         "created": created,
         "card": dict(meta or {}),
@@ -99,6 +104,7 @@ def make_bundle(
         "device": cpu.device(),
     }
     data = seal(manifest, members, signing_key)
+    read_bundle(data)  # nothing is written that would not open again
     save(path, data)
     return _report(Path(path), manifest, data, difference, reference)
 
@@ -161,54 +167,6 @@ def _run(model: Module, x: Array) -> Array:
     with torch.no_grad():
         parts = [own(part) for part in torch.split(torch.from_numpy(x), 256)]
     return np.asarray(torch.cat(parts).numpy(), dtype=np.float32)
-
-
-def _judge(
-    one: Made, fp32: Made, judged: tuple[Array, Array | None], gate: Gate, probes: Array, expected: Array
-) -> dict[str, Any]:
-    """A row of the manifest's table, without the latency."""
-    row: dict[str, Any] = {"name": one.name, "file": None, "bytes": None, "passed": False, "why": one.why}
-    row["settings"] = one.settings or {}
-    if one.data is None:
-        return row
-    x, y = judged
-    try:
-        session, plain = Session(one.data), Session(fp32.data or b"")
-        answers, plain_answers = session(x).argmax(1), plain(x).argmax(1)
-        row["max_abs_diff"] = float(np.abs(session(probes) - expected).max())
-    except BundleError as problem:
-        return row | {"why": str(problem)}
-    row["bytes"] = len(one.data)
-    row["agreement"] = float((answers == plain_answers).mean())
-    drop = 0.0
-    if y is not None:
-        row["accuracy"] = float((answers == y).mean())
-        drop = float((plain_answers == y).mean()) - row["accuracy"]
-    if row["agreement"] < gate.agreement:
-        row["why"] = f"agrees with fp32 on {row['agreement']:.3f} of the inputs, {gate.agreement} is asked for"
-    elif drop > gate.accuracy_drop:
-        row["why"] = f"loses {drop:.3f} of accuracy, {gate.accuracy_drop} is allowed"
-    else:
-        row["passed"] = True
-    return row
-
-
-def _time(made: Sequence[Made], rows: list[dict[str, Any]], dense: bytes | None, x: Array, seconds: float) -> None:
-    """Adds the latency for one input to each row; ``latency_ratio`` is to dense where given, else to fp32."""
-    sessions = {"dense": Session(dense)} if dense is not None else {}
-    sessions |= {one.name: Session(one.data) for one, row in zip(made, rows, strict=True) if row["bytes"] and one.data}
-    found = interleaved({name: partial(session, x) for name, session in sessions.items()}, seconds=seconds)
-    for row in rows:
-        if row["name"] in found:
-            row |= {"latency_ms": found[row["name"]].ms, "latency_ratio": found[row["name"]].ratio}
-
-
-def _choose(rows: Sequence[Mapping[str, Any]], gate: Gate) -> str:
-    """The fastest variant that passed; among those as good as equally fast, the smallest; fp32 wins a full tie."""
-    passed = [row for row in rows if row["passed"]]
-    fastest = min(row.get("latency_ms", 0.0) for row in passed)
-    near = [row for row in passed if row.get("latency_ms", 0.0) <= fastest * (1 + gate.latency_gain)]
-    return str(min(near, key=lambda row: row["bytes"])["name"])
 
 
 def _report(path: Path, manifest: Mapping[str, Any], data: bytes, difference: float, dense: bytes | None) -> Report:

@@ -56,6 +56,8 @@ def _check_references(found: dict[str, Any]) -> None:
     if len(names) != len(set(names)) or found["default"] not in inside:
         raise _wrong("default", found["default"])
     for row in rows:
+        if "optimized" in row and row["optimized"]["file"] not in files:
+            raise _wrong("variants", row["optimized"]["file"])
         if row["file"] is not None and (not row["file"].endswith(".onnx") or row["file"] not in files):
             raise _wrong("variants", row["file"])
     for member in (found["parity"]["outputs"], found["parity"]["inputs"].get("file")):
@@ -117,8 +119,11 @@ def _rows(value: object) -> bool:
 
 
 def _row(row: object) -> bool:
-    return _has(row, name=_text, file=_maybe(_text), passed=lambda p: isinstance(p, bool)) and (
-        isinstance(row, dict) and _number(row.get("max_abs_diff", 0))
+    return (
+        isinstance(row, dict)
+        and _has(row, name=_text, file=_maybe(_text), passed=lambda p: isinstance(p, bool))
+        and _number(row.get("max_abs_diff", 0))
+        and ("optimized" not in row or _has(row["optimized"], file=_text, cpu=_text, onnxruntime=_text))
     )
 
 

@@ -17,6 +17,7 @@ from torch.nn import Module
 
 from talaria.errors import DataError, ModelError
 from talaria.model.merging import merge
+from talaria_export.preprocess import Windowed
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -77,12 +78,15 @@ def _prepared(model: Module, example: Tensor, *, keep_adapters: bool) -> tuple[M
     own = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     if not keep_adapters:
         own = _merged(own)
-    batch = example.detach().cpu()[:2]
+    batch = example.detach().cpu()
+    if not isinstance(own, Windowed):
+        batch = batch[:2]
     if len(batch) == 1:  # a batch of one would fix the size of the batch
         batch = batch.repeat(2, *[1] * (batch.dim() - 1))
     with torch.no_grad():
         answer = own(batch)
-    if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != len(batch):
+    rows = len(answer) if isinstance(own, Windowed) else len(batch)
+    if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != rows:
         found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
         raise ModelError(f"model: gives {found} for a batch of {len(batch)}; it must give logits (N, classes)")
     return own, batch
@@ -98,7 +102,8 @@ def _merged(model: Module) -> Module:
 def _exported(model: Module, batch: Tensor) -> ModelProto:
     from torch.onnx import OnnxExporterError
 
-    dynamic = ({0: torch.export.Dim("batch")},)
+    length = torch.export.Dim("time", min=model.size) if isinstance(model, Windowed) else torch.export.Dim("batch")
+    dynamic = ({0: length},)
     try:
         with _quietly():
             program = torch.onnx.export(

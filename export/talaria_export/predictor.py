@@ -18,7 +18,7 @@ import numpy as np
 from talaria.errors import BundleError, ConfigError, StateError
 from talaria_export.archive import Limits
 from talaria_export.bundle import Bundle, open_bundle
-from talaria_export.session import CPU, Array, Session, batch_of
+from talaria_export.session import CPU, Array, Session, batch_of, session_of
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Predictor:
 
     def _load(self, path: str | os.PathLike[str]) -> _Loaded:
         bundle = open_bundle(path, self._limits, trust=self._trust)
-        session = Session(bundle.model(self._variant), **self._options)
+        session = session_of(bundle, self._variant, **self._options)
         answer = session(np.zeros((1, *bundle.shape), np.float32))  # warms up, and proves that the shapes fit
         if answer.shape != (1, len(bundle.labels)):
             raise BundleError(f"{bundle.path}: its model gives {answer.shape} for {len(bundle.labels)} labels")

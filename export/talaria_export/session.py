@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
 from talaria.errors import BundleError, ConfigError, DataError
+from talaria_export.bundle import Bundle
+from talaria_export.cpu import cpu_class
 
 Array = np.ndarray[Any, Any]
 
@@ -64,15 +67,27 @@ class Session:
             raise DataError(f"x: ONNX Runtime refused an input of shape {x.shape} ({_short(problem)})") from None
 
 
-def optimized(model: bytes, path: str | os.PathLike[str]) -> bytes:
-    """The model as ONNX Runtime rewrote it for the CPU class of this machine; written to ``path`` and returned."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.optimized_model_filepath = os.fspath(path)
-    onnxruntime.InferenceSession(model, options, providers=[CPU])
-    with open(path, "rb") as file:
-        return file.read()
+def optimized(model: bytes) -> bytes:
+    """The model as ONNX Runtime rewrote it for the CPU class of this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "optimized.onnx")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.optimized_model_filepath = str(path)
+        onnxruntime.InferenceSession(model, options, providers=[CPU])
+        return path.read_bytes()
+
+
+def session_of(
+    bundle: Bundle, variant: str | None = None, *, threads: int = 1, providers: Sequence[str] = (CPU,)
+) -> Session:
+    """A session for a variant; of its optimized form where that was made for this machine's class and runtime."""
+    ready = bundle.variant(variant).get("optimized")
+    here = {"cpu": cpu_class(), "onnxruntime": onnxruntime.__version__}
+    if ready is not None and {name: ready[name] for name in here} == here and tuple(providers) == (CPU,):
+        return Session(bytes(bundle.members[ready["file"]]), threads=threads, optimize=False)
+    return Session(bundle.model(variant), threads=threads, providers=providers)
 
 
 def batch_of(x: Any, shape: tuple[int, ...]) -> tuple[Array, bool]:

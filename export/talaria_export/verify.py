@@ -14,7 +14,7 @@ from talaria_export.archive import Limits
 from talaria_export.bundle import Bundle, open_bundle
 from talaria_export.probes import drawn
 from talaria_export.report import Check, Report
-from talaria_export.session import Array, Session, batch_of
+from talaria_export.session import Array, Session, batch_of, session_of
 from talaria_export.timing import interleaved
 
 
@@ -52,7 +52,7 @@ def verify_bundle(
         "model_bytes": len(bundle.model()),
     }
     try:
-        sessions = {variant: Session(bundle.model(variant)) for variant in bundle.variants}
+        sessions = {variant: session_of(bundle, variant) for variant in bundle.variants}
         inputs, expected = _parity_data(bundle)
         checks += list(_parity(bundle, sessions, inputs, expected, figures))
         if samples is not None:

@@ -1,0 +1,62 @@
+"""Which variant is served: every one is compared with fp32 and timed in the same run; none is taken on faith."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from talaria.errors import BundleError
+from talaria_export.session import Array, Session
+from talaria_export.timing import interleaved
+from talaria_export.variants import Gate, Made
+
+
+def judge(
+    one: Made, fp32: Made, judged: tuple[Array, Array | None], gate: Gate, probes: Array, expected: Array
+) -> dict[str, Any]:
+    """A row of the manifest's table, without the latency."""
+    row: dict[str, Any] = {"name": one.name, "file": None, "bytes": None, "passed": False, "why": one.why}
+    row["settings"] = one.settings or {}
+    if one.data is None:
+        return row
+    x, y = judged
+    try:
+        session, plain = Session(one.data), Session(fp32.data or b"")
+        answers, plain_answers = session(x).argmax(1), plain(x).argmax(1)
+        row["max_abs_diff"] = float(np.abs(session(probes) - expected).max())
+    except BundleError as problem:
+        return row | {"why": str(problem)}
+    row["bytes"] = len(one.data)
+    row["agreement"] = float((answers == plain_answers).mean())
+    drop = 0.0
+    if y is not None:
+        row["accuracy"] = float((answers == y).mean())
+        drop = float((plain_answers == y).mean()) - row["accuracy"]
+    if row["agreement"] < gate.agreement:
+        row["why"] = f"agrees with fp32 on {row['agreement']:.3f} of the inputs, {gate.agreement} is asked for"
+    elif drop > gate.accuracy_drop:
+        row["why"] = f"loses {drop:.3f} of accuracy, {gate.accuracy_drop} is allowed"
+    else:
+        row["passed"] = True
+    return row
+
+
+def time(made: Sequence[Made], rows: list[dict[str, Any]], dense: bytes | None, x: Array, seconds: float) -> None:
+    """Adds the latency for one input to each row; ``latency_ratio`` is to dense where given, else to fp32."""
+    sessions = {"dense": Session(dense)} if dense is not None else {}
+    sessions |= {one.name: Session(one.data) for one, row in zip(made, rows, strict=True) if row["bytes"] and one.data}
+    found = interleaved({name: partial(session, x) for name, session in sessions.items()}, seconds=seconds)
+    for row in rows:
+        if row["name"] in found:
+            row |= {"latency_ms": found[row["name"]].ms, "latency_ratio": found[row["name"]].ratio}
+
+
+def choose(rows: Sequence[Mapping[str, Any]], gate: Gate) -> str:
+    """The fastest variant that passed; among those as good as equally fast, the smallest; fp32 wins a full tie."""
+    passed = [row for row in rows if row["passed"]]
+    fastest = min(row.get("latency_ms", 0.0) for row in passed)
+    near = [row for row in passed if row.get("latency_ms", 0.0) <= fastest * (1 + gate.latency_gain)]
+    return str(min(near, key=lambda row: row["bytes"])["name"])
