@@ -369,3 +369,88 @@ def test_whatever_the_network_and_the_crashes_each_device_counts_once(
     assert counted(w.closed[0]) == digests(w, 1)
     assert set(map(repr, w.closed)) == {repr(w.closed[0])}
     assert w.state.quarantined() == {}
+
+
+def test_a_birth_that_the_broker_lost_is_said_again(world):
+    w = world(1, QUIET)
+    w.begin()
+    w.hub.pump()
+    w.state.peers.clear()  # as if it had never come
+    w.run(70)
+    assert w.state.peers["dev-0"].online
+    w.open(1)
+    w.run(5)
+    assert len(w.closed) == 1
+
+
+def test_the_coordinators_birth_is_repeated_for_those_who_missed_it(world):
+    w = world(1, QUIET)
+    w.begin()
+    w.run(1)
+    seen = [x for x in w.events if isinstance(x, a.CoordinatorSeen)]
+    w.run(130)
+    again = [x for x in w.events if isinstance(x, a.CoordinatorSeen)]
+    assert len(seen) == 1
+    assert len(again) == 3
+    assert {(x.online, x.epoch, x.spec) for x in again} == {(True, 1, b"spec")}
+
+
+def test_a_device_whose_body_was_replaced_before_it_had_it_declines(world):
+    w = world(1, QUIET)
+    w.begin()
+    w.crash_device("dev-0")
+    w.disks["dev-0"].bodies.clear()
+    w.open(1)
+    w.hub.pump()
+    w.publish_body(1)  # in mid-round
+    w.start_device("dev-0")
+    w.run(20)
+    assert any(isinstance(x, a.Progressed) and "was replaced" in x.reason for x in w.events)
+    assert len(w.failed) == 1
+
+
+def test_a_coordinator_that_lost_its_last_seconds_loses_no_stored_update(world):
+    w = world(3, QUIET)
+    w.begin()
+    w.open(1)
+    opened = w.disk.state
+    for _ in range(40):
+        w.hub.pump(5)
+        w.crash_coordinator()
+        w.disk.state = opened  # every save since the round opened was one that may be lost
+        w.start_coordinator()
+        if w.closed:
+            break
+        w.run(0.5)
+    w.run(20)
+    assert counted(w.closed[-1]) == digests(w, 1)
+    assert {repr(c) for c in w.closed} == {repr(w.closed[0])}
+
+
+def test_a_device_that_reboots_in_training_is_told_to_train_again(world):
+    w = world(1, QUIET)
+    w.work = lambda *_: None
+    w.begin()
+    w.open(1)
+    w.run(5)
+    assert w.trained == [("dev-0", 1)]
+    w.crash_device("dev-0")
+    del w.work
+    w.start_device("dev-0")
+    w.run(8)
+    assert w.trained == [("dev-0", 1)] * 2
+    assert counted(w.closed[0]) == digests(w, 1)
+
+
+def test_a_device_that_reboots_after_its_receipt_offers_nothing_new(world):
+    w = world(2, QUIET)
+    w.auto_commit = False
+    w.begin()
+    w.open(1)
+    w.run(8)
+    w.crash_device("dev-0")
+    w.start_device("dev-0")
+    w.run(8)
+    assert w.trained.count(("dev-0", 1)) == 1
+    assert w.receipts["dev-0", 1] == ["stored"]
+    assert len(w.closed[0].counted) == 2
