@@ -24,10 +24,6 @@ class Blobs(Protocol):
         """Keep ``data`` durably and return its digest; the same bytes are kept once."""
         ...
 
-    def adopt(self, file: Path, digest: str) -> None:
-        """Keep ``file``, whose sha256 the caller has checked and which is flushed to disk; it is gone after."""
-        ...
-
     def get(self, digest: str) -> bytes:
         """The bytes, verified. Raises :class:`~talaria.errors.StateError` where missing or damaged."""
         ...
@@ -77,15 +73,6 @@ class FolderBlobs:
                 "free space there; all earlier state is intact"
             ) from None
         return digest
-
-    def adopt(self, file: Path, digest: str) -> None:
-        target = self._path(digest)
-        try:
-            target.parent.mkdir(exist_ok=True)
-            file.replace(target)
-            flush_folder(target.parent)
-        except OSError as error:
-            raise StateError(f"blobs: {file} could not be moved to {target}: {error.strerror}") from None
 
     def get(self, digest: str) -> bytes:
         path = self._path(digest)

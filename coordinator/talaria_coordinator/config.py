@@ -58,7 +58,7 @@ class FleetConfig:
     retry_s: float = 2.0
     max_update: int = 64 << 20
     stay: bool = True
-    """Serve the final body to newcomers after the last round, instead of leaving."""
+    """Serve the final body to newcomers after the last round, instead of leaving once all members have it."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -35,7 +35,7 @@ Report = Callable[[dict[str, Any]], None]
 Open = Callable[[str, FleetConfig, Callable[[], Will]], Transport]
 INBOX = 1024
 GOODBYE_S = 5.0
-LINGER_S = 60.0
+LINGER_S = 600.0
 AGAIN_S = (2.0, 120.0)
 
 
@@ -84,6 +84,7 @@ class Service:
         self._not_before = 0.0
         self._failures = 0
         self._done_at: float | None = None
+        self._finished: set[str] = set()
         self._stopped = False
 
     async def run(self, url: str) -> None:
@@ -243,6 +244,8 @@ class Service:
                 self.store.see(name, action.dev, action.boot, {}, online=False)
                 self._tell("device-down", device=action.dev, boot=action.boot)
             case e.Progressed():
+                if action.phase == "progress" and action.done == action.total:
+                    self._finished.add(action.dev)
                 self._tell("progress", round=action.round, device=action.dev, phase=action.phase, reason=action.reason)
             case e.Quarantined():
                 self.store.quarantine(name, action.dev, action.reason)
@@ -280,35 +283,36 @@ class Service:
 
     async def _take(self, action: e.Complete) -> None:
         """A complete upload: check it, make it durable, and only then let the receipt go out."""
-        wait = AGAIN_S[0]
+        wait, part = AGAIN_S[0], self._part(action.dev, action.xfer, action.cut)
+        # Taken out of the open parts, so that a deadline does not close it while it is read.
+        del self._parts[f"{action.dev}.{action.xfer}"]
         while True:
             try:
-                answer = await asyncio.to_thread(self._stored, action)
+                answer = await asyncio.to_thread(self._stored, action, part)
             except StateError as error:
                 self._tell("error", round=action.round, device=action.dev, error=str(error))
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, AGAIN_S[1])
             else:
+                part.close()
                 await self._inbox.put(answer)
                 return
 
-    def _stored(self, action: e.Complete) -> e.Stored | e.Rejected | e.Damaged:
+    def _stored(self, action: e.Complete, part: FileAssembly) -> e.Stored | e.Rejected | e.Damaged:
         name, digest, now = self.config.name, action.cut.sha256.hex(), time.monotonic()
-        part = self._part(action.dev, action.xfer, action.cut)
         try:
             part.finish()
         except WireError:
             return e.Damaged(now, action.round, action.dev, frozenset(part.found()))
         step = next((r.step for r in self.store.rounds(name) if r.round == action.round), None)
         facts: dict[str, Any] = {"digest": digest, "size": action.cut.size, "base": action.base}
+        data = b"".join(part.read(i) for i in range(action.cut.count))
         try:
-            self._learning.checked(part.path.read_bytes(), action.dev, step)
+            self._learning.checked(data, action.dev, step)
         except WireError as error:
             self.store.reject_update(name, action.round, action.dev, reason=str(error), **facts)
             return e.Rejected(now, action.round, action.dev, str(error))
-        part.close()
-        self._parts.pop(f"{action.dev}.{action.xfer}", None)
-        self.blobs.adopt(part.path, digest)
+        self.blobs.put(data)
         row = self.store.keep_update(name, action.round, action.dev, **facts)
         if row.digest != digest or row.status == "rejected":
             return e.Rejected(now, action.round, action.dev, "another update of this round came first")
@@ -426,10 +430,10 @@ class Service:
             self._tell("done", step=self._fleet.step, body=self._fleet.body)
 
     def _may_leave(self) -> bool:
-        """After the last round, unless told to stay: once all devices have left, or a minute later."""
+        """After the last round, unless told to stay: once all members have their models, or after a while."""
         if self._done_at is None or self.config.stay:
             return False
-        waiting = any(peer.online for peer in self._state.peers.values())
+        waiting = set(self._fleet.roster) - self._finished - set(self._state.quarantined())
         return not waiting or time.monotonic() - self._done_at > LINGER_S
 
     def _refresh(self) -> None:

@@ -58,13 +58,14 @@ async def run_agents(
 async def _keep_running(
     config: DeviceConfig, report: Report, worker: ThreadPoolExecutor, open_transport: Open
 ) -> dict[str, Any]:
-    wait = AGAIN_S[0]
+    wait, was_up = AGAIN_S[0], False
     while True:
         agent = Agent(config, report=report, worker=worker, open_transport=open_transport)
         try:
             return await agent.run()
         except TalariaError as error:
-            again = agent.was_up and isinstance(error, StateError)
+            was_up = was_up or agent.was_up
+            again = was_up and isinstance(error, StateError)
             facts = {"error": str(error)} | ({"again_in_s": wait} if again else {})
             report({"at": time.time(), "device": config.device, "event": "failed", **facts})
             if not again:

@@ -306,12 +306,16 @@ class Agent:
             self._spawn(self._fetch_again(action.xfer, action.cut))
 
     async def _assemble(self, action: e.BodyComplete) -> None:
+        # Taken out of the open parts, so that a newer body does not close this one while it is read.
+        part = self._part(action.xfer, action.cut)
+        del self._parts[action.xfer]
         try:
-            part = self._part(action.xfer, action.cut)
-            await asyncio.to_thread(part.finish)
-            self._parts.pop(action.xfer).close()
+            with part:
+                await asyncio.to_thread(part.finish)
             self._store.adopt_body(action.xfer)
         except (StateError, WireError) as error:
+            if self._state.fetch is None or self._state.fetch.cut.sha256 != action.cut.sha256:
+                return
             self._tell("error", error=str(error))
             await self._fetch_again(action.xfer, action.cut)
         else:
@@ -349,6 +353,9 @@ class Agent:
         traffic = {str(step): dict(bytes_) for step, bytes_ in sorted(self._traffic.items())}
         self._result = {"device": self.config.device, **found, "traffic": traffic}
         files.write(self.config.state / "result.json", json.dumps(self._result, indent=2).encode())
+        if self._state.job is not None:
+            # The coordinator learns that this member has all it came for, and need not wait for it.
+            self._feed(e.Report(time.monotonic(), self._state.job.round, 1, 1))
         self._tell("done", **self._result)
         await self._inbox.put(e.Tick(time.monotonic()))
 

@@ -25,17 +25,6 @@ def test_what_was_put_is_got(tmp_path_factory, data):
     assert list(blobs.digests()) == [digest]
 
 
-def test_a_file_is_adopted(tmp_path):
-    blobs, file = FolderBlobs(tmp_path / "blobs"), tmp_path / "upload.part"
-    file.write_bytes(b"an update")
-    digest = hashlib.sha256(b"an update").hexdigest()
-    blobs.adopt(file, digest)
-    assert blobs.get(digest) == b"an update"
-    assert not file.exists()
-    with pytest.raises(StateError, match="could not be moved"):
-        blobs.adopt(file, digest)
-
-
 def test_damage_is_found(tmp_path):
     blobs = FolderBlobs(tmp_path)
     digest = blobs.put(b"the body of round 3")

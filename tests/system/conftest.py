@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -67,13 +68,22 @@ class Program:
                 return item
         raise AssertionError(f"no {event} {facts} within {seconds} s; the last were {self.events[-8:]}")
 
+    def limit_files(self, size):
+        """As if the disk were full: no file of this process may grow beyond ``size`` bytes (None: no limit)."""
+        _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(20)
 
     def end(self, seconds=90):
         """Its exit status, once it ends by itself."""
-        status = self.process.wait(seconds)
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.events += [item for item in self._new.queue if item]
+            raise AssertionError(f"it did not end within {seconds} s; its last events: {self.events[-12:]}") from None
         self._reader.join(5)
         self._complainer.join(5)
         while (item := self._new.get()) is not None:
@@ -233,6 +243,19 @@ def a_run(algorithm="fedavg", rounds=3, epochs=1, **hparams):
     return Run(
         spec=spec, algorithm=algorithm, rounds=rounds, seed=5, recipe=Recipe(batch=8, epochs=epochs), hparams=hparams
     )
+
+
+@pytest.fixture
+def command():
+    """Runs ``talaria ...`` to its end: exit status, stdout and stderr."""
+
+    def run(*args):
+        done = subprocess.run(
+            [*MAIN, *map(str, args)], capture_output=True, text=True, timeout=120, env=ENVIRONMENT, check=False
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run
 
 
 @pytest.fixture(name="a_run")

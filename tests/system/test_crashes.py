@@ -1,0 +1,48 @@
+"""Killed in mid-round and started again, the fleet learns the same bytes as undisturbed."""
+
+import pytest
+
+from talaria import tree
+
+
+def finish(one, coordinator, *groups):
+    for group in groups:
+        assert group.end() == 0, (group.errors, group.events[-12:])
+    assert coordinator.end() == 0
+    simulated = one.simulated()
+    assert tree.equal(one.shared(), simulated.shared)
+    for device in one.devices:
+        assert tree.equal(one.private(device), simulated.private[device]), device
+
+
+def test_an_edge_process_is_killed_in_every_round(fleet, a_run):
+    one = fleet(a_run("hermes", epochs=3, threshold=0.0), devices=("anna", "bela", "carl"))
+    coordinator = one.serve()
+    url = coordinator.wait_for("ready")["broker"]
+    steady = one.agents(url, "anna")
+    shaky = one.agents(url, "bela", "carl")
+    for step, moment in ((1, "training"), (2, "trained"), (3, "received")):
+        shaky.wait_for(moment, step=step)
+        shaky.kill()
+        shaky = one.agents(url, "bela", "carl")
+    finish(one, coordinator, steady, shaky)
+
+
+@pytest.mark.parametrize("broker", ["mosquitto", "amqtt"])
+def test_the_coordinator_is_killed_in_every_round(fleet, a_run, broker):
+    one = fleet(a_run("fedper", epochs=3), devices=("anna", "bela", "carl"), broker=broker)
+    coordinator = one.serve()
+    url = coordinator.wait_for("ready")["broker"]
+    group = one.agents(url)
+    epoch = 1
+    for step, moment in ((1, "round-opened"), (2, "progress"), (3, "round-opened")):
+        coordinator.wait_for("round-opened", step=step)
+        if moment == "progress":
+            coordinator.wait_for("progress", phase="working")
+        coordinator.kill()
+        coordinator = one.serve()
+        again = coordinator.wait_for("ready")
+        assert again["broker"] == url, "devices must find the broker where it was"
+        epoch += 1
+        assert coordinator.wait_for("started")["epoch"] == epoch
+    finish(one, coordinator, group)

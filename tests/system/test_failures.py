@@ -1,0 +1,85 @@
+"""What goes wrong in the field, and what is said then: which thing it is, and how to mend it."""
+
+import socket
+
+from talaria import tree
+
+
+def test_a_port_that_is_taken(fleet, a_run, command):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        status, _, errors = command("coordinator", "serve", fleet(a_run(), port=port).config)
+    assert status == 1
+    assert f"127.0.0.1:{port} cannot be opened" in errors
+    assert "port = 0" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_broker_that_does_not_answer(fleet, a_run, command):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        url = f"mqtt://127.0.0.1:{probe.getsockname()[1]}"
+    one = fleet(a_run(), broker=url)
+    status, _, errors = command("coordinator", "serve", one.config)
+    assert status == 1
+    assert "cannot use the MQTT broker" in errors
+    assert "Start one" in errors
+    device = one.device_config("anna", url)
+    device.write_text(device.read_text().replace('name = "watch"', 'name = "watch"\npatience_s = 1'))
+    status, out, errors = command("edge", "run", device)
+    assert status == 1
+    assert "unreachable" in out
+    assert "Start one" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_damaged_private_state_is_named_and_not_overwritten(fleet, a_run, command):
+    one = fleet(a_run("fedper", rounds=1), devices=("anna", "bela"))
+    coordinator = one.serve()
+    url = coordinator.wait_for("ready")["broker"]
+    assert one.agents(url).end() == 0
+    assert coordinator.end() == 0
+    path = one.state_of("anna") / "private.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    status, _, errors = command("edge", "run", one.device_config("anna", url))
+    assert status == 1
+    assert str(path) in errors
+    assert "is damaged" in errors
+    assert "restore" in errors
+    assert path.read_bytes() == bytes(data)
+    status, out, _ = command("edge", "result", one.state_of("bela"))
+    assert status == 0
+    assert '"steps": 1' in out
+    status, out, _ = command("coordinator", "status", one.config, "--json")
+    assert status == 0
+    assert '"status": "done"' in out
+
+
+def test_a_disk_that_fills_up(fleet, a_run):
+    """First an edge's, then the coordinator's; with room again the run ends with the same bytes."""
+    one = fleet(a_run("fedper", rounds=3), devices=("anna", "bela"))
+    coordinator = one.serve()
+    url = coordinator.wait_for("ready")["broker"]
+    steady, full = one.agents(url, "anna"), one.agents(url, "bela")
+    full.wait_for("received", step=1)
+    full.limit_files(100)
+    told = full.wait_for("failed")
+    assert "free space" in told["error"]
+    assert told["again_in_s"] > 0
+    private = one.state_of("bela") / "private.safetensors"
+    assert private.stat().st_size > 1000
+    full.limit_files(None)
+
+    coordinator.wait_for("round-closed", step=2)
+    coordinator.limit_files(1000)
+    assert coordinator.end() == 1
+    assert "free space" in coordinator.errors
+    assert "Traceback" not in coordinator.errors
+    coordinator = one.serve()
+    assert [group.end() for group in (steady, full)] == [0, 0]
+    assert coordinator.end() == 0
+    simulated = one.simulated()
+    assert tree.equal(one.shared(), simulated.shared)
+    for device in one.devices:
+        assert tree.equal(one.private(device), simulated.private[device]), device

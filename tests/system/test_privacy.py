@@ -1,0 +1,90 @@
+"""Whatever crossed the broker is recorded and taken apart: nothing private is in it."""
+
+import threading
+from collections import defaultdict
+
+import paho.mqtt.client as mqtt
+import pytest
+
+from talaria import rounds
+from talaria.wire import tensorfile
+from talaria.wire.frames import decode_frame
+from talaria.wire.messages import CHUNK, decode_message
+from talaria.wire.squeeze import unsqueeze
+from talaria.wire.topics import parse
+
+RUNS = {"fedper": {}, "hermes": {"threshold": 0.0}}
+
+
+class Recorder:
+    """Subscribes to everything."""
+
+    def __init__(self, url):
+        host, port = url.removeprefix("mqtt://").split(":")
+        self.heard = []
+        self._client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="recorder")
+        listening = threading.Event()
+        self._client.on_subscribe = lambda *_: listening.set()
+        self._client.on_message = lambda _c, _u, m: self.heard.append((m.topic, m.payload))
+        self._client.connect(host, int(port))
+        self._client.subscribe("#", 1)
+        self._client.loop_start()
+        assert listening.wait(10)
+
+    def close(self):
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@pytest.mark.parametrize("algorithm", RUNS)
+def test_no_private_tensor_crosses_the_broker(fleet, a_run, algorithm):
+    run = a_run(algorithm, rounds=2, **RUNS[algorithm])
+    one = fleet(run, devices=("anna", "bela", "carl"))
+    coordinator = one.serve()
+    url = coordinator.wait_for("ready")["broker"]
+    recorder = Recorder(url)
+    group = one.agents(url)
+    assert group.end() == 0, group.errors
+    recorder.close()
+    assert coordinator.end() == 0
+
+    transfers = defaultdict(dict)
+    for topic, payload in recorder.heard:
+        frame = decode_frame(payload)
+        if frame.header.type == CHUNK:
+            transfers[parse(topic).kind, frame.header.dev, frame.header.xfer][frame.header.off] = frame.body
+        else:
+            decode_message(frame)
+    parcels = {key: b"".join(body for _, body in sorted(parts.items())) for key, parts in transfers.items()}
+    uploads = [key for key in parcels if key[0] == "up"]
+    assert len(uploads) == 2 * 3
+
+    shared, _ = rounds.start(run)
+    opened = []
+    for data in parcels.values():
+        plain = unsqueeze(data, 1 << 26)
+        entries, _ = tensorfile.unpack(plain, most=1000)
+        names = {name for name in entries if not name.startswith("mask|")}
+        assert names <= set(shared)
+        opened.append(plain)
+
+    everything = b"\x00".join([*opened, *parcels.values(), *(payload for _, payload in recorder.heard)])
+    looked_for = 0
+    for step in (1, 2):
+        for private in one.simulated(rounds=step).private.values():
+            for name, tensor in private.items():
+                raw = tensor.contiguous().view(-1).numpy().tobytes()
+                # Masks may travel; a counter or a constant is found anywhere.
+                if name.startswith("mask/") or len(raw) < 16 or len(tensor.unique()) < 3:
+                    continue
+                looked_for += 1
+                assert raw not in everything, f"{name} of round {step} crossed the broker"
+    assert looked_for > 10
+    for device in one.devices:
+        for name, tensor in one.private(device).items():
+            if name in shared:
+                raise AssertionError(f"{name} is private and shared")
+            raw = tensor.contiguous().view(-1).numpy().tobytes()
+            assert name.startswith("mask/") or len(tensor.unique()) < 3 or len(raw) < 16 or raw not in everything
+    weights = next(iter(shared))
+    assert shared[weights].numpy().tobytes() in everything, "the recorder must hear what does travel"
