@@ -79,6 +79,8 @@ def test_a_bad_network_and_restarts_of_both_sides_count_each_device_exactly_once
         assert counted(w.closed[-1]) == digests(w, number)
     assert not [x for x in w.events if isinstance(x, a.Quarantined | a.Equivocation)]
     assert w.state.quarantined() == {}
+    w.run(20)
+    assert {outcome for outcomes in w.receipts.values() for outcome in outcomes} == {"stored"}
 
 
 def test_a_closed_round_is_announced_again_until_it_is_committed(world):
@@ -107,8 +109,11 @@ def test_an_update_that_the_store_holds_is_not_asked_for_again(world):
     assert len(w.closed) == 1
     w.crash_coordinator()
     w.disk.state = before  # the machine's own state was lost, the store's row was not
+    w.events.clear()
     w.start_coordinator()
+    w.run(5)
     assert counted(w.closed[-1]) == digests(w, 1)
+    assert not [x for x in w.events if isinstance(x, a.KeepChunk)]
 
 
 def test_the_deadline_closes_with_quorum_and_the_late_one_gets_a_late_receipt(world):
@@ -454,3 +459,60 @@ def test_a_device_that_reboots_after_its_receipt_offers_nothing_new(world):
     assert w.trained.count(("dev-0", 1)) == 1
     assert w.receipts["dev-0", 1] == ["stored"]
     assert len(w.closed[0].counted) == 2
+
+
+def test_a_receipt_that_was_lost_is_given_again(world):
+    w = world(2, QUIET)
+    w.begin()
+    w.open(1)
+    w.run(8)
+    _, state = w.devices["dev-0"]
+    state.job.phase = "offering"  # as if the receipt had never come
+    w.run(5)
+    assert w.receipts["dev-0", 1] == ["stored", "stored"]
+    assert [len(c.counted) for c in w.closed] == [2]
+
+
+def test_a_store_that_answers_twice_counts_once(world):
+    w = world(2, QUIET)
+    w.crash_device("dev-1")
+    w.begin()
+    w.crash_device("dev-1")
+    w.open(1)
+    w.run(8)
+    sha = hashlib.sha256(w.disk.updates[1, "dev-0"]).digest()
+    assert w.tell(e.Stored(w.now, 1, "dev-0", sha)) == []
+    assert len(w.state.rounds[1].counted) == 1
+
+
+def test_chunks_that_the_disk_lost_are_fetched_again(world):
+    w = world(1, QUIET)
+    w.begin()
+    w.open(1)
+    while not any(w.disk.files.values()):
+        w.hub.pump(1)
+    w.disk.state = w.state.dump()
+    w.crash_coordinator()
+    w.disk.files.clear()
+    w.start_coordinator()
+    w.run(10)
+    assert counted(w.closed[0]) == digests(w, 1)
+
+
+def test_a_command_that_comes_twice_is_obeyed_once(world):
+    w = world(1, QUIET)
+    w.begin()
+    w.open(1)
+    seen, say = [], w.say
+
+    def twice(name, event):
+        actions = say(name, event)
+        if isinstance(event, e.Received) and event.topic.endswith("/cmd"):
+            seen.append(say(name, event))
+        return actions
+
+    w.say = twice
+    w.run(8)
+    assert len(seen) >= 3
+    assert all(actions == [] for actions in seen)
+    assert len(w.closed) == 1
