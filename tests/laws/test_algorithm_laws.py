@@ -208,7 +208,7 @@ def test_the_personal_model_exports(name: str, setting: str) -> None:
     x = done.members[who].val.x
     model = rounds.personalize(done.run, done.members[who], done.shared, done.private[who])
     want = predict(model, x)
-    got = torch.from_numpy(Session(export_onnx(model, x[:2])).run(x.numpy()))
+    got = torch.from_numpy(Session(export_onnx(model, x[:2]))(x.numpy()))
     assert float((got - want).abs().max()) <= 1e-4
 
 

@@ -14,7 +14,7 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.parts import require
-from talaria.algorithms.tuning import TUNES, tuned
+from talaria.algorithms.tuning import SAMPLES, TUNES, tuned
 from talaria.local import ready, served
 from talaria.types import Split, Task, Tensors, Update
 
@@ -27,6 +27,8 @@ class FedAvgFT:
     tune_epochs: int = 5
     tune_lr: float = 0.0
     """0 takes the recipe's learning rate."""
+    tune_on: str = "train"
+    """"all" learns from the validation samples too."""
     aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
 
     card: ClassVar[Card] = Card(
@@ -45,6 +47,7 @@ class FedAvgFT:
             tune=(self.tune in TUNES, self.tune, f"must be one of {sorted(TUNES)}"),
             tune_epochs=(self.tune_epochs >= 0, self.tune_epochs, "must be at least 0"),
             tune_lr=(self.tune_lr >= 0, self.tune_lr, "must be at least 0 (0 takes the recipe's)"),
+            tune_on=(self.tune_on in SAMPLES, self.tune_on, f"must be one of {SAMPLES}"),
         )
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
@@ -55,4 +58,4 @@ class FedAvgFT:
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
         state = ready(task, {**shared, **private})
-        return served(task, tuned(task, state, self.tune, self.tune_epochs, self.tune_lr))
+        return served(task, tuned(task, state, self.tune, self.tune_epochs, self.tune_lr, self.tune_on))

@@ -13,7 +13,7 @@ Masks only shrink. Where the device's plan names widths, those are the cap of ea
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch.nn import Module
@@ -22,7 +22,7 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import WHOLE, require, update
-from talaria.algorithms.tuning import TUNES, tuned
+from talaria.algorithms.tuning import SAMPLES, TUNES, tuned
 from talaria.errors import ModelError
 from talaria.local import accuracy, gradient, load, ready, served, state_of, train
 from talaria.model import masks, pruning
@@ -52,12 +52,13 @@ class Hermes:
     step: float = 0.2
     cap: float = 0.5
     block: int = 8
-    mode: str = "holders"
+    mode: Literal["holders", "intersection"] = "holders"
     private: str = "adapters"
     importance: str = "l1"
     tune: str = "full"
     tune_epochs: int = 0
     tune_lr: float = 0.0
+    tune_on: str = "train"
     min_holders: int = 1
 
     card: ClassVar[Card] = Card(
@@ -78,12 +79,14 @@ class Hermes:
             step=(0 < self.step < 1, self.step, "must be in (0, 1): the share of remaining channels pruned at once"),
             cap=(0 < self.cap < 1, self.cap, "must be in (0, 1): the share of channels that may go"),
             block=(self.block >= 1, self.block, "must be at least 1"),
+            min_holders=(self.min_holders >= 1, self.min_holders, "must be at least 1"),
             mode=(self.mode in ("holders", "intersection"), self.mode, "must be 'holders' or 'intersection'"),
             private=(self.private in PARTS, self.private, f"must be one of {sorted(PARTS)}"),
             importance=(self.importance in KINDS, self.importance, f"must be one of {sorted(KINDS)}"),
             tune=(self.tune in TUNES, self.tune, f"must be one of {sorted(TUNES)}"),
             tune_epochs=(self.tune_epochs >= 0, self.tune_epochs, "must be at least 0"),
             tune_lr=(self.tune_lr >= 0, self.tune_lr, "must be at least 0 (0 takes the recipe's)"),
+            tune_on=(self.tune_on in SAMPLES, self.tune_on, f"must be one of {SAMPLES}"),
         )
 
     @property
@@ -113,7 +116,7 @@ class Hermes:
         state = ready(task, self._assembled(task, shared, private))
         if task.newcomer:
             task, state = self._joined(task, state)
-        return served(task, tuned(task, state, self.tune, self.tune_epochs, self.tune_lr))
+        return served(task, tuned(task, state, self.tune, self.tune_epochs, self.tune_lr, self.tune_on))
 
     def _joined(self, task: Task, state: Tensors) -> tuple[Task, Tensors]:
         """The same gate on a newcomer, prune by prune, training after each, until the cap or the gate says stop."""

@@ -1,7 +1,9 @@
 """Local fine-tuning after the last round; its result never leaves the device."""
 
+import torch
+
 from talaria.local import train
-from talaria.types import Part, Task, Tensors
+from talaria.types import Part, Samples, Task, Tensors
 
 TUNES: dict[str, tuple[Part, ...]] = {
     "full": ("body", "adapters", "head"),
@@ -12,7 +14,14 @@ TUNES: dict[str, tuple[Part, ...]] = {
 """What fine-tuning trains, by name; ``adapters`` means adapters and head."""
 
 
-def tuned(task: Task, state: Tensors, tune: str, epochs: int, lr: float = 0.0) -> Tensors:
+SAMPLES = ("train", "all")
+"""What fine-tuning learns from: training samples, or validation samples as well once nothing is chosen by them."""
+
+
+def tuned(task: Task, state: Tensors, tune: str, epochs: int, lr: float = 0.0, samples: str = "train") -> Tensors:
     """``state`` after ``epochs`` of SGD on the named parts at ``lr`` (0: the recipe's), the rest frozen in eval mode."""
     recipe = task.recipe.but(epochs=epochs, steps=None, lr=lr or task.recipe.lr)
-    return train(task, state, only=task.split.of(*TUNES[tune]), recipe=recipe, purpose="tune")
+    known = task.train
+    if samples == "all":
+        known = Samples(torch.cat([task.train.x, task.val.x]), torch.cat([task.train.y, task.val.y]))
+    return train(task, state, only=task.split.of(*TUNES[tune]), recipe=recipe, samples=known, purpose="tune")

@@ -23,7 +23,7 @@ SMARTWATCH = Default(
 FASHION_MNIST = Default(
     model="fmnist_cnn",
     recipe=Recipe(epochs=1, batch=10, lr=0.01),
-    options={"fedrep": {"head_epochs": 1, "body_epochs": 1}},
+    options={"fedrep": {"head_epochs": 1, "body_epochs": 1}, "fedbabu": {"tune_rate": 1.0}},
 )
 ANY = Default(model=None, recipe=Recipe(epochs=2, batch=16, lr=0.02, momentum=0.9))
 
