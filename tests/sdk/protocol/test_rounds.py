@@ -103,7 +103,6 @@ def test_an_update_that_the_store_holds_is_not_asked_for_again(world):
     w = world(1, QUIET)
     w.begin()
     w.open(1, quorum=1)
-    w.run(0.5)
     before = w.disk.state
     w.run(5)
     assert len(w.closed) == 1
