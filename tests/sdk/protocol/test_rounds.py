@@ -109,6 +109,7 @@ def test_an_update_that_the_store_holds_is_not_asked_for_again(world):
     w.crash_coordinator()
     w.disk.state = before  # the machine's own state was lost, the store's row was not
     w.events.clear()
+    w.closed.clear()
     w.start_coordinator()
     w.run(5)
     assert counted(w.closed[-1]) == digests(w, 1)
