@@ -54,6 +54,7 @@ class Device:
     boot: int
     online: bool
     profile: dict[str, Any]
+    joined: float
     seen: float
     quarantine: str | None
 
@@ -85,7 +86,9 @@ def round_of(row: Row[Any]) -> Round:
 
 
 def device_of(row: Row[Any]) -> Device:
-    return Device(row.fleet, row.device, row.boot, bool(row.online), json.loads(row.profile), row.seen, row.quarantine)
+    return Device(
+        row.fleet, row.device, row.boot, bool(row.online), json.loads(row.profile), row.joined, row.seen, row.quarantine
+    )
 
 
 def received_of(row: Row[Any]) -> Received:

@@ -10,24 +10,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from talaria import rounds
-from talaria.errors import StateError, TalariaError, WireError
+from talaria.errors import StateError, TalariaError
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
-from talaria.protocol.transfer import chunk_frames
-from talaria.wire.chunks import Cut, FileAssembly, describe
+from talaria.protocol.link import Link
+from talaria.wire.chunks import Cut, describe
 from talaria.wire.topics import coordinator_filters
-from talaria.wire.transport import Arrival, LinkDown, LinkUp, Mqtt, Transport, Will
+from talaria.wire.transport import LinkDown, LinkUp, Mqtt, Transport, Will
+from talaria_coordinator import select
 from talaria_coordinator.blobs import Blobs
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.learning import Learning
 from talaria_coordinator.store import Store
+from talaria_coordinator.uploads import Uploads, receive
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +77,8 @@ class Service:
         rules = Rules(retry=config.retry_s, max_update=config.max_update, stall=max(30.0, config.retry_s))
         self._half = CoordinatorHalf(config.name, rules=rules, spec=spec)
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
-        self._outbox: asyncio.Queue[e.Publish | e.SendChunks] = asyncio.Queue()
-        self._parts: dict[str, FileAssembly] = {}
-        self._uploads = config.state / "uploads"
+        self._link = Link(self._read)
+        self._uploads = Uploads(config.state / "uploads", config.max_update)
         self._body: tuple[Cut, bytes] | None = None
         self._not_before = 0.0
         self._failures = 0
@@ -97,8 +96,7 @@ class Service:
         except BaseExceptionGroup as group:
             raise _first(group) from None
         finally:
-            for part in self._parts.values():
-                part.close()
+            self._uploads.close()
 
     def stop(self) -> None:
         """Leave in good order; call it in the event loop."""
@@ -115,24 +113,26 @@ class Service:
         self._fleet = self.store.enter(name, run, body, server)
         saved = self.store.machine(name)
         self._state = CoordinatorState.load(saved) if saved else CoordinatorState()
-        self._uploads.mkdir(parents=True, exist_ok=True)
 
     async def _live(self, url: str) -> None:
         self._resume()
         transport = self._open(url, self.config, lambda: Will(*self._half.will(self._state)))
         try:
             await transport.start()
-            helpers = [self._spawn(work) for work in (self._listen(transport), self._send(transport), self._tick())]
+            helpers = [
+                self._spawn(self._link.listen(transport, self._inbox.put, self._linked)),
+                self._spawn(self._link.send(transport)),
+                self._spawn(self._tick()),
+            ]
             try:
                 await self._serve()
+                topic, payload = self._half.will(self._state)
+                self._link.say(e.Publish(topic, payload, retain=True))
+                await self._link.said(GOODBYE_S)
+                await transport.flush(GOODBYE_S)
             finally:
-                for helper in helpers[:1] + helpers[2:]:
+                for helper in helpers:
                     helper.cancel()
-            topic, payload = self._half.will(self._state)
-            self._outbox.put_nowait(e.Publish(topic, payload, retain=True))
-            await asyncio.wait({asyncio.ensure_future(self._outbox.join())}, timeout=GOODBYE_S)
-            await transport.flush(GOODBYE_S)
-            helpers[1].cancel()
         finally:
             await transport.close()
 
@@ -153,12 +153,8 @@ class Service:
 
     def _resume(self) -> None:
         """Tell the machine what is on disk, and settle where machine and store were parted by a crash."""
-        name, chunks, now = self.config.name, {}, time.monotonic()
-        for (dev, xfer), cut in self._state.transfers().items():
-            chunks[dev, xfer] = frozenset(self._part(dev, xfer, cut).found())
-        for file in self._uploads.glob("*.part"):
-            if file.stem not in {f"{dev}.{xfer}" for dev, xfer in chunks}:
-                file.unlink(missing_ok=True)
+        name, now = self.config.name, time.monotonic()
+        chunks = self._uploads.resume(self._state.transfers())
         stored = {}
         for row in self.store.rounds(name):
             if row.closed is None:
@@ -173,35 +169,15 @@ class Service:
             if row.closed is None and (machine is None or machine.phase == "failed"):
                 self.store.fail_round(name, row.round, "the coordinator stopped before it was announced")
 
-    async def _listen(self, transport: Transport) -> None:
-        while True:
-            match await transport.receive():
-                case Arrival() as item:
-                    await self._inbox.put(e.Received(time.monotonic(), item.topic, item.payload, item.retained))
-                case LinkUp():
-                    self._tell("connected")
-                    await self._inbox.put(e.Connected(time.monotonic()))
-                case LinkDown() as item:
-                    self._tell("disconnected", error=item.reason)
+    def _linked(self, change: LinkUp | LinkDown) -> None:
+        if isinstance(change, LinkUp):
+            self._tell("connected")
+        else:
+            self._tell("disconnected", error=change.reason)
 
-    async def _send(self, transport: Transport) -> None:
-        while True:
-            action = await self._outbox.get()
-            try:
-                if isinstance(action, e.Publish):
-                    await transport.publish(action.topic, action.payload, retain=action.retain)
-                    continue
-                for topic, payload in chunk_frames(action, self._reader(action.cut)):
-                    if not await transport.publish(topic, payload):
-                        break
-            except WireError as error:
-                logger.info("a body that is no longer current is not sent on: %s", error)
-            finally:
-                self._outbox.task_done()
-
-    def _reader(self, cut: Cut) -> Callable[[int, int], bytes]:
-        data = self._body[1] if self._body and self._body[0].sha256 == cut.sha256 else b""
-        return lambda offset, length: data[offset : offset + length]
+    def _read(self, cut: Cut) -> bytes:
+        """The bytes of the current body; none for one that is no longer current."""
+        return self._body[1] if self._body and self._body[0].sha256 == cut.sha256 else b""
 
     async def _tick(self) -> None:
         while True:
@@ -226,13 +202,13 @@ class Service:
         name = self.config.name
         match action:
             case e.Publish() | e.SendChunks():
-                self._outbox.put_nowait(action)
+                self._link.say(action)
             case e.KeepChunk():
                 self._keep(action)
             case e.Complete():
                 self._spawn(self._take(action))
             case e.Discard():
-                self._drop_part(action.dev, action.xfer)
+                self._uploads.drop(action.dev, action.xfer)
             case e.RoundClosed():
                 self._closed(action)
             case e.RoundFailed():
@@ -262,61 +238,29 @@ class Service:
 
     # -- uploads
 
-    def _part(self, dev: str, xfer: str, cut: Cut) -> FileAssembly:
-        key = f"{dev}.{xfer}"
-        if key not in self._parts:
-            self._parts[key] = FileAssembly(self._uploads / f"{key}.part", cut, self.config.max_update)
-        return self._parts[key]
-
-    def _drop_part(self, dev: str, xfer: str) -> None:
-        part = self._parts.pop(f"{dev}.{xfer}", None)
-        if part is not None:
-            part.close()
-        (self._uploads / f"{dev}.{xfer}.part").unlink(missing_ok=True)
-
     def _keep(self, action: e.KeepChunk) -> None:
         try:
-            self._part(action.dev, action.xfer, action.cut).put(action.index, action.data)
+            self._uploads.keep(action)
         except StateError as error:
             # The upload's whole sha256 will not fit, and what is missing is asked for again.
             self._tell("error", device=action.dev, error=str(error))
 
     async def _take(self, action: e.Complete) -> None:
         """A complete upload: check it, make it durable, and only then let the receipt go out."""
-        wait, part = AGAIN_S[0], self._part(action.dev, action.xfer, action.cut)
-        # Taken out of the open parts, so that a deadline does not close it while it is read.
-        del self._parts[f"{action.dev}.{action.xfer}"]
-        while True:
-            try:
-                answer = await asyncio.to_thread(self._stored, action, part)
-            except StateError as error:
-                self._tell("error", round=action.round, device=action.dev, error=str(error))
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, AGAIN_S[1])
-            else:
-                part.close()
-                await self._inbox.put(answer)
-                return
-
-    def _stored(self, action: e.Complete, part: FileAssembly) -> e.Stored | e.Rejected | e.Damaged:
-        name, digest, now = self.config.name, action.cut.sha256.hex(), time.monotonic()
-        try:
-            part.finish()
-        except WireError:
-            return e.Damaged(now, action.round, action.dev, frozenset(part.found()))
-        step = next((r.step for r in self.store.rounds(name) if r.round == action.round), None)
-        facts: dict[str, Any] = {"digest": digest, "size": action.cut.size, "base": action.base}
-        data = b"".join(part.read(i) for i in range(action.cut.count))
-        try:
-            self._learning.checked(data, action.dev, step)
-        except WireError as error:
-            self.store.reject_update(name, action.round, action.dev, reason=str(error), **facts)
-            return e.Rejected(now, action.round, action.dev, str(error))
-        self.blobs.put(data)
-        row = self.store.keep_update(name, action.round, action.dev, **facts)
-        if row.digest != digest or row.status == "rejected":
-            return e.Rejected(now, action.round, action.dev, "another update of this round came first")
-        return e.Stored(now, action.round, action.dev, action.cut.sha256)
+        wait, name = AGAIN_S[0], self.config.name
+        with self._uploads.take(action) as part:
+            while True:
+                try:
+                    answer = await asyncio.to_thread(receive, name, action, part, self._learning, self.store)
+                except StateError as error:
+                    self._tell("error", round=action.round, device=action.dev, error=str(error))
+                    await asyncio.sleep(wait)
+                    wait = min(2 * wait, AGAIN_S[1])
+                else:
+                    break
+        if isinstance(answer, e.Rejected):
+            self._tell("rejected", round=action.round, device=action.dev, reason=answer.reason)
+        await self._inbox.put(answer)
 
     # -- rounds
 
@@ -330,33 +274,24 @@ class Service:
         if fleet.step >= self.config.run.rounds:
             return
         roster = fleet.roster or self._gathered()
-        if not roster:
+        online = {name for name, peer in self._state.peers.items() if peer.online}
+        asked = select.ask(self.config, fleet.step + 1, roster, online, self._state.quarantined())
+        if asked is None:
             return
-        out = self._state.quarantined()
-        cohort = [d for d in rounds.cohort(self.config.run, fleet.step + 1, roster) if d not in out]
-        quorum = max(1, math.ceil(self.config.quorum * len(cohort)))
-        here = [d for d in cohort if d in self._state.peers and self._state.peers[d].online]
-        if len(here) < quorum or not cohort:
-            return
-        step = fleet.step + 1
-        row = self.store.open_round(self.config.name, step, cohort, fleet.body)
-        self._tell("round-opened", round=row.round, step=step, cohort=len(cohort), online=len(here))
-        spec = json.dumps({"step": step}).encode()
-        seconds = self.config.deadline_s or None
-        self._feed(e.OpenRound(time.monotonic(), row.round, dict.fromkeys(cohort, spec), seconds, quorum))
+        row = self.store.open_round(self.config.name, asked.step, asked.cohort, fleet.body)
+        self._tell("round-opened", round=row.round, step=asked.step, cohort=len(asked.cohort), online=asked.online)
+        spec = json.dumps({"step": asked.step}).encode()
+        cohort, seconds = dict.fromkeys(asked.cohort, spec), self.config.deadline_s or None
+        self._feed(e.OpenRound(time.monotonic(), row.round, cohort, seconds, asked.quorum))
 
     def _gathered(self) -> tuple[str, ...]:
         """The roster, fixed once all that are waited for have come."""
-        seen = [d.device for d in self.store.devices(self.config.name) if d.quarantine is None]
-        if self.config.members:
-            roster = self.config.members if set(self.config.members) <= set(seen) else ()
-        else:
-            roster = tuple(seen[: self.config.devices]) if len(seen) >= self.config.devices else ()
+        roster = select.roster(self.config, self.store.devices(self.config.name))
         if roster:
             self.store.set_roster(self.config.name, roster)
             self._refresh()
-            self._tell("roster", devices=list(self._fleet.roster))
-        return self._fleet.roster
+            self._tell("roster", devices=list(roster))
+        return roster
 
     def _closed(self, action: e.RoundClosed) -> None:
         row = next((r for r in self.store.rounds(self.config.name) if r.round == action.round), None)

@@ -162,6 +162,12 @@ class Store:
             rows = tx.execute(select(ROUNDS).where(ROUNDS.c.fleet == fleet).order_by(ROUNDS.c.round))
             return [round_of(row) for row in rows]
 
+    def step_of(self, fleet: str, number: int) -> int | None:
+        """The learning round that this round tries, or None where there is no such round."""
+        with self._transaction() as tx:
+            where = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round == number)
+            return tx.execute(select(ROUNDS.c.step).where(where)).scalar_one_or_none()
+
     def commit_round(
         self,
         fleet: str,

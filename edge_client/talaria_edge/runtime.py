@@ -18,11 +18,11 @@ from typing import Any
 from talaria.errors import ConfigError, StateError, TalariaError, TransportError, WireError
 from talaria.protocol import events as e
 from talaria.protocol.device import DeviceHalf, DeviceLimits
-from talaria.protocol.transfer import chunk_frames
+from talaria.protocol.link import Link
 from talaria.rounds import Run
 from talaria.wire.chunks import Cut, FileAssembly, describe
 from talaria.wire.topics import device_filters
-from talaria.wire.transport import Arrival, LinkDown, LinkUp, Mqtt, Transport, Will
+from talaria.wire.transport import LinkDown, LinkUp, Mqtt, Transport, Will
 from talaria_edge import files
 from talaria_edge.config import DeviceConfig
 from talaria_edge.learning import Learner
@@ -64,7 +64,7 @@ class Agent:
             profile=json.dumps(dict(config.profile)).encode(),
         )
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
-        self._outbox: asyncio.Queue[e.Publish | e.SendChunks] = asyncio.Queue()
+        self._link = Link(lambda cut: self._upload, self._count)
         self._parts: dict[str, FileAssembly] = {}
         self._learner: Learner | None = None
         self._called: e.Train | None = None
@@ -104,15 +104,18 @@ class Agent:
         self._boot()
         transport = self._open(self.config, self._will)
         await self._reach(transport)
-        helpers = [self._spawn(work) for work in (self._listen(transport), self._send(transport), self._tick())]
+        helpers = [
+            self._spawn(self._link.listen(transport, self._inbox.put, self._linked)),
+            self._spawn(self._link.send(transport)),
+            self._spawn(self._tick()),
+        ]
         try:
             while self._result is None or self.config.stay:
                 self._feed(await self._inbox.get())
                 self._finish_if_over()
             topic, payload = self._half.will(self._state)
-            self._outbox.put_nowait(e.Publish(topic, payload, retain=True))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._outbox.join(), GOODBYE_S)
+            self._link.say(e.Publish(topic, payload, retain=True))
+            await self._link.said(GOODBYE_S)
             await transport.flush(GOODBYE_S)
         finally:
             for helper in helpers:
@@ -151,43 +154,12 @@ class Agent:
             else:
                 return
 
-    async def _listen(self, transport: Transport) -> None:
-        while True:
-            match await transport.receive():
-                case Arrival() as item:
-                    self._count("down", len(item.topic) + len(item.payload))
-                    await self._inbox.put(e.Received(time.monotonic(), item.topic, item.payload, item.retained))
-                case LinkUp():
-                    self.was_up = True
-                    self._tell("connected", broker=self.config.broker)
-                    await self._inbox.put(e.Connected(time.monotonic()))
-                case LinkDown() as item:
-                    self._tell("disconnected", error=item.reason)
-
-    async def _send(self, transport: Transport) -> None:
-        while True:
-            action = await self._outbox.get()
-            try:
-                if isinstance(action, e.Publish):
-                    await self._publish(transport, action.topic, action.payload, action.retain)
-                    continue
-                for topic, payload in chunk_frames(action, self._read_upload):
-                    if not await self._publish(transport, topic, payload, False):
-                        break
-            except WireError as error:
-                logger.warning("%s: %s", self.config.device, error)
-            finally:
-                self._outbox.task_done()
-
-    async def _publish(self, transport: Transport, topic: str, payload: bytes, retain: bool) -> bool:
-        """Where the link is down nothing is kept: the machine says again what still waits for an answer."""
-        sent = await transport.publish(topic, payload, retain=retain)
-        if sent:
-            self._count("up", len(topic) + len(payload))
-        return sent
-
-    def _read_upload(self, offset: int, length: int) -> bytes:
-        return self._upload[offset : offset + length]
+    def _linked(self, change: LinkUp | LinkDown) -> None:
+        if isinstance(change, LinkUp):
+            self.was_up = True
+            self._tell("connected", broker=self.config.broker)
+        else:
+            self._tell("disconnected", error=change.reason)
 
     async def _tick(self) -> None:
         while True:
@@ -206,7 +178,7 @@ class Agent:
             case e.Save():
                 self._store.save_protocol(self._state)
             case e.Publish() | e.SendChunks():
-                self._outbox.put_nowait(action)
+                self._link.say(action)
             case e.KeepChunk():
                 self._keep(action)
             case e.BodyComplete():

@@ -1,0 +1,46 @@
+"""Who is asked to take part, and when: pure decisions over what the coordinator knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from talaria import rounds
+from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.records import Device
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A round to open: ``online`` of its cohort are here, ``quorum`` updates are needed at least."""
+
+    step: int
+    cohort: tuple[str, ...]
+    quorum: int
+    online: int
+
+
+def roster(config: FleetConfig, devices: Sequence[Device]) -> tuple[str, ...]:
+    """The devices that cohorts are drawn from, sorted; empty while some that are waited for have not come."""
+    here = [d for d in devices if d.quarantine is None]
+    if config.members:
+        come = set(config.members) <= {d.device for d in here}
+        return tuple(sorted(config.members)) if come else ()
+    first = sorted(here, key=lambda d: (d.joined, d.device))[: config.devices]
+    return tuple(sorted(d.device for d in first)) if len(first) == config.devices else ()
+
+
+def ask(
+    config: FleetConfig, step: int, members: Sequence[str], online: Collection[str], out: Collection[str]
+) -> Asked | None:
+    """The cohort of learning round ``step``, or None while fewer than a quorum of it are online.
+
+    The draw depends on run, step and roster alone, as in simulation; who is quarantined (``out``) is left out of it.
+    """
+    cohort = tuple(name for name in rounds.cohort(config.run, step, members) if name not in out)
+    quorum = max(1, math.ceil(config.quorum * len(cohort)))
+    here = sum(name in online for name in cohort)
+    if not cohort or here < quorum:
+        return None
+    return Asked(step, cohort, quorum, here)

@@ -1,0 +1,124 @@
+"""A user's data: read without executing it, and refused with the reason where it cannot be learned from."""
+
+import numpy as np
+import pytest
+import torch
+
+from talaria.errors import ConfigError, DataError
+from talaria.types import Samples
+from talaria_edge.data import DeviceData, Given, NamedSource, NpzSource, checked
+
+SHAPE, CLASSES = (6, 32), 3
+
+
+def arrays(n=12, **changes):
+    y = np.arange(n) % CLASSES
+    x = np.random.default_rng(0).standard_normal((n, *SHAPE)).astype(np.float32)
+    return {"x_train": x, "y_train": y, "x_val": x[:3], "y_val": y[:3]} | changes
+
+
+def saved(tmp_path, **changes):
+    path = tmp_path / "data.npz"
+    np.savez(path, **{k: v for k, v in arrays(**changes).items() if v is not None})
+    return path
+
+
+def test_npz_and_folder_give_the_same(tmp_path):
+    given = arrays()
+    one = NpzSource(saved(tmp_path)).load()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, value in given.items():
+        np.save(folder / f"{name}.npy", value)
+    two = NpzSource(folder).load()
+    for found in (one, two):
+        data = checked(found, SHAPE, CLASSES)
+        assert np.array_equal(data.train.x.numpy(), given["x_train"])
+        assert data.train.y.tolist() == given["y_train"].tolist()
+        assert len(data.val) == 3
+        assert data.test is None
+
+
+def test_test_samples_are_taken_where_given(tmp_path):
+    given = arrays()
+    found = NpzSource(saved(tmp_path, x_test=given["x_val"], y_test=given["y_val"])).load()
+    assert len(found.test) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x_train": None}, "lacks x_train"),
+        ({"y_val": None}, "lacks y_val"),
+        ({"y_train": np.linspace(0, 1, 12)}, "whole-number labels"),
+        ({"x_train": np.array(["a"] * 12)}, "need numbers"),
+        ({"y_train": np.zeros(5, dtype=int)}, "12 inputs but 5 labels"),
+        ({"y_train": np.zeros((12, 1), dtype=int)}, "y int64"),
+    ],
+)
+def test_bad_arrays(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        NpzSource(saved(tmp_path, **changes)).load()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_not_a_number_in_a_window(tmp_path, value):
+    x = arrays()["x_train"]
+    x[7, 2, 3] = value
+    with pytest.raises(DataError, match=r"x\[7\] holds NaN or infinity; drop or repair that window"):
+        NpzSource(saved(tmp_path, x_train=x)).load()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x_train": np.zeros((0, *SHAPE), np.float32), "y_train": np.zeros(0, int)}, "train holds no sample"),
+        ({"y_train": np.ones(12, int)}, "only class 1"),
+        ({"x_train": np.zeros((12, 6, 31), np.float32)}, r"shape \(6, 31\), but the model takes \(6, 32\)"),
+        ({"x_val": np.zeros((3, 5, 32), np.float32)}, r"val samples have shape \(5, 32\)"),
+        ({"y_train": np.arange(12) % 4}, r"span 0..3, but the model knows 0..2"),
+        ({"y_train": np.arange(12) % 3 - 1}, r"span -1..1"),
+    ],
+)
+def test_data_that_does_not_suit_the_model(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        checked(NpzSource(saved(tmp_path, **changes)).load(), SHAPE, CLASSES)
+
+
+def test_an_empty_validation_part_is_allowed(tmp_path):
+    empty = {"x_val": np.zeros((0, *SHAPE), np.float32), "y_val": np.zeros(0, int)}
+    assert len(checked(NpzSource(saved(tmp_path, **empty)).load(), SHAPE, CLASSES).val) == 0
+
+
+def test_no_file_and_no_npz(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        NpzSource(tmp_path / "none.npz").load()
+    (tmp_path / "data.npz").write_bytes(b"not a zip")
+    with pytest.raises(DataError, match="not a zip file"):
+        NpzSource(tmp_path / "data.npz").load()
+
+
+def test_pickled_arrays_are_never_opened(tmp_path):
+    np.savez(tmp_path / "data.npz", **arrays(), extra=np.array([{"an": "object"}], dtype=object))
+    with pytest.raises(DataError, match="allow_pickle=False"):
+        NpzSource(tmp_path / "data.npz").load()
+
+
+def test_a_declared_size_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("talaria_edge.data.LIMIT", 1000)
+    with pytest.raises(DataError, match="more than 1000"):
+        NpzSource(saved(tmp_path)).load()
+
+
+def test_named_datasets():
+    found = NamedSource("smartwatch", "s01-left").load()
+    assert found.train.x.shape[1:] == (6, 100)
+    with pytest.raises(ConfigError, match="no client 'nobody'; choose one of s01-left"):
+        NamedSource("smartwatch", "nobody").load()
+    with pytest.raises(ConfigError, match="'starwatch' is unknown"):
+        NamedSource("starwatch", "x").load()
+
+
+def test_given_samples():
+    samples = Samples(torch.zeros(2, 1), torch.tensor([0, 1]))
+    assert Given(lambda: DeviceData(samples, samples)).load().train is samples

@@ -1,0 +1,92 @@
+"""device.toml: every field that is wrong is named, with its value and the mend."""
+
+from pathlib import Path
+
+import pytest
+
+from talaria.errors import ConfigError
+from talaria.settings import Section
+from talaria_edge.config import load_config
+from talaria_edge.data import NamedSource, NpzSource
+
+GOOD = """
+[device]
+id = "s01-left"
+[fleet]
+name = "watch"
+broker = "mqtt://127.0.0.1:1883"
+[data]
+source = "smartwatch"
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "device.toml"
+    path.write_text(text)
+    return path
+
+
+def test_what_is_left_out_has_defaults(tmp_path):
+    config = load_config(written(tmp_path, GOOD))
+    assert config.device == "s01-left"
+    assert config.state == tmp_path / "state" / "s01-left"
+    assert config.source == NamedSource("smartwatch", "s01-left", {})
+    assert config.plan is None
+    assert config.bundle is None
+    assert not config.stay
+
+
+def test_all_fields(tmp_path):
+    text = GOOD.replace('source = "smartwatch"', 'source = "npz"\npath = "mine.npz"').replace(
+        'id = "s01-left"', 'id = "a"\nstate = "/var/a"\nbundle = "a.talaria"\nstay = true'
+    )
+    config = load_config(written(tmp_path, text + '[plan.widths]\nconv1 = 16\n"b.c" = 8\n[profile]\nclass = "small"\n'))
+    assert config.state == Path("/var/a")
+    assert config.bundle == tmp_path / "a.talaria"
+    assert config.source == NpzSource(tmp_path / "mine.npz")
+    assert config.plan.widths == {"conv1": 16, "b.c": 8}
+    assert config.profile == {"class": "small"}
+    assert config.stay
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('id = "s01-left"', "", r"\[device\] id is missing"),
+        ('id = "s01-left"', "id = 5", r"\[device\] id=5 must be text"),
+        ('id = "s01-left"', 'id = "S01"', "'S01' must be 1 to 36 of a-z"),
+        ('id = "s01-left"', 'id = "a"\nbudle = "x"', r"budle='x' is unknown; did you mean 'bundle'"),
+        ("mqtt://127.0.0.1:1883", "localhost", "write mqtt://host:1883"),
+        ("mqtt://127.0.0.1:1883", "mqtt://h:99999", "write mqtt://host:1883"),
+        ('source = "smartwatch"', "", r"\[data\] source is missing"),
+        ('source = "smartwatch"', 'source = "npz"', r"\[data\] path is missing"),
+        (
+            'source = "smartwatch"',
+            'source = "smartwatch"\n[plan.widths]\nc = 0',
+            r"\[plan.widths\] c=0 must be a whole",
+        ),
+        ('source = "smartwatch"', 'source = "smartwatch"\n[cloud]', r"cloud=\{\} is unknown"),
+        ("[device]", "[device", "is not TOML"),
+    ],
+)
+def test_bad_fields(tmp_path, old, new, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(written(tmp_path, GOOD.replace(old, new)))
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"none.toml: cannot be read \(No such file"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_types_of_a_section():
+    section = Section({"a": True, "b": 1.5, "c": ["x", "x"], "d": 1}, "f.toml", "t")
+    for read, field in ((section.whole, "a"), (section.whole, "b"), (section.names, "c"), (section.table, "d")):
+        with pytest.raises(ConfigError, match=rf"f.toml: \[t\] {field}="):
+            read(field)
+    with pytest.raises(ConfigError, match="must be true or false"):
+        section.flag("d", False)
+    with pytest.raises(ConfigError, match="must be one of 'x', 'y'"):
+        Section({"k": "z"}, "f", "t").text("k", among=("x", "y"))
+    with pytest.raises(ConfigError, match=r"must be a number in 0..1"):
+        section.number("b", 0, high=1)
