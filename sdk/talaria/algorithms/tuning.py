@@ -19,7 +19,7 @@ SAMPLES = ("train", "all")
 
 
 def tuned(task: Task, state: Tensors, tune: str, epochs: int, lr: float = 0.0, samples: str = "train") -> Tensors:
-    """``state`` after ``epochs`` of SGD on the named parts at ``lr`` (0: the recipe's), the rest frozen in eval mode."""
+    """``state`` after ``epochs`` of SGD on the named parts, the rest frozen in eval mode; ``lr`` 0 is the recipe's."""
     recipe = task.recipe.but(epochs=epochs, steps=None, lr=lr or task.recipe.lr)
     known = task.train
     if samples == "all":
