@@ -9,7 +9,7 @@ from talaria.types import Plan, Recipe
 
 ROUNDS = 30
 RECIPE = Recipe(epochs=2, batch=32, lr=0.05, momentum=0.9, weight_decay=1e-4, smoothing=0.1, augment="imu")
-TUNE = {"tune": "full", "tune_epochs": 10, "tune_lr": 0.005}
+TUNE = {"tune": "full", "tune_epochs": 20, "tune_lr": 0.005, "tune_on": "all"}
 SCRATCH_EPOCHS = 60
 """Epochs of a newcomer that learns alone: as many as a member trains in all its rounds."""
 
