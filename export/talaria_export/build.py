@@ -21,7 +21,7 @@ from talaria_export.graph import hollow_bytes, slim_opsets
 from talaria_export.probes import drawn, spread
 from talaria_export.report import Check, Report
 from talaria_export.session import Array, Session, optimized
-from talaria_export.variants import VARIANTS, Gate, Made, make_variants
+from talaria_export.variants import VARIANTS, Gate, Made, check_names, make_variants
 
 TOLERANCE = 1e-4
 """Largest difference to torch that an fp32 model may show, absolute; relative to the largest logit above 10."""
@@ -63,6 +63,7 @@ def make_bundle(
     Raises :class:`~talaria.errors.ModelError` where the exported model differs from torch, and whatever
     :func:`~talaria_export.onnx.export_onnx` and :func:`~talaria_export.bundle.save` raise. Nothing is written then.
     """
+    check_names(variants)
     held = samples if samples is None or isinstance(samples, Samples) else Samples(*samples)
     proto = onnx.convert(model, example)
     x, source = _probes(example, held, keep_samples, probes, seed)

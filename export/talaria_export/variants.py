@@ -62,9 +62,7 @@ def make_variants(
     ``calibration`` (N, ...) float32 sets the ranges of static int8; ``held_out`` (N, ...) decides how many of its
     first layers stay in fp32. Raises :class:`~talaria.errors.ConfigError` on an unknown name.
     """
-    unknown = [name for name in wanted if name not in VARIANTS]
-    if unknown:
-        raise ConfigError(f"variants: {unknown} are unknown; choose from {', '.join(VARIANTS)}")
+    check_names(wanted)
     made = [Made("fp32", _bytes(fp32))]
     if "fp16" in wanted:
         made.append(Made("fp16", _bytes(half(fp32))))
@@ -73,6 +71,13 @@ def make_variants(
     if "int8-linear" in wanted:
         made.append(_linear(fp32))
     return made
+
+
+def check_names(wanted: Sequence[str]) -> None:
+    """Raises :class:`~talaria.errors.ConfigError` on a name that is no variant."""
+    unknown = [name for name in wanted if name not in VARIANTS]
+    if unknown:
+        raise ConfigError(f"variants: {unknown} are unknown; choose from {', '.join(VARIANTS)}")
 
 
 def half(model: ModelProto) -> ModelProto:

@@ -1,0 +1,164 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from talaria.errors import ConfigError, DataError, ModelError, StateError
+from talaria.model import masks, pruning, zoo
+from talaria.model.spec import ModelSpec
+from talaria_export import cli, open_bundle
+
+IMU = ModelSpec("imu_cnn", (6, 100), 7)
+
+
+@pytest.fixture(scope="module")
+def app() -> typer.Typer:
+    found = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    for name in ("export", "verify", "predict"):
+        found.command(name)(getattr(cli, name))
+    return found
+
+
+def run(app: typer.Typer, *arguments: object):
+    """The outcome of a command; what it raises is raised here."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def files(imu, tmp_path_factory):
+    """A spec, the weights and the mask of a model with half of its channels, and samples."""
+    home = tmp_path_factory.mktemp("files")
+    layout = zoo.layout(IMU)
+    mask = pruning.choose(pruning.importance(imu.model, layout), layout.full(), keep=0.5)
+    small = pruning.compact(imu.model, mask)
+    (home / "spec.json").write_text(json.dumps(IMU.to_json()))
+    save_file({k: v.contiguous() for k, v in small.state_dict().items()}, home / "weights.safetensors")
+    save_file(masks.as_tensors(mask), home / "mask.safetensors")
+    np.savez(home / "data.npz", x=imu.x.numpy(), y=imu.y.numpy())
+    np.save(home / "x.npy", imu.x[:3].numpy())
+    np.savetxt(home / "one.csv", imu.x[0].numpy(), delimiter=",")
+    return home
+
+
+def test_pruned_model_is_exported_from_files_verified_and_run(app, files, tmp_path):
+    out = tmp_path / "me.talaria"
+    done = run(
+        app, "export", "--spec", files / "spec.json", "--weights", files / "weights.safetensors",
+        "--mask", files / "mask.safetensors", "--data", files / "data.npz", "--labels", "a,b,c,d,e,f,g", "-o", out,
+        "--variants", "fp32,fp16", "--accuracy-drop", "1", "--json",
+    )  # fmt: skip
+    figures = json.loads(done.stdout)
+    assert figures["ok"]
+    assert figures["model_bytes"] < 0.4 * figures["dense_bytes"]
+    assert open_bundle(out).labels == tuple("abcdefg")
+
+    shown = run(app, "verify", out, "--data", files / "data.npz", "--seconds", "0")
+    assert shown.exit_code == 0
+    assert "ok" in shown.stdout
+    answer = json.loads(run(app, "predict", out, files / "x.npy", "--json").stdout)
+    assert len(answer) == 3
+    assert answer[0]["label"] in "abcdefg"
+    assert sum(answer[0]["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert run(app, "predict", out, files / "one.csv").stdout.startswith(answer[0]["label"])
+
+
+def test_verify_takes_many_files_and_fails_if_one_does(app, bundle, tmp_path):
+    bad = tmp_path / "bad.talaria"
+    bad.write_bytes(bundle.read_bytes()[:-9])
+    assert run(app, "verify", bundle, bundle, "--seconds", "0").exit_code == 0
+    done = run(app, "verify", bundle, bad, "--seconds", "0", "--json")
+    assert done.exit_code == 1
+    reports = json.loads(done.stdout)
+    assert [report["ok"] for report in reports] == [True, False]
+    shown = run(app, "verify", bundle, bad, "--seconds", "0")
+    assert shown.exit_code == 1
+    assert "FAILED" in shown.stdout
+    assert "integrity" in shown.stdout
+
+
+def test_signature_is_made_and_asked_for(app, files, tmp_path):
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    (tmp_path / "key").write_bytes(key.private_bytes_raw())
+    out = tmp_path / "me.talaria"
+    run(
+        app, "export", "--spec", files / "spec.json", "--weights", files / "weights.safetensors",
+        "--mask", files / "mask.safetensors", "-o", out, "--variants", "fp32", "--sign", tmp_path / "key",
+    )  # fmt: skip
+    mine = key.public_key().public_bytes_raw().hex()
+    assert run(app, "verify", out, "--trust", mine, "--seconds", "0").exit_code == 0
+    assert run(app, "verify", out, "--trust", "11" * 32, "--seconds", "0").exit_code == 1
+    with pytest.raises(ConfigError, match="trust"):
+        run(app, "verify", out, "--trust", "nonsense")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "word"),
+    [
+        ({"--spec": "none.json"}, ConfigError, "none.json"),
+        ({"--spec": "x.npy"}, ConfigError, "JSON"),
+        ({"--weights": "none.safetensors"}, StateError, "none.safetensors"),
+        ({"--weights": "x.npy"}, StateError, "x.npy"),
+        ({"--mask": "weights.safetensors"}, ModelError, "mask"),
+        ({"--data": "none.npz"}, DataError, "none.npz"),
+        ({"--data": "x.npy"}, DataError, "x.npy"),
+        ({"--card": "x.npy"}, ConfigError, "x.npy"),
+        ({"--sign": "none"}, ConfigError, "none"),
+        ({"--variants": "fp64"}, ConfigError, "fp64"),
+        ({"--agreement": "2"}, ConfigError, "agreement"),
+    ],
+)
+def test_wrong_files_and_options_are_named(app, files, tmp_path, change, kind, word):
+    options = {"--spec": "spec.json", "--weights": "weights.safetensors", "--mask": "mask.safetensors"} | change
+    arguments: list[object] = []
+    for name, value in options.items():
+        arguments += [name, value if name in ("--variants", "--agreement") else files / value]
+    with pytest.raises(kind, match=word):
+        run(app, "export", *arguments, "-o", tmp_path / "x.talaria")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pruned_weights_without_their_mask_are_refused(app, files, tmp_path):
+    with pytest.raises(ModelError, match="mask"):
+        run(
+            app, "export", "--spec", files / "spec.json", "--weights", files / "weights.safetensors",
+            "-o", tmp_path / "x.talaria",
+        )  # fmt: skip
+
+
+def test_input_with_objects_inside_is_not_unpickled(app, bundle, tmp_path):
+    np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="numbers"):
+        run(app, "predict", bundle, tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("command", ["export", "verify", "predict"])
+def test_help_explains_every_option(app, command):
+    shown = run(app, command, "--help").stdout
+    assert "--json" in shown
+    assert len(shown.splitlines()) > 10
+
+
+def test_adapted_model_without_a_mask(app, tmp_path):
+    from talaria.model.adapters import AdapterSpec
+
+    spec = ModelSpec("mlp", (4, 5), 3, adapters=AdapterSpec("lowrank", rank=2))
+    model = zoo.build(spec)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    (tmp_path / "spec.json").write_text(json.dumps(spec.to_json()))
+    save_file(dict(model.state_dict()), tmp_path / "w.safetensors")
+    done = run(
+        app, "export", "--spec", tmp_path / "spec.json", "--weights", tmp_path / "w.safetensors",
+        "-o", tmp_path / "me.talaria", "--variants", "fp32",
+    )  # fmt: skip
+    assert "default fp32" in done.stdout
