@@ -20,9 +20,12 @@ from talaria.model.spec import ModelSpec
 from talaria.types import Axis, ChannelLayout, Split
 
 Widths = Mapping[str, int]
-FEATURES = ("pointwise", "depthwise", "convolution", "stem", "vector", "moved", "weights", "fixed")
-"""Million products of 1x1, depthwise, larger and first convolutions and of layers on single positions; million values
-moved in and out of layers; million weights; 1."""
+PRODUCTS = ("pointwise", "depthwise", "convolution", "stem", "vector")
+"""Million products of 1x1, depthwise, larger and first convolutions, and of layers on single positions."""
+SPILLS = {"beyond_1mb": 0.25, "beyond_4mb": 1.0, "beyond_16mb": 4.0}
+"""Million weights beyond sizes that caches have: from there on they come from slower memory at every input."""
+FEATURES = (*PRODUCTS, "moved", "weights", *SPILLS, "fixed")
+"""Products; million values moved in and out of layers; million weights, and those beyond each size; 1."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Anatomy:
 
     def products(self, widths: Widths) -> float:
         """Multiply-adds for one input."""
-        return 1e6 * sum(self.features(widths)[: len(FEATURES) - 3])
+        return 1e6 * sum(self.features(widths)[: len(PRODUCTS)])
 
     def features(self, widths: Widths, block: int = 1) -> list[float]:
         """What latency is predicted from, in the order of :data:`FEATURES`.
@@ -87,6 +90,8 @@ class Anatomy:
             read = (out if layer.kind == "depthwise" else into) * layer.positions[1]
             found["moved"] += (out * layer.positions[0] + read) / 1e6
             found["weights"] += weights / 1e6
+        for name, size in SPILLS.items():
+            found[name] = max(0.0, found["weights"] - size)
         found["fixed"] = 1.0
         return [found[name] for name in FEATURES]
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 from torch import nn
 

@@ -1,0 +1,129 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from talaria.errors import ConfigError, StateError
+from talaria_edge import files, gate
+from talaria_edge.gate import Deployed, decide
+
+share = st.floats(0, 1)
+
+
+@given(new=share, old=share, samples=st.integers(1, 10_000), margin=st.floats(0, 0.5))
+def test_only_what_is_better_by_more_than_the_margin_is_deployed(
+    new: float, old: float, samples: int, margin: float
+) -> None:
+    decision = decide(new, old, samples, margin)
+    assert decision.deploy == (new > old + margin)
+    assert str(samples) in decision.reason
+
+
+def test_the_first_model_is_deployed_and_nothing_is_replaced_unmeasured() -> None:
+    assert decide(0.1, None, 0)
+    assert not decide(1.0, 0.0, 0)
+    assert not decide(0.5, 0.5, 10)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -0.1, 1.1])
+def test_a_figure_that_is_no_accuracy_is_never_deployed(broken: float) -> None:
+    assert not decide(broken, 0.1, 10)
+    assert not decide(broken, None, 10)
+
+
+def test_a_margin_that_means_nothing_is_refused() -> None:
+    for margin in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ConfigError, match="margin"):
+            decide(0.5, 0.4, 10, margin)
+
+
+def test_deploy_then_rollback_gives_the_first_bundle_again(tmp_path: Path) -> None:
+    state, bundle = tmp_path / "state", tmp_path / "out" / "me.talaria"
+    state.mkdir()
+    gate.deploy(state, b"one", bundle)
+    gate.deploy(state, b"two", bundle)
+    assert bundle.read_bytes() == b"two"
+    assert gate.rollback(state, bundle).previous is None
+    assert bundle.read_bytes() == b"one"
+    with pytest.raises(StateError, match="no earlier bundle"):
+        gate.rollback(state, bundle)
+    assert bundle.read_bytes() == b"one"
+
+
+def test_deploying_the_same_bundle_twice_keeps_the_way_back(tmp_path: Path) -> None:
+    bundle = tmp_path / "me.talaria"
+    for data in (b"one", b"two", b"two"):
+        gate.deploy(tmp_path, data, bundle)
+    gate.rollback(tmp_path, bundle)
+    assert bundle.read_bytes() == b"one"
+
+
+def test_no_more_than_two_bundles_are_kept(tmp_path: Path) -> None:
+    for number in range(4):
+        gate.deploy(tmp_path, bytes([number]), tmp_path / "me.talaria")
+    assert len(list((tmp_path / "bundles").iterdir())) == 2
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_a_cut_while_deploying_leaves_a_whole_bundle_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    bundle = tmp_path / "me.talaria"
+    gate.deploy(tmp_path, b"old", bundle)
+    writes = 0
+    real = files.write
+
+    def failing(path: Path, data: bytes) -> None:
+        nonlocal writes
+        if writes == cut:
+            raise StateError("power cut")
+        writes += 1
+        real(path, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write", failing)
+        try:
+            gate.deploy(tmp_path, b"new", bundle)
+        except StateError:
+            assert cut < 3
+    assert bundle.read_bytes() in (b"old", b"new")
+    gate.settle(tmp_path, bundle)
+    assert bundle.read_bytes() == (b"old" if cut < 2 else b"new")
+
+
+def test_a_bundle_that_someone_replaced_is_put_back(tmp_path: Path) -> None:
+    bundle = tmp_path / "me.talaria"
+    gate.deploy(tmp_path, b"ours", bundle)
+    bundle.write_bytes(b"theirs")
+    gate.settle(tmp_path, bundle)
+    assert bundle.read_bytes() == b"ours"
+
+
+def test_damage_is_told_with_the_file(tmp_path: Path) -> None:
+    bundle = tmp_path / "me.talaria"
+    gate.deploy(tmp_path, b"one", bundle)
+    gate.deploy(tmp_path, b"two", bundle)
+    previous = gate.read(tmp_path).previous
+    (tmp_path / "bundles" / f"{previous}.talaria").write_bytes(b"rot")
+    with pytest.raises(StateError, match="not what was deployed"):
+        gate.rollback(tmp_path, bundle)
+    assert bundle.read_bytes() == b"two"
+    assert gate.read(tmp_path).previous == previous
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"current": 3, "previous": null}', '{"current": "../../x", "previous": null}']
+)
+def test_a_damaged_ledger_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / gate.LEDGER).write_text(text)
+    with pytest.raises(StateError, match=r"deployed\.json"):
+        gate.read(tmp_path)
+
+
+def test_a_new_device_has_nothing_deployed(tmp_path: Path) -> None:
+    assert gate.read(tmp_path) == Deployed()
+    gate.settle(tmp_path, tmp_path / "me.talaria")
+    assert not (tmp_path / "me.talaria").exists()
+    assert json.dumps(vars(Deployed())) == '{"current": null, "previous": null}'
