@@ -15,7 +15,8 @@ relatives pFedFDA (NeurIPS 2024) and FedPAC. No code was published; the accuraci
     serve:  statistics on the device's data with the present θ;  K = P (P + Σ^g/n_ic)⁻¹, P = T + P^g_c;
             μ_ic = μ^g_c + K (m_ic − μ^g_c);  Σ_i = (ν₀ Σ^g + S_i)/(ν₀ + n_i − C_i);  logits by linear discriminant
 
-The served head is one linear layer, W = Σ_i⁻¹ μ_ic through R. ``predictive`` adds each mean's own uncertainty to Σ_i,
+The served head is one linear layer, W = Σ_i⁻¹ μ_ic through R, centred over classes and scaled down as a whole where
+its logits would span more than 30. ``predictive`` adds each mean's own uncertainty to Σ_i,
 which is quadratic in z: for very few samples. The variance head that the abstract's generator may have is left out.
 """
 
@@ -40,6 +41,7 @@ from talaria.algorithms.navigator import (
     SCALE,
     Navigated,
     Projection,
+    Quadratic,
     last_linear,
     linear_of,
     projection,
@@ -59,6 +61,9 @@ CENTRES = "own/centres"
 HELD = "own/held"
 UNSEEN = -50.0
 """Log prior of a class that neither the fleet nor the device has ever seen."""
+SPAN = 30.0
+"""Largest span of the served logits at the class means. Features that training has compacted give Mahalanobis
+distances of 1e5, which float32 cannot hold to 1e-4; one factor on all logits changes no decision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +175,17 @@ class PFedGM:
         means, spreads = self._fused(stats, shared)
         covariance = self._covariance(stats, shared)
         prior = self._log_prior(stats, shared)
+        held = stats.mean[stats.count > 0]
         if not self.predictive:
             weight, bias = gaussian.discriminant(means, covariance, prior)
-            return linear_of((weight @ matrix.double()).to(matrix.dtype), bias.to(matrix.dtype))
+            weight, bias = weight - weight.mean(0), bias - bias.mean()
+            scale = tamed(held @ weight.T + bias)
+            return linear_of((scale * weight @ matrix.double()).to(matrix.dtype), (scale * bias).to(matrix.dtype))
         factors = [gaussian.whitening(covariance + spread) for spread in spreads]
-        log_det = torch.stack([d for _, d in factors])
-        return quadratic_of(matrix, torch.stack([a for a, _ in factors]), means, prior - 0.5 * log_det)
+        bias = prior - 0.5 * torch.stack([d for _, d in factors])
+        white = torch.stack([a for a, _ in factors])
+        scale = tamed(Quadratic(white, means, bias)(held))
+        return quadratic_of(matrix, scale**0.5 * white, means, scale * bias)
 
     def _fused(self, stats: Statistics, shared: Tensors) -> tuple[Tensor, list[Tensor]]:
         """``(μ_ic (C, k), [P_ic])`` at the local scale."""
@@ -274,6 +284,12 @@ class PFedGM:
             return (means + gaussian.coloured(noise, root)).float(), absent
 
         return sample
+
+
+def tamed(logits: Tensor) -> float:
+    """What to multiply logits (N, C) by so that no row spans more than :data:`SPAN`; at most 1."""
+    spans = logits.amax(1) - logits.amin(1) if len(logits) else torch.zeros(1)
+    return min(1.0, SPAN / max(float(spans.max()), SPAN))
 
 
 def _as_sent(stats: Statistics, shared: Tensors) -> Tensors:

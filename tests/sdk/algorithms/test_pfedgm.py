@@ -177,10 +177,15 @@ def test_the_predictive_head_is_the_gaussian_log_density() -> None:
     z = normal(4, 5, 3)
     means, spreads = algorithm._fused(stats, shared)
     sigma, prior = algorithm._covariance(stats, shared), algorithm._log_prior(stats, shared)
+    want = torch.zeros(5, 3, dtype=torch.float64)
     for c in range(3):
         density = torch.distributions.MultivariateNormal(means[c], sigma + spreads[c])
-        want = density.log_prob(z) + prior[c] + 1.5 * np.log(2 * np.pi)
-        assert torch.allclose(head(z)[:, c], want, atol=1e-9)
+        want[:, c] = density.log_prob(z) + prior[c] + 1.5 * np.log(2 * np.pi)
+    at = stats.mean[stats.count > 0]
+    factor = float((head(z)[0] / want[0])[0])
+    assert torch.allclose(head(z), factor * want, atol=1e-9)
+    assert 0 < factor <= 1
+    assert float((head(at).amax(1) - head(at).amin(1)).max()) <= 30 + 1e-9
 
 
 # ---- the server ---------------------------------------------------------------------------------------
@@ -375,6 +380,14 @@ def test_what_is_sent_and_what_stays(tiny: Tiny) -> None:
     assert float(update.tensors[pooled.COUNT].sum()) == len(task.train)
 
 
+def algorithm_scale(stats: Statistics, want: Tensor, z: Tensor) -> float:
+    """The factor of the served logits: read off the linear map, whose values at the class means it bounds."""
+    ones = torch.cat([z.double(), torch.ones(len(z), 1)], 1)
+    linear = torch.linalg.lstsq(ones, want).solution
+    at = torch.cat([stats.mean, torch.ones(len(stats.mean), 1)], 1) @ linear
+    return min(1.0, 30.0 / float((at.amax(1) - at.amin(1)).max()))
+
+
 def test_the_served_model_ends_in_one_linear_layer_that_is_the_gaussian_formula(tiny: Tiny) -> None:
     task = tiny(count=30)
     algorithm = PFedGM(tune_epochs=0)
@@ -390,8 +403,27 @@ def test_the_served_model_ends_in_one_linear_layer_that_is_the_gaussian_formula(
     inverse = torch.linalg.inv(algorithm._covariance(stats, shared))
     want = z.double() @ inverse @ means.T - 0.5 * torch.einsum("cd,de,ce->c", means, inverse, means)
     want = want + algorithm._log_prior(stats, shared)
-    assert torch.allclose(predict(model, task.train.x).double(), want, atol=1e-4)
+    centred = (want - want.mean(1, keepdim=True)) * algorithm_scale(stats, want, z)
+    assert torch.allclose(predict(model, task.train.x).double(), centred, atol=1e-5)
     assert (algorithm._covariance(stats, shared) - torch.eye(4)).abs().max() > 1e-3
+
+
+def test_large_logits_are_scaled_down_without_changing_a_decision() -> None:
+    """Compact classes far apart: the plain discriminant spans thousands, which float32 cannot hold to 1e-4."""
+    y = torch.arange(40) % 4
+    z = normal(0, 4, 3)[y] + 1e-3 * normal(1, 40, 3)
+    stats = gaussian.collect(z, y, 4)
+    shared = pooled.empty(4, 3, diagonal=False) | {pooled.COUNT: torch.ones(4), pooled.WITHIN: 1e-6 * torch.eye(3)}
+    head = PFedGM(features=3).head(stats, shared, torch.eye(3, dtype=torch.float64))
+    points = normal(2, 200, 3)
+    algorithm = PFedGM(features=3)
+    means, _ = algorithm._fused(stats, shared)
+    w, b = gaussian.discriminant(means, algorithm._covariance(stats, shared), algorithm._log_prior(stats, shared))
+    plain = points @ w.T + b
+    assert float(plain.abs().max()) > 1e4
+    assert torch.equal(head(points).argmax(1), plain.argmax(1))
+    at = head(stats.mean).detach()
+    assert float((at.amax(1) - at.amin(1)).max()) == pytest.approx(30.0)
 
 
 def test_statistics_follow_the_body_that_is_served(tiny: Tiny) -> None:
