@@ -47,15 +47,19 @@ class SampleGate(Module):
 
 
 class Fused(Module):
-    """Both branches and the gate as one module: what is served and exported."""
+    """Both branches and the gate as one module: what is served and exported. ``shift`` (C,) is added to the general
+    branch's logits; none by default."""
 
-    def __init__(self, general: Module, small: Module, gate: Module) -> None:
+    def __init__(self, general: Module, small: Module, gate: Module, shift: Tensor | None = None) -> None:
         super().__init__()
         self.general, self.small, self.gate = general, small, gate
+        self.register_buffer("shift", shift)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (N, C)."""
         general, small = self.general(x), self.small(x)
+        if self.shift is not None:
+            general = general + self.shift
         return mixed(general, small, self.gate(general, small))
 
 

@@ -7,10 +7,12 @@ fusion works on the two outputs at inference and is fitted on a small adaptation
 No public text gives the losses, the fusion network, ranks, rates or any accuracy, so this file claims none.
 
     round:  the shared tensors of the large model ← SGD on D_train, sent;  small model ← SGD on D_train, kept
-    serve:  z_G = large(x), z_P = small(x);  α(x) from 2C + 3 numbers about both;  z = (1 − α) z_G + α z_P
+    serve:  z_G = large(x) + log π_i, z_P = small(x);  α(x) from 2C + 3 numbers about both;  z = (1 − α) z_G + α z_P
 
-No tensor of one branch is in the other's graph. The gate is fitted on D_adapt alone: the validation samples, or
-where there are none a stratified tenth of the training samples, which then train neither branch.
+where z_G = large(x) + log π_i with the device's own label frequencies π_i (``prior="local"``): the large model is
+trained on everybody's labels, and a device that sees three of ten classes should not be told of the others
+(``"none"`` leaves it out). No tensor of one branch is in the other's graph. The gate is fitted on D_adapt alone: the
+validation samples, or where there are none a stratified tenth of the training samples, which then train neither.
 
 ``general="full"`` (default) federates the whole large model, because a small model trained from scratch has no
 pretrained base to rely on. ``general="adapters"`` is the paper's: the base stays as the run's common weights, and
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from talaria import seeds
@@ -50,8 +53,8 @@ class Thorki:
     ``small_lr`` are its own schedule (0: the recipe's); a device that never took part trains it for ``join_epochs``.
 
     ``gate``: ``"sample"`` has an α per sample, ``"constant"`` one, and ``"auto"`` takes the constant where D_adapt
-    holds fewer than five samples per class. ``adapt_share`` of the training samples is D_adapt where there are no
-    validation samples.
+    holds fewer than five samples per class. ``prior`` is described above. ``adapt_share`` of the training samples is
+    D_adapt where there are no validation samples.
     """
 
     general: str = "full"
@@ -60,6 +63,7 @@ class Thorki:
     small_lr: float = 0.0
     join_epochs: int = 30
     gate: str = "auto"
+    prior: str = "local"
     gate_steps: int = 200
     gate_lr: float = 1e-2
     adapt_share: float = 0.1
@@ -85,6 +89,7 @@ class Thorki:
             small_lr=(self.small_lr >= 0, self.small_lr, "must be at least 0 (0 takes the recipe's)"),
             join_epochs=(self.join_epochs >= 0, self.join_epochs, "must be at least 0"),
             gate=(self.gate in GATES, self.gate, f"must be one of {sorted(GATES)}"),
+            prior=(self.prior in ("local", "none"), self.prior, "must be 'local' or 'none'"),
             gate_steps=(self.gate_steps >= 1, self.gate_steps, "must be at least 1"),
             gate_lr=(self.gate_lr > 0, self.gate_lr, "must be above 0"),
             adapt_share=(0 < self.adapt_share < 1, self.adapt_share, "must be in (0, 1)"),
@@ -118,15 +123,20 @@ class Thorki:
         small = under(private, SMALL) or self._small(task, {}, self.join_epochs, samples)
         general = served(task, ready(task, {**shared, **without(private, SMALL)}))
         own = served(self._own_task(task), small)
-        return Fused(general, own, self.gate_for(task, general, own, adapt)).requires_grad_(False).eval()
+        shift = label_shift(task) if self.prior == "local" else None
+        gate = self.gate_for(task, general, own, adapt, shift)
+        return Fused(general, own, gate, shift).requires_grad_(False).eval()
 
-    def gate_for(self, task: Task, general: Module, small: Module, adapt: Samples) -> Module:
+    def gate_for(
+        self, task: Task, general: Module, small: Module, adapt: Samples, shift: Tensor | None = None
+    ) -> Module:
         """The gate fitted on ``adapt``; the same seeds give the same gate."""
         per_sample = self.gate == "sample" or (self.gate == "auto" and len(adapt) >= 5 * task.classes)
         if not len(adapt):
             return fusion_gate.ConstantGate(0.5)
+        known = predict(general, adapt.x)
         return fusion_gate.fit(
-            predict(general, adapt.x),
+            known if shift is None else known + shift,
             predict(small, adapt.x),
             adapt.y,
             task.generator("gate"),
@@ -158,3 +168,9 @@ class Thorki:
     def _own_task(self, task: Task) -> Task:
         shape = tuple(task.train.x.shape[1:])
         return task.but(model=small_branch.build(self.small, shape, task.classes, task.run), mask=None)
+
+
+def label_shift(task: Task) -> Tensor:
+    """log π_i (C,): the device's label frequencies, with one sample's weight spread over all classes."""
+    count = torch.bincount(task.train.y, minlength=task.classes).float()
+    return torch.log((count + 1 / task.classes) / (count.sum() + 1))

@@ -13,7 +13,7 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms import fusion_gate, small_branch
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.fusion_gate import ConstantGate, Fused, SampleGate, mixed
-from talaria.algorithms.thorki import SMALL, Thorki
+from talaria.algorithms.thorki import SMALL, Thorki, label_shift
 from talaria.errors import ConfigError, ModelError
 from talaria.local import predict, state_of
 from talaria.model import zoo
@@ -210,6 +210,22 @@ def test_a_single_sample_trains_and_is_fused_half_and_half(tiny: Tiny) -> None:
     assert bool(torch.isfinite(predict(model, task.train.x)).all())
 
 
+def test_the_large_models_logits_are_shifted_by_the_devices_label_frequencies(tiny: Tiny) -> None:
+    task = tiny(count=20, classes=2)
+    shift = label_shift(task)
+    assert torch.exp(shift).tolist() == pytest.approx([(10 + 1 / 3) / 21, (10 + 1 / 3) / 21, (1 / 3) / 21])
+    shared, private = Thorki().init(task.model, task.split)
+    _, private = Thorki().fit(task, shared, private)
+    model, plain = (Thorki(prior=p).personal(task, shared, private) for p in ("local", "none"))
+    assert isinstance(model, Fused)
+    assert isinstance(plain, Fused)
+    assert torch.equal(model.shift, shift)
+    assert plain.shift is None
+    large = predict(model.general, task.train.x) + shift
+    alone = Fused(model.general, model.small, ConstantGate(0.0), shift)
+    assert torch.equal(predict(alone, task.train.x), large)
+
+
 def test_a_newcomer_trains_its_own_small_model(tiny: Tiny) -> None:
     task = tiny(count=30).but(newcomer=True)
     shared, private = Thorki().init(task.model, task.split)
@@ -255,6 +271,7 @@ def test_one_graph_with_both_branches_and_the_gate_exports(tmp_path: Path, tiny:
         ({"small_lr": -0.1}, "small_lr"),
         ({"join_epochs": -1}, "join_epochs"),
         ({"gate": "open"}, "gate"),
+        ({"prior": "theirs"}, "prior"),
         ({"gate_steps": 0}, "gate_steps"),
         ({"gate_lr": 0.0}, "gate_lr"),
         ({"adapt_share": 1.0}, "adapt_share"),
