@@ -43,12 +43,22 @@ def exporter() -> Exporter:
     return found
 
 
+class Session:
+    """``model`` ready to run on the calling thread alone: one input, one output."""
+
+    def __init__(self, model: bytes) -> None:
+        ort = _onnxruntime()
+        self._session = ort.InferenceSession(model, _options(ort), providers=["CPUExecutionProvider"])
+        self._input = self._session.get_inputs()[0].name
+
+    def __call__(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The output for a batch."""
+        return np.asarray(self._session.run(None, {self._input: x})[0])
+
+
 def caller(model: bytes, x: np.ndarray[Any, Any]) -> Callable[[], object]:
     """A call that runs ``model`` on ``x`` once, on the calling thread alone."""
-    ort = _onnxruntime()
-    options = _options(ort)
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return partial(session.run, None, {session.get_inputs()[0].name: x})
+    return partial(Session(model), x)
 
 
 def forms(model: bytes) -> Counter[str]:

@@ -1,0 +1,170 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+
+from talaria import economy, local
+from talaria.device.memory import train_only
+from talaria.model import zoo
+from talaria.model.adapters import AdapterSpec
+from talaria.model.spec import ModelSpec
+from talaria.types import Recipe, Samples, Task
+
+
+def task_of(
+    spec: ModelSpec, count: int = 24, recipe: Recipe = Recipe(epochs=2, batch=8, lr=0.05, momentum=0.9)
+) -> Task:
+    model = zoo.build(spec)
+    draws = torch.Generator().manual_seed(1)
+    x = torch.randn(count, *spec.input_shape, generator=draws)
+    samples = Samples(x, torch.randint(0, spec.classes, (count,), generator=draws))
+    split = zoo.split(spec, model)
+    return Task(
+        model=model, split=split, train=samples, val=samples.take(torch.arange(4)), recipe=recipe, classes=spec.classes
+    )
+
+
+def lived_in(task: Task) -> dict[str, Tensor]:
+    """A state whose BatchNorm statistics are not the initial ones."""
+    return local.calibrate(task, local.state_of(task.model))
+
+
+IMU = ModelSpec("imu_cnn", (6, 40), 5)
+MOBILE = ModelSpec("mobilenet_v3_small", (3, 32, 32), 5)
+LITE = ModelSpec("efficientnet_lite0", (3, 32, 32), 5, adapters=AdapterSpec("lowrank", 4, where=("features.stage7",)))
+
+
+@pytest.mark.parametrize(("spec", "part"), [(IMU, "head"), (MOBILE, "head"), (LITE, "adapters")])
+def test_halves_put_together_are_the_network(spec: ModelSpec, part: str) -> None:
+    task = task_of(spec)
+    model = local.load(task.model, lived_in(task))
+    found = economy.halve(model, task.split.of("adapters", "head") if part == "adapters" else task.split.of("head"))
+    assert not isinstance(found, str)
+    whole = local.predict(model, task.train.x)
+    found.upper.eval()
+    torch.testing.assert_close(found.upper(found.lower(task.train.x)), whole, rtol=1e-5, atol=1e-5)
+    names = set(found.upper.state_dict())
+    assert names < set(model.state_dict())
+    assert len(names) < len(task.split.keys) / 2
+
+
+def test_training_on_kept_features_gives_the_same_weights() -> None:
+    for spec in (IMU, LITE):
+        task = task_of(spec)
+        state = lived_in(task)
+        only = task.split.of("adapters", "head")
+        plain = local.train(task, state, only=only)
+        kept = economy.train(task, state, only=only)
+        assert list(kept) == list(plain)
+        moved = 0.0
+        for key, value in plain.items():
+            torch.testing.assert_close(kept[key], value, rtol=1e-4, atol=1e-5, msg=key)
+            moved += float((value - state[key]).abs().sum()) if key in only else 0.0
+        assert moved > 0
+
+
+def test_the_frozen_layers_run_once_per_sample() -> None:
+    task = task_of(IMU, recipe=Recipe(epochs=5, batch=8))
+    calls: list[int] = []
+    handle = task.model.get_submodule("conv1").register_forward_hook(lambda _m, _i, out: calls.append(len(out)))
+    economy.train(task, lived_in(task), only=task.split.of("head"))
+    handle.remove()
+    seen = sum(calls)
+    # One pass calibrates BatchNorm, one asks for the shape of a single sample, one keeps train and val.
+    assert seen == 24 + 1 + 24 + 4
+
+
+def test_through_onnx_runtime_the_features_are_the_same() -> None:
+    from talaria.device.runtime import exporter
+
+    task = task_of(IMU)
+    state = lived_in(task)
+    only = task.split.of("head")
+    plain, fast = (economy.cached(task, state, only, export=e).task for e in (None, exporter()))
+    assert plain is not None
+    assert fast is not None
+    torch.testing.assert_close(fast.train.x, plain.train.x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda t: t.but(recipe=t.recipe.but(augment="imu")), "augment"),
+        (lambda t: t.but(train=t.train.take(torch.arange(0))), "no samples"),
+    ],
+)
+def test_what_cannot_be_kept_is_trained_plainly(change: Callable[[Task], Task], word: str) -> None:
+    task = change(task_of(IMU))
+    state = local.state_of(task.model)
+    only = task.split.of("head")
+    assert word in economy.cached(task, state, only).why
+    plain, kept = local.train(task, state, only=only), economy.train(task, state, only=only)
+    assert all(torch.equal(plain[k], kept[k]) for k in plain)
+
+
+def test_too_many_features_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(IMU)
+    monkeypatch.setattr(economy, "LARGEST_CACHE", 1000)
+    found = economy.cached(task, local.state_of(task.model), task.split.of("head"))
+    assert found.task is None
+    assert "MB" in found.why
+
+
+class Data(Module):
+    """Python control flow on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.low(x)
+        out: Tensor = self.head(y if y.sum() > 0 else -y)
+        return out
+
+
+class Skip(Module):
+    """The input is read above the first trained layer, and a dropout sits below the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.drop, self.head = nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.drop(torch.cat([torch.relu(self.low(x)), x], 1)))
+        return out
+
+
+def test_a_network_that_cannot_be_followed_says_so() -> None:
+    assert "cannot be followed" in str(economy.halve(Data(), ["head.weight", "head.bias"]))
+
+
+def test_a_dropout_below_the_head_is_drawn_anew_in_every_step() -> None:
+    found = economy.halve(Skip(), ["head.weight", "head.bias"])
+    assert not isinstance(found, str)
+    assert any(isinstance(m, nn.Dropout) for m in found.upper.modules())
+    assert not any(isinstance(m, nn.Dropout) for m in found.lower.modules())
+
+
+def test_nothing_is_kept_where_the_first_layer_trains() -> None:
+    task = task_of(IMU)
+    assert "first layer" in economy.cached(task, local.state_of(task.model), task.split.keys).why
+
+
+def test_frozen_layers_are_those_of_the_training_loop() -> None:
+    """The memory model freezes by its own, lower function; both leave the same gradients, and no BatchNorm astir."""
+    spec = LITE
+    model, other = zoo.build(spec), zoo.build(spec)
+    only = zoo.split(spec, model).of("adapters", "head")
+    local.freeze_but(model, only)
+    train_only(other, only)
+    assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in other.parameters()]
+    norms = [
+        (a.training, b.training)
+        for a, b in zip(model.modules(), other.modules(), strict=True)
+        if isinstance(a, nn.BatchNorm2d)
+    ]
+    assert norms
+    assert all(a == b for a, b in norms)
