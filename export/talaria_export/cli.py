@@ -33,6 +33,10 @@ def export(
     agreement: Annotated[float, typer.Option(help="Least agreement with fp32 that a variant must reach.")] = 0.99,
     accuracy_drop: Annotated[float, typer.Option(help="Most accuracy that a variant may lose.")] = 0.01,
     keep_samples: Annotated[bool, typer.Option(help="Put a few of the samples into the bundle, for parity.")] = False,
+    pte: Annotated[Path | None, typer.Option(help="Also write an ExecuTorch program for phones here.")] = None,
+    optimize: Annotated[
+        bool, typer.Option(help="Also keep the model as rewritten for this machine's class of CPU: loads faster.")
+    ] = False,
     sign: Annotated[Path | None, typer.Option(help="File with a raw Ed25519 private key to sign with.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -55,9 +59,14 @@ def export(
         dense=dense,
         variants=[name for name in variants.split(",") if name],
         gate=Gate(agreement=agreement, accuracy_drop=accuracy_drop),
+        optimize=optimize,
         keep_samples=keep_samples,
         signing_key=None if sign is None else _read(sign),
     )
+    if pte is not None:
+        from talaria_export.executorch import export_pte
+
+        export_pte(model, example, pte)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=1))
         return

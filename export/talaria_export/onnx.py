@@ -55,7 +55,7 @@ def convert(model: Module, example: Tensor, *, plain: bool = False) -> ModelProt
 
     from talaria_export import graph
 
-    own, batch = _prepared(model, example, keep_adapters=plain)
+    own, batch = prepared(model, example, keep_adapters=plain)
     proto = _exported(own, batch)
     if not plain:
         graph.fold_batchnorm(proto)
@@ -69,7 +69,8 @@ def convert(model: Module, example: Tensor, *, plain: bool = False) -> ModelProt
     return proto
 
 
-def _prepared(model: Module, example: Tensor, *, keep_adapters: bool) -> tuple[Module, Tensor]:
+def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> tuple[Module, Tensor]:
+    """A copy of the model, merged and in eval mode, and a batch of two to trace it with."""
     if example.dtype != torch.float32 or example.dim() < 2 or len(example) == 0:
         raise DataError(
             f"example: need a float32 batch (N, ...), got {example.dtype} of shape {tuple(example.shape)}; "
