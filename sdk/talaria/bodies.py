@@ -5,7 +5,6 @@ from functools import lru_cache
 
 from talaria import rounds
 from talaria.aggregate.checks import is_reserved
-from talaria.errors import WireError
 from talaria.rounds import Run
 from talaria.types import Tensors
 from talaria.wire import codec, tensorfile
@@ -40,6 +39,4 @@ def update_schema(run: Run) -> Mapping[str, Spec]:
 @lru_cache(maxsize=16)
 def _schema(text: str) -> dict[str, Spec]:
     shared, _ = rounds.start(Run.from_json(text))
-    if not shared:
-        raise WireError("this run shares no tensor; nothing can be learned together")
     return {name: spec for name, spec in schema_of(shared).items() if not is_reserved(name)}
