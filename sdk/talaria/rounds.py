@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.statistics import PooledStatistics
 from talaria.algorithms import load as load_algorithm
 from talaria.algorithms.base import Algorithm
 from talaria.errors import ConfigError
@@ -96,9 +97,20 @@ def algorithm_of(run: Run) -> Algorithm:
 
 def start(run: Run, aggregator: Aggregator | None = None) -> tuple[Tensors, Tensors]:
     """The coordinator's first ``(shared, server state)``; ``aggregator`` as in :func:`close`."""
-    algorithm = algorithm_of(run)
-    shared, _ = algorithm.init(template(run.spec), split_of(run))
-    return shared, (aggregator or algorithm.aggregator).init(shared)
+    shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))
+    return shared, rule_of(run, aggregator).init(shared)
+
+
+def rule_of(run: Run, aggregator: Aggregator | None = None) -> Aggregator:
+    """The server's rule: ``aggregator``, else the algorithm's own.
+
+    Statistics that an algorithm pools beside its body (pFedGM) are pooled around the fleet's rule too."""
+    own = algorithm_of(run).aggregator
+    if aggregator is None:
+        return own
+    if isinstance(own, PooledStatistics) and not isinstance(aggregator, PooledStatistics):
+        return replace(own, inner=aggregator)
+    return aggregator
 
 
 def cohort(run: Run, round: int, clients: Sequence[str]) -> tuple[str, ...]:
@@ -131,8 +143,7 @@ def close(
     ``updates`` must come sorted by client; one is in memory at a time. ``aggregator`` replaces the
     algorithm's own where the fleet asks for a robust or buffered one.
     """
-    rule = algorithm_of(run).aggregator if aggregator is None else aggregator
-    return rule.apply(shared, state, _in_order(updates))
+    return rule_of(run, aggregator).apply(shared, state, _in_order(updates))
 
 
 def _in_order(updates: Iterable[Update]) -> Iterable[Update]:

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from talaria import rounds
 from talaria.aggregate import statistics as pooled
+from talaria.aggregate.coordinatewise import Median
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.statistics import PooledStatistics
 from talaria.algorithms import gaussian
@@ -20,8 +22,10 @@ from talaria.algorithms.resampling import resampled, sampled_log_prior
 from talaria.errors import AggregationError, ConfigError, ModelError
 from talaria.local import predict
 from talaria.model.split import split_model
+from talaria.model.zoo import ModelSpec
+from talaria.rounds import Member, Run
 from talaria.tree import copied, equal
-from talaria.types import ChannelMask, Samples, Task, Tensors, Update
+from talaria.types import ChannelMask, Recipe, Samples, Task, Tensors, Update
 
 Tiny = Callable[..., Task]
 
@@ -502,6 +506,22 @@ def test_a_head_that_is_not_linear_is_refused() -> None:
 def test_bad_options_are_refused_by_name(options: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         PFedGM(**options)  # type: ignore[arg-type]
+
+
+def test_a_robust_rule_takes_the_means_place_and_statistics_are_still_pooled() -> None:
+    g = torch.Generator().manual_seed(0)
+    members = []
+    for name in ("a", "b", "c"):
+        y = torch.arange(12) % 3
+        data = Samples(torch.randn(12, 6, generator=g) + y[:, None].float(), y)
+        members.append(Member(name, data, data.take(torch.arange(3))))
+    run = Run(spec=ModelSpec("mlp", (6,), 3), algorithm="pfedgm", recipe=Recipe(batch=6))
+    shared, state = rounds.start(run, Median(f=1))
+    updates = [rounds.participate(run, m, shared, None, 1)[0] for m in members]
+    new, _ = rounds.close(run, shared, state, updates, Median(f=1))
+    middle = torch.stack([u.tensors["fc1.weight"] for u in updates]).median(0).values
+    assert torch.equal(new["fc1.weight"], middle)
+    assert new[pooled.COUNT].tolist() == [12.0, 12.0, 12.0]
 
 
 def test_samples_stay_untouched(tiny: Tiny) -> None:
