@@ -27,8 +27,10 @@ def decode_body(run: Run, data: bytes) -> Tensors:
     else and for values that are not finite.
     """
     entries, _ = tensorfile.unpack(data, most=MOST)
-    extra = {name: Spec(entry.shape, entry.dtype) for name, entry in entries.items() if is_reserved(name)}
-    return codec.decode_tensors(data, schema={**_schema(run.to_json()), **extra})
+    known = _schema(run.to_json())
+    written = [name for name in entries if is_reserved(name) and name not in known]
+    extra = {name: Spec(entries[name].shape, entries[name].dtype) for name in written}
+    return codec.decode_tensors(data, schema={**known, **extra})
 
 
 def update_schema(run: Run) -> Mapping[str, Spec]:
@@ -39,4 +41,4 @@ def update_schema(run: Run) -> Mapping[str, Spec]:
 @lru_cache(maxsize=16)
 def _schema(text: str) -> dict[str, Spec]:
     shared, _ = rounds.start(Run.from_json(text))
-    return {name: spec for name, spec in schema_of(shared).items() if not is_reserved(name)}
+    return schema_of(shared)
