@@ -89,12 +89,10 @@ def figures(choice: Choice, widths: Widths, budget: Budget, profile: Profile, co
     if profile.watts is not None:
         found["energy_j"] = found["train_s"] * profile.watts
     if budget.run_memory_mb is not None:
-        found["run_memory_mb"] = memory.running(_small(plain(choice.spec), widths), choice.spec.input_shape) / 1e6
+        found["run_memory_mb"] = _running(plain(choice.spec), tuple(sorted(widths.items()))) / 1e6
     if budget.train_memory_mb is not None:
-        model = _small(choice.spec, own)
-        memory.train_only(model, full.split.of(*choice.parts))
         slice_ = math.ceil(choice.batch / choice.slices)
-        found["train_memory_mb"] = memory.training(model, choice.spec.input_shape, slice_) / 1e6
+        found["train_memory_mb"] = _training(choice.spec, tuple(sorted(own.items())), choice.parts, slice_) / 1e6
     return Figures(found, steps, spare)
 
 
@@ -127,6 +125,18 @@ def _in_names_of(bare: Anatomy, full: Anatomy, widths: Widths) -> dict[str, int]
 
 def _seconds(budget: Budget, profile: Profile) -> float | None:
     return None if budget.energy_j is None or profile.watts is None else budget.energy_j / profile.watts
+
+
+@lru_cache(maxsize=1024)
+def _running(spec: ModelSpec, widths: tuple[tuple[str, int], ...]) -> int:
+    return memory.running(_small(spec, dict(widths)), spec.input_shape)
+
+
+@lru_cache(maxsize=1024)
+def _training(spec: ModelSpec, widths: tuple[tuple[str, int], ...], parts: tuple[Part, ...], batch: int) -> int:
+    model = _small(spec, dict(widths))
+    memory.train_only(model, anatomy(spec).split.of(*parts))
+    return memory.training(model, spec.input_shape, batch)
 
 
 @lru_cache(maxsize=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -127,7 +128,8 @@ def disk_mbs(folder: Path) -> float:
             f"cannot write to {folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours"
         ) from None
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
     return len(data) / 1e6 / max(took, 1e-6)
 
 

@@ -1,0 +1,123 @@
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+
+from talaria.device import cost
+from talaria.device.anatomy import FEATURES, anatomy
+from talaria.device.cost import Cost
+from talaria.device.runtime import Resizer, Session, convolutions, exporter
+from talaria.errors import ConfigError, ModelError
+from talaria.model import pruning, zoo
+from talaria.model.adapters import AdapterSpec
+from talaria.model.spec import ModelSpec
+from talaria.types import ChannelMask
+
+IMU = ModelSpec("imu_cnn", (6, 100), 7)
+MOBILE = ModelSpec("mobilenet_v3_small", (3, 64, 64), 10)
+
+
+def shapes(file: bytes) -> list[tuple[str, tuple[int, ...]]]:
+    """Operators with the shape of their weights, in order."""
+    graph = onnx.load_from_string(file).graph
+    dims = {t.name: tuple(t.dims) for t in graph.initializer}
+    return [(n.op_type, dims.get(n.input[1], ())) for n in graph.node if n.op_type in ("Conv", "Gemm")]
+
+
+def test_a_resized_graph_is_the_export_of_the_compact_model(exported: Callable[[ModelSpec], bytes]) -> None:
+    parts = anatomy(IMU)
+    widths = {**parts.full(), "conv1": 8, "conv3": 24}
+    mask = ChannelMask(parts.layout, {g: tuple(range(w)) for g, w in widths.items()})
+    real = exporter()(pruning.compact(cost.lively(zoo.build(IMU)), mask), zoo.example(IMU, 2))
+    resized = Resizer(exported(IMU), parts).at(widths)
+    assert shapes(resized) == shapes(real)
+    assert Session(resized)(zoo.example(IMU, 3).numpy()).shape == (3, IMU.classes)
+
+
+@pytest.mark.parametrize("spec", [IMU, MOBILE], ids=lambda s: s.name)
+@pytest.mark.parametrize("keep", [1.0, 0.7, 0.5, 0.3, 1e-6])
+def test_every_convolution_of_a_planned_model_keeps_the_blocked_form(
+    spec: ModelSpec, keep: float, exported: Callable[[ModelSpec], bytes]
+) -> None:
+    """Read from the graph as ONNX Runtime rewrote it: no clock, so no noise. As exported, 1D becomes 2D."""
+    parts = anatomy(spec)
+    widths = {g: min(n, pruning.aligned(keep * n, 8)) for g, n in parts.layout.sizes.items()}
+    blocked, every = convolutions(Resizer(exported(spec), parts).at(widths))
+    assert every == sum(not layer.linear for layer in parts.layers)
+    assert blocked == every
+
+
+def test_a_graph_without_names_is_refused(exported: Callable[[ModelSpec], bytes]) -> None:
+    proto = onnx.load_from_string(exported(IMU))
+    for node in proto.graph.node:
+        for at, name in enumerate(node.input):
+            node.input[at] = name.replace("conv2", "lost")
+    for tensor in proto.graph.initializer:
+        tensor.name = tensor.name.replace("conv2", "lost")
+    with pytest.raises(ModelError, match=r"conv2\.weight"):
+        Resizer(proto.SerializeToString(), anatomy(IMU))
+
+
+def test_prices_are_found_again_and_never_negative() -> None:
+    parts = anatomy(MOBILE)
+    widths = cost.samples(parts, 15, 8)
+    rows = np.array([parts.features(w, 8) for w in widths])
+    true = np.array([0.02, 0.1, 0.0, 0.0, 0.3, 0.2, 0.0, 0.0, 0.0, 0.0, 0.05])
+    assert len(true) == len(FEATURES)
+    found = cost._prices(rows, rows @ true)
+    np.testing.assert_allclose(rows @ found, rows @ true, rtol=1e-6)
+    noise = np.random.default_rng(0).uniform(0.8, 1.2, len(rows))
+    assert cost._prices(rows, rows @ true * noise).min() >= 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fit_is_no_worse_than_scipy(seed: int) -> None:
+    from scipy.optimize import nnls
+
+    draws = np.random.default_rng(seed)
+    rows = draws.uniform(0, 1, (15, 9))
+    rows[:, 3] = rows[:, 4]
+    taken = rows @ np.maximum(draws.normal(size=9), 0) * draws.uniform(0.9, 1.1, 15) + 0.01
+    ours = np.linalg.norm(rows @ cost._prices(rows, taken) / taken - 1)
+    theirs = nnls(rows / taken[:, None], np.ones(15))[1]
+    assert ours <= theirs * (1 + 1e-6)
+
+
+def test_probes_are_few_fixed_and_in_blocks() -> None:
+    parts = anatomy(MOBILE)
+    widths = cost.samples(parts, cost.PROBES, 8)
+    assert len(widths) == cost.PROBES <= 15
+    assert widths == cost.samples(parts, cost.PROBES, 8)
+    assert widths[0] == parts.full()
+    for one in widths:
+        assert all(w % 8 == 0 or w == parts.layout.sizes[g] for g, w in one.items())
+
+
+def test_a_family_shares_its_cost_whatever_its_seed_and_adapters() -> None:
+    spec = ModelSpec("imu_cnn", (6, 100), 7, adapters=AdapterSpec("lowrank", 2), seed=5)
+    assert cost.plain(spec) == IMU
+
+
+def test_measuring_here_gives_a_cost_that_orders_widths(exported: Callable[[ModelSpec], bytes]) -> None:
+    """Coarse on purpose: a model of a quarter of the products is faster than the whole, on any machine."""
+    parts = anatomy(MOBILE)
+    found = cost.fit(parts, exported(MOBILE), zoo.example(MOBILE), cost.samples(parts, 6, 16), 16, rounds=6)
+    assert found.probes == 6
+    small = {g: min(n, pruning.aligned(0.25 * n, 16)) for g, n in parts.layout.sizes.items()}
+    assert 0 < found.latency_ms(parts, small) < found.latency_ms(parts, parts.full())
+    assert Cost.from_json(found.to_json()) == found
+    assert found.seconds < 10
+
+
+def test_damaged_figures_are_refused() -> None:
+    good = Cost((0.1,) * len(FEATURES), 1.0, 0.01, 8, 1000, 15, 1.0).to_json()
+    for wrong in ({}, {"milliseconds": {}}, {**good, "dense_ms": 0.0}, {**good, "odd": 1}):
+        with pytest.raises(ConfigError, match="cost"):
+            Cost.from_json(wrong)
+
+
+def test_two_probes_are_too_few(exported: Callable[[ModelSpec], bytes]) -> None:
+    parts = anatomy(IMU)
+    with pytest.raises(ModelError, match="at least 3"):
+        cost.fit(parts, exported(IMU), zoo.example(IMU), cost.samples(parts, 2, 8), 8, rounds=3)

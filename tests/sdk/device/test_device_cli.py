@@ -1,0 +1,77 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from talaria import cli
+from talaria.device import planning
+from talaria.device.cost import Cost
+from talaria.device.profile import Profile
+from talaria.types import Plan
+
+
+@pytest.fixture(autouse=True)
+def known(profile: Profile, cost: Cost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device and a model that are measured already; the cache is this test's own."""
+    from talaria.device import profile as profiles
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(profiles, "measure", lambda folder: profile)
+    monkeypatch.setattr(planning.cost, "measure", lambda spec, block, export=None: cost)
+
+
+def talaria(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["talaria", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(end.value.code or 0)
+
+
+def test_profile_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], profile: Profile) -> None:
+    assert talaria(monkeypatch, "profile", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    now = found.pop("now")
+    assert Profile.from_json(found) == profile
+    assert "load" in now
+
+
+def test_profile_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert talaria(monkeypatch, "profile") == 0
+    assert "8 channels" in capsys.readouterr().out
+
+
+def test_plan_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert talaria(monkeypatch, "plan", "--budget", "latency_ratio=0.5", "--budget", "upload_kb=100", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    made = Plan.from_json(found["plan"])
+    assert made.predicted["latency_ratio"] <= 0.5
+    assert made.predicted["upload_mb"] <= 0.1
+    assert found["model"]["name"] == "imu_cnn"
+
+
+def test_plan_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert talaria(monkeypatch, "plan", "-m", "mlp", "--shape", "20", "-b", "bundle_kb=30") == 0
+    out = capsys.readouterr().out
+    assert "fc1 =" in out
+    assert "blocks of 8" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--budget", "latency_ms=0.0001"), "nearest possible latency_ms="),
+        (("--budget", "speed=1"), "'speed' is unknown"),
+        (("--model", "nonsense"), "'nonsense' is unknown"),
+        (("--shape", "a,b"), "--shape"),
+    ],
+)
+def test_a_refusal_is_one_message(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talaria(monkeypatch, "plan", *words) == 1
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1

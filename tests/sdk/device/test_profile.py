@@ -1,0 +1,113 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from talaria.device import clock, planning, probes, runtime
+from talaria.device import profile as profiles
+from talaria.device.budget import Budget
+from talaria.device.cost import Cost
+from talaria.device.profile import Profile
+from talaria.errors import ConfigError, StateError
+from talaria.model.spec import ModelSpec
+
+
+def test_a_profile_survives_json(profile: Profile) -> None:
+    full = replace(profile, simd=("avx2", "fma"), layers_ms={"linear": 0.01}, watts=5.0)
+    assert Profile.from_json(json.loads(json.dumps(full.to_json()))) == full
+    for wrong in ({}, {**full.to_json(), "odd": 1}, {**full.to_json(), "cores": 0}, {**full.to_json(), "block": "8"}):
+        with pytest.raises(ConfigError, match="profile"):
+            Profile.from_json(wrong)
+
+
+def test_this_machine_is_measured_once_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = profiles.cached(folder=tmp_path)
+    assert first.machine == profiles.fingerprint()
+    assert first.block in (8, 16, 32)
+    assert first.seconds < 60
+    assert {"pointwise", "depthwise", "convolution", "linear"} == set(first.layers_ms)
+    monkeypatch.setattr(profiles, "measure", lambda folder: pytest.fail("measured again"))
+    assert profiles.cached(folder=tmp_path) == first
+    assert not list(tmp_path.glob("probe-*"))
+
+
+def test_a_damaged_cache_is_measured_again(tmp_path: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiles, "measure", lambda folder: profile)
+    for text in ("", "{", "[]", "{}", '{"cores": 1}'):
+        path = next(tmp_path.glob("*.json"), tmp_path / f"profile-{profiles.VERSION}-{profiles.fingerprint()}.json")
+        path.write_text(text)
+        assert profiles.cached(folder=tmp_path) == profile
+        assert profiles.read(path) == profile.to_json() | {"simd": [], "layers_ms": {}}
+
+
+def test_where_nothing_can_be_written_it_says_so(tmp_path: Path, profile: Profile) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="XDG_CACHE_HOME"):
+        profiles.write(tmp_path / "file" / "x.json", {})
+    with pytest.raises(StateError, match="XDG_CACHE_HOME"):
+        probes.disk_mbs(tmp_path / "file")
+
+
+def test_the_block_is_one_that_keeps_convolutions_blocked() -> None:
+    block = probes.block()
+    for number in (1, 3):
+        blocked, every = runtime.convolutions(probes._net(block * number, 14))
+        assert blocked == every == 3
+
+
+def test_an_odd_width_loses_the_blocked_form() -> None:
+    blocked, every = runtime.convolutions(runtime.chain(16, [(13, 1, 1), (13, 3, 13), (13, 1, 1)], 14))
+    assert blocked < every == 3
+
+
+def test_one_layer_computes_what_it_says() -> None:
+    out = runtime.Session(runtime.chain(2, [(3, 1, 1)], 4))(np.ones((1, 2, 4, 4), np.float32))
+    np.testing.assert_allclose(out, np.full((1, 3, 4, 4), 0.02), rtol=1e-6)
+    assert runtime.Session(runtime.product(4))(np.ones((1, 4), np.float32)).shape == (1, 4)
+
+
+def test_the_clock_tells_more_work_from_less() -> None:
+    took = clock.interleaved({"one": lambda: sum(range(2000)), "ten": lambda: sum(range(20000))}, rounds=5, burst=1e-3)
+    assert 3 < clock.ratios(took, "one")["ten"] < 30
+    assert all(len(times) == 5 and min(times) > 0 for times in took.values())
+
+
+def test_a_cost_is_measured_once_for_a_machine_and_family(
+    tmp_path: Path, profile: Profile, cost: Cost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[ModelSpec] = []
+
+    def measure(spec: ModelSpec, block: int, *, export: object = None) -> Cost:
+        calls.append(spec)
+        return cost
+
+    monkeypatch.setattr(planning.cost, "measure", measure)
+    spec = ModelSpec("imu_cnn", (6, 100), 7)
+    for other in (spec, replace(spec, seed=3)):
+        assert planning.costed(other, profile, folder=tmp_path) == cost
+    assert len(calls) == 1
+    planning.costed(replace(spec, classes=8), profile, folder=tmp_path)
+    planning.costed(spec, replace(profile, machine="other"), folder=tmp_path)
+    planning.costed(spec, profile, folder=tmp_path, fresh=True)
+    assert len(calls) == 4
+
+
+def test_a_plan_without_a_latency_limit_measures_no_model(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning.cost, "measure", lambda *_, **__: pytest.fail("measured"))
+    made = planning.plan(ModelSpec("imu_cnn", (6, 100), 7), Budget(upload_mb=0.05), profile=profile)
+    assert made.predicted["upload_mb"] <= 0.05
+
+
+def test_without_an_exporter_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "entry_points", lambda group: ())
+    with pytest.raises(ConfigError, match=r"talaria\[export\]"):
+        runtime.exporter()
+
+
+def test_the_machine_tells_what_it_can() -> None:
+    now = probes.load()
+    assert set(now) == {"load", "battery", "charging", "celsius"}
+    assert probes.cores() >= 1
+    assert probes.memory_mb() > 0
