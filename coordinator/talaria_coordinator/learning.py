@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +32,12 @@ class Learning:
     def aggregator(self) -> Aggregator | None:
         """The fleet's own aggregator, if it names one."""
         return None if self.rule is None else load_aggregator(self.rule)
+
+    @cached_property
+    def dense(self) -> int:
+        """Bytes of an update that sends every shared value as it is."""
+        specs = bodies.update_schema(self.run).values()
+        return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
     def first(self) -> tuple[str, str]:
         """The digests of the first body and server state."""

@@ -93,3 +93,12 @@ def device_of(row: Row[Any]) -> Device:
 
 def received_of(row: Row[Any]) -> Received:
     return Received(row.round, row.device, row.digest, row.size, row.base, row.status, row.reason)
+
+
+def profile_of(data: bytes) -> dict[str, Any]:
+    """What a device's birth says of it; empty where that is not a JSON object."""
+    try:
+        profile = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return profile if isinstance(profile, dict) else {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -18,18 +17,18 @@ from typing import Any
 from talaria.errors import StateError, TalariaError
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
-from talaria.protocol.link import Link
+from talaria.protocol.link import Count, Link
 from talaria.wire.chunks import Cut, describe
 from talaria.wire.topics import coordinator_filters
 from talaria.wire.transport import LinkDown, LinkUp, Mqtt, Transport, Will
 from talaria_coordinator import select
 from talaria_coordinator.blobs import Blobs
 from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.control import Order, decide
 from talaria_coordinator.learning import Learning
 from talaria_coordinator.store import Store
 from talaria_coordinator.uploads import Uploads, receive
-
-logger = logging.getLogger(__name__)
+from talaria_coordinator.witness import witness
 
 Report = Callable[[dict[str, Any]], None]
 Open = Callable[[str, FleetConfig, Callable[[], Will]], Transport]
@@ -69,15 +68,19 @@ class Service:
         *,
         report: Report = lambda event: None,
         open_transport: Open = over_mqtt,
+        observe: Callable[[object], None] = lambda item: None,
+        count: Count = lambda way, size: None,
     ) -> None:
+        """``report`` is told what happens; ``observe`` sees every event and action of the machine, and ``count``
+        every byte on the link. None of them may wait."""
         self.config, self.store, self.blobs = config, store, blobs
-        self._report, self._open = report, open_transport
+        self._report, self._open, self._observe = report, open_transport, observe
         self._learning = Learning(config.run, blobs, config.aggregator, config.max_update)
         spec = config.run.to_json().encode()
         rules = Rules(retry=config.retry_s, max_update=config.max_update, stall=max(30.0, config.retry_s))
         self._half = CoordinatorHalf(config.name, rules=rules, spec=spec)
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
-        self._link = Link(self._read)
+        self._link = Link(self._read, count)
         self._uploads = Uploads(config.state / "uploads", config.max_update)
         self._body: tuple[Cut, bytes] | None = None
         self._not_before = 0.0
@@ -144,6 +147,8 @@ class Service:
                     self._folded(event)
                 case _Stop():
                     return
+                case Order():
+                    self._obey(event)
                 case _:
                     self._feed(event)
             self._advance()
@@ -187,9 +192,11 @@ class Service:
     # -- the machine
 
     def _feed(self, event: object) -> None:
+        self._observe(event)
         _, actions = self._half.step(self._state, event)
         saved = False
         for action in actions:
+            self._observe(action)
             # The state is already that after the whole step: one save covers all that stands behind it.
             if isinstance(action, e.Save):
                 if not saved:
@@ -213,28 +220,15 @@ class Service:
                 self._closed(action)
             case e.RoundFailed():
                 self._failed(action.round, action.reason)
-            case e.DeviceUp():
-                self.store.see(name, action.dev, action.boot, _profile(action.profile))
-                self._tell("device-up", device=action.dev, boot=action.boot)
-            case e.DeviceDown():
-                self.store.see(name, action.dev, action.boot, {}, online=False)
-                self._tell("device-down", device=action.dev, boot=action.boot)
-            case e.Progressed():
-                if action.phase == "progress" and action.done == action.total:
-                    self._finished.add(action.dev)
-                self._tell("progress", round=action.round, device=action.dev, phase=action.phase, reason=action.reason)
-            case e.Quarantined():
-                self.store.quarantine(name, action.dev, action.reason)
-                self._tell("quarantined", device=action.dev, reason=action.reason)
-            case e.Equivocation():
-                self.store.equivocation(name, action.round, action.dev, action.first.hex(), action.second.hex())
-            case e.Refused():
-                self._tell("refused", device=action.dev, topic=action.topic, reason=action.reason)
             case e.Fenced():
                 raise StateError(
                     f"fleet {name!r}: a coordinator of epoch {action.epoch} took over (ours is {self._fleet.epoch}); "
                     "stop one of the two, or give them different fleet names"
                 )
+            case _:
+                if isinstance(action, e.Progressed) and action.phase == "progress" and action.done == action.total:
+                    self._finished.add(action.dev)
+                witness(action, name, self.store, self._tell)
 
     # -- uploads
 
@@ -283,6 +277,24 @@ class Service:
         spec = json.dumps({"step": asked.step}).encode()
         cohort, seconds = dict.fromkeys(asked.cohort, spec), self.config.deadline_s or None
         self._feed(e.OpenRound(time.monotonic(), row.round, cohort, seconds, asked.quorum))
+
+    async def order(self, order: Order) -> None:
+        """Put an operator's order in line; its ``answer`` is set once it is carried out, or refused."""
+        await self._inbox.put(order)
+
+    def _obey(self, order: Order) -> None:
+        with order.answering():
+            status, event = decide(order, self._fleet, self._state)
+            if status is not None:
+                self.store.set_status(self.config.name, status)
+                self._refresh()
+                self._not_before, self._failures = 0.0, 0
+            if order.verb == "release":
+                self.store.quarantine(self.config.name, order.device, None)
+            self._tell(order.verb, device=order.device, reason=order.reason, status=self._fleet.status)
+            if event is not None:
+                self._feed(event)
+            order.done(self._fleet.status)
 
     def _gathered(self) -> tuple[str, ...]:
         """The roster, fixed once all that are waited for have come."""
@@ -379,14 +391,6 @@ class Service:
 
     def _tell(self, event: str, **facts: Any) -> None:
         self._report({"at": time.time(), "fleet": self.config.name, "event": event, **facts})
-
-
-def _profile(data: bytes) -> dict[str, Any]:
-    try:
-        profile = json.loads(data)
-    except (ValueError, RecursionError):
-        return {}
-    return profile if isinstance(profile, dict) else {}
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

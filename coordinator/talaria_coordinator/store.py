@@ -34,7 +34,17 @@ from talaria_coordinator.records import (
     received_of,
     round_of,
 )
-from talaria_coordinator.tables import DEVICES, EQUIVOCATIONS, EVENTS, FLEETS, MACHINES, METADATA, ROUNDS, UPDATES
+from talaria_coordinator.tables import (
+    DEVICES,
+    EQUIVOCATIONS,
+    EVENTS,
+    FINDINGS,
+    FLEETS,
+    MACHINES,
+    METADATA,
+    ROUNDS,
+    UPDATES,
+)
 
 
 class Store:
@@ -265,24 +275,30 @@ class Store:
 
     # -- updates
 
-    def keep_update(self, fleet: str, round: int, device: str, *, digest: str, size: int, base: int) -> Received:
-        """Enter a complete and valid update, whose bytes are the blob ``digest``. The first one of a (round, device)
-        stays: the row that is returned may hold another digest."""
-        return self._enter(fleet, round, device, digest=digest, size=size, base=base, status="stored", reason=None)
+    def keep_update(
+        self, fleet: str, round: int, device: str, *, digest: str, size: int, base: int, found: str | None = None
+    ) -> Received:
+        """Enter a complete and valid update, whose bytes are the blob ``digest``, and what it says of itself. The
+        first one of a (round, device) stays: the row that is returned may hold another digest."""
+        values = {"digest": digest, "size": size, "base": base, "status": "stored", "reason": None}
+        return self._enter(fleet, round, device, found, **values)
 
     def reject_update(
         self, fleet: str, round: int, device: str, *, digest: str, size: int, base: int, reason: str
     ) -> Received:
         """Enter an update that will never count, and why."""
-        return self._enter(fleet, round, device, digest=digest, size=size, base=base, status="rejected", reason=reason)
+        values = {"digest": digest, "size": size, "base": base, "status": "rejected", "reason": reason}
+        return self._enter(fleet, round, device, None, **values)
 
-    def _enter(self, fleet: str, round: int, device: str, **values: Any) -> Received:
+    def _enter(self, fleet: str, round: int, device: str, found: str | None, **values: Any) -> Received:
         with self._transaction() as tx:
             row = tx.execute(select(UPDATES).where(_key(fleet, round, device))).one_or_none()
             if row is None:
                 tx.execute(
                     insert(UPDATES).values(fleet=fleet, round=round, device=device, changed=time.time(), **values)
                 )
+                if found is not None:
+                    tx.execute(insert(FINDINGS).values(fleet=fleet, round=round, device=device, found=found))
                 detail = {"digest": values["digest"], "reason": values["reason"]}
                 append(tx, f"update-{values['status']}", detail, fleet=fleet, round=round, device=device)
                 row = tx.execute(select(UPDATES).where(_key(fleet, round, device))).one()

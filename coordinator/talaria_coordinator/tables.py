@@ -88,6 +88,17 @@ UPDATES = Table(
     ForeignKeyConstraint(["fleet", "round"], ["rounds.fleet", "rounds.round"]),
 )
 
+# What an update says of itself, as small JSON (findings.py): for people, never for the learning.
+FINDINGS = Table(
+    "findings",
+    METADATA,
+    Column("fleet", String(36), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("device", String(36), primary_key=True),
+    Column("found", Text, nullable=False),
+    ForeignKeyConstraint(["fleet", "round", "device"], ["updates.fleet", "updates.round", "updates.device"]),
+)
+
 EQUIVOCATIONS = Table(
     "equivocations",
     METADATA,

@@ -11,6 +11,7 @@ from typing import Any
 from talaria.errors import StateError, WireError
 from talaria.protocol import events as e
 from talaria.wire.chunks import Cut, FileAssembly
+from talaria_coordinator.findings import findings_of
 from talaria_coordinator.learning import Learning
 from talaria_coordinator.store import Store
 
@@ -82,12 +83,13 @@ def receive(
     data = b"".join(part.read(i) for i in range(upload.cut.count))
     facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base": upload.base}
     try:
-        learning.checked(data, upload.dev, store.step_of(fleet, upload.round))
+        update = learning.checked(data, upload.dev, store.step_of(fleet, upload.round))
     except WireError as error:
         store.reject_update(fleet, upload.round, upload.dev, reason=str(error), **facts)
         return e.Rejected(now, upload.round, upload.dev, str(error))
     learning.blobs.put(data)
-    row = store.keep_update(fleet, upload.round, upload.dev, **facts)
+    found = findings_of(update, learning.dense)
+    row = store.keep_update(fleet, upload.round, upload.dev, found=found, **facts)
     if row.digest != digest or row.status == "rejected":
         return e.Rejected(now, upload.round, upload.dev, row.reason or "another update of this round came first")
     return e.Stored(now, upload.round, upload.dev, upload.cut.sha256)

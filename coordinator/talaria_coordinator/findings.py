@@ -1,0 +1,56 @@
+"""What an update says of itself, kept beside it for the operator: its metrics, its mask, and what dense would cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from talaria.model import masks
+from talaria.types import Update
+
+
+@dataclass(frozen=True)
+class Findings:
+    """``dense`` is the bytes of the update had it sent every shared value; ``kept`` the share of channels that its
+    mask keeps, ``bits`` the mask itself as hex bitmaps (empty: nothing is masked)."""
+
+    metrics: Mapping[str, float]
+    weight: float
+    dense: int
+    kept: float = 1.0
+    bits: str = ""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Validation accuracy in 0..1 as the device measured it, where its algorithm tells."""
+        value = self.metrics.get("val_accuracy")
+        return value if value is not None and 0 <= value <= 1 else None
+
+
+def findings_of(update: Update, dense: int) -> str:
+    """The findings as JSON text, in which they are stored."""
+    about = {"metrics": dict(update.metrics), "weight": update.weight, "dense": dense}
+    if update.mask is not None:
+        sizes = update.mask.layout.sizes
+        kept = sum(len(update.mask.kept[group]) for group in sizes) / max(1, sum(sizes.values()))
+        about |= {"kept": kept, "bits": masks.pack(update.mask).hex()}
+    return json.dumps(about)
+
+
+def read(text: str) -> Findings:
+    """What :func:`findings_of` wrote."""
+    return Findings(**json.loads(text))
+
+
+def overlap(first: Findings, second: Findings) -> float:
+    """Channels that both keep over channels that at least one keeps (Jaccard index): 1 for equal masks."""
+    a, b = (int.from_bytes(bytes.fromhex(one.bits)) for one in (first, second))
+    return 1.0 if a == b else (a & b).bit_count() / (a | b).bit_count()
+
+
+def mean_overlap(every: Sequence[Findings]) -> float | None:
+    """The mean over all pairs of masked updates; None with fewer than two."""
+    masked = [one for one in every if one.bits]
+    pairs = [overlap(a, b) for i, a in enumerate(masked) for b in masked[:i]]
+    return sum(pairs) / len(pairs) if pairs else None
