@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from talaria.errors import ConfigError, StateError, TalariaError
+from talaria.errors import ConfigError, TalariaError
 from talaria_edge.config import DeviceConfig
+from talaria_edge.files import DiskError
 from talaria_edge.runtime import Agent, Open, Report, over_mqtt
 
 AGAIN_S = (5.0, 300.0)
@@ -65,7 +66,7 @@ async def _keep_running(
             return await agent.run()
         except TalariaError as error:
             was_up = was_up or agent.was_up
-            again = was_up and isinstance(error, StateError)
+            again = was_up and isinstance(error, DiskError)
             facts = {"error": str(error)} | ({"again_in_s": wait} if again else {})
             report({"at": time.time(), "device": config.device, "event": "failed", **facts})
             if not again:

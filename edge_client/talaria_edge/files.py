@@ -21,8 +21,12 @@ HEADER_LIMIT = 1 << 20
 KEY = "talaria"
 
 
+class DiskError(StateError):
+    """The disk refused a write; once there is room, the same may work."""
+
+
 def write(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data`` durably, or leave it as it was and raise StateError."""
+    """Replace ``path`` by ``data`` durably, or leave it as it was and raise :class:`DiskError`."""
     beside = path.with_name(f".{path.name}.part")
     try:
         with beside.open("wb") as out:
@@ -33,14 +37,14 @@ def write(path: Path, data: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
-        raise StateError(
+        raise DiskError(
             f"state: {len(data)} bytes could not be written to {path}: {error.strerror}; free space there. "
             "The state saved before is intact"
         ) from None
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename within one folder so that the new name survives a power cut."""
+    """Rename within one folder so that the new name survives a power cut. Raises OSError."""
     source.replace(target)
     handle = os.open(target.parent, os.O_RDONLY)
     try:

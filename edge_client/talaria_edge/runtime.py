@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from talaria.errors import ConfigError, StateError, TalariaError, TransportError, WireError
@@ -21,6 +22,7 @@ from talaria.protocol.device import DeviceHalf, DeviceLimits
 from talaria.protocol.link import Link
 from talaria.rounds import Run
 from talaria.wire.chunks import Cut, FileAssembly, describe
+from talaria.wire.credentials import Credentials
 from talaria.wire.topics import device_filters
 from talaria.wire.transport import LinkDown, LinkUp, Mqtt, Transport, Will
 from talaria_edge import files
@@ -40,7 +42,19 @@ GOODBYE_S = 5.0
 def over_mqtt(config: DeviceConfig, will: Callable[[], Will]) -> Transport:
     """A device's own connection to its broker."""
     filters = device_filters(config.fleet, config.device)
-    return Mqtt(config.broker, f"{config.fleet}.{config.device}", filters, will=will)
+    tls = None if config.identity is None else Credentials.load(config.identity).tls
+    return Mqtt(config.broker, f"{config.fleet}.{config.device}", filters, will=will, tls=tls)
+
+
+def credentials_of(folder: Path, fleet: str, device: str) -> Credentials:
+    """The keys in ``folder``; :class:`ConfigError` where they are another fleet's or device's."""
+    own = Credentials.load(folder)
+    if (own.fleet, own.device) != (fleet, device):
+        raise ConfigError(
+            f"identity: {folder} belongs to device {own.device!r} of fleet {own.fleet!r}, not to {device!r} of "
+            f"{fleet!r}; give each device its own folder"
+        )
+    return own
 
 
 class Agent:
@@ -57,11 +71,14 @@ class Agent:
         self.config = config
         self._report, self._open = report, open_transport
         self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="learn")
+        own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
         self._half = DeviceHalf(
             config.fleet,
             config.device,
             limits=DeviceLimits(max_body=config.max_body, retry=config.retry_s),
             profile=json.dumps(dict(config.profile)).encode(),
+            signer=None if own is None else own.signer,
+            coordinator_key=None if own is None else own.coordinator_key,
         )
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
         self._link = Link(lambda cut: self._upload, self._count)
@@ -211,6 +228,7 @@ class Agent:
             return
         if self._learner is None or self._learner.run != run:
             self._learner = Learner(self.config, self._store, run)
+            self._learner.private()
         self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)
         self._begin()
 

@@ -117,7 +117,7 @@ class DeviceStore:
         try:
             files.rename(self._next, self.private_path)
         except OSError as error:
-            raise StateError(
+            raise files.DiskError(
                 f"state: {self.private_path} could not be replaced: {error.strerror}; free space there"
             ) from None
         return True
@@ -184,7 +184,9 @@ class DeviceStore:
         try:
             files.rename(self.body_part(transfer), self._body)
         except OSError as error:
-            raise StateError(f"state: {self._body} could not be replaced: {error.strerror}; free space there") from None
+            raise files.DiskError(
+                f"state: {self._body} could not be replaced: {error.strerror}; free space there"
+            ) from None
 
     def body_digest(self) -> bytes:
         """sha256 of the body on flash, read again; empty where there is none."""

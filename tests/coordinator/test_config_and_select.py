@@ -1,0 +1,113 @@
+"""fleet.toml, and who is asked to take part."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from talaria import rounds
+from talaria.errors import ConfigError
+from talaria.model.zoo import ModelSpec
+from talaria.rounds import Run
+from talaria_coordinator import select
+from talaria_coordinator.config import FleetConfig, load_config
+from talaria_coordinator.records import Device
+
+GOOD = """
+[fleet]
+name = "watch"
+devices = 4
+[run]
+algorithm = "fedavg"
+rounds = 2
+[run.spec]
+name = "imu_cnn"
+input_shape = [6, 100]
+classes = 7
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults(tmp_path):
+    config = load_config(written(tmp_path, GOOD))
+    assert config.state == tmp_path / "state"
+    assert config.broker == "auto"
+    assert config.run == Run(spec=ModelSpec("imu_cnn", (6, 100), 7), algorithm="fedavg", rounds=2)
+    assert config.stay
+
+
+def test_all_fields(tmp_path):
+    text = GOOD.replace("devices = 4", 'members = ["b", "a"]\nstate = "/srv/fleet"\nstay = false')
+    text += '[run.recipe]\nlr = 0.01\n[broker]\nurl = "mqtt://h:1"\n[rounds]\ndeadline_s = 0\nquorum = 1\nretry_s = 1\n'
+    config = load_config(written(tmp_path, text + 'aggregator = "median"\nmax_update = 2048\n'))
+    assert config.members == ("b", "a")
+    assert (config.deadline_s, config.quorum, config.aggregator, config.max_update) == (0, 1, "median", 2048)
+    assert config.run.recipe.lr == 0.01
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "watch"', "", r"\[fleet\] name is missing"),
+        ('name = "watch"', 'name = "Watch"', "name='Watch' must be 1 to 36"),
+        ("devices = 4", "", "devices=0 must be at least 1"),
+        ("devices = 4", "devices = -1", r"devices=-1 must be a whole number"),
+        ("devices = 4", 'members = ["a", "a"]', "must be a list of different texts"),
+        ("devices = 4", 'members = ["A"]', "member 'A' must be"),
+        ("devices = 4", "devices = 4\nquorum = 1", "quorum=1 is unknown"),
+        ('"fedavg"', '"fedprox2"', "fedprox2"),
+        ('algorithm = "fedavg"', "", r"\[run\] algorithm is missing"),
+        ("rounds = 2", "rounds = 0", "rounds=0 must be at least 1"),
+        ("rounds = 2", "round = 2", r"\[run\] round=2 is unknown; known are"),
+        ("classes = 7", "classes = 7\n[rounds]\nquorum = 2", "quorum=2 must be a number in 0..1"),
+        ("classes = 7", "classes = 7\n[rounds]\nquorum = 0", "quorum=0.0 must be a share"),
+        ("classes = 7", "classes = 7\n[broker]\nport = 70000", "port=70000 must be a whole number in 0..65535"),
+        ("classes = 7", "classes = 7\n[run.hparams]\nmu = 3", "mu"),
+    ],
+)
+def test_bad_fields(tmp_path, old, new, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(written(tmp_path, GOOD.replace(old, new)))
+
+
+def config(**changes):
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", fraction=changes.pop("fraction", 1.0))
+    return FleetConfig(name="watch", run=run, state=".", **changes)
+
+
+def device(name, joined=0.0, quarantine=None):
+    return Device("watch", name, 1, True, {}, joined, joined, quarantine)
+
+
+def test_the_roster_waits_for_all_members():
+    named = config(members=("b", "a"))
+    assert select.roster(named, [device("a"), device("c")]) == ()
+    assert select.roster(named, [device("a"), device("b", quarantine="NaN")]) == ()
+    assert select.roster(named, [device("a"), device("b"), device("c")]) == ("a", "b")
+
+
+def test_the_roster_takes_the_first_to_come():
+    counted = config(devices=2)
+    assert select.roster(counted, [device("a", 1)]) == ()
+    assert select.roster(counted, [device("a", 3), device("b", 1), device("c", 2)]) == ("b", "c")
+
+
+def test_a_round_waits_for_a_quorum():
+    half = config(devices=4, quorum=0.5)
+    names = ("a", "b", "c", "d")
+    assert select.ask(half, 1, names, {"a"}, ()) is None
+    asked = select.ask(half, 1, names, {"a", "b", "x"}, ())
+    assert (asked.cohort, asked.quorum, asked.online) == (names, 2, 2)
+    assert select.ask(half, 1, names, set(names), set(names)) is None
+    assert select.ask(half, 1, names, set(names), {"b"}).cohort == ("a", "c", "d")
+
+
+@given(st.sets(st.sampled_from("abcdefgh"), min_size=1), st.floats(0.01, 1), st.integers(1, 50))
+def test_cohorts_are_those_of_the_simulation(names, fraction, step):
+    chosen = config(devices=1, fraction=fraction)
+    asked = select.ask(chosen, step, sorted(names), names, ())
+    assert asked.cohort == rounds.cohort(chosen.run, step, tuple(names))

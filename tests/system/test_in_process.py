@@ -1,0 +1,276 @@
+"""Coordinator and agents in one event loop, over a link in memory that can lose, double and reorder."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from talaria import bodies, tree
+from talaria.errors import StateError
+from talaria.rounds import Member
+from talaria.simulate.run import simulate
+from talaria.types import Samples
+from talaria.wire.loop import Faults, Hub, Loop
+from talaria.wire.topics import coordinator_filters, device_filters
+from talaria_coordinator.blobs import FolderBlobs
+from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.service import Service
+from talaria_coordinator.store import Store
+from talaria_edge.config import DeviceConfig
+from talaria_edge.data import DeviceData, Given
+from talaria_edge.runtime import Agent
+from talaria_edge.state import DeviceStore
+
+
+def samples(seed, classes=3, shape=(6, 32)):
+    y = torch.arange(24) % classes
+    x = torch.randn(24, *shape, generator=torch.Generator().manual_seed(seed)) + y[:, None, None]
+    return DeviceData(Samples(x[:18], y[:18]), Samples(x[18:], y[18:]))
+
+
+class House:
+    """A fleet in memory, with all that it tells."""
+
+    def __init__(self, folder, run, faults=None, **options):
+        self.folder, self.run, self.hub = folder, run, Hub(faults or Faults())
+        self.options = {"retry_s": 0.1, "stay": False, **options}
+        self.data = {name: samples(i) for i, name in enumerate(("anna", "bela", "carl"))}
+        self.told, self.agents, self.services = [], {}, []
+        self.store, self.blobs = Store(folder / "db"), FolderBlobs(folder / "blobs")
+        self.worker = ThreadPoolExecutor(1)
+
+    def close(self):
+        self.worker.shutdown()
+        self.store.close()
+
+    async def serve(self):
+        options = {"members": tuple(self.data), **self.options}
+        config = FleetConfig(name="watch", run=self.run, state=self.folder, **options)
+
+        def over_hub(url, config, will):
+            return Loop(self.hub, f"co{len(self.services)}", coordinator_filters("watch"), will)
+
+        service = Service(config, self.store, self.blobs, report=self.told.append, open_transport=over_hub)
+        self.services.append(service)
+        await service.run("loop")
+
+    async def agent(self, name, data=None, **options):
+        config = DeviceConfig(
+            device=name, fleet="watch", broker="mqtt://loop", state=self.folder / name, retry_s=0.1,
+            source=Given(lambda: data or self.data[name]), **options,
+        )  # fmt: skip
+        agent = Agent(
+            config, worker=self.worker, report=self.told.append,
+            open_transport=lambda c, will: Loop(self.hub, c.device, device_filters("watch", c.device), will),
+        )  # fmt: skip
+        self.agents[name] = agent
+        return await agent.run()
+
+    async def told_of(self, event, seconds=60, **facts):
+        async with asyncio.timeout(seconds):
+            while True:
+                for item in self.told:
+                    if item["event"] == event and all(item.get(k) == v for k, v in facts.items()):
+                        return item
+                await asyncio.sleep(0.02)
+
+    def of(self, event):
+        return [item for item in self.told if item["event"] == event]
+
+    def shared(self):
+        self.store.verify_log()
+        return bodies.decode_body(self.run, self.blobs.get(self.store.fleet("watch").body))
+
+    def private(self, name):
+        with DeviceStore(self.folder / name, "watch", name) as store:
+            found = store.private()
+            return None if found is None else found.tensors
+
+    def simulated(self, names=None):
+        members = {n: Member(n, self.data[n].train, self.data[n].val) for n in names or self.data}
+        return simulate(self.run, members)
+
+
+@pytest.fixture
+def house(tmp_path, a_run):
+    made = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def make(run=None, **options):
+        made.append(House(tmp_path, run or a_run(), **options))
+        return made[-1]
+
+    yield make
+    torch.set_num_threads(before)
+    for one in made:
+        one.close()
+
+
+def run_all(*work, seconds=120):
+    async def together():
+        async with asyncio.timeout(seconds):
+            return await asyncio.gather(*work)
+
+    return asyncio.run(together())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_link_that_loses_doubles_and_reorders_changes_no_byte(house, a_run, seed, monkeypatch):
+    # A lost birth is told again each minute; here each second.
+    monkeypatch.setattr("talaria.protocol.coordinator.REPEAT_SECONDS", 1.0)
+    one = house(a_run("fedper"), faults=Faults(seed, drop=0.1, duplicate=0.2, reorder=0.2))
+    run_all(one.serve(), *map(one.agent, one.data))
+    simulated = one.simulated()
+    assert tree.equal(one.shared(), simulated.shared)
+    for name in one.data:
+        assert tree.equal(one.private(name), simulated.private[name])
+    assert [row.failure for row in one.store.rounds("watch")] == [None] * 3
+
+
+def test_a_newcomer_gets_the_last_body_and_a_model_of_its_own(house, a_run):
+    one = house(a_run("fedper", rounds=1), stay=True)
+
+    async def story():
+        serving = asyncio.ensure_future(one.serve())
+        await asyncio.gather(*map(one.agent, one.data))
+        await one.told_of("done", fleet="watch")
+        result = await one.agent("nina", samples(9))
+        one.services[0].stop()
+        await serving
+        return result
+
+    (result,) = run_all(story())
+    assert result["private"] is None
+    assert result["steps"] == 0
+    assert (one.folder / "nina" / "personal.safetensors").exists()
+    assert one.private("nina") is None
+    assert "nina" not in one.store.fleet("watch").roster
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (samples(0, shape=(6, 31)), r"shape (6, 31), but the model takes (6, 32)"),
+        (samples(0, classes=1), "only class 0"),
+        (samples(0, classes=5), "labels span 0..4"),
+    ],
+)
+def test_a_device_that_cannot_learn_declines_and_the_others_go_on(house, a_run, data, reason):
+    one = house(a_run(rounds=1), stay=True)
+
+    async def story():
+        work = [
+            asyncio.ensure_future(w) for w in (one.serve(), one.agent("carl", data), *map(one.agent, ("anna", "bela")))
+        ]
+        await one.told_of("done", fleet="watch")
+        await asyncio.gather(*work[2:], work[1])
+        one.services[0].stop()
+        await work[0]
+        return work[1].result()
+
+    (result,) = run_all(story())
+    assert reason in result["error"]
+    assert any(reason in e["reason"] for e in one.of("progress") if e["phase"] == "declined" and e["device"] == "carl")
+    assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "bela"))
+    assert tree.equal(one.shared(), one.simulated(("anna", "bela")).shared)
+
+
+def test_a_round_without_quorum_is_tried_again_to_the_same_bytes(house, a_run, monkeypatch):
+    monkeypatch.setattr("talaria_coordinator.service.AGAIN_S", (0.2, 1.0))
+    one = house(a_run("fedper", rounds=2), quorum=1.0, deadline_s=1.5)
+
+    async def story():
+        slow = asyncio.Event()
+        real = Agent._learn
+
+        async def learn(agent, learner, action):
+            if agent.config.device == "carl" and not slow.is_set():
+                await one.told_of("round-failed")
+                slow.set()
+            await real(agent, learner, action)
+
+        monkeypatch.setattr(Agent, "_learn", learn)
+        await asyncio.gather(one.serve(), *map(one.agent, one.data))
+
+    run_all(story())
+    rows = one.store.rounds("watch")
+    assert rows[0].failure is not None
+    assert [row.step for row in rows if row.failure is None] == [1, 2]
+    simulated = one.simulated()
+    assert tree.equal(one.shared(), simulated.shared)
+    for name in one.data:
+        assert tree.equal(one.private(name), simulated.private[name])
+
+
+def test_an_update_that_is_not_finite_is_refused_and_its_device_shut_out(house, a_run, monkeypatch):
+    one = house(a_run(rounds=1), stay=True)
+    from talaria.wire import codec
+
+    honest = codec.encode_update
+
+    def poisoned(update, *args, **kwargs):
+        if update.client == "carl":
+            update = update.but(tensors={k: v * 1e30 for k, v in update.tensors.items()})
+        return honest(update, *args, **kwargs)
+
+    monkeypatch.setattr("talaria_edge.learning.codec.encode_update", poisoned)
+
+    async def story():
+        work = [asyncio.ensure_future(w) for w in (one.serve(), *map(one.agent, one.data))]
+        await one.told_of("done", fleet="watch")
+        one.services[0].stop()
+        await work[0]
+        for task in work[1:]:
+            task.cancel()
+        await asyncio.gather(*work[1:], return_exceptions=True)
+
+    run_all(story())
+    (quarantined,) = one.of("quarantined")
+    assert quarantined["device"] == "carl"
+    assert {d.device: d.quarantine is not None for d in one.store.devices("watch")}["carl"]
+    assert [(u.device, u.status) for u in one.store.updates("watch", 1)] == [
+        ("anna", "counted"), ("bela", "counted"), ("carl", "rejected"),
+    ]  # fmt: skip
+    assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "bela"))
+
+
+def test_a_second_coordinator_takes_over_and_the_first_stops(house, a_run):
+    one = house(a_run(rounds=1), stay=True)
+
+    async def story():
+        first = asyncio.ensure_future(one.serve())
+        await one.told_of("connected", fleet="watch")
+        second = asyncio.ensure_future(one.serve())
+        with pytest.raises(StateError, match="took over"):
+            await first
+        await asyncio.gather(*map(one.agent, one.data))
+        one.services[1].stop()
+        await second
+
+    run_all(story())
+    assert one.store.fleet("watch").epoch == 2
+
+
+def test_private_state_of_another_run_is_not_used(house, a_run):
+    one = house(a_run("fedper", rounds=1))
+    run_all(one.serve(), *map(one.agent, one.data))
+    before = one.private("anna")
+    one.hub = Hub()
+    one.run = replace(one.run, seed=6)
+    one.store.close()
+    one.store = Store(one.folder / "db2")
+
+    async def story():
+        serving = asyncio.ensure_future(one.serve())
+        found = await asyncio.gather(*map(one.agent, one.data), return_exceptions=True)
+        one.services[-1].stop()
+        await serving
+        return found
+
+    (found,) = run_all(story())
+    assert [type(error) for error in found] == [StateError] * 3
+    assert "belongs to another run" in str(found[0])
+    assert tree.equal(one.private("anna"), before)
