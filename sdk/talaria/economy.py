@@ -81,7 +81,7 @@ def cached(
     found = halve(local.load(task.model, state), only)
     if isinstance(found, str):
         return Cached(None, found)
-    run = _torch_runner(found.lower) if export is None else _onnx_runner(found.lower, task.train.x[:2], export)
+    run = torch_runner(found.lower) if export is None else onnx_runner(found.lower, task.train.x[:2], export)
     one = run(task.train.x[:1])
     size = one.nbytes * (len(task.train) + len(task.val))
     if size > LARGEST_CACHE:
@@ -147,7 +147,9 @@ def _upper(model: Module, nodes: list[fx.Node], value: fx.Node) -> Module:
     return fx.GraphModule(model, graph)
 
 
-def _torch_runner(lower: Module) -> Callable[[Tensor], Tensor]:
+def torch_runner(lower: Module) -> Callable[[Tensor], Tensor]:
+    """``lower`` on a batch, without gradients."""
+
     def run(x: Tensor) -> Tensor:
         with torch.no_grad():
             out: Tensor = lower(x)
@@ -156,7 +158,8 @@ def _torch_runner(lower: Module) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def _onnx_runner(lower: Module, example: Tensor, export: Exporter) -> Callable[[Tensor], Tensor]:
+def onnx_runner(lower: Module, example: Tensor, export: Exporter) -> Callable[[Tensor], Tensor]:
+    """``lower`` on a batch, through ONNX Runtime; ``example`` is a batch of its inputs."""
     with torch.no_grad():
         shape = tuple(lower(example).shape[1:])
     session = runtime.Session(export(Sequential(lower, Flatten(1)), example))

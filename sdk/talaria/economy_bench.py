@@ -1,0 +1,166 @@
+"""``talaria bench adapters``: what training a pretrained network costs with everything, adapters, or the head alone.
+
+EfficientNet-Lite0 with its ImageNet weights, batch 16, 128 pixels, 10 classes, SGD with momentum. Times are CPU time of one thread,
+side by side, as ratios; memory is what torch's tensors hold at the peak of a step, beyond the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+    from talaria.types import Task
+
+BATCH, PIXELS, RANK, CLASSES = 16, 128, 8, 10
+WHERE = ("features.stage6.*.layers.project", "features.stage7.*.layers.project")
+"""Adapters sit beside the projections of the last two stages."""
+
+
+def adapters(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    rounds: Annotated[int, typer.Option(help="Side-by-side rounds.", min=3)] = 9,
+) -> None:
+    """Measure adapters, kept features and merging against full fine-tuning on EfficientNet-Lite0."""
+    import json
+
+    found = measure(rounds)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    typer.echo(f"{'trained':28} {'step':>10}  {'times less':>10}  {'memory':>10}  {'times less':>10}")
+    for name, row in found["ways"].items():
+        typer.echo(
+            f"{name:28} {row['step_ms']:7.2f} ms  {row['time_gain']:9.1f}x  {row['memory_mb']:7.1f} MB  "
+            f"{row['memory_gain']:9.1f}x"
+        )
+    typer.echo(f"frozen layers through ONNX Runtime: {found['prefix_gain']:.2f}x faster than torch")
+    typer.echo(f"trained and sent: {found['trained_share']:.2%} and {found['upload_share']:.2%} of the model")
+    typer.echo(f"merged: {found['merged_latency']:.3f} of the base latency, {found['merged_error']:.1e} relative")
+
+
+def measure(rounds: int = 9) -> dict[str, Any]:
+    """All figures, as plain data."""
+    import torch
+
+    from talaria import economy, local
+    from talaria.device import clock, cost
+    from talaria.device.runtime import Session, exporter
+    from talaria.model import zoo
+    from talaria.model.adapters import AdapterSpec, count
+    from talaria.model.spec import ModelSpec
+    from talaria.types import Recipe, Samples, Task
+
+    torch.set_num_threads(1)
+    spec = ModelSpec("efficientnet_lite0", (3, PIXELS, PIXELS), CLASSES, pretrained=True)
+    tuned = ModelSpec(**{**vars(spec), "adapters": AdapterSpec("lowrank", RANK, where=WHERE)})
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH, *spec.input_shape, generator=draws)
+    samples = Samples(x, torch.randint(0, spec.classes, (BATCH,), generator=draws))
+    recipe = Recipe(epochs=1, batch=BATCH, lr=0.01, momentum=0.9)
+
+    def task_of(which: ModelSpec) -> Task:
+        model = zoo.build(which)
+        split = zoo.split(which, model)
+        return Task(model=model, split=split, train=samples, val=samples, recipe=recipe, classes=spec.classes)
+
+    full, part = task_of(spec), task_of(tuned)
+    ways = {
+        "everything": _way(full, None),
+        "adapters and head": _way(part, part.split.of("adapters", "head")),
+        "adapters and head, kept": _way(part, part.split.of("adapters", "head"), keep=True),
+        "head": _way(full, full.split.of("head")),
+        "head, kept": _way(full, full.split.of("head"), keep=True),
+    }
+    took = clock.interleaved({name: step for name, (step, _) in ways.items()}, rounds, burst=0.05)
+    ratios = clock.ratios(took, "everything")
+    whole = ways["everything"][1]
+
+    lower = economy.halve(local.load(part.model, local.state_of(part.model)), part.split.of("adapters", "head"))
+    if isinstance(lower, str):
+        raise TypeError(lower)
+    plain = economy.torch_runner(lower.lower)
+    fast = economy.onnx_runner(lower.lower, x[:2], exporter())
+    prefix = clock.ratios(clock.interleaved({"ort": partial(fast, x), "torch": partial(plain, x)}, rounds), "ort")
+
+    adapted, base = zoo.build(tuned).eval(), zoo.build(spec).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if name.endswith("adapter.up.weight"):
+                parameter.normal_(0, 0.02, generator=draws)
+        expected = adapted(x)
+    files = {"base": exporter()(base, x[:2]), "merged": exporter()(adapted, x[:2])}
+    error = torch.from_numpy(Session(files["merged"])(x.numpy())) - expected
+    times, _ = cost.timed(files, x[:1], 60)
+    sent = sum(part.model.state_dict()[k].nbytes for k in part.split.travels("adapters", "head"))
+    total = sum(p.nbytes for p in full.model.parameters())
+    head = sum(part.model.state_dict()[k].numel() for k in part.split.of("head"))
+    return {
+        "batch": BATCH,
+        "pixels": PIXELS,
+        "classes": CLASSES,
+        "ways": {
+            name: {
+                "step_ms": 1e3 * sorted(took[name])[len(took[name]) // 2],
+                "time_gain": 1 / ratios[name],
+                "memory_mb": memory_ / 1e6,
+                "memory_gain": whole / memory_,
+            }
+            for name, (_, memory_) in ways.items()
+        },
+        "prefix_gain": prefix["torch"],
+        "trained_share": (count(part.model) + head) / sum(p.numel() for p in full.model.parameters()),
+        "upload_share": sent / total,
+        "merged_latency": times["merged"] / times["base"],
+        "merged_error": float(error.abs().max() / expected.abs().max()),
+    }
+
+
+def _way(task: Task, only: Collection[str] | None, keep: bool = False) -> tuple[Callable[[], object], int]:
+    """One SGD step of the training loop, and the bytes that it holds beyond the weights."""
+    import torch
+
+    from talaria import economy, local
+    from talaria.device import memory
+
+    state = local.state_of(task.model)
+    if keep:
+        if only is None:
+            raise TypeError("there is nothing to keep where everything trains")
+        kept = economy.cached(task, state, only)
+        if kept.task is None:
+            raise TypeError(kept.why)
+        task = kept.task
+        names = set(task.model.state_dict())
+        state, only = {k: v for k, v in state.items() if k in names}, [k for k in only if k in names]
+    model = _own(local.load(task.model, state), only)
+    trained: dict[str, Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
+    optimizer = local.sgd(trained, task.recipe)
+    objective = local.cross_entropy()
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        objective(model, task.train.x, task.train.y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    shape = tuple(task.train.x.shape[1:])
+    weights = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    with torch.random.fork_rng(devices=[]):
+        return step, memory.training(model, shape, BATCH) - weights
+
+
+def _own(model: Module, only: Collection[str] | None) -> Module:
+    """A copy of its own, frozen but for ``only``, in the memory layout that trains fastest."""
+    import copy
+
+    from talaria import local
+
+    own = copy.deepcopy(model)
+    local.freeze_but(own, only)
+    return local.in_fast_layout(own)
