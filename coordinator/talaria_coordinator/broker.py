@@ -11,6 +11,7 @@ import logging
 import os
 import pwd
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -18,14 +19,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 from talaria.errors import ConfigError, StateError, TransportError
+from talaria_coordinator import mosquitto
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +52,14 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker that answers at ``url``. ``log`` is its log file and ``pid`` its process, where it is ours."""
+    """A broker that answers at ``url``. ``log`` is its log file and ``pid`` its process, where it is ours; ``reload``
+    makes it read the list of who may say what again."""
 
     url: str
     kind: Kind
     log: Path | None = None
     pid: int | None = None
+    reload: Callable[[], None] = lambda: None
 
 
 def find_mosquitto() -> Path | None:
@@ -66,12 +71,19 @@ def find_mosquitto() -> Path | None:
 
 @contextmanager
 def open_broker(
-    choice: str = "auto", *, host: str = "127.0.0.1", port: int = 0, state: Path | None = None
+    choice: str = "auto",
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    state: Path | None = None,
+    security: Path | None = None,
 ) -> Iterator[Broker]:
     """A broker for the time of the ``with`` block.
 
     ``choice`` is ``"auto"``, ``"mosquitto"``, ``"amqtt"`` or a URL. ``port`` 0 is a free one, the same again after
-    a restart with the same ``state``: the folder for config, log and persistence (a temporary one where None). Raises
+    a restart with the same ``state``: the folder for config, log and persistence (a temporary one where None).
+    ``security`` is a folder of keys and lists (:mod:`talaria_coordinator.mosquitto`) for a broker of TLS links only;
+    Mosquitto alone can do that. Raises
     :class:`~talaria.errors.TransportError` where the port is taken or the broker does not start, and
     :class:`~talaria.errors.ConfigError` for an unknown choice.
     """
@@ -83,11 +95,16 @@ def open_broker(
     if not 0 <= port <= 65535:
         raise ConfigError(f"broker port={port} must be 0 (a free one) or 1..65535")
     binary = None if choice == "amqtt" else find_mosquitto()
+    if security is not None and binary is None:
+        raise ConfigError(
+            f"broker={choice!r}: a fleet with keys needs Mosquitto here; run `apt install mosquitto`, or give the URL "
+            "of a broker with TLS"
+        )
     if choice == "mosquitto" and binary is None:
         raise TransportError("broker='mosquitto': no such binary; run `apt install mosquitto`, or use broker='auto'")
     with _folder(state) as folder:
         wanted = port or _remembered(host, folder)
-        with _mosquitto(binary, host, wanted, folder) if binary else _amqtt(host, wanted) as broker:
+        with _mosquitto(binary, host, wanted, folder, security) if binary else _amqtt(host, wanted) as broker:
             (folder / "port").write_text(str(urlsplit(broker.url).port))
             yield broker
 
@@ -155,34 +172,6 @@ def _require_port(host: str, port: int, patience: float = 3.0) -> None:
         time.sleep(0.1)
 
 
-def _config_text(host: str, port: int, data: Path, user: str | None) -> str:
-    lines = [
-        f"listener {port} {host}",
-        "allow_anonymous true",
-        "set_tcp_nodelay true",
-        "persistence true",
-        f"persistence_location {data}/",
-        # The default saves every 30 minutes only; this counts changes instead.
-        "autosave_on_changes true",
-        "autosave_interval 64",
-        "persistent_client_expiration 7d",
-        # Frames are at most 128 KiB; whatever is larger does not come from us.
-        "max_packet_size 262144",
-        "max_inflight_messages 20",
-        "max_queued_messages 1000",
-        # A reader that stops reading must not fill our memory.
-        "max_queued_bytes 33554432",
-        "log_dest stderr",
-        "log_timestamp_format %Y-%m-%dT%H:%M:%S",
-        "log_type error",
-        "log_type warning",
-        "log_type notice",
-    ]
-    if user:
-        lines.append(f"user {user}")
-    return "\n".join(lines) + "\n"
-
-
 def _account(data: Path) -> str | None:
     """The account that Mosquitto runs under when started by root: its own where it can reach its folder."""
     if os.geteuid() != 0:
@@ -201,7 +190,7 @@ def _account(data: Path) -> str | None:
 
 
 @contextmanager
-def _mosquitto(binary: Path, host: str, port: int, folder: Path) -> Iterator[Broker]:
+def _mosquitto(binary: Path, host: str, port: int, folder: Path, security: Path | None) -> Iterator[Broker]:
     if port:
         _require_port(host, port)
     data, log, config = folder / "persistence", folder / "mosquitto.log", folder / "mosquitto.conf"
@@ -212,14 +201,17 @@ def _mosquitto(binary: Path, host: str, port: int, folder: Path) -> Iterator[Bro
     ):
         folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
     data.mkdir(mode=0o700, exist_ok=True)
-    user = _account(data)
+    if security is not None:
+        mosquitto.copy(security, data)
+    user, keys = _account(data), None if security is None else data
     for attempt in (1, 2, 3):
         chosen = port or _free_port(host)
-        config.write_text(_config_text(host, chosen, data, user))
+        config.write_text(mosquitto.config(host, chosen, data, user=user, security=keys))
         child = _spawn(binary, config, log)
         try:
             if _answers(child, host, chosen):
-                yield Broker(f"mqtt://{host}:{chosen}", "mosquitto", log, child.pid)
+                url = f"mqtts://{reached(host)}:{chosen}" if security else f"mqtt://{host}:{chosen}"
+                yield Broker(url, "mosquitto", log, child.pid, partial(_reload, child, security, data))
                 return
         finally:
             _stop(child)
@@ -237,11 +229,22 @@ def _spawn(binary: Path, config: Path, log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
 
+def _reload(child: subprocess.Popen[bytes], security: Path | None, data: Path) -> None:
+    if security is not None and child.poll() is None:
+        mosquitto.copy(security, data)
+        child.send_signal(signal.SIGHUP)
+
+
+def reached(host: str) -> str:
+    """Where a listener on ``host`` is reached from the same machine."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 def _answers(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and child.poll() is None:
         try:
-            socket.create_connection((host, port), timeout=1).close()
+            socket.create_connection((reached(host), port), timeout=1).close()
         except OSError:
             time.sleep(0.05)
         else:

@@ -37,7 +37,13 @@ A fleet.toml:
 
 
 @app.command(epilog=EXAMPLE)
-def serve(config: Config, as_json: AsJson = False) -> None:
+def serve(
+    config: Config,
+    as_json: AsJson = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve beyond this machine without TLS or keys. Not on a network.")
+    ] = False,
+) -> None:
     """Serve a fleet until it is stopped with Ctrl-C or SIGTERM.
 
     Starts a broker where none is named, waits for the devices, and runs the rounds. It may be killed at any
@@ -51,7 +57,7 @@ def serve(config: Config, as_json: AsJson = False) -> None:
     from talaria_coordinator.serve import serve as serve_fleet
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    asyncio.run(serve_fleet(load_config(config), Journal(sys.stdout, as_json)))
+    asyncio.run(serve_fleet(load_config(config), Journal(sys.stdout, as_json), insecure=insecure))
 
 
 @app.command()

@@ -9,10 +9,18 @@ devices = 16                # learn once so many have come; or members = ["anna"
 url = "auto"                # "auto", "mosquitto", "amqtt", or mqtt://host:1883
 port = 0                    # of a managed broker; 0 is a free one, kept over restarts
 
+[identity]
+folder = "."                # made by `talaria fleet init`; leave out for a fleet on this machine alone
+
 [rounds]
 deadline_s = 600            # 0 waits for ever
 quorum = 0.5                # share of the cohort without which a round is tried again
     # aggregator = "median"     # a robust rule instead of the algorithm's own
+
+[api]                       # leave out for none
+port = 8420                 # API, metrics and dashboard on this machine; 0 is any free port
+    # host = "0.0.0.0"         # beyond this machine: needs token_file, cert and key
+    # token_file = "api.token" # then every request needs this token
 
 [run]                       # what all devices must agree on: the fields of talaria.rounds.Run
 algorithm = "hermes"
@@ -33,6 +41,7 @@ from pathlib import Path
 from talaria.errors import ConfigError
 from talaria.rounds import Run
 from talaria.settings import Section, read_toml
+from talaria_coordinator.api_config import ApiConfig, api_of
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
 _DEVICE = re.compile(r"[a-z0-9-]{1,36}")
@@ -51,12 +60,16 @@ class FleetConfig:
     broker: str = "auto"
     host: str = "127.0.0.1"
     port: int = 0
+    identity: Path | None = None
+    """The folder of the fleet's keys: devices must be enrolled, all is signed, and the broker's links are TLS."""
     deadline_s: float = 600.0
     quorum: float = 0.5
     aggregator: str | None = None
     """A robust or buffered rule instead of the algorithm's own."""
     retry_s: float = 2.0
     max_update: int = 64 << 20
+    api: ApiConfig | None = None
+    """Where API, metrics and dashboard are served; None: nowhere."""
     stay: bool = True
     """Serve the final body to newcomers after the last round, instead of leaving once all members have it."""
 
@@ -80,6 +93,7 @@ def load_config(path: Path) -> FleetConfig:
     """The configuration in ``path``. Raises :class:`ConfigError` naming the field, its value and the mend."""
     top = read_toml(path)
     fleet, broker, rounds = top.table("fleet"), top.table("broker"), top.table("rounds")
+    identity = top.table("identity")
     run = run_of(top.table("run"))
     config = FleetConfig(
         name=fleet.text("name"),
@@ -91,13 +105,15 @@ def load_config(path: Path) -> FleetConfig:
         broker=broker.text("url", "auto"),
         host=broker.text("host", "127.0.0.1"),
         port=broker.whole("port", 0, high=65535),
+        identity=identity.path("folder", None),
         deadline_s=rounds.number("deadline_s", 600.0),
         quorum=rounds.number("quorum", 0.5, high=1.0),
         retry_s=rounds.number("retry_s", 2.0, low=0.05, high=3600),
         aggregator=rounds.text("aggregator", None),
         max_update=rounds.whole("max_update", 64 << 20, low=1024, high=2**32),
+        api=api_of(top.table("api")) if "api" in top.values else None,
     )
-    for section in (top, fleet, broker, rounds):
+    for section in (top, fleet, broker, identity, rounds):
         section.done()
     return config
 

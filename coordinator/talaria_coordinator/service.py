@@ -14,18 +14,19 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from talaria.errors import StateError, TalariaError
+from talaria.errors import ConfigError, StateError, TalariaError
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
+from talaria.protocol.coordinator import CoordinatorState, Rules
 from talaria.protocol.link import Count, Link
 from talaria.wire.chunks import Cut, describe
 from talaria.wire.topics import coordinator_filters
 from talaria.wire.transport import LinkDown, LinkUp, Mqtt, Transport, Will
-from talaria_coordinator import select
+from talaria_coordinator import identity, select
 from talaria_coordinator.blobs import Blobs
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.control import Order, decide
 from talaria_coordinator.learning import Learning
+from talaria_coordinator.members import Members
 from talaria_coordinator.store import Store
 from talaria_coordinator.uploads import Uploads, receive
 from talaria_coordinator.witness import witness
@@ -40,7 +41,8 @@ AGAIN_S = (2.0, 120.0)
 
 def over_mqtt(url: str, config: FleetConfig, will: Callable[[], Will]) -> Transport:
     """The coordinator's connection to its broker."""
-    return Mqtt(url, f"{config.name}.coordinator", coordinator_filters(config.name), will=will)
+    tls = None if config.identity is None else identity.tls(config.identity)
+    return Mqtt(url, f"{config.name}.coordinator", coordinator_filters(config.name), will=will, tls=tls)
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class _Folded:
     number: int
     counted: int
     missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Enrolled:
+    """The list of enrolled devices has changed."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class Service:
         *,
         report: Report = lambda event: None,
         open_transport: Open = over_mqtt,
+        on_members: Callable[[], None] = lambda: None,
         observe: Callable[[object], None] = lambda item: None,
         count: Count = lambda way, size: None,
     ) -> None:
@@ -78,7 +86,8 @@ class Service:
         self._learning = Learning(config.run, blobs, config.aggregator, config.max_update)
         spec = config.run.to_json().encode()
         rules = Rules(retry=config.retry_s, max_update=config.max_update, stall=max(30.0, config.retry_s))
-        self._half = CoordinatorHalf(config.name, rules=rules, spec=spec)
+        self._members, self._on_members = Members(config), on_members
+        self._half = self._members.half(rules, spec)
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
         self._link = Link(self._read, count)
         self._uploads = Uploads(config.state / "uploads", config.max_update)
@@ -145,6 +154,9 @@ class Service:
             match event:
                 case _Folded():
                     self._folded(event)
+                case _Enrolled():
+                    self._on_members()
+                    self._settle_members()
                 case _Stop():
                     return
                 case Order():
@@ -169,10 +181,18 @@ class Service:
         self._tell("started", epoch=self._fleet.epoch, step=self._fleet.step, rounds=self.config.run.rounds)
         self._feed(e.Start(now, self._fleet.epoch, chunks, stored))
         self._publish_body(multicast=False)
+        self._settle_members()
         for row in self.store.rounds(name):
             machine = self._state.rounds.get(row.round)
             if row.closed is None and (machine is None or machine.phase == "failed"):
                 self.store.fail_round(name, row.round, "the coordinator stopped before it was announced")
+
+    def _settle_members(self) -> None:
+        """Shut out who was revoked, and let in who was enrolled anew."""
+        for change in self._members.changes(time.monotonic(), self._state.quarantined()):
+            if isinstance(change, e.Release):
+                self.store.quarantine(self.config.name, change.dev, None)
+            self._feed(change)
 
     def _linked(self, change: LinkUp | LinkDown) -> None:
         if isinstance(change, LinkUp):
@@ -188,6 +208,11 @@ class Service:
         while True:
             await asyncio.sleep(self.config.retry_s / 2)
             await self._inbox.put(e.Tick(time.monotonic()))
+            try:
+                if self._members.refresh():
+                    await self._inbox.put(_Enrolled())
+            except ConfigError as error:
+                self._tell("error", error=str(error))
 
     # -- the machine
 

@@ -66,6 +66,28 @@ def run(
 
 
 @app.command()
+def join(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where this device's keys go; a new folder.")],
+    answer: Annotated[Path | None, typer.Option(help="The operator's answer to the request: the last step.")] = None,
+) -> None:
+    """Join a fleet: make this device's keys and a request, then (with --answer) take the operator's answer.
+
+    The one-time code comes from `talaria fleet enroll`; it is asked for, or read from stdin, so that no list of
+    processes shows it. Set [identity] folder in device.toml to FOLDER.
+    """
+    from talaria.wire.enrolment import Code
+    from talaria_edge.join import ask, finish, read_answer
+
+    if answer is not None:
+        joined = finish(folder, read_answer(answer))
+        typer.echo(f"{joined.device} belongs to fleet {joined.fleet}; its broker is {joined.broker}.")
+        return
+    asked = typer.prompt("Code", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline(256)
+    path = ask(folder, Code.parse(asked))
+    typer.echo(f"The request is {path}; it holds nothing secret. The operator runs `talaria fleet admit` with it.")
+
+
+@app.command()
 def result(
     state: Annotated[Path, typer.Argument(metavar="STATE", help="The device's state folder.")],
 ) -> None:

@@ -11,6 +11,9 @@ variants = ["fp32", "int8"]   # forms that the bundle may choose from; leave out
 name = "watch"
 broker = "mqtt://127.0.0.1:1883"
 
+[identity]
+folder = "identity"           # made by `talaria edge join`; leave out for a fleet on this machine alone
+
 [data]
 source = "smartwatch"         # a dataset Talaria knows (client, options), or "npz" with path = "data.npz"
 client = "s01-left"
@@ -46,6 +49,8 @@ class DeviceConfig:
     state: Path
     source: DataSource = field(repr=False)
     plan: Plan | None = None
+    identity: Path | None = None
+    """The folder of this device's keys: what it says is signed, and the coordinator must be the fleet's."""
     bundle: Path | None = None
     labels: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
@@ -77,6 +82,7 @@ def load_config(path: Path) -> DeviceConfig:
     """The configuration in ``path``. Raises :class:`ConfigError` naming the field, its value and the mend."""
     top = read_toml(path)
     device, fleet, data, plan = top.table("device"), top.table("fleet"), top.table("data"), top.table("plan")
+    identity = top.table("identity")
     name = device.text("id")
     config = DeviceConfig(
         device=name,
@@ -85,6 +91,7 @@ def load_config(path: Path) -> DeviceConfig:
         state=device.path("state", f"state/{name}"),
         source=_source(data, name),
         plan=_plan(plan),
+        identity=identity.path("folder", None),
         bundle=device.path("bundle", None),
         labels=device.names("labels", ()),
         variants=device.names("variants", ()),
@@ -94,7 +101,7 @@ def load_config(path: Path) -> DeviceConfig:
         patience_s=fleet.number("patience_s", 0.0),
         stay=device.flag("stay", False),
     )
-    for section in (top, device, fleet, data, plan):
+    for section in (top, device, fleet, identity, data, plan):
         section.done()
     return config
 

@@ -215,7 +215,7 @@ class Agent:
             case e.Cancel():
                 self._received("late", action.reason)
             case e.Refused():
-                logger.warning("%s: refused %s: %s", self.config.device, action.topic, action.reason)
+                self._tell("refused", topic=action.topic, reason=action.reason)
 
     def _meet(self, seen: e.CoordinatorSeen) -> None:
         if not seen.online:

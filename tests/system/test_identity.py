@@ -22,7 +22,6 @@ from talaria_coordinator.broker import open_broker
 from talaria_coordinator.fleet_folder import found
 from talaria_edge.join import ask, finish
 
-
 # paho leaves the socket of a failed handshake to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <(ssl.SSLSocket|socket.socket):pytest.PytestUnraisableExceptionWarning"
@@ -327,7 +326,7 @@ def test_26_what_a_hostile_broker_says_in_the_coordinators_name_is_refused(fleet
     keys = tmp_path / "keys"
     found(keys, "watch", ["localhost"], made.port, 1)
     enrol(keys, tmp_path / "id-anna", "anna")
-    body = m.BodyManifest(version=9, size=4, chunk=4, sha256=bytes(32), hashes=bytes(8), nonce=bytes(16))
+    body = m.BodyManifest(version=9, size=4, chunk=4, sha256=bytes(32), hashes=bytes(32), nonce=bytes(16))
     forged = encode_frame(Header(body.TYPE, "watch", boot=99), m.encode_message(body), Signer.generate())
 
     async def hostile(url, agent):

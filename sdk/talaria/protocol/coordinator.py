@@ -227,10 +227,11 @@ class CoordinatorHalf:
             if topic.kind == "co/state":
                 self._rival(t, frame)
                 return
-            if frame.header.type != m.CHUNK:
-                self._authentic(dev, frame)
+            key = None if frame.header.type == m.CHUNK else self._authentic(dev, frame)
             if not t.known(dev) and len(t.state.peers) >= self.rules.max_peers:
                 raise _IgnoredError(f"{self.rules.max_peers} devices are known; raise max_peers")
+            if key is not None:
+                _bind(t, dev, key)
             self._from_device(t, topic, frame)
         except _IgnoredError as why:
             t.act(a.Refused(event.topic[:160], dev, str(why)))
@@ -240,12 +241,14 @@ class CoordinatorHalf:
                 self._intake(t).strike(dev, str(why))
         self._settle(t)
 
-    def _authentic(self, dev: str, frame: Frame) -> None:
+    def _authentic(self, dev: str, frame: Frame) -> bytes | None:
+        """The key that signed the frame, where the device has one."""
         key = self.keys(dev) if callable(self.keys) else self.keys.get(dev)
         if key is None and self.enrolled:
             raise _IgnoredError(f"device {dev!r} is not enrolled; give it a key first")
         if key is not None and not signed_by(frame, key):
             raise _IgnoredError(f"message of {dev!r} is not signed by its key; refused")
+        return key
 
     def _rival(self, t: Turn, frame: Frame) -> None:
         if self.signer is not None and not signed_by(frame, self.signer.public):
@@ -380,6 +383,15 @@ class CoordinatorHalf:
 
     def _intake(self, t: Turn) -> Intake:
         return Intake(t, self.rules, lambda dev, message: self._say(t, dev, message))
+
+
+def _bind(t: Turn, dev: str, key: bytes) -> None:
+    """A device enrolled anew may have an empty flash: its boots count from one again. What was signed by the old key
+    is refused before it comes here, so nothing can be replayed."""
+    peer = t.peer(dev)
+    if peer.key not in (b"", key):
+        t.state.peers[dev] = peer = Peer(said=peer.said)
+    peer.key = key
 
 
 class _IgnoredError(TalariaError):

@@ -81,6 +81,8 @@ class Peer:
     """Body bytes sent to it alone, of the current body."""
     out: str = ""
     """Why it is quarantined; empty where it is not."""
+    key: bytes = b""
+    """The public key that signed what was last heard of it."""
 
 
 @dataclass

@@ -1,0 +1,67 @@
+"""A new fleet's folder, ready to be served: keys, the broker's configuration, and fleet.toml."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from talaria.errors import ConfigError
+from talaria.wire import credentials
+from talaria_coordinator import identity, mosquitto
+from talaria_coordinator.serve import loopback
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
+
+BROKER = """\
+# For a Mosquitto of your own. The account that runs it must own this folder (chown), and is the only one to read it.
+# After `talaria fleet revoke`, make it read the lists again: kill -HUP, or systemctl reload mosquitto.
+"""
+
+SETTINGS = """\
+[fleet]
+name = {name}
+devices = {devices}                 # learn once so many have come
+
+[broker]
+url = "mosquitto"             # with the files in broker/; or the URL of a broker that has them
+host = {listen}
+port = {port}
+
+[identity]
+folder = "."
+
+[rounds]
+deadline_s = 600
+quorum = 0.5
+
+[run]                         # what your fleet learns; see `talaria algorithms`
+algorithm = "hermes"
+rounds = 30
+[run.spec]
+name = "imu_cnn"
+input_shape = [6, 100]
+classes = 7
+"""
+
+
+def found(folder: Path, name: str, hosts: Sequence[str], port: int, devices: int) -> dict[str, str]:
+    """Make the folder; what was made, by name. ``hosts`` are how devices reach the broker, the first one preferred.
+
+    Raises :class:`ConfigError` where the folder holds a fleet already, or a name is not one.
+    """
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise ConfigError(f"init: host={host!r} is no host name or address; give it without scheme and port")
+    shown = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
+    url = f"mqtts://{shown}:{port}"
+    listen = "127.0.0.1" if all(map(loopback, hosts)) else "0.0.0.0"
+    identity.create(folder, name, url, list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"])))
+    broker = folder.resolve() / "broker"
+    config = mosquitto.config(listen, port, broker / "persistence", security=broker)
+    credentials.write(broker / "mosquitto.conf", (BROKER + config).encode())
+    credentials.make_private(broker / "persistence")
+    settings = SETTINGS.format(name=json.dumps(name), devices=devices, listen=json.dumps(listen), port=port)
+    credentials.write(folder / "fleet.toml", settings.encode())
+    return {"fleet": name, "folder": str(folder), "broker": url, "settings": str(folder / "fleet.toml")}

@@ -1,0 +1,60 @@
+"""Who may speak, while a coordinator serves: the fleet's list, read again whenever an operator changed it."""
+
+from __future__ import annotations
+
+from talaria.errors import ConfigError
+from talaria.protocol import events as e
+from talaria.protocol.coordinator import CoordinatorHalf, Rules
+from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.identity import Roll, load_signer
+
+REVOKED = "revoked by the operator"
+
+
+class Members:
+    """The members of a fleet with keys; of one without, everybody, unsigned."""
+
+    def __init__(self, config: FleetConfig) -> None:
+        self._fleet, self._folder = config.name, config.identity
+        self._signer = None if self._folder is None else load_signer(self._folder)
+        self._seen, self._roll = (0, 0), Roll(config.name, "", ())
+        self.refresh()
+
+    def half(self, rules: Rules, spec: bytes) -> CoordinatorHalf:
+        """The protocol's half that hears members only, and signs what it says."""
+        return CoordinatorHalf(self._fleet, rules, spec, self._signer, self.key, enrolled=self._folder is not None)
+
+    def key(self, device: str) -> bytes | None:
+        """The public key of a member, or None for anybody else."""
+        member = self._roll.members.get(device)
+        return None if member is None or member.revoked is not None else member.key
+
+    def refresh(self) -> bool:
+        """Look at the list; True where it has changed since the last look. Raises :class:`ConfigError` where it is
+        damaged, once; the list read before stays in force."""
+        if self._folder is None:
+            return False
+        try:
+            found = (self._folder / "members.json").stat()
+            stamp = (found.st_mtime_ns, found.st_ino)
+        except OSError:
+            stamp = (-1, -1)
+        if stamp == self._seen:
+            return False
+        self._seen = stamp
+        roll = Roll.load(self._folder)
+        if roll.fleet != self._fleet:
+            raise ConfigError(
+                f"identity: {self._folder} is of fleet {roll.fleet!r}, not {self._fleet!r}; give the right folder"
+            )
+        self._roll = roll
+        return True
+
+    def changes(self, now: float, out: dict[str, str]) -> list[e.Revoke | e.Release]:
+        """What to tell the machine, where ``out`` are the devices that it has shut out, and why."""
+        revoked = {name for name, member in self._roll.members.items() if member.revoked is not None}
+        back = sorted(name for name, why in out.items() if why == REVOKED and name not in revoked)
+        return [
+            *(e.Revoke(now, name, REVOKED) for name in sorted(revoked - set(out))),
+            *(e.Release(now, n) for n in back),
+        ]

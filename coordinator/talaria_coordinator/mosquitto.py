@@ -1,0 +1,97 @@
+"""What Mosquitto is told: bounds, persistence, and, for a fleet with keys, TLS and who may say what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+FILES = ("ca.crt", "server.crt", "server.key", "revoked.pem", "acl")
+
+
+def acl(fleet: str, coordinator: str, revoked: Iterable[str]) -> str:
+    """Each device its own topics (``%u`` is the name in its certificate); the coordinator its side of them.
+
+    A revoked device is denied everything, as lists of certificates are read when the broker starts only.
+    """
+    root = f"fl/1/{fleet}"
+    lines = [
+        f"user {coordinator}",
+        f"topic readwrite {root}/co/state",
+        f"topic write {root}/co/body",
+        f"topic write {root}/m/#",
+        f"topic write {root}/d/+/cmd",
+        f"topic write {root}/d/+/dn/+",
+        f"topic read {root}/d/+/state",
+        f"topic read {root}/d/+/evt",
+        f"topic read {root}/d/+/up/+",
+        "",
+    ]
+    for device in sorted(revoked):
+        lines += [f"user {device}", "topic deny #", ""]
+    lines += [
+        f"pattern read {root}/co/#",
+        f"pattern read {root}/m/#",
+        f"pattern read {root}/d/%u/cmd",
+        f"pattern read {root}/d/%u/dn/+",
+        f"pattern write {root}/d/%u/state",
+        f"pattern write {root}/d/%u/evt",
+        f"pattern write {root}/d/%u/up/+",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def config(host: str, port: int, data: Path, *, user: str | None = None, security: Path | None = None) -> str:
+    """The configuration file. ``security`` is a folder with :data:`FILES`: TLS 1.2 or newer, a certificate from
+    everyone, and its name as user name and client id, so that nobody can put another's connection out."""
+    who = [] if security is None else [line.format(folder=security) for line in _SECURE]
+    lines = [
+        f"listener {port} {host}",
+        "allow_anonymous " + ("true" if security is None else "false"),
+        *who,
+        "set_tcp_nodelay true",
+        "persistence true",
+        f"persistence_location {data}/",
+        # The default saves every 30 minutes only; this counts changes instead.
+        "autosave_on_changes true",
+        "autosave_interval 64",
+        "persistent_client_expiration 7d",
+        # Frames are at most 128 KiB; whatever is larger does not come from us.
+        "max_packet_size 262144",
+        "max_inflight_messages 20",
+        "max_queued_messages 1000",
+        # A reader that stops reading must not fill our memory.
+        "max_queued_bytes 33554432",
+        "log_dest stderr",
+        "log_timestamp_format %Y-%m-%dT%H:%M:%S",
+        "log_type error",
+        "log_type warning",
+        "log_type notice",
+    ]
+    if user:
+        lines.append(f"user {user}")
+    return "\n".join(lines) + "\n"
+
+
+_SECURE = (
+    "cafile {folder}/ca.crt",
+    "certfile {folder}/server.crt",
+    "keyfile {folder}/server.key",
+    "crlfile {folder}/revoked.pem",
+    "tls_version tlsv1.2",
+    "require_certificate true",
+    "use_identity_as_username true",
+    "use_username_as_clientid true",
+    "acl_file {folder}/acl",
+)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Bring the files of ``source`` to the broker's own folder, in place: they keep the owner they have there."""
+    target.mkdir(mode=0o700, exist_ok=True)
+    for name in FILES:
+        data = (source / name).read_bytes()
+        handle = os.open(target / name, os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "wb") as out:
+            out.truncate(0)
+            out.write(data)
