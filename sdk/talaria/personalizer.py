@@ -1,0 +1,247 @@
+"""One device's model, from start to bundle. Thin: it only arranges the planner, the training loop and the exporter.
+
+personal = Personalizer(ModelSpec("imu_cnn", (6, 100), 7), budget=Budget(latency_ratio=0.5, upload_mb=0.1))
+personal.fit(train, val)          # alone, offline, useful at once
+personal.export("me.talaria")     # ONNX and manifest, proven against torch
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from talaria import economy, local
+from talaria.device import planner, planning, runtime
+from talaria.device.budget import Budget
+from talaria.device.profile import Profile
+from talaria.errors import ConfigError, DataError, ModelError
+from talaria.model import adapters, pruning, split, survey, zoo
+from talaria.model.adapters import AdapterSpec
+from talaria.model.spec import ModelSpec
+from talaria.types import ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors
+
+BUNDLERS = "talaria.bundlers"
+"""Entry-point group in which an installed maker of bundles makes itself known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joining:
+    """What a device brings to a fleet: handed to the ``runtime`` of :meth:`Personalizer.join`."""
+
+    broker: str
+    fleet: str
+    device: str
+    plan: Plan
+    train: Samples
+    val: Samples
+
+
+Runtime = Callable[[Joining], Module]
+"""Takes part in a fleet until the run is over, and gives the personal model."""
+
+
+class Personalizer:
+    """A model that becomes one user's own, within a budget.
+
+    ``model`` is a :class:`~talaria.model.spec.ModelSpec`, or any torch module that maps a batch to logits (N, classes)
+    and whose last layer ``head`` names. A budget is planned for the zoo's models; another module is trained whole.
+    ``plan`` takes the place of planning, such as one that was made for this kind of device.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec | Module,
+        budget: Budget | None = None,
+        *,
+        plan: Plan | None = None,
+        head: str = "head",
+        profile: Profile | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.budget = budget or Budget()
+        self.seed = seed
+        self._head = head
+        self._profile = profile
+        self._spec = model if isinstance(model, ModelSpec) else None
+        self._given = model if isinstance(model, Module) else None
+        if self._spec is None and self._given is None:
+            raise ConfigError(f"model={type(model).__name__} must be a ModelSpec or a torch module")
+        limits = sorted(set(self.budget.limits()) - {"accuracy_drop"})
+        if self._spec is None and plan is None and limits:
+            raise ConfigError(
+                f"budget: {', '.join(limits)} can be planned for the zoo's models only; give a ModelSpec, or a plan"
+            )
+        self._plan = plan
+        self._task: Task | None = None
+        self._dense: Module | None = None
+        self._model: Module | None = None
+        self.accuracy: float | None = None
+        """Share of the held-out samples that the present model labels right, once it is fitted."""
+
+    @property
+    def plan(self) -> Plan:
+        """What was chosen for this device, with reasons; measured and worked out at first use."""
+        if self._plan is None:
+            self._plan = Plan() if self._spec is None else planning.plan(self._spec, self.budget, profile=self._profile)
+        return self._plan
+
+    @property
+    def model(self) -> Module:
+        """The personal model, in eval mode. Raises :class:`~talaria.errors.ModelError` before :meth:`fit`."""
+        if self._model is None:
+            raise ModelError("there is no personal model yet; call fit(train, val) first")
+        return self._model
+
+    def fit(
+        self,
+        train: Samples | tuple[Tensor, Tensor],
+        val: Samples | tuple[Tensor, Tensor] | None = None,
+        *,
+        epochs: int = 30,
+        recipe: Recipe | None = None,
+    ) -> Personalizer:
+        """Learn from this device's samples alone; ``val`` is held out and only measured on.
+
+        Where the plan prunes, the whole model learns for the first third of the epochs, then gives up its least
+        important channels, and the small one learns on. Frozen layers are computed once (see
+        :mod:`talaria.economy`).
+        """
+        train = train if isinstance(train, Samples) else Samples(*train)
+        held = train.take(torch.arange(0)) if val is None else val if isinstance(val, Samples) else Samples(*val)
+        if not len(train):
+            raise DataError("train: there are no samples to learn from")
+        chosen = self.plan
+        recipe = (recipe or Recipe(lr=0.02, momentum=0.9, weight_decay=1e-4)).but(
+            batch=chosen.batch, accumulate=chosen.accumulate, epochs=epochs, steps=None
+        )
+        model, parts = self._built(train.x[:2])
+        classes = int(self._classes(model, train))
+        task = Task(model=model, split=parts, train=train, val=held, recipe=recipe, classes=classes, run=self.seed)
+        state = local.state_of(model)
+        only = None if len(chosen.trained) == 3 else parts.of(*chosen.trained)
+        self._dense = deepcopy(model)
+        if chosen.widths:
+            first = max(1, epochs // 3)
+            state = _trained(task.but(recipe=recipe.but(epochs=first)), state, only, "dense")
+            task, state = _pruned(task.but(recipe=recipe.but(epochs=max(0, epochs - first))), state, chosen)
+        state = _trained(task, state, only, "train")
+        self._task, self._model = task, local.served(task, state)
+        self.accuracy = local.accuracy(task, state, held) if len(held) else None
+        return self
+
+    def join(self, broker: str, fleet: str, *, device: str = "device", runtime: Runtime | None = None) -> Personalizer:
+        """Learn with a fleet: ``runtime`` takes part and gives the personal model, which replaces the present one only
+        if it does better on the held-out samples.
+
+        The sdk starts no program. Without ``runtime`` this raises :class:`~talaria.errors.ConfigError`: the agent of a
+        device is ``talaria edge run device.toml``.
+        """
+        if runtime is None:
+            raise ConfigError(
+                f"join: taking part in {fleet!r} at {broker} needs the device's agent; run `talaria edge run "
+                "device.toml`, or pass runtime=, a function that takes part and gives the model"
+            )
+        task = self._fitted()
+        offered = runtime(
+            Joining(broker=broker, fleet=fleet, device=device, plan=self.plan, train=task.train, val=task.val)
+        )
+        if len(task.val):
+            share = _share(offered, task.val)
+            if self.accuracy is not None and share <= self.accuracy:
+                return self
+            self.accuracy = share
+        self._model = offered.requires_grad_(False).eval()
+        return self
+
+    def export(self, path: str | os.PathLike[str], *, labels: Sequence[str] | None = None, **options: Any) -> Any:
+        """Write the bundle of the personal model to ``path`` and give the report of what was measured.
+
+        ``options`` are those of :func:`talaria_export.make_bundle`. Needs the extra ``talaria[export]``.
+        """
+        task = self._fitted()
+        meta = {
+            "plan": self.plan.to_json(),
+            "budget": self.budget.to_json(),
+            "model": None if self._spec is None else planner.adapted(self._spec, self.plan).to_json(),
+        }
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return _bundler()(
+            path,
+            self.model,
+            **{
+                "example": task.train.x[:1],
+                "samples": task.val if len(task.val) else None,
+                "calibration": task.train.x,
+                "labels": labels,
+                "meta": meta,
+                "dense": self._dense,
+                **options,
+            },
+        )
+
+    def _fitted(self) -> Task:
+        if self._task is None:
+            raise ModelError("there is no personal model yet; call fit(train, val) first")
+        return self._task
+
+    def _built(self, example: Tensor) -> tuple[Module, Split]:
+        chosen = self.plan
+        if self._spec is not None:
+            spec = planner.adapted(self._spec, chosen)
+            if tuple(example.shape[1:]) != spec.input_shape:
+                raise DataError(
+                    f"train: inputs of shape {tuple(example.shape[1:])}, the model takes {spec.input_shape}"
+                )
+            model = zoo.build(spec)
+            return model, zoo.split(spec, model)
+        model = deepcopy(self._given) if self._given is not None else Module()
+        if chosen.adapter is not None:
+            model = adapters.insert(model, AdapterSpec(chosen.adapter, chosen.rank), skip=(self._head,), seed=self.seed)
+        return model, split.split_model(model, head=self._head)
+
+    def _classes(self, model: Module, train: Samples) -> int:
+        known = None if self._spec is None else self._spec.classes
+        classes = known or local.predict(model, train.x[:2]).shape[1]
+        top = int(train.y.max())
+        if top >= classes or int(train.y.min()) < 0:
+            raise DataError(f"train: labels reach {top}, the model has {classes} classes 0..{classes - 1}")
+        return classes
+
+
+def _trained(task: Task, state: Tensors, only: Sequence[str] | None, purpose: str) -> Tensors:
+    if only is None:
+        return local.train(task, state, purpose=purpose)
+    return economy.train(task, state, only=only, purpose=purpose)
+
+
+def _pruned(task: Task, state: Tensors, plan: Plan) -> tuple[Task, Tensors]:
+    model = local.load(task.model, state)
+    layout = survey.layout(model, task.train.x[:2])
+    scores = pruning.importance(model, layout)
+    mask: ChannelMask = pruning.choose(scores, layout.full(), widths=plan.widths, block=1)
+    small = pruning.compact(model, mask)
+    return replace(task, model=small, mask=mask, plan=plan), local.state_of(small)
+
+
+def _share(model: Module, samples: Samples) -> float:
+    return float((local.predict(model, samples.x).argmax(1) == samples.y).double().mean())
+
+
+def _bundler() -> Callable[..., Any]:
+    entries = sorted(entry_points(group=BUNDLERS), key=lambda entry: entry.name)
+    if not entries:
+        raise ConfigError(f"export: no maker of bundles is installed; {runtime.NEEDS}")
+    try:
+        found: Callable[..., Any] = entries[0].load()
+    except ImportError as error:
+        raise ConfigError(f"export: {error}; {runtime.NEEDS}") from error
+    return found

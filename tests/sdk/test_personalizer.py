@@ -1,0 +1,137 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from talaria.device.budget import Budget
+from talaria.device.profile import Profile
+from talaria.errors import ConfigError, DataError, ModelError
+from talaria.model.spec import ModelSpec
+from talaria.personalizer import Joining, Personalizer
+from talaria.types import Plan, Samples
+
+SPEC = ModelSpec("imu_cnn", (6, 40), 3)
+DEVICE = Profile(
+    machine="0" * 16, cpu="a test", cores=1, memory_mb=1, train_rate=1e9, matrix_rate=1e9, bandwidth_mbs=1, disk_mbs=1
+)
+
+
+def motions(count: int, seed: int) -> Samples:
+    """Three motions: sines of different frequency on all axes, in noise."""
+    draws = torch.Generator().manual_seed(seed)
+    y = torch.arange(count) % 3
+    time = torch.arange(40) / 40
+    wave = torch.sin(2 * torch.pi * (2.0 + 4 * y)[:, None, None] * time + 6 * torch.rand(count, 6, 1, generator=draws))
+    return Samples(wave + 0.3 * torch.randn(count, 6, 40, generator=draws), y)
+
+
+TRAIN, VAL = motions(90, 1), motions(60, 2)
+
+
+def fitted(plan: Plan | None = None, epochs: int = 12) -> Personalizer:
+    return Personalizer(SPEC, plan=plan or Plan()).fit(TRAIN, VAL, epochs=epochs)
+
+
+def test_alone_it_learns_within_its_budget() -> None:
+    personal = Personalizer(SPEC, Budget(bundle_mb=0.06), profile=DEVICE).fit((TRAIN.x, TRAIN.y), VAL, epochs=15)
+    assert personal.plan.widths
+    assert personal.accuracy is not None
+    assert personal.accuracy > 0.9
+    values = sum(p.numel() for p in personal.model.parameters())
+    assert values * (2 if personal.plan.precision == "fp16" else 4) <= 60_000
+    assert not personal.model.training
+    assert personal.model(VAL.x).shape == (60, 3)
+
+
+def test_equal_seeds_give_equal_models() -> None:
+    one, two = fitted(Plan(widths={"conv1": 16}), 3), fitted(Plan(widths={"conv1": 16}), 3)
+    for (name, a), (_, b) in zip(one.model.state_dict().items(), two.model.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_what_the_plan_freezes_does_not_move() -> None:
+    personal = fitted(Plan(trained=("adapters", "head"), adapter="lowrank", rank=2), 4)
+    from talaria.model import zoo
+    from talaria.model.adapters import AdapterSpec
+
+    start = zoo.build(ModelSpec("imu_cnn", (6, 40), 3, adapters=AdapterSpec("lowrank", 2))).state_dict()
+    for name, value in personal.model.state_dict().items():
+        if "adapter" not in name and not name.startswith("head") and "num_batches" not in name:
+            assert torch.equal(value, start[name]), name
+    assert not torch.equal(personal.model.state_dict()["head.weight"], start["head.weight"])
+
+
+def test_any_torch_module_is_trained_whole_and_pruned_by_a_plan() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv1d(6, 16, 5, 2), nn.ReLU(), nn.AdaptiveAvgPool1d(4), nn.Flatten())
+            self.out = nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.out(self.body(x))
+            return logits
+
+    torch.manual_seed(0)
+    net = Net()
+    before = net.out.weight.clone()
+    personal = Personalizer(net, head="out", plan=Plan(widths={"body.0": 8})).fit(TRAIN, VAL, epochs=3)
+    assert personal.model.get_submodule("body.0").weight.shape[0] == 8
+    assert torch.equal(net.out.weight, before)
+    with pytest.raises(ConfigError, match="latency_ms"):
+        Personalizer(net, Budget(latency_ms=1), head="out")
+
+
+def test_a_bundle_runs_without_torch_and_holds_the_plan(tmp_path: Path) -> None:
+    from talaria_export import Predictor
+
+    personal = fitted(Plan(widths={"conv2": 16}, reasons={"widths": "a test"}), 6)
+    report = personal.export(tmp_path / "deep" / "me.talaria", labels=["slow", "brisk", "fast"], seconds=0)
+    assert report.ok
+    predictor = Predictor(tmp_path / "deep" / "me.talaria")
+    labels = [predictor(x).label for x in VAL.x[:6].numpy()]
+    expected = personal.model(VAL.x[:6]).argmax(1)
+    assert labels == [["slow", "brisk", "fast"][i] for i in expected]
+
+
+def test_the_fleet_replaces_only_what_it_betters() -> None:
+    personal = fitted(epochs=12)
+    mine = personal.model
+    seen: list[Joining] = []
+
+    def worse(joining: Joining) -> nn.Module:
+        seen.append(joining)
+        return nn.Sequential(nn.Flatten(), nn.Linear(240, 3))
+
+    personal.join("mqtt://broker.example", "watch", device="left", runtime=worse)
+    assert personal.model is mine
+    assert (seen[0].fleet, seen[0].device, len(seen[0].train)) == ("watch", "left", 90)
+
+    class Oracle(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.one_hot(VAL.y, 3).float()
+
+    personal.accuracy = 0.5
+    oracle = Oracle()
+    personal.join("mqtt://broker.example", "watch", runtime=lambda _: oracle)
+    assert personal.model is oracle
+    assert personal.accuracy == 1.0
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    with pytest.raises(ConfigError, match="talaria edge run"):
+        fitted(epochs=1).join("mqtt://broker.example", "watch")
+    fresh = Personalizer(SPEC, plan=Plan())
+    with pytest.raises(ModelError, match="fit"):
+        _ = fresh.model
+    with pytest.raises(ModelError, match="fit"):
+        fresh.export("x.talaria")
+    with pytest.raises(DataError, match="no samples"):
+        fresh.fit(TRAIN.take(torch.arange(0)))
+    with pytest.raises(DataError, match="shape"):
+        fresh.fit(Samples(torch.zeros(4, 6, 50), torch.zeros(4, dtype=torch.int64)))
+    with pytest.raises(DataError, match="classes"):
+        fresh.fit(Samples(torch.zeros(4, 6, 40), torch.tensor([0, 1, 2, 3])))
+    with pytest.raises(ConfigError, match="ModelSpec"):
+        Personalizer("imu_cnn")  # type: ignore[arg-type]
