@@ -1,0 +1,124 @@
+"""The records that the API answers with. Times are unix seconds, sizes bytes, shares in 0..1."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several devices' values in five numbers."""
+
+    count: int
+    low: float
+    median: float
+    mean: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetView:
+    """A fleet after ``step`` of ``rounds`` committed rounds of learning, out of ``tried`` that were opened."""
+
+    name: str
+    status: str
+    step: int
+    rounds: int
+    tried: int
+    epoch: int
+    algorithm: str
+    model: str
+    body: str
+    created: float
+    devices: int
+    online: int
+    quarantined: int
+    roster: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundView:
+    """One round. ``bytes_up`` are the updates that came, ``bytes_dense`` the same had each sent every shared value.
+    ``accuracy`` is on each device's own validation data, where the algorithm tells; ``kept`` the share of channels
+    that masks keep, ``overlap`` how far any two of them agree (mean Jaccard index)."""
+
+    round: int
+    step: int
+    state: str
+    cohort: int
+    stored: int
+    counted: int | None
+    rejected: int
+    opened: float
+    closed: float | None
+    failure: str | None
+    bytes_up: int
+    bytes_dense: int
+    accuracy: Spread | None
+    kept: Spread | None
+    overlap: float | None
+    body: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateView:
+    """A device's update of one round; ``reason`` says why it was rejected."""
+
+    round: int
+    device: str
+    status: str
+    reason: str | None
+    size: int
+    digest: str
+    dense: int | None
+    kept: float | None
+    accuracy: float | None
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RoundDetail:
+    """A round and its updates, by device."""
+
+    summary: RoundView
+    updates: list[UpdateView]
+
+
+@dataclass(frozen=True)
+class OverlapView:
+    """``matrix[i][j]``: channels that devices i and j both keep over those that either keeps."""
+
+    round: int
+    devices: list[str]
+    matrix: list[list[float]]
+
+
+@dataclass(frozen=True)
+class DeviceView:
+    """A device as it was last seen; ``quarantine`` says why it is shut out, if it is."""
+
+    device: str
+    online: bool
+    boot: int
+    joined: float
+    seen: float
+    quarantine: str | None
+
+
+@dataclass(frozen=True)
+class EventView:
+    """One entry of the audit log."""
+
+    seq: int
+    at: float
+    kind: str
+    round: int | None
+    device: str | None
+    detail: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an order: the fleet's status after it."""
+
+    fleet: str
+    status: str
