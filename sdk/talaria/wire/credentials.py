@@ -101,8 +101,9 @@ def read(path: Path, mend: str, largest: int = LARGEST_FILE) -> bytes:
 
 def read_json(path: Path, mend: str, largest: int = LARGEST_FILE) -> dict[str, Any]:
     """A small JSON table."""
+    data = read(path, mend, largest)
     try:
-        value = json.loads(read(path, mend, largest))
+        value = json.loads(data)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

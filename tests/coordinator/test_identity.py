@@ -1,0 +1,397 @@
+"""Joining a fleet by a one-time code: what is let in, what is refused, and what stays secret."""
+
+import datetime as dt
+import json
+import subprocess
+import sys
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from talaria.errors import ConfigError
+from talaria.protocol import events as e
+from talaria.protocol.coordinator import Rules
+from talaria.wire.credentials import Credentials, load_signer
+from talaria.wire.enrolment import Answer, Code, Request
+from talaria.wire.signing import Signer
+from talaria_coordinator import identity, mosquitto
+from talaria_coordinator.authority import Authority, load_certificate, new_key, requested_key
+from talaria_coordinator.config import load_config
+from talaria_coordinator.fleet_folder import found
+from talaria_coordinator.identity import Roll
+from talaria_coordinator.members import REVOKED, Members
+from talaria_coordinator.serve import loopback
+from talaria_edge.join import ask, finish
+
+HOST = "broker.example"
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    found(tmp_path / "fleet", "watch", [HOST, "10.0.0.5"], 8883, 4)
+    return tmp_path / "fleet"
+
+
+def enrol(fleet, folder, device="anna"):
+    request = ask(folder, identity.enroll(fleet, device))
+    finish(folder, identity.admit(fleet, request.read_bytes()).encode())
+    return Credentials.load(folder)
+
+
+def config_of(fleet):
+    return load_config(fleet / "fleet.toml")
+
+
+# ---- the folder
+
+
+def test_a_new_fleet_is_ready_to_serve_and_keeps_its_secrets(fleet):
+    config = config_of(fleet)
+    assert (config.name, config.identity, config.host, config.port) == ("watch", fleet / ".", "0.0.0.0", 8883)
+    secret = ["ca.key", "sign.key", "coordinator.key", "broker/server.key", "broker/acl", "members.json"]
+    for name in secret:
+        assert (fleet / name).stat().st_mode & 0o077 == 0, name
+    assert fleet.stat().st_mode & 0o077 == 0
+    server = load_certificate((fleet / "broker" / "server.crt").read_bytes())
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [HOST, "localhost"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.5", "127.0.0.1"]
+    assert "allow_anonymous false" in (fleet / "broker" / "mosquitto.conf").read_text()
+
+
+def test_a_fleet_is_never_overwritten(fleet):
+    before = (fleet / "ca.key").read_bytes()
+    with pytest.raises(ConfigError, match="holds a fleet already"):
+        found(fleet, "watch", [HOST], 8883, 4)
+    assert (fleet / "ca.key").read_bytes() == before
+
+
+@pytest.mark.parametrize("host", ["mqtts://x", "a b", "", "x\nlistener 1883", "-x"])
+def test_hosts_that_are_none(tmp_path, host):
+    with pytest.raises(ConfigError, match="no host name"):
+        found(tmp_path / "f", "watch", [host], 8883, 1)
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_fleet_on_this_machine_listens_here_only(tmp_path):
+    found(tmp_path / "f", "watch", ["localhost"], 8883, 1)
+    assert config_of(tmp_path / "f").host == "127.0.0.1"
+
+
+def test_loopback_is_told_without_a_name_server():
+    assert all(map(loopback, ["localhost", "127.0.0.1", "127.8.8.8", "::1"]))
+    assert not any(map(loopback, ["0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "127.0.0.1.example", ""]))
+
+
+# ---- joining
+
+
+def test_a_device_joins_with_keys_that_it_made(fleet, tmp_path):
+    own = enrol(fleet, tmp_path / "anna")
+    assert (own.fleet, own.device, own.broker) == ("watch", "anna", f"mqtts://{HOST}:8883")
+    assert own.coordinator_key == load_signer(fleet / "sign.key").public
+    member = Roll.load(fleet).members["anna"]
+    assert member.key == own.signer.public
+    certificate = load_certificate(own.tls.cert.read_bytes())
+    assert certificate.serial_number == member.serial
+    assert certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == "anna"
+    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert certificate.not_valid_after_utc - dt.datetime.now(dt.UTC) < dt.timedelta(days=398)
+    certificate.verify_directly_issued_by(load_certificate((fleet / "ca.crt").read_bytes()))
+    for secret in ("tls.key", "sign.key"):
+        assert (tmp_path / "anna" / secret).stat().st_mode & 0o777 == 0o600
+    assert sorted(f.name for f in (tmp_path / "anna").iterdir()) == [
+        "ca.crt", "fleet.json", "sign.key", "tls.crt", "tls.key"
+    ]  # fmt: skip
+
+
+def test_the_code_is_written_down_nowhere(fleet, tmp_path):
+    code = identity.enroll(fleet, "anna")
+    request = ask(tmp_path / "anna", code)
+    secrets = [code.text().encode(), code.secret, code.secret.hex().encode(), code.signer().seed().hex().encode()]
+    kept = [p for root in (fleet, tmp_path / "anna") for p in root.rglob("*") if p.is_file()]
+    assert len(kept) > 10
+    for path in kept:
+        assert not any(s in path.read_bytes() for s in secrets), path
+    for shown in (repr(code), repr(code.signer()), repr(Request.decode(request.read_bytes())), str(code)):
+        assert code.secret.hex() not in shown
+        assert repr(code.secret)[2:-1] not in shown
+
+
+def test_keys_do_not_show_themselves(fleet, tmp_path):
+    own = enrol(fleet, tmp_path / "anna")
+    shown = repr(own) + repr(Authority.load(fleet)) + repr(Members(config_of(fleet)).half(Rules(), b""))
+    for key in (own.signer.seed(), load_signer(fleet / "sign.key").seed()):
+        assert key.hex() not in shown
+        assert repr(key) not in shown
+
+
+def test_a_code_works_once(fleet, tmp_path):
+    code = identity.enroll(fleet, "anna")
+    request = ask(tmp_path / "anna", code).read_bytes()
+    identity.admit(fleet, request)
+    again = ask(tmp_path / "thief", code).read_bytes()
+    for data in (request, again):
+        with pytest.raises(ConfigError, match="no open code fits"):
+            identity.admit(fleet, data)
+
+
+def test_a_new_code_voids_the_old(fleet, tmp_path):
+    old = identity.enroll(fleet, "anna")
+    identity.enroll(fleet, "anna")
+    with pytest.raises(ConfigError, match="used, replaced or never given"):
+        identity.admit(fleet, ask(tmp_path / "anna", old).read_bytes())
+
+
+def test_a_code_expires(fleet, tmp_path, monkeypatch):
+    code = identity.enroll(fleet, "anna", hours=2)
+    request = ask(tmp_path / "anna", code).read_bytes()
+    now = identity.time.time()
+    monkeypatch.setattr(identity.time, "time", lambda: now + 2.1 * 3600)
+    with pytest.raises(ConfigError, match="expired"):
+        identity.admit(fleet, request)
+    assert "anna" not in Roll.load(fleet).members
+
+
+@pytest.mark.parametrize("hours", [0, -1, float("nan"), float("inf"), 1e9])
+def test_hours_are_bounded(fleet, hours):
+    with pytest.raises(ConfigError, match="hours="):
+        identity.enroll(fleet, "anna", hours)
+
+
+def test_a_code_is_for_its_device_and_fleet(fleet, tmp_path):
+    code = identity.enroll(fleet, "anna")
+    as_bela = Code(code.fleet, "bela", code.fingerprint, code.secret)
+    with pytest.raises(ConfigError, match="no open code"):
+        identity.admit(fleet, ask(tmp_path / "bela", as_bela).read_bytes())
+    found(tmp_path / "other", "lamp", [HOST], 8883, 1)
+    with pytest.raises(ConfigError, match="for fleet 'watch'"):
+        identity.admit(tmp_path / "other", ask(tmp_path / "anna", code).read_bytes())
+
+
+@pytest.mark.parametrize("field", ["device", "csr", "key", "own", "proof"])
+def test_a_request_altered_on_its_way_is_refused(fleet, tmp_path, field):
+    facts = json.loads(ask(tmp_path / "anna", identity.enroll(fleet, "anna")).read_bytes())
+    other = json.loads(ask(tmp_path / "eve", Code.new("watch", "anna", bytes(16))).read_bytes())
+    other["device"] = "eve"
+    with pytest.raises(ConfigError, match="no open code"):
+        identity.admit(fleet, json.dumps({**facts, field: other[field]}).encode())
+    assert Roll.load(fleet).members == {}
+
+
+def test_a_request_must_prove_that_it_holds_its_keys(fleet):
+    code = identity.enroll(fleet, "anna")
+    victim = Signer.generate()
+    thief = Signer.generate()
+    request = Request("watch", "anna", "", victim.public).signed(thief, code)
+    with pytest.raises(ConfigError, match="no open code"):
+        identity.admit(fleet, request.encode())
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[" * 9000, b"\x80\x04.", b"x" * 20_000, b'{"talaria": "enrolment request 1"}', b"null"]
+)
+def test_what_is_no_request_or_answer(fleet, tmp_path, data):
+    with pytest.raises(ConfigError, match="enrolment"):
+        identity.admit(fleet, data)
+    ask(tmp_path / "anna", identity.enroll(fleet, "anna"))
+    with pytest.raises(ConfigError, match="enrolment"):
+        finish(tmp_path / "anna", data)
+
+
+def test_only_p256_keys_with_proof_are_signed():
+    key = rsa.generate_private_key(65537, 2048)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "_coordinator")])
+    csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, SHA256())
+    with pytest.raises(ConfigError, match="P-256"):
+        requested_key(csr.public_bytes(Encoding.PEM).decode())
+    with pytest.raises(ConfigError, match="damaged"):
+        requested_key("-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n")
+
+
+def test_the_name_in_the_certificate_is_ours_to_give(fleet):
+    """What a request calls itself is ignored: it could be the coordinator's name."""
+    code, key, signer = identity.enroll(fleet, "anna"), new_key(), Signer.generate()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.COORDINATOR)])
+    csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, SHA256())
+    request = Request("watch", "anna", csr.public_bytes(Encoding.PEM).decode(), signer.public).signed(signer, code)
+    answer = identity.admit(fleet, request.encode())
+    assert load_certificate(answer.certificate.encode()).subject.rfc4514_string() == "CN=anna"
+
+
+def test_no_device_can_have_the_coordinators_name(fleet):
+    with pytest.raises(ConfigError, match="not allowed"):
+        identity.enroll(fleet, identity.COORDINATOR)
+
+
+# ---- the answer
+
+
+def test_an_answer_of_another_fleet_is_refused(fleet, tmp_path):
+    found(tmp_path / "eve", "watch", ["eve.example"], 8883, 1)
+    code = identity.enroll(fleet, "anna")
+    request = ask(tmp_path / "anna", code)
+    stolen = identity.enroll(tmp_path / "eve", "anna")
+    theirs = ask(tmp_path / "x", stolen)
+    answer = identity.admit(tmp_path / "eve", theirs.read_bytes())
+    with pytest.raises(ConfigError, match="not of the fleet"):
+        finish(tmp_path / "anna", answer.encode())
+    good = identity.admit(fleet, request.read_bytes())
+    for altered in (
+        {"broker": "mqtts://eve.example:8883"},
+        {"coordinator": Signer.generate().public},
+        {"ca": answer.ca},
+        {"certificate": answer.certificate},
+        {"device": "bela"},
+    ):
+        with pytest.raises(ConfigError, match="not of the fleet"):
+            finish(tmp_path / "anna", Answer(**{**vars(good), **altered}).encode())
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Credentials.load(tmp_path / "anna")
+    assert finish(tmp_path / "anna", good.encode()).device == "anna"
+
+
+def test_an_answer_to_an_earlier_request_is_refused(fleet, tmp_path):
+    first = ask(tmp_path / "one", identity.enroll(fleet, "anna"))
+    answer = identity.admit(fleet, first.read_bytes())
+    ask(tmp_path / "two", identity.enroll(fleet, "anna"))
+    with pytest.raises(ConfigError, match="another key"):
+        finish(tmp_path / "two", answer.encode())
+
+
+def test_keys_are_never_overwritten_by_joining_again(fleet, tmp_path):
+    enrol(fleet, tmp_path / "anna")
+    with pytest.raises(ConfigError, match="holds keys already"):
+        ask(tmp_path / "anna", identity.enroll(fleet, "anna"))
+
+
+@pytest.mark.parametrize("text", ["", "watch.anna", "watch.anna." + "a" * 51, "watch.anna." + "!" * 52, "x" * 10_000])
+def test_what_is_no_code(text):
+    with pytest.raises(ConfigError, match="no enrolment code") as caught:
+        Code.parse(text)
+    assert len(str(caught.value)) < 200
+
+
+def test_a_code_reads_as_it_was_written(fleet):
+    code = identity.enroll(fleet, "anna")
+    assert Code.parse(f"  {code.text().upper()}\n") == code
+
+
+def test_keys_that_others_can_read_are_refused(fleet, tmp_path):
+    enrol(fleet, tmp_path / "anna")
+    (tmp_path / "anna" / "sign.key").chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Credentials.load(tmp_path / "anna")
+    (fleet / "sign.key").chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Members(config_of(fleet))
+
+
+# ---- members, revocation, rotation
+
+
+def test_a_revoked_device_loses_key_certificate_and_code(fleet, tmp_path):
+    enrol(fleet, tmp_path / "anna")
+    members = Members(config_of(fleet))
+    assert members.key("anna") is not None
+    assert members.key("bela") is None
+    assert not members.refresh()
+    identity.enroll(fleet, "anna")
+    serial = Roll.load(fleet).members["anna"].serial
+    identity.revoke(fleet, "anna")
+    assert members.refresh()
+    assert members.key("anna") is None
+    assert members.changes(1.0, {}) == [e.Revoke(1.0, "anna", REVOKED)]
+    assert members.changes(1.0, {"anna": REVOKED}) == []
+    assert Roll.load(fleet).codes == {}
+    crl = x509.load_pem_x509_crl((fleet / "broker" / "revoked.pem").read_bytes())
+    assert [c.serial_number for c in crl] == [serial]
+    assert crl.is_signature_valid(load_certificate((fleet / "ca.crt").read_bytes()).public_key())
+    assert "user anna\ntopic deny #\n" in (fleet / "broker" / "acl").read_text()
+
+
+def test_a_device_shut_out_for_its_conduct_is_not_let_in_by_the_list(fleet, tmp_path):
+    enrol(fleet, tmp_path / "anna")
+    assert Members(config_of(fleet)).changes(1.0, {"anna": "5 offences"}) == []
+
+
+def test_new_keys_take_the_old_ones_place(fleet, tmp_path):
+    old = enrol(fleet, tmp_path / "old")
+    before = Roll.load(fleet).members["anna"].serial
+    identity.revoke(fleet, "anna")
+    new = enrol(fleet, tmp_path / "new")
+    members = Members(config_of(fleet))
+    assert members.key("anna") == new.signer.public != old.signer.public
+    assert members.changes(2.0, {"anna": REVOKED}) == [e.Release(2.0, "anna")]
+    crl = x509.load_pem_x509_crl((fleet / "broker" / "revoked.pem").read_bytes())
+    assert {c.serial_number for c in crl} == {before}
+    assert "deny" not in (fleet / "broker" / "acl").read_text()
+
+
+def test_renewed_links_keep_the_members(fleet, tmp_path):
+    own = enrol(fleet, tmp_path / "anna")
+    before = (fleet / "broker" / "server.crt").read_bytes(), (fleet / "coordinator.key").read_bytes()
+    with identity.changing(fleet) as change:
+        identity.renew(fleet, change.roll)
+    assert (fleet / "broker" / "server.crt").read_bytes() != before[0]
+    assert (fleet / "coordinator.key").read_bytes() != before[1]
+    server = load_certificate((fleet / "broker" / "server.crt").read_bytes())
+    server.verify_directly_issued_by(load_certificate(own.tls.ca.read_bytes()))
+    assert Members(config_of(fleet)).key("anna") == own.signer.public
+
+
+def test_strangers_cannot_be_revoked(fleet):
+    with pytest.raises(ConfigError, match="not a member"):
+        identity.revoke(fleet, "nobody")
+
+
+@pytest.mark.parametrize(
+    "damage", ["{", "[]", '{"fleet": 1}', '{"fleet": "watch", "members": {"anna": {"key": "00"}}}']
+)
+def test_a_damaged_list_is_told(fleet, damage):
+    (fleet / "members.json").write_text(damage)
+    with pytest.raises(ConfigError, match=r"members\.json"):
+        Members(config_of(fleet))
+
+
+def test_a_list_damaged_while_serving_leaves_the_one_before_in_force(fleet, tmp_path):
+    own = enrol(fleet, tmp_path / "anna")
+    members = Members(config_of(fleet))
+    (fleet / "members.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"members\.json"):
+        members.refresh()
+    assert not members.refresh()
+    assert members.key("anna") == own.signer.public
+
+
+def test_the_folder_of_another_fleet_is_refused(fleet, tmp_path):
+    text = (fleet / "fleet.toml").read_text().replace('name = "watch"', 'name = "lamp"')
+    (fleet / "fleet.toml").write_text(text)
+    with pytest.raises(ConfigError, match="of fleet 'watch', not 'lamp'"):
+        Members(config_of(fleet))
+
+
+def test_two_changes_at_once_lose_nothing(fleet):
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom talaria_coordinator import identity\n"
+        "for i in range(5): identity.enroll(Path(sys.argv[1]), sys.argv[2] + str(i))\n"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", code, str(fleet), name]) for name in ("a", "b")]
+    assert [p.wait(60) for p in both] == [0, 0]
+    assert sorted(Roll.load(fleet).codes) == [f"{n}{i}" for n in "ab" for i in range(5)]
+
+
+def test_the_broker_is_told_bounds_and_rights(tmp_path):
+    text = mosquitto.config("0.0.0.0", 8883, tmp_path, security=tmp_path)
+    for line in ("require_certificate true", "use_username_as_clientid true", "max_packet_size 262144", "crlfile"):
+        assert line in text
+    assert "allow_anonymous true" in mosquitto.config("127.0.0.1", 1883, tmp_path)
+    rights = mosquitto.acl("watch", "_coordinator", [])
+    assert "pattern write fl/1/watch/d/%u/up/+" in rights
+    assert "pattern write fl/1/watch/d/%u/cmd" not in rights
+    assert "pattern read fl/1/watch/d/%u/cmd" in rights
