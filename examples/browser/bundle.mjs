@@ -46,7 +46,8 @@ function unpack(bytes) {
 }
 
 async function digest(content) {
-  const hash = await globalThis.crypto.subtle.digest("SHA-256", content);
+  const { subtle } = globalThis.crypto ?? (await import("node:crypto")).webcrypto; // Node before 19 has no global one
+  const hash = await subtle.digest("SHA-256", content);
   return Array.from(new Uint8Array(hash), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 

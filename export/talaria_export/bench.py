@@ -77,11 +77,11 @@ def _measure(name: str, keep: float, epochs: int, size: int, seconds: float) -> 
     dense = zoo.build(spec)
     layout = zoo.layout(spec)
     task = _task(spec, dense, train, epochs)
-    dense = local.served(task, local.train(task, local.state_of(dense)))
+    dense = local.served(task, local.calibrate(task, local.train(task, local.state_of(dense))))
     scores = pruning.importance(dense, layout)
     small = pruning.compact(dense, pruning.choose(scores, layout.full(), keep=keep))
     task = _task(spec, small, train, epochs)
-    small = local.served(task, local.train(task, local.state_of(small)))
+    small = local.served(task, local.calibrate(task, local.train(task, local.state_of(small))))
 
     export_onnx(small, train.x[:2])  # the first export of a process also pays for its imports
     begin = time.process_time()

@@ -23,6 +23,7 @@ _WIDTH = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 1
 _TYPED = {4: 4, 5: None, 7: None, 10: 8, 11: None}  # float_data, int32_data, int64_data, double_data, uint64_data
 _MODEL_PLAIN = {1, 2, 3, 4, 5, 6, 14}
 _MAX_DEPTH = 12
+_GROWING = {"ConstantOfShape": 0, "Expand": 1, "Tile": 1}  # operator -> the input that says how large its output is
 
 
 def inspect_onnx(name: str, data: bytes | memoryview, *, element_limit: int = 1 << 29) -> None:
@@ -107,18 +108,30 @@ class _Walk:
     def graph(self, view: memoryview, depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise self.refuse("nests graphs too deeply")
+        growing: list[str] = []
+        sizes: dict[str, int] = {}
         for field, value in self.fields(view):
             if field == 1:
-                self.node(self.nested(value), depth)
+                growing += self.node(self.nested(value), depth)
             elif field == 5:
-                self.tensor(self.nested(value))
+                name, size = self.tensor(self.nested(value))
+                sizes[name] = size
             elif field == 15:
                 raise self.refuse("carries sparse tensors")
+        for name in growing:
+            if sizes.get(name, 0) > self.element_limit:
+                raise self.refuse(f"makes a tensor of {sizes[name]} elements")
 
-    def node(self, view: memoryview, depth: int) -> None:
+    def node(self, view: memoryview, depth: int) -> list[str]:
+        """Checks a node; gives the input that sets the size of its output, for the operators that can grow."""
+        inputs, kind = [], ""
         for field, value in self.fields(view):
-            if field == 4 and self.text(value) in REFUSED:
-                raise self.refuse(f"uses the operator {self.text(value)!r}, which a bundle does not allow")
+            if field == 1:
+                inputs.append(self.text(value))
+            elif field == 4:
+                kind = self.text(value)
+            if field == 4 and kind in REFUSED:
+                raise self.refuse(f"uses the operator {kind!r}, which a bundle does not allow")
             if field == 7 and self.text(value) not in DOMAINS:
                 raise self.refuse(f"uses operators of {self.text(value)!r}, which ONNX Runtime does not bring")
             if field == 5:
@@ -129,10 +142,14 @@ class _Walk:
                         self.graph(self.nested(inner), depth + 1)
                     elif part in (22, 23):
                         raise self.refuse("carries sparse tensors")
+        place = _GROWING.get(kind)
+        return inputs[place : place + 1] if place is not None else []
 
-    def tensor(self, view: memoryview) -> None:
+    def tensor(self, view: memoryview) -> tuple[str, int]:
+        """Checks a tensor; gives its name, and the product of its values where it could be a shape."""
         dims: list[int] = []
         kind, raw, typed, label = 0, None, 0, ""
+        values: list[int] = []
         for field, value in self.fields(view):
             if field == 1:
                 dims += [value] if isinstance(value, int) else self.packed(value)
@@ -141,25 +158,33 @@ class _Walk:
             elif field == 8:
                 label = self.text(value)
             elif field == 9:
-                raw = len(self.nested(value))
+                content = self.nested(value)
+                raw = len(content)
+                if raw <= 64:
+                    values = [int.from_bytes(content[at : at + 8], "little", signed=True) for at in range(0, raw, 8)]
             elif field == 13 or (field == 14 and value != 0):
                 raise self.refuse("keeps tensor data in another file")
             elif field in _TYPED:
                 width = _TYPED[field]
                 if isinstance(value, int):
                     typed += 1
+                    values = [*values[:8], value]
+                elif width is None:
+                    found = self.packed(value)
+                    typed += len(found)
+                    values = [*values, *found][:8]
                 else:
-                    typed += len(self.packed(value)) if width is None else len(value) // width
+                    typed += len(value) // width
         if kind not in _WIDTH:
             raise self.refuse(f"tensor {label!r} has the unknown data type {kind}")
         if len(dims) > 8 or any(d > self.element_limit for d in dims) or prod(dims) > self.element_limit:
             raise self.refuse(f"tensor {label!r} is larger than {self.element_limit} elements")
         count = prod(dims)
-        held = raw if raw is not None else None
-        if held is not None and held != -int(-count * _WIDTH[kind] // 1):
-            raise self.refuse(f"tensor {label!r} of shape {dims} holds {held} bytes")
-        if held is None and typed != count:
+        if raw is not None and raw != -int(-count * _WIDTH[kind] // 1):
+            raise self.refuse(f"tensor {label!r} of shape {dims} holds {raw} bytes")
+        if raw is None and typed != count:
             raise self.refuse(f"tensor {label!r} of shape {dims} holds {typed} values")
+        return label, prod(max(value, 1) for value in values) if kind == 7 and count <= 8 else 0
 
     def packed(self, view: memoryview) -> list[int]:
         out, at = [], 0

@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OPSET = 20
 """Version of the ONNX operators that exported files use."""
 INPUT, OUTPUT = "input", "logits"
+_NOISY = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
 
 
 def export_onnx(
@@ -146,11 +147,10 @@ def _check_form(proto: ModelProto) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """The exporter prints and warns about its own inner workings; none of it concerns the caller."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
+    """The exporter logs and warns about its own inner workings; none of it concerns the caller."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
     before = [logger.level for logger in loggers]
-    sink = io.StringIO()
-    with warnings.catch_warnings(), redirect_stdout(sink), redirect_stderr(sink):
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)

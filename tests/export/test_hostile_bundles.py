@@ -360,6 +360,17 @@ def nested() -> onnx.ModelProto:
     return network(onnx.helper.make_node("Relu", ["input"], ["logits"], body=foreign().graph))
 
 
+def grown() -> onnx.ModelProto:
+    """A few bytes that ask for terabytes."""
+    node = onnx.helper.make_node("ConstantOfShape", ["w"], ["logits"])
+    return network(node, tensors=[onnx.numpy_helper.from_array(np.array([1 << 20, 1 << 20]), "w")])
+
+
+def grown_typed() -> onnx.ModelProto:
+    node = onnx.helper.make_node("Expand", ["input", "w"], ["logits"])
+    return network(node, tensors=[onnx.TensorProto(name="w", data_type=7, dims=[2], int64_data=[1 << 20, 1 << 20])])
+
+
 def function() -> onnx.ModelProto:
     model = network()
     model.functions.add(name="f", domain="")
@@ -376,7 +387,7 @@ def sparse() -> onnx.ModelProto:
     "make",
     [
         external, hidden_external, oversize, short, wrapped, negative, text,
-        foreign, foreign_opset, loop, nested, function, sparse,
+        foreign, foreign_opset, loop, nested, grown, grown_typed, function, sparse,
     ],
 )  # fmt: skip
 def test_models_that_reach_outside_or_lie_about_their_size_are_refused(make):

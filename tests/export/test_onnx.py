@@ -70,6 +70,11 @@ def test_equal_models_give_equal_bytes(imu, exported):
     assert export_onnx(imu.model, imu.x[:7]) == exported
 
 
+def test_exporter_keeps_quiet(imu, capfd):
+    export_onnx(imu.model, imu.x)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_file_is_written_where_asked(imu, exported, tmp_path):
     data = export_onnx(imu.model, imu.x, tmp_path / "me.onnx")
     assert (tmp_path / "me.onnx").read_bytes() == data
@@ -98,9 +103,10 @@ def test_model_without_logits_is_refused(imu):
         export_onnx(TwoOutputs(), imu.x)
 
 
-def test_model_that_torch_cannot_convert_is_named(imu):
+def test_model_that_torch_cannot_convert_is_named_in_one_message(imu, capfd):
     with pytest.raises(ModelError, match="Branches"):
         export_onnx(Branches(), imu.x)
+    assert capfd.readouterr() == ("", "")
 
 
 class Fixed(nn.Module):
