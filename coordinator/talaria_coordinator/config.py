@@ -8,6 +8,7 @@ devices = 16                # learn once so many have come; or members = ["anna"
 [broker]
 url = "auto"                # "auto", "mosquitto", "amqtt", or mqtt://host:1883
 port = 0                    # of a managed broker; 0 is a free one, kept over restarts
+    # username = "coordinator"  # at a hosted broker; with password_file = "password"
 
 [identity]
 folder = "."                # made by `talaria fleet init`; leave out for a fleet on this machine alone
@@ -41,6 +42,7 @@ from pathlib import Path
 from talaria.errors import ConfigError
 from talaria.rounds import Run
 from talaria.settings import Section, read_toml
+from talaria.wire.credentials import require_no_password
 from talaria_coordinator.api_config import ApiConfig, api_of
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
@@ -60,6 +62,9 @@ class FleetConfig:
     broker: str = "auto"
     host: str = "127.0.0.1"
     port: int = 0
+    username: str | None = None
+    """At a hosted broker, whose certificate a public authority signed; its password is in ``password_file``."""
+    password_file: Path | None = None
     identity: Path | None = None
     """The folder of the fleet's keys: devices must be enrolled, all is signed, and the broker's links are TLS."""
     deadline_s: float = 600.0
@@ -74,6 +79,7 @@ class FleetConfig:
     """Serve the final body to newcomers after the last round, instead of leaving once all members have it."""
 
     def __post_init__(self) -> None:
+        require_no_password(self.broker)
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
                 f"fleet: name={self.name!r} must be 1 to 36 of a-z, 0-9, '-' and '_', beginning with a letter or digit"
@@ -105,6 +111,8 @@ def load_config(path: Path) -> FleetConfig:
         broker=broker.text("url", "auto"),
         host=broker.text("host", "127.0.0.1"),
         port=broker.whole("port", 0, high=65535),
+        username=broker.text("username", None),
+        password_file=broker.path("password_file", None),
         identity=identity.path("folder", None),
         deadline_s=rounds.number("deadline_s", 600.0),
         quorum=rounds.number("quorum", 0.5, high=1.0),

@@ -129,6 +129,7 @@ def rotate(folder: Folder) -> None:
 @app.command("list")
 def members(folder: Folder, as_json: AsJson = False) -> None:
     """Show members, revoked devices and open codes."""
+    from talaria_coordinator.authority import LEAF_DAYS
     from talaria_coordinator.identity import Roll
 
     roll, now = Roll.load(folder), time.time()
@@ -137,6 +138,7 @@ def members(folder: Folder, as_json: AsJson = False) -> None:
             "device": name,
             "key": m.key.hex(),
             "since": m.since,
+            "until": m.since + LEAF_DAYS * 86400,
             "revoked": m.revoked,
         }
         for name, m in sorted(roll.members.items())
@@ -146,7 +148,9 @@ def members(folder: Folder, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"fleet": roll.fleet, "broker": roll.broker, "members": rows, "codes": waiting}))
         return
-    for row in rows:
-        typer.echo(f"{row['device']:<36}  {'revoked' if row['revoked'] else 'member':<8}  key {str(row['key'])[:16]}")
+    for name, m in sorted(roll.members.items()):
+        state = "revoked" if m.revoked else "member"
+        until = time.strftime("%Y-%m-%d", time.localtime(m.since + LEAF_DAYS * 86400))
+        typer.echo(f"{name:<36}  {state:<8}  key {m.key.hex()[:16]}  until {until}")
     for name, left in codes.items():
         typer.echo(f"{name:<36}  code      {f'good for {left:.1f} hours' if left > 0 else 'expired'}")

@@ -11,7 +11,6 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from talaria.errors import ConfigError, StateError, TalariaError
@@ -19,49 +18,24 @@ from talaria.protocol import events as e
 from talaria.protocol.coordinator import CoordinatorState, Rules
 from talaria.protocol.link import Count, Link
 from talaria.wire.chunks import Cut, describe
-from talaria.wire.topics import coordinator_filters
-from talaria.wire.transport import LinkDown, LinkUp, Mqtt, Transport, Will
-from talaria_coordinator import identity, select
+from talaria.wire.transport import LinkDown, LinkUp, Will
+from talaria_coordinator import select
 from talaria_coordinator.blobs import Blobs
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.control import Order, decide
 from talaria_coordinator.learning import Learning
 from talaria_coordinator.members import Members
+from talaria_coordinator.notices import Enrolled, Folded, Stop
 from talaria_coordinator.store import Store
+from talaria_coordinator.uplink import Open, over_mqtt
 from talaria_coordinator.uploads import Uploads, receive
 from talaria_coordinator.witness import witness
 
 Report = Callable[[dict[str, Any]], None]
-Open = Callable[[str, FleetConfig, Callable[[], Will]], Transport]
 INBOX = 1024
 GOODBYE_S = 5.0
 LINGER_S = 600.0
 AGAIN_S = (2.0, 120.0)
-
-
-def over_mqtt(url: str, config: FleetConfig, will: Callable[[], Will]) -> Transport:
-    """The coordinator's connection to its broker."""
-    tls = None if config.identity is None else identity.tls(config.identity)
-    return Mqtt(url, f"{config.name}.coordinator", coordinator_filters(config.name), will=will, tls=tls)
-
-
-@dataclass(frozen=True)
-class _Folded:
-    """A round's new body is committed."""
-
-    number: int
-    counted: int
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Enrolled:
-    """The list of enrolled devices has changed."""
-
-
-@dataclass(frozen=True)
-class _Stop:
-    """Leave in good order."""
 
 
 class Service:
@@ -114,7 +88,7 @@ class Service:
         """Leave in good order; call it in the event loop."""
         self._stopped = True
         if not self._inbox.full():
-            self._inbox.put_nowait(_Stop())
+            self._inbox.put_nowait(Stop())
 
     # -- life
 
@@ -152,12 +126,12 @@ class Service:
         while not self._stopped and not self._may_leave():
             event = await self._inbox.get()
             match event:
-                case _Folded():
+                case Folded():
                     self._folded(event)
-                case _Enrolled():
+                case Enrolled():
                     self._on_members()
                     self._settle_members()
-                case _Stop():
+                case Stop():
                     return
                 case Order():
                     self._obey(event)
@@ -210,7 +184,7 @@ class Service:
             await self._inbox.put(e.Tick(time.monotonic()))
             try:
                 if self._members.refresh():
-                    await self._inbox.put(_Enrolled())
+                    await self._inbox.put(Enrolled())
             except ConfigError as error:
                 self._tell("error", error=str(error))
 
@@ -355,7 +329,7 @@ class Service:
                 await self._inbox.put(e.Committed(time.monotonic(), action.round))
                 return
             else:
-                await self._inbox.put(_Folded(action.round, len(action.counted), action.missing))
+                await self._inbox.put(Folded(action.round, len(action.counted), action.missing))
                 return
 
     def _commit(self, action: e.RoundClosed) -> None:
@@ -370,7 +344,7 @@ class Service:
             last=self._fleet.step + 1 >= self.config.run.rounds,
         )
 
-    def _folded(self, event: _Folded) -> None:
+    def _folded(self, event: Folded) -> None:
         self._refresh()
         self._failures = 0
         self._tell(

@@ -10,6 +10,7 @@ variants = ["fp32", "int8"]   # forms that the bundle may choose from; leave out
 [fleet]
 name = "watch"
 broker = "mqtt://127.0.0.1:1883"
+# username = "s01-left"       # at a hosted broker; with password_file = "password"
 
 [identity]
 folder = "identity"           # made by `talaria edge join`; leave out for a fleet on this machine alone
@@ -34,6 +35,7 @@ from urllib.parse import urlsplit
 from talaria.errors import ConfigError
 from talaria.settings import Section, read_toml
 from talaria.types import Plan
+from talaria.wire.credentials import require_no_password
 from talaria_edge.data import DataSource, NamedSource, NpzSource
 
 _DEVICE = re.compile(r"[a-z0-9-]{1,36}")
@@ -49,6 +51,9 @@ class DeviceConfig:
     state: Path
     source: DataSource = field(repr=False)
     plan: Plan | None = None
+    username: str | None = None
+    """At a hosted broker, whose certificate a public authority signed; its password is in ``password_file``."""
+    password_file: Path | None = None
     identity: Path | None = None
     """The folder of this device's keys: what it says is signed, and the coordinator must be the fleet's."""
     bundle: Path | None = None
@@ -66,6 +71,7 @@ class DeviceConfig:
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
             raise ConfigError(f"device: id={self.device!r} must be 1 to 36 of a-z, 0-9 and '-'")
+        require_no_password(self.broker)
         try:
             parts = urlsplit(self.broker)
             good = parts.scheme in ("mqtt", "mqtts", "ws", "wss") and bool(parts.hostname) and parts.port != 0
@@ -91,6 +97,8 @@ def load_config(path: Path) -> DeviceConfig:
         state=device.path("state", f"state/{name}"),
         source=_source(data, name),
         plan=_plan(plan),
+        username=fleet.text("username", None),
+        password_file=fleet.path("password_file", None),
         identity=identity.path("folder", None),
         bundle=device.path("bundle", None),
         labels=device.names("labels", ()),

@@ -22,7 +22,7 @@ from talaria.protocol.device import DeviceHalf, DeviceLimits
 from talaria.protocol.link import Link
 from talaria.rounds import Run
 from talaria.wire.chunks import Cut, FileAssembly, describe
-from talaria.wire.credentials import Credentials
+from talaria.wire.credentials import Credentials, password
 from talaria.wire.topics import device_filters
 from talaria.wire.transport import LinkDown, LinkUp, Mqtt, Transport, Will
 from talaria_edge import files
@@ -42,8 +42,16 @@ GOODBYE_S = 5.0
 def over_mqtt(config: DeviceConfig, will: Callable[[], Will]) -> Transport:
     """A device's own connection to its broker."""
     filters = device_filters(config.fleet, config.device)
-    tls = None if config.identity is None else Credentials.load(config.identity).tls
-    return Mqtt(config.broker, f"{config.fleet}.{config.device}", filters, will=will, tls=tls)
+    own = config.identity if config.username is None else None
+    return Mqtt(
+        config.broker,
+        f"{config.fleet}.{config.device}",
+        filters,
+        will=will,
+        username=config.username,
+        password=None if config.password_file is None else password(config.password_file),
+        tls=None if own is None else Credentials.load(own).tls,
+    )
 
 
 def credentials_of(folder: Path, fleet: str, device: str) -> Credentials:

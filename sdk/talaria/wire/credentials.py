@@ -16,6 +16,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -116,9 +117,31 @@ def require_private(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise ConfigError(f"identity: {path} cannot be read: {error.strerror}; join the fleet again") from None
+        raise ConfigError(f"identity: {path} cannot be read: {error.strerror}; restore it, or join again") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"identity: others may read {path} (mode {mode & 0o777:o}); run `chmod 600 {path}`")
+
+
+def password(path: Path) -> str:
+    """The password in a file that only its owner can read; one line."""
+    require_private(path)
+    try:
+        text = read(path, "write the password there", 1024).decode().strip()
+    except UnicodeDecodeError:
+        text = ""
+    if not text or "\n" in text:
+        raise ConfigError(f"identity: {path} must hold one line, the password")
+    return text
+
+
+def require_no_password(url: str) -> None:
+    """Raise :class:`ConfigError` for a broker's URL with a password in it: logs and events repeat URLs."""
+    try:
+        held = urlsplit(url).password is not None
+    except ValueError:
+        return
+    if held:
+        raise ConfigError("broker: the URL holds a password, which logs would repeat; give username and password_file")
 
 
 def load_signer(path: Path) -> Signer:

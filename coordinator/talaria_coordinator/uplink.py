@@ -1,0 +1,27 @@
+"""The coordinator's connection to its broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from talaria.wire import credentials
+from talaria.wire.topics import coordinator_filters
+from talaria.wire.transport import Mqtt, Transport, Will
+from talaria_coordinator import identity
+from talaria_coordinator.config import FleetConfig
+
+Open = Callable[[str, FleetConfig, Callable[[], Will]], Transport]
+
+
+def over_mqtt(url: str, config: FleetConfig, will: Callable[[], Will]) -> Transport:
+    """With the fleet's own certificates where it has keys; at a hosted broker with its user name and password."""
+    own = config.identity if config.username is None else None
+    return Mqtt(
+        url,
+        f"{config.name}.coordinator",
+        coordinator_filters(config.name),
+        will=will,
+        username=config.username,
+        password=None if config.password_file is None else credentials.password(config.password_file),
+        tls=None if own is None else identity.tls(own),
+    )

@@ -1,0 +1,141 @@
+"""``talaria fleet`` and ``talaria edge join`` as people use them; and links with a password."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from talaria.errors import ConfigError
+from talaria.wire.credentials import password
+from talaria_coordinator import config as fleet_config
+from talaria_coordinator.broker import open_broker
+from talaria_coordinator.fleet_cli import app as fleet
+from talaria_coordinator.uplink import over_mqtt
+from talaria_edge import config as device_config
+from talaria_edge.cli import app as edge
+from talaria_edge.runtime import credentials_of
+
+
+def ran(app, *args, text=None):
+    done = CliRunner().invoke(app, [str(a) for a in args], input=text, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture
+def keys(tmp_path):
+    ran(fleet, "init", tmp_path / "keys", "--name", "watch", "--host", "broker.example", "--devices", 3)
+    return tmp_path / "keys"
+
+
+def join(keys, folder, device):
+    code = ran(fleet, "enroll", keys, device, "--json")
+    code = json.loads(code)["code"]
+    ran(edge, "join", folder, text=code + "\n")
+    ran(fleet, "admit", keys, folder / f"{device}.request", "-o", folder / "answer")
+    return ran(edge, "join", folder, "--answer", folder / "answer")
+
+
+def test_from_init_to_revocation(keys, tmp_path):
+    assert "mqtts://broker.example:8883" in join(keys, tmp_path / "anna", "anna")
+    ran(fleet, "enroll", keys, "bela")
+    shown = ran(fleet, "list", keys)
+    assert "anna" in shown
+    assert "member" in shown
+    assert "good for 24.0 hours" in shown
+    ran(fleet, "revoke", keys, "anna")
+    ran(fleet, "rotate", keys)
+    found = json.loads(ran(fleet, "list", keys, "--json"))
+    assert [m["device"] for m in found["members"]] == ["anna"]
+    assert found["members"][0]["revoked"] is not None
+    assert found["members"][0]["until"] - found["members"][0]["since"] == 397 * 86400
+    assert [c["device"] for c in found["codes"]] == ["bela"]
+
+
+def test_init_tells_as_json(tmp_path):
+    made = json.loads(ran(fleet, "init", tmp_path / "f", "--name", "lamp", "--port", 9000, "--json"))
+    assert made["broker"] == "mqtts://localhost:9000"
+    assert fleet_config.load_config(tmp_path / "f" / "fleet.toml").port == 9000
+
+
+def test_a_device_takes_its_own_keys_only(keys, tmp_path):
+    join(keys, tmp_path / "anna", "anna")
+    assert credentials_of(tmp_path / "anna", "watch", "anna").device == "anna"
+    with pytest.raises(ConfigError, match="belongs to device 'anna' of fleet 'watch', not to 'bela'"):
+        credentials_of(tmp_path / "anna", "watch", "bela")
+    with pytest.raises(ConfigError, match="not to 'anna' of 'lamp'"):
+        credentials_of(tmp_path / "anna", "lamp", "anna")
+
+
+@pytest.mark.parametrize("command", ["init", "enroll", "admit", "revoke", "rotate", "list"])
+def test_every_command_explains_itself(command):
+    assert len(ran(fleet, command, "--help")) > 200
+
+
+# ---- passwords
+
+FLEET = """
+[fleet]
+name = "watch"
+devices = 1
+[broker]
+{broker}
+[run]
+algorithm = "fedavg"
+[run.spec]
+name = "imu_cnn"
+input_shape = [6, 32]
+classes = 3
+"""
+DEVICE = '[device]\nid = "anna"\n[fleet]\nname = "watch"\n{broker}\n[data]\nsource = "npz"\npath = "x.npz"\n'
+
+
+@pytest.mark.parametrize(
+    ("load", "text", "field"), [(fleet_config.load_config, FLEET, "url"), (device_config.load_config, DEVICE, "broker")]
+)
+def test_a_password_does_not_stand_in_a_url(tmp_path, load, text, field):
+    path = tmp_path / "x.toml"
+    path.write_text(text.format(broker=f'{field} = "mqtts://me:hunter2@broker.example"'))
+    with pytest.raises(ConfigError, match="password_file") as caught:
+        load(path)
+    assert "hunter2" not in str(caught.value)
+    (tmp_path / "secret").write_text("hunter2\n")
+    (tmp_path / "secret").chmod(0o600)
+    login = f'{field} = "mqtts://broker.example"\nusername = "me"\npassword_file = "secret"'
+    path.write_text(text.format(broker=login))
+    loaded = load(path)
+    assert loaded.username == "me"
+    assert password(loaded.password_file) == "hunter2"
+    assert "hunter2" not in repr(loaded)
+
+
+@pytest.mark.parametrize(("content", "mode"), [("", 0o600), ("a\nb", 0o600), ("\x00" * 2000, 0o600), ("x", 0o644)])
+def test_password_files_that_are_none(tmp_path, content, mode):
+    path = tmp_path / "secret"
+    path.write_text(content)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match="secret"):
+        password(path)
+
+
+def test_a_hosted_brokers_link_shows_no_password(tmp_path):
+    (tmp_path / "secret").write_text("hunter2")
+    (tmp_path / "secret").chmod(0o600)
+    (tmp_path / "f.toml").write_text(
+        FLEET.format(broker='url = "mqtts://b.example"\nusername = "me"\npassword_file = "secret"')
+    )
+    config = fleet_config.load_config(tmp_path / "f.toml")
+    link = over_mqtt(config.broker, config, lambda: None)
+    assert (link.address.host, link.address.tls) == ("b.example", True)
+    assert "hunter2" not in repr(link) + repr(link.address) + str(link.address)
+
+
+# ---- the broker that a fleet with keys needs
+
+
+def test_a_fleet_with_keys_does_not_fall_back_to_a_broker_without_tls(keys, tmp_path):
+    with (
+        pytest.raises(ConfigError, match="needs Mosquitto"),
+        open_broker("amqtt", state=tmp_path / "b", security=keys / "broker"),
+    ):
+        pass
