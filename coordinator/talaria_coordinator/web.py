@@ -57,6 +57,7 @@ def serving(app: ASGIApp, config: ApiConfig, sock: socket.socket) -> Iterator[No
         access_log=False,
         server_header=False,
         limit_concurrency=CONNECTIONS,
+        h11_max_incomplete_event_size=32 * 1024,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=2,
         ssl_certfile=config.cert,

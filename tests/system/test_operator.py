@@ -1,0 +1,138 @@
+"""An operator at work on a running fleet: pause, resume, abort, shut out and let in again; a port that is taken."""
+
+import json
+import socket
+import time
+
+import httpx
+
+from talaria import tree
+
+
+def with_api(one, port=0, **more):
+    one.extra = f"[api]\nport = {port}\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in more.items())
+    return one
+
+
+def state(api):
+    return api.get("/api/v1/fleets/watch").json()
+
+
+def wait_until(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come to that in time"
+        time.sleep(0.1)
+
+
+def order(api, verb, status=200, **query):
+    answer = api.post(f"/api/v1/fleets/watch/{verb}", params=query)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_pause_resume_and_abort_change_no_byte_of_what_is_learned(fleet, a_run):
+    one = with_api(fleet(a_run("fedper", rounds=5, epochs=3)))
+    coordinator = one.serve()
+    ready = coordinator.wait_for("ready")
+    agents = one.agents(ready["broker"])
+    with httpx.Client(base_url=ready["api"], timeout=20) as api:
+        coordinator.wait_for("round-opened", step=1)
+        assert order(api, "pause", reason="night")["status"] == "paused"
+        assert coordinator.wait_for("pause")["reason"] == "night"
+        coordinator.wait_for("round-closed", step=1)
+        time.sleep(1.0)
+        assert (state(api)["step"], state(api)["tried"], state(api)["status"]) == (1, 1, "paused")
+        assert order(api, "resume")["status"] == "running"
+        opened = coordinator.wait_for("round-opened", step=2)
+        assert order(api, "abort", reason="wrong data")["status"] == "aborted"
+        failed = coordinator.wait_for("round-failed", round=opened["round"])
+        assert failed["reason"] == "wrong data"
+        assert "aborted" in order(api, "pause", 409)["detail"]
+        time.sleep(1.0)
+        assert (state(api)["step"], state(api)["status"]) == (1, "aborted")
+        assert order(api, "resume")["status"] == "running"
+        coordinator.wait_for("round-opened", step=2)
+        text = api.get("/metrics").text
+        assert 'talaria_rounds_total{fleet="watch",outcome="failed"} 1.0' in text
+        assert 'talaria_rounds_total{fleet="watch",outcome="closed"} 1.0' in text
+    assert coordinator.end() == 0
+    assert agents.end() == 0
+    assert tree.equal(one.shared(), one.simulated().shared)
+
+
+def test_a_paused_fleet_stays_paused_over_a_kill(fleet, a_run):
+    one = with_api(fleet(a_run("fedavg", rounds=3)))
+    first = one.serve()
+    ready = first.wait_for("ready")
+    one.port = int(ready["broker"].rsplit(":", 1)[1])
+    one.agents(ready["broker"])
+    with httpx.Client(base_url=ready["api"], timeout=20) as api:
+        first.wait_for("round-opened", step=1)
+        order(api, "pause")
+        first.wait_for("round-closed", step=1)
+    first.kill()
+    second = one.serve()
+    again = second.wait_for("ready")
+    with httpx.Client(base_url=again["api"], timeout=20) as api:
+        second.wait_for("connected")
+        time.sleep(1.0)
+        assert (state(api)["status"], state(api)["step"]) == ("paused", 1)
+        order(api, "resume")
+    assert second.end() == 0
+
+
+def test_a_device_is_shut_out_and_let_in_again(fleet, a_run):
+    one = with_api(fleet(a_run("fedavg", rounds=4, epochs=3)))
+    coordinator = one.serve()
+    ready = coordinator.wait_for("ready")
+    one.agents(ready["broker"])
+    with httpx.Client(base_url=ready["api"], timeout=20) as api:
+        coordinator.wait_for("round-opened", step=1)
+        order(api, "pause")
+        coordinator.wait_for("round-closed", step=1)
+        order(api, "devices/dora/quarantine", reason="lent to a stranger")
+        (out,) = api.get("/api/v1/fleets/watch/quarantine").json()
+        assert (out["device"], out["quarantine"]) == ("dora", "lent to a stranger")
+        order(api, "resume")
+        assert coordinator.wait_for("round-opened", step=2)["cohort"] == 3
+        order(api, "devices/dora/release")
+        assert api.get("/api/v1/fleets/watch/quarantine").json() == []
+        assert "not in quarantine" in order(api, "devices/dora/release", 409)["detail"]
+        assert coordinator.wait_for("round-opened", step=3)["cohort"] == 4
+
+
+def test_a_port_that_is_taken_ends_it_with_one_clear_message(fleet):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        one = with_api(fleet(), port=other.getsockname()[1])
+        coordinator = one.serve()
+        assert coordinator.end() == 1
+    assert "give [api] another port" in coordinator.errors
+    assert "Traceback" not in coordinator.errors
+
+
+def test_a_token_is_asked_for_and_stands_in_no_log(fleet, a_run):
+    one = fleet(a_run("fedavg", rounds=1))
+    token = one.folder / "api.token"
+    token.write_text("0123456789abcdef0123456789abcdef\n")
+    token.chmod(0o600)
+    with_api(one, token_file=str(token))
+    coordinator = one.serve()
+    ready = coordinator.wait_for("ready")
+    assert httpx.get(f"{ready['api']}/api/v1/fleets").status_code == 401
+    right = {"Authorization": "Bearer 0123456789abcdef0123456789abcdef"}
+    assert httpx.get(f"{ready['api']}/api/v1/fleets", headers=right).json()[0]["name"] == "watch"
+    coordinator.close()
+    assert "0123456789abcdef" not in json.dumps(coordinator.events) + coordinator.errors
+
+
+def test_every_event_of_the_journal_names_its_fleet_and_what_it_is_about(fleet, a_run):
+    one = fleet(a_run("fedavg", rounds=1))
+    coordinator = one.serve()
+    agents = one.agents(coordinator.wait_for("ready")["broker"])
+    assert (coordinator.end(), agents.end()) == (0, 0)
+    about = {"progress": {"round", "device"}, "round-opened": {"round"}, "round-closed": {"round"},
+             "device-up": {"device"}, "device-down": {"device"}}  # fmt: skip
+    assert {event["event"] for event in coordinator.events} >= set(about)
+    for event in coordinator.events:
+        assert {"at", "fleet", "event"} | about.get(event["event"], set()) <= set(event)
