@@ -103,7 +103,8 @@ def family(named: tuple[str, tuple[int, ...], int], block: int) -> dict[str, Any
         planned.append({**full, **made.widths})
     met = _ratios([full, *planned], resizer, example)[1:]
 
-    cuts = [{g: min(n, aligned((1 - s) * n, block)) for g, n in full.items()} for s in SHARES]
+    # The nearest whole block, so that what is taken away is closest to its name.
+    cuts = [{g: min(n, aligned((1 - s) * n - block / 2, block)) for g, n in full.items()} for s in SHARES]
     pruned = _ratios([full, *cuts], resizer, example)[1:]
     return {
         "model": spec.name,
@@ -119,6 +120,9 @@ def family(named: tuple[str, tuple[int, ...], int], block: int) -> dict[str, Any
             "kept": sum(got <= want for got, want in zip(met, wanted, strict=True)),
             "wanted": wanted,
             "measured": met,
+        },
+        "channels_removed": {
+            str(s): 1 - sum(cut.values()) / sum(full.values()) for s, cut in zip(SHARES, cuts, strict=True)
         },
         "pruned": {str(s): r for s, r in zip(SHARES, pruned, strict=True)},
     }

@@ -24,14 +24,22 @@ def seconds_of(call: Call, calls: int = 1) -> float:
     return max(time.thread_time_ns() - begin, 1) / calls / 1e9
 
 
-def interleaved(candidates: Mapping[str, Call], rounds: int = 9, burst: float = BURST) -> dict[str, list[float]]:
-    """CPU seconds per call of each candidate in each round; all candidates of a round ran side by side."""
+def interleaved(
+    candidates: Mapping[str, Call], rounds: int = 9, burst: float = BURST, seconds: float = float("inf")
+) -> dict[str, list[float]]:
+    """CPU seconds per call of each candidate in each round; all candidates of a round ran side by side.
+
+    After ``seconds`` of CPU time no further round begins, but there are at least three.
+    """
+    begin = time.thread_time()
     calls = {}
     for name, call in candidates.items():
         call()
         calls[name] = max(1, min(1000, round(burst / seconds_of(call, 2))))
     took: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(rounds):
+        if turn >= 3 and time.thread_time() - begin > seconds:
+            break
         for name in candidates if turn % 2 == 0 else reversed(list(candidates)):
             took[name].append(seconds_of(candidates[name], calls[name]))
     return took

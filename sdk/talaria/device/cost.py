@@ -29,8 +29,10 @@ from talaria.model.spec import ModelSpec
 PROBES = 15
 """Most whole-model probes per family."""
 
-ROUNDS = 40
-"""Bursts per probe: 15 probes take about 4 s of CPU time."""
+ROUNDS = 80
+"""Most bursts per probe."""
+SECONDS = 8.0
+"""CPU time after which measuring ends."""
 
 SESSIONS = 2
 """Times that each probe is loaded: where its buffers happen to lie in memory moves its speed by some percent."""
@@ -154,7 +156,9 @@ def timed(files: Mapping[str, bytes], example: Tensor, rounds: int = ROUNDS) -> 
     x = example.numpy()
     first = next(iter(files))
     calls = {(n, i): caller(f, x) for n, f in files.items() for i in range(SESSIONS)}
-    took = clock.interleaved({f"{i} {name}": call for (name, i), call in calls.items()}, max(3, rounds // SESSIONS))
+    took = clock.interleaved(
+        {f"{i} {name}": call for (name, i), call in calls.items()}, max(3, rounds // SESSIONS), seconds=SECONDS
+    )
     bases = [f"{i} {first}" for i in range(SESSIONS)]
     base = [mean(times) for times in zip(*(took[b] for b in bases), strict=True)]
     found = {}

@@ -74,10 +74,10 @@ def figures(choice: Choice, widths: Widths, budget: Budget, profile: Profile, co
         spare = 0.0 if uncut else cost.margin
         found["latency_ms"] = cost.dense_ms if uncut else cost.latency_ms(bare, widths) * (1 + spare)
         found["latency_ratio"] = found["latency_ms"] / cost.dense_ms
-    graph = 16_000 if cost is None else cost.graph_bytes
+    graph = 2_000 + 500 * len(bare.layers) if cost is None else cost.graph_bytes
     values = _deployed_values(bare, widths)
     found["bundle_fp32_mb"] = (4 * values + graph) / 1e6
-    found["bundle_mb"] = (2 * values + graph) / 1e6
+    found["bundle_mb"] = (2 * values + graph + 300 * len(bare.layers)) / 1e6  # each tensor is cast back at load
     own = _in_names_of(bare, full, widths)
     found["upload_mb"] = upload_bytes(full, own, choice.parts, choice.codec) / 1e6
     found["step_s"] = choice.batch * PASSES[choice.parts] / 3 * bare.products(widths) / profile.train_rate

@@ -51,7 +51,7 @@ def test_plan_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 def test_plan_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert talaria(monkeypatch, "plan", "-m", "mlp", "--shape", "20", "-b", "bundle_kb=30") == 0
+    assert talaria(monkeypatch, "plan", "-m", "mlp", "--shape", "20", "-b", "bundle_kb=20") == 0
     out = capsys.readouterr().out
     assert "fc1 =" in out
     assert "blocks of 8" in out

@@ -126,6 +126,21 @@ def test_each_limit_is_kept_by_the_real_model(profile: Profile, limit: dict[str,
     assert made.predicted[name] <= most * 1.001
 
 
+@pytest.mark.parametrize("share", [0.9, 0.3])
+def test_the_bundle_is_an_upper_bound_close_to_the_real_file(profile: Profile, share: float) -> None:
+    from talaria.device.cost import lively
+    from talaria_export.onnx import convert
+    from talaria_export.variants import half
+
+    dense = planner.plan(IMU, Budget(), profile).predicted["bundle_mb"]
+    made = planner.plan(IMU, Budget(bundle_mb=share * dense), profile)
+    proto = convert(pruning.compact(lively(zoo.build(IMU)), mask_of(IMU, made)), zoo.example(IMU, 2))
+    told = made.predicted["bundle_mb"] * 1e6
+    assert made.precision == "fp16"
+    assert len(half(proto).SerializeToString()) <= told <= share * dense * 1e6
+    assert told - len(half(proto).SerializeToString()) < 8000
+
+
 def test_what_costs_no_channels_goes_first(profile: Profile) -> None:
     """Half the file and a quarter of the upload are had without losing a channel."""
     dense = planner.plan(IMU, Budget(), profile).predicted

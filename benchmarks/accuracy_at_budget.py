@@ -1,0 +1,89 @@
+"""How much accuracy does a latency budget cost? Real smartwatch users, the whole curve.
+
+    python benchmarks/accuracy_at_budget.py [--rounds 20] [--seeds 0] [--json out.json]
+
+Every user's device is planned for a share of the unpruned model's latency on this machine; the fleet learns with
+Hermes, whose plan is the floor of its pruning, and with FedAvg and fine-tuning, whose mask is the plan from the start.
+The dense twin of both is FedAvg with fine-tuning on the unpruned model. Figures are means over users of the accuracy
+on their own test samples; latency is that of the exported model, measured side by side with the dense one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+from smartwatch.setting import run_of
+
+from talaria.device import cost, planning
+from talaria.device.anatomy import anatomy
+from talaria.device.budget import Budget
+from talaria.device.planner import plan
+from talaria.device.profile import cached
+from talaria.device.runtime import Resizer, exporter
+from talaria.model import zoo
+from talaria.simulate.data import catalog
+from talaria.simulate.run import evaluate, members_of, simulate
+from talaria.types import Plan
+
+RATIOS = (0.7, 0.5, 0.35)
+
+
+def main() -> None:
+    """Print one row per budget, or write them as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--ratios", type=float, nargs="+", default=list(RATIOS))
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for seed in asked.seeds for row in curve(seed, asked.rounds, asked.ratios)]
+    if asked.json:
+        asked.json.write_text(json.dumps(rows, indent=1))
+
+
+def curve(seed: int, count: int, ratios: list[float]) -> list[dict[str, Any]]:
+    """The dense twin and each budget, for one seed."""
+    data = catalog.load("smartwatch")
+    spec = run_of(data, "fedavg_ft", seed, count).spec
+    device = cached()
+    measured = planning.costed(spec, device)
+    rows = []
+    for ratio in [1.0, *ratios]:
+        made = Plan() if ratio == 1.0 else plan(spec, Budget(latency_ratio=ratio), device, measured)
+        for algorithm in ("fedavg_ft",) if ratio == 1.0 else ("hermes", "fedavg_ft"):
+            run = run_of(data, algorithm, seed, count)
+            members = members_of(data.clients, dict.fromkeys(data.clients, made))
+            report = evaluate(simulate(run, members), data, members)
+            row = {
+                "seed": seed,
+                "budget": ratio,
+                "algorithm": algorithm,
+                "accuracy": report.accuracy.mean,
+                "widths": dict(made.widths),
+                "latency": 1.0 if ratio == 1.0 else _latency(spec, made),
+            }
+            rows.append(row)
+            print(f"{seed}  {ratio:4.2f}  {algorithm:10}  {row['accuracy']:.4f}  {row['latency']:.3f}", flush=True)
+    return rows
+
+
+def _latency(spec: zoo.ModelSpec, made: Plan) -> float:
+    """Measured latency of the planned model to the dense one."""
+    parts = anatomy(spec)
+    resizer = Resizer(exporter()(cost.lively(zoo.build(spec)), zoo.example(spec, 2)), parts)
+    files = {"dense": resizer.at(parts.full()), "planned": resizer.at({**parts.full(), **made.widths})}
+    took, _ = cost.timed(files, zoo.example(spec), 60)
+    return took["planned"] / took["dense"]
+
+
+if __name__ == "__main__":
+    main()
