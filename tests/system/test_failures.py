@@ -77,6 +77,7 @@ def test_a_disk_that_fills_up(fleet, a_run):
     assert "free space" in coordinator.errors
     assert "Traceback" not in coordinator.errors
     coordinator = one.serve()
+    assert coordinator.wait_for("ready")["broker"] == url
     assert [group.end() for group in (steady, full)] == [0, 0]
     assert coordinator.end() == 0
     simulated = one.simulated()
