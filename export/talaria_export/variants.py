@@ -6,6 +6,7 @@ import copy
 import logging
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,12 +202,12 @@ def _bytes(model: ModelProto) -> bytes:
     return data
 
 
-class _quiet:  # noqa: N801  (reads as a word in a with statement)
+@contextmanager
+def _quiet() -> Iterator[None]:
     """The quantizer advises, through the root logger, steps that were taken already."""
-
-    def __enter__(self) -> None:
-        self.before = logging.root.manager.disable
-        logging.disable(logging.WARNING)
-
-    def __exit__(self, *_: object) -> None:
-        logging.disable(self.before)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

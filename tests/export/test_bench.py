@@ -4,8 +4,8 @@ from talaria_export.bench import import_cost, measure
 
 
 def test_figures_are_complete_plain_data():
-    """One model, hardly trained and hardly timed: what is tested is that every figure is there and adds up."""
-    figures = measure(["imu_cnn"], epochs=1, seconds=0.02)
+    """One model, untrained and hardly timed: what is tested is that every figure is there and adds up."""
+    figures = measure(["imu_cnn"], epochs=0, seconds=0.02)
     row = json.loads(json.dumps(figures))["models"]["imu_cnn"]
     assert row["verified"]
     assert row["max_abs_diff"] <= 1e-4
