@@ -1,0 +1,53 @@
+import json
+
+import pytest
+import torch
+
+from talaria import economy_bench, local
+from talaria.device import bench, cost
+from talaria.device import profile as profiles
+from talaria.device.profile import Profile
+from talaria.model import zoo
+from talaria.model.spec import ModelSpec
+from talaria.types import Recipe, Samples, Task
+
+
+def test_the_planner_bench_reports_each_family(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "FAMILIES", (("imu_cnn", (6, 40), 3),))
+    monkeypatch.setattr(bench, "HELD_OUT", 2)
+    monkeypatch.setattr(bench, "BUDGETS", 2)
+    monkeypatch.setattr(cost, "SECONDS", 0.3)
+    monkeypatch.setattr(profiles, "cached", lambda: profile)
+    bench.planner(as_json=True, families=None)
+    found = json.loads(capsys.readouterr().out)
+    (row,) = found["families"]
+    assert row["probes"] <= 15
+    assert row["measuring_s"] < 10
+    assert 0 <= row["mean_error"] <= row["worst_error"]
+    assert len(row["budgets"]["wanted"]) == len(row["budgets"]["measured"]) == 2
+    assert all(ratio > 0 for ratio in row["pruned"].values())
+    assert row["channels_removed"]["0.3"] < row["channels_removed"]["0.7"]
+    bench.planner(as_json=False, families="imu_cnn")
+    assert "imu_cnn" in capsys.readouterr().out
+
+
+def test_kept_features_take_less_memory_and_the_same_step() -> None:
+    spec = ModelSpec("mobilenet_v3_small", (3, 32, 32), 3)
+    model = zoo.build(spec)
+    draws = torch.Generator().manual_seed(0)
+    samples = Samples(torch.randn(16, *spec.input_shape, generator=draws), torch.arange(16) % 3)
+    task = Task(
+        model=model, split=zoo.split(spec, model), train=samples, val=samples, recipe=Recipe(batch=16), classes=3
+    )
+    head = task.split.of("head")
+    _, whole = economy_bench._way(task, None)
+    _, plain = economy_bench._way(task, head)
+    step, kept = economy_bench._way(task, head, keep=True)
+    assert kept < plain < whole
+    before = local.state_of(task.model)
+    step()
+    assert all(torch.equal(v, before[k]) for k, v in task.model.state_dict().items())
+    with pytest.raises(TypeError, match="nothing to keep"):
+        economy_bench._way(task, None, keep=True)
