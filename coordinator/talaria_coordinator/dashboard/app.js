@@ -179,14 +179,15 @@ function show(about, rounds, devices, shut, events, overlap) {
   put("bytes", bytesPlot(oldest));
   const masked = overlap && overlap.devices.length > 1;
   $("overlap-about").textContent = masked
-    ? `Round ${closed.step}: channels that two devices both keep over those that either keeps, in percent.` : "";
+    ? `Round ${closed.step}: channels that two devices both keep over those that either keeps, in percent; `
+      + `the first ${overlap.devices.length} masked devices by name.` : "";
   put("overlap", masked ? overlapPlot(overlap) : nothing("No masks yet, or all devices keep the whole model."));
   put("quarantine", table([
-    ["device", (d) => d.device], ["since it was seen", (d) => ago(d.seen)],
+    ["device", (d) => d.device], ["seen", (d) => ago(d.seen)],
     ["reason", (d) => d.quarantine, "text"], ["", (d) => releaseButton(d.device)],
   ], shut, "Nobody is shut out."));
   put("rounds", table([
-    ["try", (r) => String(r.round), "n"], ["round", (r) => String(r.step), "n"],
+    ["no.", (r) => String(r.round), "n"], ["learning", (r) => String(r.step), "n"],
     ["state", (r) => make("span", { class: { closed: "up", failed: "no" }[r.state] || "" }, r.state)],
     ["asked", (r) => String(r.cohort), "n"], ["counted", (r) => (r.counted === null ? `(${r.stored})` : String(r.counted)), "n"],
     ["rejected", (r) => String(r.rejected), "n"], ["took", took, "n"], ["bytes up", (r) => bytes(r.bytes_up), "n"],

@@ -1,0 +1,129 @@
+"""The dashboard in a real browser, over a real short fleet: what it shows, with a token and without, and that nothing
+a device says becomes part of the page."""
+
+import html
+import os
+import re
+import shutil
+import subprocess
+
+import httpx
+import pytest
+
+from talaria_coordinator.api import make_api
+from talaria_coordinator.api_config import ApiConfig
+from talaria_coordinator.store import Store
+from talaria_coordinator.views import Views
+from talaria_coordinator.web import listening, serving, url_of
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or "chromium"
+EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+
+@pytest.fixture
+def page(tmp_path):
+    """The page's elements after its scripts have run for a while."""
+
+    def dump(url):
+        done = subprocess.run(
+            [
+                CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+                "--disable-dev-shm-usage", "--no-first-run", f"--user-data-dir={tmp_path / 'browser'}",
+                "--virtual-time-budget=8000", "--dump-dom", url,
+            ],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    return dump
+
+
+def text_of(dom, ident):
+    """The text within the element with this id, roughly: up to the next element with an id."""
+    found = re.search(rf'id="{ident}"[^>]*>(.*?)(?=<[a-z]+[^>]* id="|</main>)', dom, re.S)
+    assert found, f"no #{ident} in {dom[:3000]}"
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", found[1]))).strip()
+
+
+def test_a_short_fleet_on_the_dashboard(fleet, a_run, page):
+    one = fleet(a_run("hermes", rounds=4))
+    one.extra = "[api]\nport = 0\n"
+    config = one.config
+    config.write_text(config.read_text().replace("stay = false", "stay = true"))
+    coordinator = one._start("coordinator", "serve", config, "--json")
+    ready = coordinator.wait_for("ready")
+    one.agents(ready["broker"])
+    coordinator.wait_for("done")
+    dom = page(ready["api"])
+    rounds = httpx.get(f"{ready['api']}/api/v1/fleets/watch/rounds").json()
+    assert "<title>watch 4/4 · Talaria</title>" in dom
+    assert text_of(dom, "tile-rounds").startswith("4 / 4")
+    assert text_of(dom, "tile-devices").endswith("/ 4 devices online")
+    assert text_of(dom, "tile-quarantined").startswith("0")
+    share = rounds[0]["bytes_up"] / rounds[0]["bytes_dense"]
+    assert share < 0.9
+    assert text_of(dom, "tile-dense").startswith(f"{100 * share:.1f} %")
+    assert text_of(dom, "tile-accuracy").startswith(f"{100 * rounds[0]['accuracy']['median']:.1f} %")
+    assert text_of(dom, "tile-overlap").startswith(f"{100 * rounds[0]['overlap']:.1f} %")
+    assert dom.count('class="bar"') == 4
+    assert dom.count('class="dot"') == 4
+    assert 'class="band"' in dom
+    assert dom.count('class="cell"') == 16
+    assert "anna and bela:" in dom
+    assert "Nobody is shut out." in text_of(dom, "quarantine")
+    for device in one.devices:
+        assert device in text_of(dom, "devices")
+    assert "round-closed" in text_of(dom, "events")
+    assert re.search(r'<button id="pause"[^>]*disabled', dom)
+    assert re.search(r'<p id="trouble"[^>]*hidden', dom)
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """A store whose devices say odd things."""
+    store = Store(tmp_path / "coordinator.db")
+    store.enter("watch", '{"rounds": 3, "algorithm": "fedavg", "spec": {"name": "mlp"}}', "a" * 64, "b" * 64)
+    store.see("watch", "eve", 1, {})
+    store.quarantine("watch", "eve", EVIL)
+    store.fail_round("watch", store.open_round("watch", 1, ["eve"], "a" * 64).round, EVIL)
+    views = Views(tmp_path / "coordinator.db")
+    yield views
+    views.close()
+    store.close()
+
+
+def test_what_a_device_says_stays_text(odd, page):
+    config = ApiConfig(port=0)
+    with listening(config) as sock, serving(make_api(odd), config, sock):
+        dom = page(url_of(config, sock))
+    assert "<title>watch 0/3 · Talaria</title>" in dom
+    assert "<img" not in dom
+    assert dom.count("<script") == 1
+    assert EVIL in text_of(dom, "quarantine").replace("  ", " ") or html.escape(EVIL, quote=False) in dom
+    assert "Release" in text_of(dom, "quarantine")
+    assert "No update has come yet." in dom
+    assert "not every algorithm does" in dom
+
+
+def test_without_the_token_the_page_shows_a_door_and_no_facts(odd, page):
+    config = ApiConfig(port=0)
+    with listening(config) as sock, serving(make_api(odd, token="x" * 32), config, sock):
+        dom = page(url_of(config, sock))
+    assert re.search(r'<form id="door">', dom)
+    assert re.search(r'<main id="main" hidden', dom)
+    assert "eve" not in re.sub(r"<[^>]+>", " ", dom).split()
+
+
+def test_the_page_refreshes_itself(odd, page):
+    seen = []
+
+    async def counted(scope, receive, send):
+        seen.append(scope["path"])
+        await app(scope, receive, send)
+
+    app, config = make_api(odd), ApiConfig(port=0)
+    with listening(config) as sock, serving(counted, config, sock):
+        page(url_of(config, sock))
+    assert seen.count("/") == 1
+    assert seen.count("/api/v1/fleets") >= 2
