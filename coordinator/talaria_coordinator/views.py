@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, create_engine, event, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, case, create_engine, event, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from talaria.errors import StateError
@@ -181,8 +181,9 @@ def _updates(tx: Connection, fleet: str, number: int, after: str, limit: int) ->
 def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
     run = json.loads(row.run)
     mine = DEVICES.c.fleet == row.fleet
+    here = case(((DEVICES.c.online == 1) & DEVICES.c.quarantine.is_(None), 1), else_=0)
     known, online, out = tx.execute(
-        select(func.count(), func.coalesce(func.sum(DEVICES.c.online), 0), func.count(DEVICES.c.quarantine)).where(mine)
+        select(func.count(), func.coalesce(func.sum(here), 0), func.count(DEVICES.c.quarantine)).where(mine)
     ).one()
     return FleetView(
         name=row.fleet,
