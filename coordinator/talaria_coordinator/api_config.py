@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from talaria.errors import ConfigError
 from talaria.settings import Section
+from talaria_coordinator.hosts import loopback
 
 SHORTEST = 16
 PORT = 8420
@@ -27,12 +27,7 @@ class ApiConfig:
     @property
     def local(self) -> bool:
         """True where only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return loopback(self.host)
 
     def token(self, insecure: bool = False) -> str | None:
         """The token that requests must show, or None for none. Raises :class:`ConfigError` where strangers could get

@@ -26,6 +26,8 @@ A fleet.toml:
     devices = 4                 # learn once so many have come
     [broker]
     url = "auto"                # Mosquitto where installed, else amqtt; or mqtt://host:1883
+    [api]
+    port = 8420                 # dashboard, API and metrics on this machine; leave out for none
     [run]
     algorithm = "hermes"
     rounds = 30

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import ipaddress
 import signal
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from talaria_coordinator.blobs import FolderBlobs
 from talaria_coordinator.broker import open_broker
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.desk import desk_of
+from talaria_coordinator.hosts import loopback
 from talaria_coordinator.service import Report, Service
 from talaria_coordinator.store import Store
 
@@ -43,16 +43,6 @@ def require_safe(config: FleetConfig) -> None:
         raise ConfigError(
             f"broker on {host!r}: without [identity] anybody who reaches the broker is taken for any device; {mend}"
         )
-
-
-def loopback(host: str) -> bool:
-    """True where ``host`` is this machine alone, without asking a name server."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def serve(config: FleetConfig, report: Report, *, insecure: bool = False) -> None:

@@ -22,9 +22,9 @@ from talaria_coordinator import identity, mosquitto
 from talaria_coordinator.authority import Authority, load_certificate, new_key, requested_key
 from talaria_coordinator.config import load_config
 from talaria_coordinator.fleet_folder import found
+from talaria_coordinator.hosts import loopback
 from talaria_coordinator.identity import Roll
 from talaria_coordinator.members import REVOKED, Members
-from talaria_coordinator.serve import loopback
 from talaria_edge.join import ask, finish
 
 HOST = "broker.example"
