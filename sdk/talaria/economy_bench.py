@@ -1,7 +1,7 @@
 """``talaria bench adapters``: what training a pretrained network costs with everything, adapters, or the head alone.
 
-EfficientNet-Lite0 with its ImageNet weights, batch 16, 128 pixels, 10 classes, SGD with momentum. Times are CPU time of one thread,
-side by side, as ratios; memory is what torch's tensors hold at the peak of a step, beyond the weights.
+EfficientNet-Lite0 with its ImageNet weights, batch 16, 128 pixels, 10 classes, SGD with momentum. Times are CPU time
+of one thread, side by side, as ratios; memory is what torch's tensors hold at the peak of a step, beyond the weights.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -107,7 +108,7 @@ class ChannelMask:
             raise ModelError(f"mask: groups {odd} do not match the model's; rebuild the mask from this model's layout")
         for group, kept in self.kept.items():
             size = self.layout.sizes[group]
-            ascending = all(a < b for a, b in zip(kept, kept[1:], strict=False))
+            ascending = all(a < b for a, b in pairwise(kept))
             if not kept or not ascending or kept[0] < 0 or kept[-1] >= size:
                 raise ModelError(
                     f"mask: group {group!r} must keep ascending channels within 0..{size - 1} and at least one, "
