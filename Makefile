@@ -26,7 +26,11 @@ check: $(VENV)/.dev ## Lint, format, types, import contracts
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
-	$(BIN)/talaria bench all
+	$(BIN)/talaria bench planner
+	$(BIN)/talaria bench adapters
+	$(BIN)/talaria bench export
+	$(BIN)/python benchmarks/aggregate.py
+	$(BIN)/python benchmarks/smartwatch.py
 
 clean: ## Remove what was built and run (not .venv)
 	rm -rf build dist runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,16 +1,16 @@
 """One tree of exceptions. Each message names the field, the value that came, and the mend.
 
-    TalariaError
-    ├── ConfigError       a setting, option or hyper-parameter is wrong (also a ValueError)
-    ├── DataError         a user's samples cannot be learned from (also a ValueError)
-    ├── ModelError        a model lacks what was asked of it: a head, a layer, a safe way to prune
-    ├── BudgetError       no plan keeps the budget; carries the nearest one that does
-    ├── AggregationError  updates that do not fit the shared state or each other
-    ├── WireError         bytes from outside that are refused
-    │   └── TooLarge      refused before anything was allocated
-    ├── TransportError    the broker is out of reach, or closed the door
-    ├── StateError        saved state that is damaged, missing, or could not be written
-    └── BundleError       a bundle that is damaged, unsafe, or not what its manifest says
+TalariaError
+├── ConfigError       a setting, option or hyper-parameter is wrong (also a ValueError)
+├── DataError         a user's samples cannot be learned from (also a ValueError)
+├── ModelError        a model lacks what was asked of it: a head, a layer, a safe way to prune
+├── BudgetError       no plan keeps the budget; carries the nearest one that does
+├── AggregationError  updates that do not fit the shared state or each other
+├── WireError         bytes from outside that are refused
+│   └── TooLarge      refused before anything was allocated
+├── TransportError    the broker is out of reach, or closed the door
+├── StateError        saved state that is damaged, missing, or could not be written
+└── BundleError       a bundle that is damaged, unsafe, or not what its manifest says
 """
 
 
@@ -46,7 +46,7 @@ class WireError(TalariaError):
     """Bytes from outside that are refused."""
 
 
-class TooLarge(WireError):
+class TooLarge(WireError):  # noqa: N818 - reads as what it is
     """Refused for its declared size, before anything was allocated."""
 
 

@@ -1,0 +1,23 @@
+"""What ``import talaria`` offers, and what it does not do."""
+
+import subprocess
+import sys
+
+import pytest
+
+import talaria
+
+
+@pytest.mark.parametrize("name", talaria.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(talaria, name).__name__ == name
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match="nosuchname"):
+        _ = talaria.nosuchname
+
+
+def test_importing_loads_no_torch() -> None:
+    code = "import sys, talaria; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
