@@ -16,7 +16,7 @@ demo: $(VENV)/.demo ## Personalize a model for 20 smartwatch wearers over a real
 	$(BIN)/python examples/demo.py --out runs/demo
 
 test: $(VENV)/.dev ## Run all tests (installs Mosquitto, Chromium and Node where they are missing)
-	scripts/needs mosquitto chromium nodejs npm postgresql
+	scripts/needs mosquitto chromium nodejs npm
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(VENV)/.dev ## Lint, format, types, import contracts
