@@ -170,8 +170,10 @@ def test_page_classifies_windows_in_the_browser_from_the_disk(chromium, bundle, 
     windows = imu.x[:12].numpy()
     page = tmp_path / "page.html"
     page.write_text(builder().page(bundle, windows, packages(BROWSER) / "onnxruntime-web" / "dist"))
-    target = chromium.ask("Target.createTarget", url=page.as_uri())["targetId"]
+    target = chromium.ask("Target.createTarget", url="about:blank")["targetId"]
     session = chromium.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    # Answered once the page is there: what is asked earlier would be lost with the blank page's context.
+    chromium.ask("Page.navigate", session, url=page.as_uri())
 
     def evaluate(expression: str) -> Any:
         answer = chromium.ask("Runtime.evaluate", session, expression=expression, awaitPromise=True, returnByValue=True)
