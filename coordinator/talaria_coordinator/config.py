@@ -94,6 +94,11 @@ class FleetConfig:
         if not 0 < self.quorum <= 1:
             raise ConfigError(f"rounds: quorum={self.quorum} must be a share in (0, 1]")
 
+    @property
+    def database(self) -> Path:
+        """Where the fleet's database lies."""
+        return self.state / "coordinator.db"
+
 
 def load_config(path: Path) -> FleetConfig:
     """The configuration in ``path``. Raises :class:`ConfigError` naming the field, its value and the mend."""

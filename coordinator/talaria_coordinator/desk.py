@@ -21,13 +21,12 @@ class Desk:
         if config.api is None:
             return
         from talaria_coordinator.metrics import Metrics
-        from talaria_coordinator.serve import database
         from talaria_coordinator.views import Views
         from talaria_coordinator.web import listening
 
         self._token = config.api.token(insecure)
         self._sock = stack.enter_context(listening(config.api))
-        self._views = Views(database(config))
+        self._views = Views(config.database)
         stack.callback(self._views.close)
         self._metrics = Metrics(config.name, self._views, config.state)
 

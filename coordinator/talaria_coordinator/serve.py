@@ -21,11 +21,6 @@ from talaria_coordinator.service import Report, Service
 from talaria_coordinator.store import Store
 
 
-def database(config: FleetConfig) -> Path:
-    """Where the fleet's database lies."""
-    return config.state / "coordinator.db"
-
-
 def require_safe(config: FleetConfig) -> None:
     """Raise :class:`ConfigError` where strangers could listen or speak: beyond this machine, devices and the
     coordinator need keys, and the link to the broker needs TLS."""
@@ -62,7 +57,7 @@ async def serve(config: FleetConfig, report: Report, *, insecure: bool = False) 
             config.broker, host=config.host, port=config.port, state=config.state / "broker", security=security
         ) as broker,
     ):
-        store = Store(database(config))
+        store = Store(config.database)
         try:
             blobs = FolderBlobs(config.state / "blobs")
             service = Service(

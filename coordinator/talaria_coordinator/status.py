@@ -10,13 +10,12 @@ from rich.table import Table
 
 from talaria.errors import StateError
 from talaria_coordinator.config import FleetConfig
-from talaria_coordinator.serve import database
 from talaria_coordinator.store import Store
 
 
 def read_status(config: FleetConfig) -> dict[str, Any]:
     """Rounds, devices and the latest events of a fleet. StateError where it was never served."""
-    path = database(config)
+    path = config.database
     if not path.exists():
         raise StateError(f"status: {path} is not there; serve the fleet first, or correct [fleet] state")
     store = Store(path)
