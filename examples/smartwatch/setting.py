@@ -1,6 +1,7 @@
 """What the demo trains: one model, one recipe, four classes of hardware.
 
-The recipe was chosen by leaving members out in turn as newcomers, and by validation windows; never by the newcomers."""
+The recipe was chosen by leaving members out in turn as newcomers; benchmarks/RESULTS.md says what else was looked at.
+"""
 
 from talaria import rounds
 from talaria.model import pruning
