@@ -13,7 +13,7 @@ from talaria.simulate.run import members_of, simulate
 @dataclass(frozen=True)
 class Baselines:
     """Test accuracy per user by method; for newcomers ``local`` is from scratch, ``fedavg`` zero-shot and
-    ``fedavg_ft`` tuned with their minute of labels. ``history`` is FedAvg's mean accuracy over members by round."""
+    ``fedavg_ft`` tuned with their minute of labels. ``bytes_up`` is what dense FedAvg sent, per member."""
 
     accuracy: Mapping[str, Mapping[str, float]]
     bytes_up: Mapping[str, int]

@@ -8,11 +8,12 @@ from talaria.model import pruning
 from talaria.model.zoo import ModelSpec
 from talaria.rounds import Run
 from talaria.simulate.data import Federated
-from talaria.types import Plan, Recipe
+from talaria.simulate.defaults import SMARTWATCH
+from talaria.types import Plan
 
 ROUNDS = 30
-RECIPE = Recipe(epochs=2, batch=32, lr=0.05, momentum=0.9, weight_decay=1e-4, smoothing=0.1, augment="imu")
-TUNE = {"tune": "full", "tune_epochs": 20, "tune_lr": 0.005, "tune_on": "all"}
+RECIPE = SMARTWATCH.recipe
+TUNE = SMARTWATCH.options["hermes"]
 SCRATCH_EPOCHS = 60
 """Epochs of a newcomer that learns alone: as many as a member trains in all its rounds."""
 

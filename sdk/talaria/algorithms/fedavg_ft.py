@@ -21,7 +21,7 @@ from talaria.types import Split, Task, Tensors, Update
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgFT:
-    """FedAvg in the rounds; ``tune_epochs`` of SGD at ``tune_lr`` (None: the recipe's) in ``personal``."""
+    """FedAvg in the rounds; ``tune_epochs`` of SGD at ``tune_lr`` (0: the recipe's) in ``personal``."""
 
     tune: str = "full"
     tune_epochs: int = 5

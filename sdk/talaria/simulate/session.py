@@ -88,10 +88,8 @@ def run(asked: Asked, *, as_json: bool) -> None:
             progress.update(bar, completed=facts.round)
 
         result = simulate(plan, members, aggregator=aggregator, progress=advance)
-    everyone = {**members, **members_of(data.newcomers)}
     report = evaluate(result, data, members)
-    newcomers = {n: m for n, m in everyone.items() if n not in members}
-    arrived = evaluate(result, data, newcomers) if newcomers else None
+    arrived = evaluate(result, data, members_of(data.newcomers)) if data.newcomers else None
     if as_json:
         typer.echo(json.dumps(document(asked, result, report, arrived), indent=2))
     else:
