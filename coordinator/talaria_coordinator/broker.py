@@ -15,7 +15,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,37 +28,30 @@ from urllib.parse import urlsplit
 
 from talaria.errors import ConfigError, StateError, TransportError
 from talaria_coordinator import mosquitto
+from talaria_coordinator.keeper import STOP_SECONDS, Keeper
 
 logger = logging.getLogger(__name__)
 
 Kind = Literal["url", "mosquitto", "amqtt"]
 SCHEMES = ("mqtt", "mqtts", "ws", "wss")
 START_SECONDS = 10.0
-STOP_SECONDS = 5.0
-
-# Sets the signal that Linux sends to the broker when the coordinator dies in any way, then becomes the broker.
-# It is SIGTERM, on which Mosquitto saves its sessions; SIGKILL loses them all.
-_WITH_PARENT = """
-import ctypes, os, signal, sys
-parent = int(sys.argv[1])
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
-if os.getppid() != parent:
-    sys.exit("the coordinator is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker that answers at ``url``. ``log`` is its log file and ``pid`` its process, where it is ours; ``reload``
-    makes it read the list of who may say what again."""
+    """A broker that answers at ``url``. ``log`` is its log file and ``process`` tells its process, where it is ours and
+    kept running; ``reload`` makes it read the list of who may say what again."""
 
     url: str
     kind: Kind
     log: Path | None = None
-    pid: int | None = None
+    process: Callable[[], int | None] = lambda: None
     reload: Callable[[], None] = lambda: None
+
+    @property
+    def pid(self) -> int | None:
+        """The broker's process just now, where it is ours."""
+        return self.process()
 
 
 def find_mosquitto() -> Path | None:
@@ -207,14 +199,14 @@ def _mosquitto(binary: Path, host: str, port: int, folder: Path, security: Path 
     for attempt in (1, 2, 3):
         chosen = port or _free_port(host)
         config.write_text(mosquitto.config(host, chosen, data, user=user, security=keys))
-        child = _spawn(binary, config, log)
+        child = Keeper([str(binary), "-c", str(config)], log, partial(_answers, host=host, port=chosen))
         try:
-            if _answers(child, host, chosen):
+            if child.ready():
                 url = f"mqtts://{reached(host)}:{chosen}" if security else f"mqtt://{host}:{chosen}"
-                yield Broker(url, "mosquitto", log, child.pid, partial(_reload, child, security, data))
+                yield Broker(url, "mosquitto", log, child.process, partial(_reload, child, security, data))
                 return
         finally:
-            _stop(child)
+            child.stop()
         if port or attempt == 3:
             tail = " | ".join(log.read_text(errors="replace").splitlines()[-3:])
             raise TransportError(
@@ -223,16 +215,10 @@ def _mosquitto(binary: Path, host: str, port: int, folder: Path, security: Path 
             )
 
 
-def _spawn(binary: Path, config: Path, log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as out:
-        command = [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), str(binary), "-c", str(config)]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-
-
-def _reload(child: subprocess.Popen[bytes], security: Path | None, data: Path) -> None:
-    if security is not None and child.poll() is None:
+def _reload(child: Keeper, security: Path | None, data: Path) -> None:
+    if security is not None:
         mosquitto.copy(security, data)
-        child.send_signal(signal.SIGHUP)
+        child.signal(signal.SIGHUP)
 
 
 def reached(host: str) -> str:
@@ -250,16 +236,6 @@ def _answers(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
         else:
             return child.poll() is None
     return False
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-    child.wait()
 
 
 @contextmanager

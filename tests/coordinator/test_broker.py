@@ -127,6 +127,26 @@ def test_mosquitto_leaves_with_a_killed_parent_and_keeps_what_was_retained(tmp_p
         assert retained(found.url, "a/b") == b"kept"
 
 
+def test_a_killed_mosquitto_is_started_again_where_it_was(tmp_path):
+    with open_broker("mosquitto", state=tmp_path) as found:
+        first = found.pid
+        os.kill(first, signal.SIGKILL)
+        end = time.monotonic() + 10
+        while (found.pid == first or not answers(found.url)) and time.monotonic() < end:
+            time.sleep(0.05)
+        second = found.pid
+        assert second != first
+        assert speaks_mqtt(found.url)
+    assert gone(second)
+
+
+def answers(url):
+    try:
+        return speaks_mqtt(url)
+    except OSError:
+        return False
+
+
 def publish(url, topic, payload):
     import paho.mqtt.client as mqtt
 

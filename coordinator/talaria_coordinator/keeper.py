@@ -1,0 +1,93 @@
+"""A broker as a child process: it leaves with us, however we leave, and is started again where it dies alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+AGAIN_S = (0.2, 30.0)
+"""The pause before a broker that died is started again; it doubles while it keeps dying at once."""
+
+# Sets the signal that Linux sends to the broker when the coordinator dies in any way, then becomes the broker.
+# It is SIGTERM, on which Mosquitto saves its sessions; SIGKILL loses them all.
+_WITH_PARENT = """
+import ctypes, os, signal, sys
+parent = int(sys.argv[1])
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+if os.getppid() != parent:
+    sys.exit("the coordinator is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Keeper:
+    """``command`` as our child, its output appended to ``log``. ``answers`` says whether this child serves yet."""
+
+    def __init__(self, command: Sequence[str], log: Path, answers: Callable[[subprocess.Popen[bytes]], bool]) -> None:
+        self._command, self._log, self._answers = tuple(command), log, answers
+        self._leaving = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.child = self._spawn()
+
+    def process(self) -> int:
+        """The child's process id, which changes when it is started again."""
+        return self.child.pid
+
+    def ready(self) -> bool:
+        """Whether the first start worked; from then on the child is kept running until :meth:`stop`."""
+        if not self._answers(self.child):
+            return False
+        self._thread = threading.Thread(target=self._keep, name="broker keeper", daemon=True)
+        self._thread.start()
+        return True
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the child, if it lives."""
+        if self.child.poll() is None:
+            self.child.send_signal(number)
+
+    def stop(self) -> None:
+        """End the child in good order, and for good."""
+        self._leaving.set()
+        self._end()
+        if self._thread is not None:
+            self._thread.join(2 * STOP_SECONDS)
+            self._end()  # one that was being started just then
+
+    def _end(self) -> None:
+        self.signal(signal.SIGTERM)
+        try:
+            self.child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), *self._command]
+        with self._log.open("ab") as out:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+
+    def _keep(self) -> None:
+        wait = AGAIN_S[0]
+        while True:
+            status = self.child.wait()
+            if self._leaving.wait(wait):
+                return
+            logger.warning("the broker ended (status %s) and is started again; its log is %s", status, self._log)
+            try:
+                self.child = self._spawn()
+            except OSError as error:
+                logger.warning("the broker cannot be started: %s; trying again", error)
+                wait = min(2 * wait, AGAIN_S[1])
+                continue
+            wait = AGAIN_S[0] if self._answers(self.child) else min(2 * wait, AGAIN_S[1])
