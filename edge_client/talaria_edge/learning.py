@@ -57,10 +57,11 @@ class Learner:
             raise StateError(
                 f"round {step} was learned before, from another body (the private state is at round {private.step})"
             )
-        update, after = rounds.participate(
-            self.run, self.member(self._data()), self._shared(body), None if private is None else private.tensors, step
-        )
-        trained = Trained(codec.encode_update(update, self.run.codec), step, body.hex(), self.digest)
+        member = self.member(self._data())
+        own = None if private is None else private.tensors
+        update, after = rounds.participate(self.run, member, self._shared(body), own, step)
+        data = codec.encode_update(update, rounds.codec_of(self.run, member))
+        trained = Trained(data, step, body.hex(), self.digest)
         self.store.stage(trained, after)
         return trained, dict(update.metrics)
 

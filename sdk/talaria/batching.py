@@ -23,7 +23,8 @@ def steps_of(recipe: Recipe, count: int) -> int:
     """Optimizer steps that the recipe takes on ``count`` samples; none without samples."""
     if not count:
         return 0
-    return recipe.steps if recipe.steps is not None else recipe.epochs * len(cut(torch.arange(count), recipe.batch))
+    wanted = recipe.steps if recipe.steps is not None else recipe.epochs * len(cut(torch.arange(count), recipe.batch))
+    return wanted if recipe.most_steps is None else min(wanted, recipe.most_steps)
 
 
 def batches(count: int, size: int, steps: int, draws: Generator) -> Iterator[Tensor]:

@@ -27,6 +27,7 @@ from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model import adapters, pruning, split, survey, zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.spec import ModelSpec
+from talaria.plans import recipe_under
 from talaria.types import ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors
 
 BUNDLERS = "talaria.bundlers"
@@ -120,9 +121,8 @@ class Personalizer:
         if not len(train):
             raise DataError("train: there are no samples to learn from")
         chosen = self.plan
-        recipe = (recipe or Recipe(lr=0.02, momentum=0.9, weight_decay=1e-4)).but(
-            batch=chosen.batch, accumulate=chosen.accumulate, epochs=epochs, steps=None
-        )
+        recipe = recipe or Recipe(lr=0.02, momentum=0.9, weight_decay=1e-4)
+        recipe = recipe_under(recipe, replace(chosen, steps=None)).but(epochs=epochs, steps=None)
         model, parts = self._built(train.x[:2])
         classes = int(self._classes(model, train))
         task = Task(model=model, split=parts, train=train, val=held, recipe=recipe, classes=classes, run=self.seed)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from talaria import plans
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.statistics import PooledStatistics
 from talaria.algorithms import load as load_algorithm
@@ -129,7 +130,7 @@ def participate(
     """The device's half of a round: ``(update, private)``. ``private=None`` is a first participation."""
     task, compact, own = _enter(run, member, shared, private, round)
     update, own = algorithm_of(run).fit(task, compact, own)
-    if run.codec != "raw" and update.kind == "value":
+    if codec_of(run, member) != "raw" and update.kind == "value":
         base = _gathered(shared, update.mask)
         update = update.but(tensors=minus(update.tensors, base), kind="delta")
     return update, _stored(update.mask, own)
@@ -173,7 +174,22 @@ def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | 
     if member.plan is None or not member.plan.widths:
         return None
     model = template(run.spec)
-    return pruning.choose(pruning.importance(model, layout), layout.full(), widths=member.plan.widths)
+    return pruning.choose(pruning.importance(model, layout), layout.full(), widths=member.plan.widths, block=1)
+
+
+def codec_of(run: Run, member: Member) -> str:
+    """How the updates of this device travel; see :func:`talaria.plans.codec_under`."""
+    return plans.codec_under(run.codec, member.plan)
+
+
+def require_plan(run: Run, plan: Plan) -> None:
+    """Raise :class:`~talaria.errors.ConfigError`, naming the difference, where ``run`` cannot keep to ``plan``:
+    another model or adapters, parts that the plan freezes, or a smaller codec than a run of whole values can use."""
+    plans.require_model(run.spec, plan)
+    plans.codec_under(run.codec, plan)
+    if len(set(plan.trained)) < 3:
+        shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))
+        plans.require_trained(shared, split_of(run), plan)
 
 
 def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> Task:
@@ -183,7 +199,7 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> T
         split=split_of(run),
         train=member.train,
         val=member.val,
-        recipe=run.recipe,
+        recipe=plans.recipe_under(run.recipe, member.plan),
         classes=run.spec.classes,
         run=run.seed,
         client=member.client,
@@ -196,6 +212,8 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> T
 def _enter(
     run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int
 ) -> tuple[Task, Tensors, Tensors]:
+    if member.plan is not None:
+        require_plan(run, member.plan)
     mask = mask_of(run, member, private)
     task = task_of(run, member, round, mask)
     compact = _gathered(shared, mask)

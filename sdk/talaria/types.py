@@ -184,6 +184,8 @@ class Recipe:
     smoothing: float = 0.0
     steps: int | None = None
     """Optimizer steps instead of epochs, where given."""
+    most_steps: int | None = None
+    """Steps that one training takes at most, however many epochs or steps are asked for; None for no limit."""
     accumulate: int = 1
     """Slices that a batch is cut into when it does not fit in memory; the step is the same."""
     augment: str = "none"
@@ -203,6 +205,8 @@ class Recipe:
             )
         if self.steps is not None and self.steps < 0:
             raise ConfigError(f"recipe: steps={self.steps} must be at least 0, or None to count epochs")
+        if self.most_steps is not None and self.most_steps < 1:
+            raise ConfigError(f"recipe: most_steps={self.most_steps} must be at least 1, or None for no limit")
 
     def but(self, **changes: Any) -> Recipe:
         """A changed copy."""
@@ -225,21 +229,27 @@ class Plan:
     """Rank of the adapters, or None for their full width."""
     trained: tuple[Part, ...] = ("body", "adapters", "head")
     """Parts of the model that train, and so travel; the rest is frozen."""
-    batch: int = 32
+    batch: int | None = None
+    """Samples per optimizer step, or None for the recipe's own."""
     accumulate: int = 1
-    """Slices that a batch is cut into so that it fits in memory."""
+    """Slices that a batch is cut into so that it fits in memory; never fewer than the recipe's own."""
     steps: int | None = None
-    """Optimizer steps per round, or None for the recipe's own."""
+    """Optimizer steps that fit into one training of a round, or None for no limit. What asks for fewer takes fewer."""
     precision: Literal["fp32", "fp16"] = "fp32"
     """How the bundle stores weights; int8 is only ever chosen by measuring the exported model."""
     codec: str = "raw"
-    """How updates travel."""
+    """How updates travel, unless the run's own codec is smaller."""
+    accuracy_drop: float | None = None
+    """Share of accuracy, such as 0.01 for one point, that may be lost against the unpruned model; None sets no limit.
+    It is measured on held-out samples where the model is made, not predicted."""
+    model: Mapping[str, Any] | None = None
+    """The model that the plan is for, as :meth:`talaria.model.spec.ModelSpec.to_json` gives it, or None for any."""
     predicted: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, low in (("batch", 1), ("accumulate", 1), ("steps", 1), ("rank", 1)):
             value = getattr(self, name)
-            if value is None and name in ("steps", "rank"):
+            if value is None and name != "accumulate":
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise ConfigError(f"plan: {name}={value!r} must be a whole number of at least {low}")
@@ -250,6 +260,9 @@ class Plan:
             raise ConfigError(f"plan: precision={self.precision!r} must be 'fp32' or 'fp16'")
         if not self.trained or set(self.trained) - {"body", "adapters", "head"}:
             raise ConfigError(f"plan: trained={self.trained!r} must name parts among body, adapters and head")
+        drop = self.accuracy_drop
+        if drop is not None and (isinstance(drop, bool) or not isinstance(drop, (int, float)) or not 0 <= drop < 1):
+            raise ConfigError(f"plan: accuracy_drop={drop!r} must be in [0, 1), such as 0.01 for one point")
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; :meth:`from_json` is the inverse. Equal plans, equal text."""
@@ -264,22 +277,46 @@ class Plan:
             "steps": self.steps,
             "precision": self.precision,
             "codec": self.codec,
+            "accuracy_drop": self.accuracy_drop,
+            "model": None if self.model is None else dict(self.model),
             "predicted": dict(sorted(self.predicted.items())),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """The plan that :meth:`to_json` wrote. Raises :class:`ConfigError` on an unknown field or a wrong value."""
+        """The plan that :meth:`to_json` wrote, or the whole document that ``talaria plan --json`` prints around it.
+
+        Raises :class:`ConfigError` on an unknown field or a wrong value.
+        """
         if not isinstance(data, Mapping):
             raise ConfigError(f"plan: need an object, got {type(data).__name__}; print one with `talaria plan --json`")
-        odd = sorted(set(data) - {f.name for f in fields(cls)})
+        if "plan" in data:
+            return cls._from_document(data)
+        odd = sorted(map(str, set(data) - {f.name for f in fields(cls)}))
         if odd:
-            raise ConfigError(f"plan: fields {odd} are unknown")
+            raise ConfigError(f"plan: fields {odd[:8]} are unknown; print a plan with `talaria plan --json`")
         kinds = {"widths": dict, "reasons": dict, "predicted": dict, "trained": (list, tuple), "codec": str}
         for name, kind in kinds.items():
             if name in data and not isinstance(data[name], kind):  # type: ignore[arg-type]
-                raise ConfigError(f"plan: {name}={data[name]!r} is of the wrong kind")
-        return cls(**{**data, "trained": tuple(data.get("trained", ("body", "adapters", "head")))})
+                raise ConfigError(f"plan: {name}={str(data[name])[:80]!r} is of the wrong kind")
+        for name, kind in {"adapter": str, "model": dict}.items():
+            if data.get(name) is not None and not isinstance(data[name], kind):
+                raise ConfigError(f"plan: {name}={str(data[name])[:80]!r} is of the wrong kind")
+        trained = data.get("trained", ("body", "adapters", "head"))
+        if not all(isinstance(part, str) for part in trained):
+            raise ConfigError(f"plan: trained={trained!r} must name parts among body, adapters and head")
+        return cls(**{**data, "trained": tuple(trained)})
+
+    @classmethod
+    def _from_document(cls, data: Mapping[str, Any]) -> Plan:
+        odd = sorted(map(str, set(data) - {"plan", "model", "machine", "checked"}))
+        if odd or not isinstance(data["plan"], Mapping) or "plan" in data["plan"]:
+            raise ConfigError(f"plan: is no document of `talaria plan --json` (unknown: {odd[:8]}); print it again")
+        made = cls.from_json(data["plan"])
+        model = data.get("model")
+        if made.model is not None and model is not None and dict(model) != dict(made.model):
+            raise ConfigError("plan: the document names another model than its plan; print it again")
+        return made
 
 
 @dataclass(frozen=True)
@@ -317,7 +354,9 @@ class Task:
 class Update:
     """What one device sends: tensors under names of the shared state, compact where ``mask`` is given.
 
-    ``kind="value"`` holds new values, ``"delta"`` the difference to the shared state of version ``base``.
+    ``base`` is the version of the shared state that the device downloaded, 0 for the first
+    (:func:`talaria.rounds.participate` sets it). ``kind="value"`` holds new values, ``"delta"`` the difference to
+    that version.
     """
 
     tensors: Tensors = field(repr=False)

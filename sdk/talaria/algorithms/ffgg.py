@@ -151,9 +151,8 @@ class FFGG:
         return task.recipe.but(lr=lr, steps=self.local_steps or task.recipe.steps)
 
     def _count(self, task: Task, recipe: Recipe) -> int:
-        if recipe.steps is not None:
-            return recipe.steps
-        return recipe.epochs * -(-len(task.train) // recipe.batch)
+        count = recipe.epochs * -(-len(task.train) // recipe.batch) if recipe.steps is None else recipe.steps
+        return count if recipe.most_steps is None else min(count, recipe.most_steps)
 
     def _sent(self, task: Task, state: Tensors, shared: Tensors, **metrics: float) -> Update:
         sent = update(task, state, shared, **metrics)

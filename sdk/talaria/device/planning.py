@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from talaria.device import cost, planner, profile
@@ -27,7 +28,10 @@ def plan(
     batch: int = 32,
     fresh: bool = False,
 ) -> Plan:
-    """The plan of ``spec`` for this device; see :func:`talaria.device.planner.plan`.
+    """The plan of ``spec`` for this device; see :func:`talaria.device.planner.plan`. It names the model that it is for.
+
+    ``accuracy_drop`` goes into the plan as it is: no planner knows it without samples. It is measured where the model
+    is made: by :class:`talaria.personalizer.Personalizer`, and on the device before it deploys.
 
     ``profile`` and the family's latency are measured where they are not cached; the latter only where the budget limits
     it, with ``export`` or the installed exporter.
@@ -35,7 +39,8 @@ def plan(
     device = profile or _profile()
     timed = budget.latency_ms is not None or budget.latency_ratio is not None
     found = costed(spec, device, export=export, fresh=fresh) if timed else None
-    return planner.plan(spec, budget, device, found, batch=batch)
+    made = planner.plan(spec, budget, device, found, batch=batch)
+    return replace(made, accuracy_drop=budget.accuracy_drop, model=planner.adapted(spec, made).to_json())
 
 
 def costed(

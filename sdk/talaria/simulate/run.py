@@ -68,7 +68,7 @@ def simulate(
         metrics: list[Mapping[str, float]] = []
         for name in chosen:
             update, private[name] = rounds.participate(run, members[name], shared, private.get(name), number)
-            frames[name] = codec.encode_update(update, run.codec)
+            frames[name] = codec.encode_update(update, rounds.codec_of(run, members[name]))
             sent[name] += len(frames[name])
             metrics.append(update.metrics)
         shared, server = rounds.close(run, shared, server, _decoded(run, shared, frames), aggregator)
