@@ -152,7 +152,9 @@ class Service:
                 for update in self.store.updates(name, row.round):
                     if update.status == "stored":
                         stored[row.round, update.device] = bytes.fromhex(update.digest)
-        self._tell("started", epoch=self._fleet.epoch, step=self._fleet.step, rounds=self.config.run.rounds)
+        kept = sum(map(len, chunks.values()))
+        facts = {"epoch": self._fleet.epoch, "step": self._fleet.step, "rounds": self.config.run.rounds}
+        self._tell("started", **facts, chunks=kept)
         self._feed(e.Start(now, self._fleet.epoch, chunks, stored))
         self._publish_body(multicast=False)
         self._settle_members()

@@ -219,9 +219,9 @@ class Agent:
                 self._tell("resend", reason=action.reason)
                 self._spawn(self._resend(action))
             case e.Receipted():
-                self._received(action.outcome, action.reason)
+                self._received(action.round, action.outcome, action.reason)
             case e.Cancel():
-                self._received("late", action.reason)
+                self._received(action.round, "late", action.reason)
             case e.Refused():
                 self._tell("refused", topic=action.topic, reason=action.reason)
 
@@ -271,14 +271,15 @@ class Agent:
         version = self._state.job.version if self._state.job else 0
         await self._inbox.put(e.UpdateReady(time.monotonic(), action.round, version, cut))
 
-    def _received(self, outcome: str, reason: str) -> None:
+    def _received(self, number: int, outcome: str, reason: str) -> None:
         """What the coordinator said to our update: unless it refused it, the new private state comes into force."""
         if outcome in ("rejected", "equivocation"):
             self._store.discard()
         else:
             self._store.publish()
         self._store.save_traffic(self._traffic)
-        self._tell("received", step=self._step, outcome=outcome, reason=reason, traffic=self._traffic.get(self._step))
+        facts = {"round": number, "step": self._step, "outcome": outcome, "reason": reason}
+        self._tell("received", **facts, traffic=self._traffic.get(self._step))
         self._step += 1
 
     # -- the body
