@@ -9,19 +9,22 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
 from typing import Protocol
 
 from talaria.errors import StateError
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 PIECE = 1 << 20
+LARGEST = 1 << 32
+"""No blob has more bytes: the largest update that a fleet may allow."""
 
 
 class Blobs(Protocol):
     """Where bodies and updates lie. All digests are lower-case hex sha256."""
 
     def put(self, data: bytes | memoryview) -> str:
-        """Keep ``data`` durably and return its digest; the same bytes are kept once."""
+        """Keep ``data`` durably and return its digest; the same bytes are kept once, and count as young again."""
         ...
 
     def get(self, digest: str) -> bytes:
@@ -36,8 +39,9 @@ class Blobs(Protocol):
         """All blobs here, in no order."""
         ...
 
-    def gc(self, keep: Iterable[str], older_s: float = 0.0) -> int:
-        """Remove blobs that are not in ``keep`` and older than ``older_s`` seconds; the bytes freed."""
+    def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> int:
+        """Remove blobs that are not in ``keep`` and older than ``older_s`` seconds; the bytes freed (or, with
+        ``dry_run``, that would be)."""
         ...
 
 
@@ -52,12 +56,15 @@ class FolderBlobs:
             raise StateError(f"blobs: cannot make {folder}: {error.strerror}; give a folder to write to") from None
 
     def put(self, data: bytes | memoryview) -> str:
+        require_small(len(data))
         digest = hashlib.sha256(data).hexdigest()
         target = self._path(digest)
-        if target.exists():
-            return digest
-        beside = target.parent / f".{digest[:16]}.{os.getpid()}.part"
+        beside = target.parent / f".{digest[:16]}.{os.getpid()}.{get_ident()}.part"
         try:
+            with suppress(FileNotFoundError):
+                if target.stat().st_size == len(data):
+                    os.utime(target)
+                    return digest
             target.parent.mkdir(exist_ok=True)
             with beside.open("wb") as out:
                 out.write(data)
@@ -77,6 +84,9 @@ class FolderBlobs:
     def get(self, digest: str) -> bytes:
         path = self._path(digest)
         try:
+            size = path.stat().st_size
+            if size > LARGEST:
+                raise StateError(f"blobs: {path} is damaged ({size} bytes); restore it from a backup")
             data = path.read_bytes()
         except OSError as error:
             raise StateError(
@@ -91,11 +101,11 @@ class FolderBlobs:
 
     def digests(self) -> Iterator[str]:
         for file in self.folder.glob("??/*"):
-            name = file.parent.name + file.name
-            if _DIGEST.fullmatch(name):
-                yield name
+            digest = digest_of(f"{file.parent.name}/{file.name}")
+            if digest is not None:
+                yield digest
 
-    def gc(self, keep: Iterable[str], older_s: float = 0.0) -> int:
+    def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> int:
         wanted, freed, now = set(keep), 0, time.time()
         for file in [*self.folder.glob("??/*"), *self.folder.glob("??/.*.part")]:
             if file.parent.name + file.name in wanted:
@@ -103,14 +113,32 @@ class FolderBlobs:
             with suppress(FileNotFoundError):
                 info = file.stat()
                 if now - info.st_mtime >= older_s:
-                    file.unlink()
+                    if not dry_run:
+                        file.unlink()
                     freed += info.st_size
         return freed
 
     def _path(self, digest: str) -> Path:
-        if not _DIGEST.fullmatch(digest):
-            raise StateError(f"blobs: {digest[:80]!r} is not a sha256 in hex")
-        return self.folder / digest[:2] / digest[2:]
+        return self.folder / key_of(digest)
+
+
+def key_of(digest: str) -> str:
+    """The name of a blob below its folder or prefix. Raises StateError for anything but a sha256 in hex."""
+    if not _DIGEST.fullmatch(digest):
+        raise StateError(f"blobs: {digest[:80]!r} is not a sha256 in hex")
+    return f"{digest[:2]}/{digest[2:]}"
+
+
+def digest_of(key: str) -> str | None:
+    """The digest that :func:`key_of` made this name from, or None for any other name."""
+    digest = key.replace("/", "", 1)
+    return digest if _DIGEST.fullmatch(digest) and key_of(digest) == key else None
+
+
+def require_small(size: int) -> None:
+    """Raise StateError for a blob that would not be read again."""
+    if size > LARGEST:
+        raise StateError(f"blobs: {size} bytes are too many for one blob; at most {LARGEST}")
 
 
 def flush_folder(folder: Path) -> None:

@@ -18,6 +18,12 @@ deadline_s = 600            # 0 waits for ever
 quorum = 0.5                # share of the cohort without which a round is tried again
     # aggregator = "median"     # a robust rule instead of the algorithm's own
 
+[store]                     # leave out for SQLite and a folder of blobs in the state folder
+database = "postgresql+psycopg://talaria@db.example/talaria?sslmode=verify-full"
+password_file = "db.password"   # or as libpq looks for it: PGPASSFILE, PGPASSWORD
+blobs = "s3://bucket/prefix"    # or "file:///folder"; keys by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
+    # endpoint = "https://s3.example:9000"   # an S3-compatible server; profile = "name" in ~/.aws/credentials
+
 [api]                       # leave out for none
 port = 8420                 # API, metrics and dashboard on this machine; 0 is any free port
     # host = "0.0.0.0"         # beyond this machine: needs token_file, cert and key
@@ -36,14 +42,17 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+
+from sqlalchemy import URL
 
 from talaria.errors import ConfigError
 from talaria.rounds import Run
 from talaria.settings import Section, read_toml
 from talaria.wire.credentials import require_no_password
 from talaria_coordinator.api_config import ApiConfig, api_of
+from talaria_coordinator.store_config import StoreConfig, store_of
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
 _DEVICE = re.compile(r"[a-z0-9-]{1,36}")
@@ -75,6 +84,8 @@ class FleetConfig:
     max_update: int = 64 << 20
     api: ApiConfig | None = None
     """Where API, metrics and dashboard are served; None: nowhere."""
+    store: StoreConfig = field(default_factory=StoreConfig)
+    """Which database and which blobs hold the state."""
     stay: bool = True
     """Serve the final body to newcomers after the last round, instead of leaving once all members have it."""
 
@@ -95,9 +106,9 @@ class FleetConfig:
             raise ConfigError(f"rounds: quorum={self.quorum} must be a share in (0, 1]")
 
     @property
-    def database(self) -> Path:
-        """Where the fleet's database lies."""
-        return self.state / "coordinator.db"
+    def database(self) -> Path | URL:
+        """Where the fleet's database lies: a path (SQLite), or a URL, which does not print its password."""
+        return self.store.where(self.state)
 
 
 def load_config(path: Path) -> FleetConfig:
@@ -124,6 +135,7 @@ def load_config(path: Path) -> FleetConfig:
         retry_s=rounds.number("retry_s", 2.0, low=0.05, high=3600),
         aggregator=rounds.text("aggregator", None),
         max_update=rounds.whole("max_update", 64 << 20, low=1024, high=2**32),
+        store=store_of(top.table("store")),
         api=api_of(top.table("api")) if "api" in top.values else None,
     )
     for section in (top, fleet, broker, identity, rounds):

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 
-from talaria.errors import ConfigError, StateError
+from talaria.errors import ConfigError
 from talaria.wire.address import Address
-from talaria_coordinator.blobs import FolderBlobs
 from talaria_coordinator.broker import open_broker
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.desk import desk_of
 from talaria_coordinator.hosts import loopback
+from talaria_coordinator.opening import held, open_blobs, open_store
 from talaria_coordinator.service import Report, Service
-from talaria_coordinator.store import Store
 
 
 def require_safe(config: FleetConfig) -> None:
     """Raise :class:`ConfigError` where strangers could listen or speak: beyond this machine, devices and the
-    coordinator need keys, and the link to the broker needs TLS."""
+    coordinator need keys, and the links to the broker and to the stores need TLS."""
+    config.store.require_safe()
     given = Address.parse(config.broker) if "://" in config.broker else None
     host = config.host if given is None else given.host
     if loopback(host):
@@ -51,15 +48,15 @@ async def serve(config: FleetConfig, report: Report, *, insecure: bool = False) 
         require_safe(config)
     security = None if config.identity is None else config.identity / "broker"
     with (
-        _held(config.state),
+        held(config.state),
         desk_of(config, report, insecure) as desk,
         open_broker(
             config.broker, host=config.host, port=config.port, state=config.state / "broker", security=security
         ) as broker,
     ):
-        store = Store(config.database)
+        store = open_store(config)
         try:
-            blobs = FolderBlobs(config.state / "blobs")
+            blobs = open_blobs(config)
             service = Service(
                 config,
                 store,
@@ -81,21 +78,3 @@ async def serve(config: FleetConfig, report: Report, *, insecure: bool = False) 
         finally:
             store.close()
     report({"at": time.time(), "fleet": config.name, "event": "stopped"})
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """The state folder, for this process alone."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("wb")
-    except OSError as error:
-        raise StateError(f"fleet: cannot use {folder}: {error.strerror}; give [fleet] state another folder") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StateError(
-                f"fleet: {folder} is in use by another coordinator; stop it, or give this one another state folder"
-            ) from None
-        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -10,15 +11,16 @@ from rich.table import Table
 
 from talaria.errors import StateError
 from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.opening import open_store
 from talaria_coordinator.store import Store
 
 
 def read_status(config: FleetConfig) -> dict[str, Any]:
     """Rounds, devices and the latest events of a fleet. StateError where it was never served."""
     path = config.database
-    if not path.exists():
+    if isinstance(path, Path) and not path.exists():
         raise StateError(f"status: {path} is not there; serve the fleet first, or correct [fleet] state")
-    store = Store(path)
+    store = open_store(config)
     try:
         fleet = store.fleet(config.name)
         if fleet is None:

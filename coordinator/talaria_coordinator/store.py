@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import Connection, create_engine, event, insert, select, update
+from sqlalchemy import URL, Connection, create_engine, event, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from talaria.errors import ConfigError, StateError
@@ -50,7 +50,7 @@ from talaria_coordinator.tables import (
 class Store:
     """See the module. ``where`` is a path (SQLite) or a database URL."""
 
-    def __init__(self, where: Path | str) -> None:
+    def __init__(self, where: Path | URL | str) -> None:
         self._sqlite = isinstance(where, Path)
         url = f"sqlite:///{where}" if isinstance(where, Path) else where
         if isinstance(where, Path):

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, case, create_engine, event, func, select
+from sqlalchemy import URL, ColumnElement, Connection, Row, Select, Table, case, create_engine, event, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from talaria.errors import StateError
@@ -40,7 +40,7 @@ REMEMBERED = 2048
 class Views:
     """Reads of the store at ``where``, a path (SQLite) or a database URL. Safe to use from many threads."""
 
-    def __init__(self, where: Path | str) -> None:
+    def __init__(self, where: Path | URL | str) -> None:
         self._engine = create_engine(f"sqlite:///{where}" if isinstance(where, Path) else where)
         if isinstance(where, Path):
             event.listen(self._engine, "connect", _reader)
