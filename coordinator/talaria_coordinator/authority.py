@@ -104,7 +104,7 @@ def load_certificate(data: bytes) -> x509.Certificate:
     """One certificate as PEM; :class:`ConfigError` for anything else."""
     try:
         return x509.load_pem_x509_certificate(data)
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         raise ConfigError("identity: a certificate is damaged; restore it from a backup, or join again") from None
 
 
@@ -114,7 +114,7 @@ def requested_key(csr: str) -> ec.EllipticCurvePublicKey:
         request = x509.load_pem_x509_csr(csr.encode())
         key = request.public_key()
         good = request.is_signature_valid
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm):
         raise ConfigError("enrolment: the certificate request is damaged; join again") from None
     if not good or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ConfigError("enrolment: the certificate request is not one of a P-256 key, signed by it; join again")

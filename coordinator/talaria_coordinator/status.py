@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from talaria.errors import StateError
@@ -77,7 +78,7 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
             "-" if row["counted"] is None else str(row["counted"]),
             "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
             f"{row['bytes_up']:,}",
-            row["failure"] or "",
+            _plain(row["failure"]),
         )
     console.print(history)
     devices = Table(title="devices")
@@ -86,9 +87,15 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
     for row in found["devices"]:
         seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["seen"]))
         devices.add_row(
-            row["device"], "yes" if row["online"] else "no", str(row["boot"]), seen, row["quarantine"] or ""
+            row["device"], "yes" if row["online"] else "no", str(row["boot"]), seen, _plain(row["quarantine"])
         )
     console.print(devices)
+
+
+def _plain(text: str | None) -> str:
+    """A reason, which may quote what a stranger sent: no markup, nothing that steers a terminal."""
+    shown = text or ""
+    return escape(shown if shown.isprintable() else ascii(shown))
 
 
 def _names(store: Store) -> str:

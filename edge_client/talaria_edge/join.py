@@ -53,7 +53,7 @@ def finish(folder: Path, data: bytes) -> Answer:
         ca = x509.load_pem_x509_certificate(answer.ca.encode())
         own = x509.load_pem_x509_certificate(answer.certificate.encode())
         expected = bytes.fromhex(pending["fingerprint"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, x509.InvalidVersion):
         raise ConfigError("join: the answer is damaged; ask for it again") from None
     if not answer.genuine(ca.public_bytes(serialization.Encoding.DER), expected):
         raise ConfigError(

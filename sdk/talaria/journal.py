@@ -39,4 +39,6 @@ def _short(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) + "}"
     text = str(value)
+    if not text.isprintable():  # what a stranger sent must not begin a line of its own, nor steer a terminal
+        return ascii(text)
     return f'"{text}"' if " " in text else text

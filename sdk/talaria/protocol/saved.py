@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 def dump(state: object) -> bytes:
     """``state`` (a dataclass) as bytes; equal states give equal bytes."""
-    packed: bytes = msgpack.packb([FORMAT, _plain(state)])
+    packed: bytes = msgpack.packb([FORMAT, _plain(state)], unicode_errors="replace")
     return packed
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +40,8 @@ __all__ = [
 VERSION = 1
 _MASK = "mask|"
 _META = "talaria"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LARGEST = sys.float_info.max
 
 
 class MaskUnknown(WireError):  # noqa: N818  it is a state of affairs that the sender can mend, not a fault
@@ -188,13 +192,16 @@ def _about(about: dict[str, Any], limits: Limits) -> dict[str, Any]:
         raise WireError(f"kind={str(about['kind'])[:40]!r} must be 'value' or 'delta'")
     if not isinstance(about["client"], str) or not 0 < len(about["client"]) <= 64:
         raise WireError("client must be a name of at most 64 characters")
-    if not isinstance(metrics, dict) or len(metrics) > limits.metrics or any(len(k) > 64 for k in metrics):
+    if not isinstance(metrics, dict) or len(metrics) > limits.metrics:
         raise WireError(f"metrics must be at most {limits.metrics} named numbers")
-    if not all(type(v) in (int, float) and math.isfinite(v) for v in metrics.values()):
+    if not all(len(k) <= 64 and k.isprintable() for k in metrics):
+        raise WireError("metrics must have printable names of at most 64 characters")
+    # Not isfinite: a whole number of JSON may be beyond any float.
+    if not all(type(v) in (int, float) and -_LARGEST <= v <= _LARGEST for v in metrics.values()):
         raise WireError("metrics must be finite numbers")
-    if mask is not None and (not isinstance(mask, str) or len(mask) != 64):
+    if mask is not None and (not isinstance(mask, str) or not _DIGEST.fullmatch(mask)):
         raise WireError("mask must be null or a digest of 64 hex digits")
-    return {**about, "weight": float(weight)}
+    return {**about, "weight": float(weight), "metrics": {k: float(v) for k, v in metrics.items()}}
 
 
 # ---- masks ---------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from talaria.types import Tensors
 MAX_HEADER = 2**20
 MAX_DIMS = 8
 MAX_NAME = 200
+META_HEADER, ENTRY_HEADER = 2**16, 2**11
+"""Bytes of a header at most: for its metadata, and for each tensor (a name may be escaped to six times its length)."""
 
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -105,8 +107,9 @@ def unpack(data: bytes, *, most: int) -> tuple[dict[str, Entry], dict[str, str]]
                 raise WireError(f"this is {what}, not tensors in the safetensors layout; it is never opened")
     if len(data) < 8:
         raise WireError(f"{len(data)} bytes are too few for tensors; truncated")
-    if size > MAX_HEADER:
-        raise TooLarge(f"declares a header of {size} bytes, above {MAX_HEADER}; refused unread")
+    largest = min(MAX_HEADER, META_HEADER + most * ENTRY_HEADER)
+    if size > largest:
+        raise TooLarge(f"declares a header of {size} bytes, above {largest}; refused unread")
     if 8 + size > len(data):
         raise WireError(f"truncated: {len(data)} bytes cannot hold a header of {size}")
     header = _json(data[8 : 8 + size], "tensor header")

@@ -1,0 +1,28 @@
+"""Fuzz targets of the coordinator: what devices say of themselves, and what they ask to be certified."""
+
+from __future__ import annotations
+
+import json
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+
+from talaria.errors import ConfigError
+from talaria.fuzz.target import Target
+from talaria_coordinator.authority import load_certificate, new_key, requested_key
+from talaria_coordinator.records import profile_of
+
+
+def targets() -> list[Target]:
+    """All of them."""
+    csr = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(new_key(), hashes.SHA256())
+    text = csr.public_bytes(serialization.Encoding.PEM)
+    return [
+        Target("profile", _profile, (), [b'{"cores": 4}']),
+        Target("certificate request", lambda data: requested_key(data.decode("latin-1")), (ConfigError,), [text]),
+        Target("certificate", load_certificate, (ConfigError,), [text]),
+    ]
+
+
+def _profile(data: bytes) -> None:
+    json.dumps(profile_of(data)).encode()

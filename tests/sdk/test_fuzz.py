@@ -1,0 +1,87 @@
+"""The fuzzer: it knows every decoder, it finds what is wrong with one, and a short run finds nothing wrong."""
+
+import os
+
+import pytest
+
+from talaria.errors import ConfigError, WireError
+from talaria.fuzz import bench
+from talaria.fuzz.target import CPU_SECONDS, Defect, Tally, Target, installed, sayable
+from talaria.wire import messages
+
+REFUSED = {"bundle", "manifest", "certificate"}
+"""Targets whose seeds are near misses: a whole bundle is too large to begin from."""
+
+
+@pytest.fixture(scope="module")
+def targets():
+    return installed()
+
+
+def test_every_seed_is_taken_but_the_near_misses(targets):
+    tallies = {target.name: Tally() for target in targets}
+    for target in targets:
+        for seed in target.seeds:
+            tallies[target.name].shoot(target, seed)
+    assert {name for name, tally in tallies.items() if tally.refused} == REFUSED
+    assert all(tally.runs for tally in tallies.values())
+
+
+def test_every_kind_of_message_and_every_codec_is_a_seed(targets):
+    seeds = {target.name: target.seeds for target in targets}
+    assert len(seeds["message"]) == len(seeds["frame"]) == len(messages.BY_TYPE)
+    assert len(seeds["update"]) == 12
+    assert len(seeds) >= 25
+
+
+def test_what_is_not_a_targets_own_error_gets_out():
+    def odd(data):
+        raise ValueError("odd") if data == b"x" else WireError("refused")
+
+    tally, target = Tally(), Target("one", odd, (WireError,), [b"y"])
+    tally.shoot(target, b"y")
+    assert (tally.refused, tally.taken) == (1, 0)
+    with pytest.raises(ValueError, match="odd"):
+        tally.shoot(target, b"x")
+
+
+def test_a_slow_decoder_and_an_unsayable_reason_are_defects(monkeypatch):
+    clock = iter([0.0, CPU_SECONDS + 0.01])
+    monkeypatch.setattr("talaria.fuzz.target.time.thread_time", lambda: next(clock))
+    with pytest.raises(Defect, match="1 bytes took"):
+        Tally().shoot(Target("one", bytes, (), []), b"x")
+    with pytest.raises(Defect, match="no store can hold"):
+        sayable("\ud800")
+    with pytest.raises(Defect, match="2001 characters"):
+        sayable("x" * 2001)
+
+
+def test_some_thousand_inputs_find_nothing(targets):
+    found = bench.measure(400, seed=3, runs=100)
+    assert found["crashes"] == []
+    assert {name.replace("-", " ") for name in found["targets"]} == {target.name for target in targets}
+    assert all(row["runs"] == 100 for row in found["targets"].values())
+    assert found["edges"] > 1000
+    assert found["memory_mib"] < 64
+
+
+def test_a_planted_fault_is_found_and_shown_with_its_input(tmp_path, monkeypatch):
+    (tmp_path / "planted.py").write_text(
+        "from talaria.errors import WireError\n"
+        "from talaria.fuzz.target import Target\n"
+        "def decode(data):\n"
+        "    if data[:1] == b'F':\n"
+        "        return {}[data]\n"
+        "def targets():\n"
+        "    return [Target('planted', decode, (WireError,), [b'x'])]\n"
+    )
+    monkeypatch.setitem(os.environ, "PYTHONPATH", str(tmp_path))
+    (crash,) = bench.measure(30, targets="planted:targets")["crashes"]
+    assert bytes.fromhex(crash["input"])[:1] == b"F"
+    assert "KeyError" in crash["error"]
+
+
+def test_without_atheris_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("talaria.fuzz.bench.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"talaria\[fuzz\]"):
+        bench.measure(1)
