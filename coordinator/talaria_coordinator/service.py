@@ -24,6 +24,7 @@ from talaria_coordinator.blobs import Blobs
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.control import Order, decide
 from talaria_coordinator.learning import Learning
+from talaria_coordinator.leaving import Leaving
 from talaria_coordinator.members import Members
 from talaria_coordinator.notices import Enrolled, Folded, Stop
 from talaria_coordinator.store import Store
@@ -34,7 +35,6 @@ from talaria_coordinator.witness import witness
 Report = Callable[[dict[str, Any]], None]
 INBOX = 1024
 GOODBYE_S = 5.0
-LINGER_S = 600.0
 AGAIN_S = (2.0, 120.0)
 
 
@@ -69,7 +69,7 @@ class Service:
         self._not_before = 0.0
         self._failures = 0
         self._done_at: float | None = None
-        self._finished: set[str] = set()
+        self._leaving = Leaving(config.retry_s)
         self._stopped = False
 
     async def run(self, url: str) -> None:
@@ -226,9 +226,9 @@ class Service:
                     f"fleet {name!r}: a coordinator of epoch {action.epoch} took over (ours is {self._fleet.epoch}); "
                     "stop one of the two, or give them different fleet names"
                 )
+            case e.Departed():
+                self._leaving.done(action.dev)
             case _:
-                if isinstance(action, e.Progressed) and action.phase == "progress" and action.done == action.total:
-                    self._finished.add(action.dev)
                 witness(action, name, self.store, self._tell)
 
     # -- uploads
@@ -381,8 +381,9 @@ class Service:
         """After the last round, unless told to stay: once all members have their models, or after a while."""
         if self._done_at is None or self.config.stay:
             return False
-        waiting = set(self._fleet.roster) - self._finished - set(self._state.quarantined())
-        return not waiting or time.monotonic() - self._done_at > LINGER_S
+        members = set(self._fleet.roster) - set(self._state.quarantined())
+        here = {name for name, peer in self._state.peers.items() if peer.online}
+        return self._leaving.over(time.monotonic() - self._done_at, members, here)
 
     def _refresh(self) -> None:
         fleet = self.store.fleet(self.config.name)

@@ -28,6 +28,7 @@ from talaria.wire.transport import LinkDown, LinkUp, Mqtt, Transport, Will
 from talaria_edge import files
 from talaria_edge.config import DeviceConfig
 from talaria_edge.learning import Learner
+from talaria_edge.parting import Parting
 from talaria_edge.state import DeviceStore
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ Open = Callable[[DeviceConfig, Callable[[], Will]], Transport]
 INBOX = 256
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
 GOODBYE_S = 5.0
+FAREWELL_S = 30.0
+"""So long a device that is done says goodbye to a coordinator that does not answer."""
 
 
 def over_mqtt(config: DeviceConfig, will: Callable[[], Will]) -> Transport:
@@ -99,6 +102,7 @@ class Agent:
         self.was_up = False
         self._finishing = False
         self._result: dict[str, Any] | None = None
+        self._parting = Parting(config.retry_s, FAREWELL_S)
 
     async def run(self) -> dict[str, Any]:
         """Take part until the last round; then personalize, write the bundle, and leave (unless told to stay).
@@ -135,9 +139,12 @@ class Agent:
             self._spawn(self._tick()),
         ]
         try:
-            while self._result is None or self.config.stay:
+            while self._result is None or self.config.stay or not self._parting.over(time.monotonic()):
                 self._feed(await self._inbox.get())
                 self._finish_if_over()
+                if self._result is not None and self._parting.due(time.monotonic()):
+                    # The coordinator learns that this member has all it came for, and need not wait for it.
+                    self._feed(e.SayGoodbye(time.monotonic()))
             topic, payload = self._half.will(self._state)
             self._link.say(e.Publish(topic, payload, retain=True))
             await self._link.said(GOODBYE_S)
@@ -215,6 +222,8 @@ class Agent:
             case e.Train():
                 self._called = action
                 self._begin()
+            case e.Released():
+                self._parting.answered = True
             case e.Resend():
                 self._tell("resend", reason=action.reason)
                 self._spawn(self._resend(action))
@@ -352,9 +361,6 @@ class Agent:
         traffic = {str(step): dict(bytes_) for step, bytes_ in sorted(self._traffic.items())}
         self._result = {"device": self.config.device, **found, "traffic": traffic}
         files.write(self.config.state / "result.json", json.dumps(self._result, indent=2).encode())
-        if self._state.job is not None:
-            # The coordinator learns that this member has all it came for, and need not wait for it.
-            self._feed(e.Report(time.monotonic(), self._state.job.round, 1, 1))
         self._tell("done", **self._result)
         await self._inbox.put(e.Tick(time.monotonic()))
 

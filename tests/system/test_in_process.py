@@ -121,8 +121,6 @@ def run_all(*work, seconds=120):
 def test_a_link_that_loses_doubles_and_reorders_changes_no_byte(house, a_run, seed, monkeypatch):
     # A lost birth is told again each minute; here each second.
     monkeypatch.setattr("talaria.protocol.coordinator.REPEAT_SECONDS", 1.0)
-    # A device that leaves says so once; where that is lost the coordinator lingers, here not for minutes.
-    monkeypatch.setattr("talaria_coordinator.service.LINGER_S", 5.0)
     one = house(a_run("fedper"), faults=Faults(seed, drop=0.1, duplicate=0.2, reorder=0.2))
     run_all(one.serve(), *map(one.agent, one.data))
     simulated = one.simulated()

@@ -150,6 +150,13 @@ class Progressed:
 
 
 @dataclass(frozen=True)
+class Departed:
+    """A device has its last body and its model, and leaves."""
+
+    dev: str
+
+
+@dataclass(frozen=True)
 class Quarantined:
     """A device is shut out from now on; the operator sees why."""
 
@@ -224,6 +231,11 @@ class Resend:
 
 
 @dataclass(frozen=True)
+class Released:
+    """The coordinator has heard our goodbye."""
+
+
+@dataclass(frozen=True)
 class CoordinatorSeen:
     """The coordinator's birth or last will; ``spec`` is what it tells every device."""
 
@@ -245,6 +257,7 @@ Action = (
     | DeviceUp
     | DeviceDown
     | Progressed
+    | Departed
     | Quarantined
     | Equivocation
     | Fenced
@@ -253,5 +266,6 @@ Action = (
     | Cancel
     | Receipted
     | Resend
+    | Released
     | CoordinatorSeen
 )

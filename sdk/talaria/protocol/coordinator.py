@@ -231,7 +231,7 @@ class CoordinatorHalf:
             if not t.known(dev) and len(t.state.peers) >= self.rules.max_peers:
                 raise _IgnoredError(f"{self.rules.max_peers} devices are known; raise max_peers")
             if key is not None:
-                _bind(t, dev, key)
+                t.bind(dev, key)
             self._from_device(t, topic, frame)
         except _IgnoredError as why:
             t.act(a.Refused(event.topic[:160], dev, str(why)))
@@ -289,6 +289,9 @@ class CoordinatorHalf:
                 self._serve(t, dev, peer, message)
             case m.Accept() | m.Decline() | m.Progress() | m.Trouble():
                 self._heard(t, dev, message)
+            case m.Goodbye():
+                t.act(a.Departed(dev))
+                self._say(t, dev, m.Farewell())
             case _:
                 raise WireError(f"{message.TYPE!r} is not for a device to say")
 
@@ -383,15 +386,6 @@ class CoordinatorHalf:
 
     def _intake(self, t: Turn) -> Intake:
         return Intake(t, self.rules, lambda dev, message: self._say(t, dev, message))
-
-
-def _bind(t: Turn, dev: str, key: bytes) -> None:
-    """A device enrolled anew may have an empty flash: its boots count from one again. What was signed by the old key
-    is refused before it comes here, so nothing can be replayed."""
-    peer = t.peer(dev)
-    if peer.key not in (b"", key):
-        t.state.peers[dev] = peer = Peer(said=peer.said)
-    peer.key = key
 
 
 class _IgnoredError(TalariaError):

@@ -77,6 +77,8 @@ class DeviceHalf:
                     state.job.phase, state.job.reason = "refused", event.reason[: m.MAX_TEXT]
                     out.append(a.Save())
                     self._say(state, m.Decline(round=event.round, reason=state.job.reason), out)
+            case e.SayGoodbye():
+                self._say(state, m.Goodbye(version=max(0, state.version)), out)
             case e.Report():
                 if state.job is not None and state.job.round == event.round:
                     self._say(state, m.Progress(round=event.round, done=event.done, total=event.total), out)
@@ -191,6 +193,8 @@ class DeviceHalf:
                 self._manifest(state, message, now, out, at_once=True)
             case m.Rebirth():
                 self._greet(state, now, out)
+            case m.Farewell():
+                out.append(a.Released())
             case m.Grant() | m.Need():
                 if job is not None and job.round == message.round and job.phase == "offering" and job.cut is not None:
                     name = transfer_of(job.cut.sha256)

@@ -217,6 +217,13 @@ class Refuse:
 
 
 @dataclass(frozen=True)
+class SayGoodbye:
+    """All is done: tell the coordinator. Give it again until :class:`Released` comes."""
+
+    now: float
+
+
+@dataclass(frozen=True)
 class Report:
     """Training got this far."""
 

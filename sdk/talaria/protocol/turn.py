@@ -24,3 +24,11 @@ class Turn:
     def peer(self, dev: str) -> Peer:
         """What is known of ``dev``; a new entry where nothing is."""
         return self.state.peers.setdefault(dev, Peer())
+
+    def bind(self, dev: str, key: bytes) -> None:
+        """``key`` signed what came from ``dev``. A device enrolled anew may have an empty flash: its boots count from
+        one again. What was signed by the old key is refused before it comes here, so nothing can be replayed."""
+        peer = self.peer(dev)
+        if peer.key not in (b"", key):
+            self.state.peers[dev] = peer = Peer(said=peer.said)
+        peer.key = key

@@ -264,6 +264,21 @@ class Trouble(Message):
     reason: str = _text()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Goodbye(Message):
+    """The device has all it came for, from body ``version``, and leaves; said again until there is an answer."""
+
+    TYPE: ClassVar[str] = "goodbye"
+    version: int = _int()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Farewell(Message):
+    """The coordinator has heard the goodbye."""
+
+    TYPE: ClassVar[str] = "farewell"
+
+
 CHUNK = "chunk"
 """Header type of a frame whose body is raw bytes of a transfer."""
 
@@ -283,6 +298,8 @@ _ALL: tuple[type[Message], ...] = (
     Want,
     Progress,
     Trouble,
+    Goodbye,
+    Farewell,
 )
 BY_TYPE: dict[str, type[Message]] = {m.TYPE: m for m in _ALL}
 

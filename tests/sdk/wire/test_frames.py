@@ -130,6 +130,8 @@ EXAMPLES = [
     m.Want(body=HASH, bitmap=b""),
     m.Progress(round=1, done=3, total=4),
     m.Trouble(round=1, reason="disk full"),
+    m.Goodbye(version=3),
+    m.Farewell(),
 ]
 
 
