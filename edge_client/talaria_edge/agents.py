@@ -61,12 +61,14 @@ async def _keep_running(
 ) -> dict[str, Any]:
     wait, was_up = AGAIN_S[0], False
     while True:
-        agent = Agent(config, report=report, worker=worker, open_transport=open_transport)
+        agent, begun = Agent(config, report=report, worker=worker, open_transport=open_transport), time.monotonic()
         try:
             return await agent.run()
         except TalariaError as error:
             was_up = was_up or agent.was_up
             again = was_up and isinstance(error, DiskError)
+            if time.monotonic() - begun > AGAIN_S[1]:
+                wait = AGAIN_S[0]  # it worked for a good while: another trouble, not the same
             facts = {"error": str(error)} | ({"again_in_s": wait} if again else {})
             report({"at": time.time(), "device": config.device, "event": "failed", **facts})
             if not again:
