@@ -21,6 +21,7 @@ from talaria.errors import ConfigError, TransportError
 from talaria.wire.address import Address, Tls
 from talaria.wire.frames import MAX_FRAME
 from talaria.wire.link import Arrival, Incoming, LinkDown, LinkUp, Transport, Will
+from talaria.wire.pump import Pump
 
 __all__ = ["Address", "Arrival", "Incoming", "LinkDown", "LinkUp", "Mqtt", "Tls", "Transport", "Will"]
 
@@ -28,7 +29,8 @@ _Inbox = asyncio.Queue[Incoming | None]
 
 
 class Mqtt:
-    """A :class:`Transport` over paho in a thread of its own: MQTT 5, or 3.1.1 where the broker knows no better.
+    """A :class:`Transport` over paho: MQTT 5, or 3.1.1 where the broker knows no better. It has a thread of its own, or
+    with ``threaded=False`` runs in the event loop, which suits many links with little to do.
 
     ``will`` is asked before each connection attempt. ``window`` bounds the messages in flight, ``inbox`` the
     bytes that wait to be received: beyond it the network thread waits, and after a third of ``keepalive``
@@ -50,6 +52,7 @@ class Mqtt:
         inbox: int = 64 * 2**20,
         backoff: tuple[float, float] = (1.0, 60.0),
         timeout: float = 10.0,
+        threaded: bool = True,
     ) -> None:
         self.address = Address.parse(url)
         if (
@@ -66,7 +69,8 @@ class Mqtt:
         self._keepalive, self._window, self._timeout, self._backoff = keepalive, window, timeout, backoff
         self._random = Random(name)
         self._protocol: MQTTProtocolVersion | None = None
-        self._budget = _Budget(inbox, keepalive / 3)
+        self._threaded = threaded
+        self._budget = _Budget(inbox, keepalive / 3 if threaded else 0.0)
         self._inbox: asyncio.Queue[Incoming | None] = asyncio.Queue()
         self._session: _Session | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -110,7 +114,7 @@ class Mqtt:
         return MQTTProtocolVersion.MQTTv5
 
     def _new(self, protocol: MQTTProtocolVersion, will: Will | None) -> _Session:
-        return _Session(self._client(protocol, will), self._inbox, self._budget, self._window)
+        return _Session(self._client(protocol, will), self._inbox, self._budget, self._window, self._threaded)
 
     async def _open(self, session: _Session, filters: tuple[str, ...]) -> None:
         try:
@@ -266,10 +270,9 @@ class _Lost:
 class _Session:
     """One connection, from CONNECT to its end; never reused."""
 
-    def __init__(
-        self, client: paho.Client, inbox: asyncio.Queue[Incoming | None], budget: _Budget, window: int
-    ) -> None:
+    def __init__(self, client: paho.Client, inbox: _Inbox, budget: _Budget, window: int, threaded: bool) -> None:
         self._client, self._inbox, self._budget, self._window = client, inbox, budget, window
+        self._pump = None if threaded else Pump(client)
         self._loop = asyncio.get_running_loop()
         self.lost = _Lost()
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -293,7 +296,10 @@ class _Session:
         start = True if v5 else paho.MQTT_CLEAN_START_FIRST_ONLY
         connect = partial(self._client.connect, address.host, address.port, keepalive, clean_start=start)
         await asyncio.to_thread(connect)
-        self._client.loop_start()
+        if self._pump is None:
+            self._client.loop_start()
+        else:
+            self._pump.start()
         await self._ready
 
     def begin(self) -> None:
@@ -324,7 +330,11 @@ class _Session:
     async def end(self) -> None:
         self._ending = True
         self._client.disconnect()
-        await asyncio.to_thread(self._client.loop_stop)
+        if self._pump is None:
+            await asyncio.to_thread(self._client.loop_stop)
+        else:
+            self._client.loop_write()
+            self._pump.stop()
         self.lost.set("closed")
         self._moved.set()
         if not self._ready.done():

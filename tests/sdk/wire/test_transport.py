@@ -39,10 +39,11 @@ async def until(link: Mqtt, kind: type) -> object:
                 return item
 
 
-def test_messages_arrive_and_the_protocol_is_agreed(broker):
+@pytest.mark.parametrize("threaded", [True, False])
+def test_messages_arrive_and_the_protocol_is_agreed(broker, threaded):
     async def story() -> None:
-        hear = Mqtt(broker.url, "hear", ("t/#",), **FAST)
-        say = Mqtt(broker.url, "say", ("none",), **FAST)
+        hear = Mqtt(broker.url, "hear", ("t/#",), threaded=threaded, **FAST)
+        say = Mqtt(broker.url, "say", ("none",), threaded=threaded, **FAST)
         await hear.start()
         await say.start()
         assert isinstance(await hear.receive(), LinkUp)
@@ -140,7 +141,8 @@ class Proxy:
         self._writers.clear()
 
 
-def test_a_cut_link_sends_the_will_of_its_own_connection_and_comes_back(broker):
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_cut_link_sends_the_will_of_its_own_connection_and_comes_back(broker, threaded):
     boots = []
 
     def will() -> Will:
@@ -151,7 +153,7 @@ def test_a_cut_link_sends_the_will_of_its_own_connection_and_comes_back(broker):
         watch = Mqtt(broker.url, "watch", ("t/state",), **FAST)
         await watch.start()
         async with Proxy(broker.port) as proxy:
-            link = Mqtt(proxy.url, "dev", ("t/#",), will=will, **FAST)
+            link = Mqtt(proxy.url, "dev", ("t/#",), will=will, threaded=threaded, **FAST)
             await link.start()
             for boot in (1, 2):
                 await until(link, LinkUp)
@@ -189,11 +191,12 @@ def test_a_will_that_cannot_be_made_stops_the_transport_and_says_why(mosquitto):
     asyncio.run(story())
 
 
-def test_a_polite_close_sends_no_will(broker):
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_polite_close_sends_no_will(broker, threaded):
     async def story() -> None:
         watch = Mqtt(broker.url, "watch", ("t/#",), **FAST)
         await watch.start()
-        link = Mqtt(broker.url, "dev", ("none",), will=lambda: Will("t/will", b"x"), **FAST)
+        link = Mqtt(broker.url, "dev", ("none",), will=lambda: Will("t/will", b"x"), threaded=threaded, **FAST)
         await link.start()
         await link.close()
         await watch.publish("t/end", b"")
@@ -269,15 +272,17 @@ def certificates(folder) -> tuple[Tls, str]:
     return Tls(ca=ca_path), f"allow_anonymous true\ncertfile {cert_path}\nkeyfile {key_path}"
 
 
-def test_tls_carries_messages_and_refuses_a_broker_of_another_ca(make_mosquitto, tmp_path):
+@pytest.mark.parametrize("threaded", [True, False])
+def test_tls_carries_messages_and_refuses_a_broker_of_another_ca(make_mosquitto, tmp_path, threaded):
     tls, lines = certificates(tmp_path)
     broker = make_mosquitto(lines, "mqtts")
 
     async def story() -> None:
-        link = Mqtt(broker.url, "dev", ("t",), tls=tls, **FAST)
+        link = Mqtt(broker.url, "dev", ("t",), tls=tls, threaded=threaded, **FAST)
         await link.start()
-        await link.publish("t", b"safe")
-        assert await arrivals(link, 1) == [Arrival("t", b"safe")]
+        for i in range(20):  # several records of TLS in one read
+            await link.publish("t", bytes([i]) * 40_000)
+        assert [a.payload for a in await arrivals(link, 20)] == [bytes([i]) * 40_000 for i in range(20)]
         await link.close()
         stranger = Mqtt(broker.url, "dev", ("t",), **FAST)
         with pytest.raises(TransportError, match="certificate"):
