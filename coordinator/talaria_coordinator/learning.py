@@ -54,8 +54,11 @@ class Learning:
             limits=codec.Limits(total=self.max_update),
             client=device,
         )
-        if step is not None and update.base != step:
-            raise WireError(f"update says it was made in learning round {update.base}, not {step}; it may be replayed")
+        if step is not None and update.base != step - 1:
+            raise WireError(
+                f"update says it was made from body {update.base}, but learning round {step} began from {step - 1}; "
+                "it may be replayed"
+            )
         return update
 
     def fold(self, fleet: Fleet, counted: Sequence[Counted]) -> tuple[str, str]:

@@ -14,7 +14,9 @@ from torch.nn import Module
 
 from talaria import plans
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.buffered import FedBuff
 from talaria.aggregate.statistics import PooledStatistics
+from talaria.aggregate.wrap import as_delta, chain, gathered
 from talaria.algorithms import load as load_algorithm
 from talaria.algorithms.base import Algorithm
 from talaria.errors import ConfigError
@@ -22,7 +24,7 @@ from talaria.local import load, state_of
 from talaria.model import masks, pruning, zoo
 from talaria.model.zoo import ModelSpec
 from talaria.seeds import generator
-from talaria.tree import minus, only, without
+from talaria.tree import only, without
 from talaria.types import Buffers, ChannelLayout, ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors, Update
 
 
@@ -40,12 +42,20 @@ class Run:
     fraction: float = 1.0
     """Share of the members that takes part in a round."""
     codec: str = "raw"
+    asynchronous: bool = False
+    """No rounds in step: some updates, each from its own version of the body, make the next one
+    (:mod:`talaria.asynchrony`). ``rounds`` then counts versions."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ConfigError(f"run: rounds={self.rounds} must be at least 1")
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"run: fraction={self.fraction} must be in (0, 1]")
+        if self.asynchronous and self.fraction != 1:
+            raise ConfigError(
+                f"run: fraction={self.fraction} draws a cohort for each round, and an asynchronous run has none; "
+                "leave it at 1, and say by the buffer how many updates make a version"
+            )
         load_algorithm(self.algorithm, self.hparams)
 
     def to_json(self) -> str:
@@ -61,7 +71,7 @@ class Run:
             spec = ModelSpec.from_json(data.pop("spec"))
             recipe = Recipe(**data.pop("recipe"))
             return Run(spec=spec, recipe=recipe, **data)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ConfigError(f"run: not a run description ({error}); write one with Run.to_json()") from error
 
 
@@ -96,30 +106,52 @@ def algorithm_of(run: Run) -> Algorithm:
     return load_algorithm(run.algorithm, run.hparams)
 
 
+def first_body(run: Run) -> Tensors:
+    """The shared state that all begin from, version 0."""
+    shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))
+    return shared
+
+
 def start(run: Run, aggregator: Aggregator | None = None) -> tuple[Tensors, Tensors]:
     """The coordinator's first ``(shared, server state)``; ``aggregator`` as in :func:`close`."""
-    shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))
+    shared = first_body(run)
     return shared, rule_of(run, aggregator).init(shared)
 
 
 def rule_of(run: Run, aggregator: Aggregator | None = None) -> Aggregator:
     """The server's rule: ``aggregator``, else the algorithm's own.
 
-    Statistics that an algorithm pools beside its body (pFedGM) are pooled around the fleet's rule too."""
+    Statistics that an algorithm pools beside its body (pFedGM) are pooled around the fleet's rule too. Raises
+    :class:`ConfigError` where an asynchronous run has no buffer, or one in rounds has one."""
+    if run.asynchronous:
+        if not isinstance(aggregator, FedBuff):
+            raise ConfigError("run: an asynchronous run folds a buffer; give the rule of talaria.asynchrony.buffered")
+        return aggregator
     own = algorithm_of(run).aggregator
     if aggregator is None:
         return own
+    if any(isinstance(rule, FedBuff) for rule in chain(aggregator)):
+        raise ConfigError("aggregator 'fedbuff' waits for updates over several rounds; it needs an asynchronous run")
     if isinstance(own, PooledStatistics) and not isinstance(aggregator, PooledStatistics):
         return replace(own, inner=aggregator)
     return aggregator
 
 
-def cohort(run: Run, round: int, clients: Sequence[str]) -> tuple[str, ...]:
-    """Who takes part in a round: ``fraction`` of the clients (at least one), sorted by name."""
+def needed(run: Run, count: int) -> int:
+    """How many of ``count`` clients a round counts: ``fraction`` of them, at least one."""
+    return max(1, math.floor(run.fraction * count + 0.5))
+
+
+def cohort(run: Run, round: int, clients: Sequence[str], over: float = 0.0) -> tuple[str, ...]:
+    """Who is asked in a round: ``fraction`` of the clients (at least one), sorted by name.
+
+    ``over`` asks that share more than :func:`needed`, in whole clients, of whom those count that come first. The draw
+    without it is among them.
+    """
     names = sorted(clients)
     if run.fraction == 1.0 or not names:
         return tuple(names)
-    count = max(1, math.floor(run.fraction * len(names) + 0.5))
+    count = math.ceil(needed(run, len(names)) * (1 + over) - 1e-9)
     order = torch.randperm(len(names), generator=generator(run.seed, "", round, "cohort"))
     return tuple(sorted(names[i] for i in order[:count].tolist()))
 
@@ -127,12 +159,16 @@ def cohort(run: Run, round: int, clients: Sequence[str]) -> tuple[str, ...]:
 def participate(
     run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int
 ) -> tuple[Update, Tensors]:
-    """The device's half of a round: ``(update, private)``. ``private=None`` is a first participation."""
+    """The device's half of a round: ``(update, private)``. ``private=None`` is a first participation.
+
+    Round ``n`` from 1 trains from version ``n - 1`` of the body, which is the update's ``base``: in an asynchronous run
+    the round is that of the body which the device downloaded, however many versions there are by now.
+    """
     task, compact, own = _enter(run, member, shared, private, round)
     update, own = algorithm_of(run).fit(task, compact, own)
-    if codec_of(run, member) != "raw" and update.kind == "value":
-        base = _gathered(shared, update.mask)
-        update = update.but(tensors=minus(update.tensors, base), kind="delta")
+    update = update.but(base=round - 1)
+    if codec_of(run, member) != "raw" or run.asynchronous:
+        update = as_delta(update, gathered(shared, update.tensors, update.mask))
     return update, _stored(update.mask, own)
 
 
@@ -142,9 +178,13 @@ def close(
     """The coordinator's half: fold the updates in client order, so that arrival order never changes a byte.
 
     ``updates`` must come sorted by client; one is in memory at a time. ``aggregator`` replaces the
-    algorithm's own where the fleet asks for a robust or buffered one.
+    algorithm's own where the fleet asks for a robust one. In an asynchronous run it is the buffer's rule, and
+    ``updates`` are what the buffer holds, one of each client: they make one version.
     """
-    return rule_of(run, aggregator).apply(shared, state, _in_order(updates))
+    rule = rule_of(run, aggregator)
+    if isinstance(rule, FedBuff):
+        return rule.fold(shared, state, _in_order(updates))
+    return rule.apply(shared, state, _in_order(updates))
 
 
 def _in_order(updates: Iterable[Update]) -> Iterable[Update]:

@@ -1,6 +1,6 @@
 """FedBuff: asynchronous training with a buffer (Nguyen et al., AISTATS 2022)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import quote
@@ -47,7 +47,8 @@ class FedBuff:
     newer version replaces it. A message that comes again, while its update waits or right after it was folded, changes
     nothing. A buffer folds in order of client names.
 
-    State: ``version`` (changes of the shared state so far; a client's ``base`` refers to it), the buffer, the last
+    State: ``version`` (changes of the shared state so far, 0 at first; a client's ``base`` is the version that it
+    downloaded), the buffer, the last
     folded digest per client, ``dropped/stale`` and ``dropped/repeated``, and ``inner``'s. All are plain tensors, so
     that a buffer survives a restart.
 
@@ -89,6 +90,39 @@ class FedBuff:
             shared, state = self._arrive(shared, state, update)
         return shared, state
 
+    def fold(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """One step from just these updates, in order of clients, one of each: for a coordinator that keeps the buffer
+        itself, durably, and counts exactly once. As :meth:`apply` of as many as ``capacity``, but one update is in
+        memory at a time where ``inner`` allows it.
+
+        Raises :class:`~talaria.errors.AggregationError` for a second update of a client, for one too old, and where
+        there is none at all: a version must come of it.
+        """
+        version, count, last = int(state[VERSION]), 0, ""
+
+        def rows() -> Iterator[Update]:
+            nonlocal count, last
+            for update in updates:
+                check(shared, update)
+                late = staleness(update, version)
+                if late > self.max_staleness:
+                    raise AggregationError(
+                        f"update of client {update.client!r}: {late} versions behind; "
+                        f"at most {self.max_staleness} count"
+                    )
+                if count and update.client <= last:
+                    raise AggregationError(
+                        f"update of client {update.client!r} came after {last!r}; sort them, one of each client"
+                    )
+                count, last = count + 1, update.client
+                yield self._weighed(_compared(shared, update, version), late)
+
+        new, inner = self.inner.apply(shared, tree.under(state, INNER), rows())
+        if not count:
+            raise AggregationError("fedbuff: no update to fold; wait until the buffer holds some")
+        kept = tree.without(dict(state), INNER) | {VERSION: torch.tensor(version + 1)}
+        return self._paced(shared, new), kept | tree.prefixed(inner, INNER)
+
     def flush(self, shared: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         """Fold what is in the buffer, full or not (before a shutdown); an empty one changes nothing.
 
@@ -109,13 +143,7 @@ class FedBuff:
             return shared, _counted(state, REPEATED)
         if waiting and entries.unpack(waiting, _layout(state)).base > update.base:
             return shared, _counted(state, STALE)
-        if update.kind == "value":
-            if update.base != version:
-                raise AggregationError(
-                    f"update of client {update.client!r}: values of version {update.base} cannot be compared with "
-                    f"version {version}; send kind='delta', the difference to what was downloaded"
-                )
-            update = as_delta(update, gathered(shared, update.tensors, update.mask))
+        update = _compared(shared, update, version)
         if update.mask is not None:
             layout = _layout(state)
             if layout is not None and not same_layout(layout, update.mask.layout):
@@ -133,8 +161,7 @@ class FedBuff:
         rows = sorted(waiting.values(), key=lambda u: u.client)
         rows = [self._weighed(u, staleness(u, version)) for u in rows]
         new, inner = self.inner.apply(shared, tree.under(state, INNER), rows)
-        if self.lr != 1.0:
-            new |= {k: _scaled(k, shared[k], new[k], self.lr) for k in trained(shared)}
+        new = self._paced(shared, new)
         seen = {
             SEEN + slot[len(BUFFER) : -1]: torch.cat((entries.raw(u.base.to_bytes(8, "big")), state[slot + "mark"]))
             for slot, u in waiting.items()
@@ -144,6 +171,11 @@ class FedBuff:
         oldest = version + 1 - self.max_staleness
         kept = {k: v for k, v in kept.items() if not k.startswith(SEEN) or _base(v) >= oldest}
         return new, kept | {VERSION: torch.tensor(version + 1)} | tree.prefixed(inner, INNER)
+
+    def _paced(self, shared: Tensors, new: Tensors) -> Tensors:
+        if self.lr == 1.0:
+            return new
+        return new | {k: _scaled(k, shared[k], new[k], self.lr) for k in trained(shared)}
 
     def _weighed(self, update: Update, late: int) -> Update:
         s = discount(late, self.a)
@@ -165,6 +197,16 @@ def least(aggregator: Aggregator) -> int:
     if isinstance(aggregator, Wrapper) and not isinstance(aggregator, FedBuff):
         return least(aggregator.inner)
     return aggregator.least if isinstance(aggregator, RowRule) else 1
+
+
+def _compared(shared: Tensors, update: Update, version: int) -> Update:
+    """The update as a difference to what the device had downloaded."""
+    if update.kind == "value" and update.base != version:
+        raise AggregationError(
+            f"update of client {update.client!r}: values of version {update.base} cannot be compared with "
+            f"version {version}; send kind='delta', the difference to what was downloaded"
+        )
+    return as_delta(update, gathered(shared, update.tensors, update.mask) if update.kind == "value" else {})
 
 
 def _layout(state: Tensors) -> ChannelLayout | None:

@@ -30,11 +30,18 @@ class Wrapper(Protocol):
         ...
 
 
-def innermost(aggregator: Aggregator) -> Aggregator:
-    """The aggregator within all wrappers."""
+def chain(aggregator: Aggregator) -> Iterator[Aggregator]:
+    """The aggregator and all within it, from the outermost."""
+    yield aggregator
     while isinstance(aggregator, Wrapper):
         aggregator = aggregator.inner
-    return aggregator
+        yield aggregator
+
+
+def innermost(aggregator: Aggregator) -> Aggregator:
+    """The aggregator within all wrappers."""
+    *_, last = chain(aggregator)
+    return last
 
 
 def check_inner(owner: str, inner: object) -> None:

@@ -26,7 +26,6 @@ def update(task: Task, state: Tensors, keys: Collection[str], **metrics: float) 
         only(state, keys),
         weight=float(len(task.train)),
         client=task.client,
-        base=task.round,
         mask=task.mask,
         metrics=metrics,
     )

@@ -23,6 +23,19 @@ def simulate(
     aggregator: Annotated[
         str | None, typer.Option(help="Another server rule than the algorithm's own, such as median:f=1 or krum:f=2.")
     ] = None,
+    over: Annotated[
+        float, typer.Option(help="Ask this share more devices than are counted; who is first is drawn.")
+    ] = 0.0,
+    asynchronous: Annotated[
+        bool, typer.Option("--asynchronous", help="No rounds in step: each --buffer updates make a version (FedBuff).")
+    ] = False,
+    buffer: Annotated[int | None, typer.Option(help="Updates per version; default 10, or all members.")] = None,
+    max_staleness: Annotated[
+        int | None, typer.Option(help="Versions that an update may be behind; default 20.")
+    ] = None,
+    damping: Annotated[
+        float | None, typer.Option(help="An update s behind counts (1+s)^-DAMPING; default 0.5.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Local epochs per round.", min=0)] = None,
     batch: Annotated[int | None, typer.Option(help="Local batch size.", min=1)] = None,
     lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
@@ -40,6 +53,7 @@ def simulate(
     from talaria.simulate import session
     from talaria.simulate.options import assignments
 
+    buffering = {"buffer": buffer, "max_staleness": max_staleness, "damping": damping}
     recipe = {"epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum}
     asked = session.Asked(
         algorithm=algorithm,
@@ -52,6 +66,9 @@ def simulate(
         buffers=buffers,
         codec=codec,
         aggregator=aggregator,
+        over=over,
+        asynchronous=asynchronous,
+        buffering={k: v for k, v in buffering.items() if v is not None},
         recipe={k: v for k, v in recipe.items() if v is not None},
         options=assignments(option, "--option"),
         data_options=assignments(data_option, "--data-option"),

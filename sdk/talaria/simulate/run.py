@@ -1,27 +1,20 @@
 """Many devices in one process: the same functions, seeds and bytes as the fleet over MQTT."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch.nn import Module
 
 from talaria import evaluation, rounds
 from talaria.aggregate.base import Aggregator
+from talaria.asynchrony import Buffering, buffered
+from talaria.errors import ConfigError
 from talaria.evaluation import Report
 from talaria.rounds import Member, Run
+from talaria.simulate.courses import Record, as_recorded, as_they_come, in_rounds
 from talaria.simulate.data.federated import Client, Federated
-from talaria.types import Plan, Tensors, Update
-from talaria.wire import codec
-
-
-@dataclass(frozen=True)
-class RoundFacts:
-    """What one round was: its number from 1, who took part, bytes sent up, and the devices' mean metrics."""
-
-    round: int
-    clients: tuple[str, ...]
-    bytes_up: int
-    metrics: Mapping[str, float]
+from talaria.simulate.fleet import Fleet, RoundFacts
+from talaria.types import Plan, Tensors
 
 
 @dataclass(frozen=True)
@@ -35,6 +28,11 @@ class Result:
     private: Mapping[str, Tensors] = field(repr=False)
     history: tuple[RoundFacts, ...] = field(repr=False)
     bytes_up: Mapping[str, int] = field(repr=False)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """What :func:`replay` needs to come to the same bytes."""
+        return tuple(Record(facts.counted, facts.late) for facts in self.history)
 
     def personal(self, member: Member) -> Module:
         """The model that ``member`` is served: a member of the run, or a newcomer."""
@@ -52,43 +50,43 @@ def simulate(
     members: Mapping[str, Member],
     *,
     aggregator: Aggregator | None = None,
+    buffering: Buffering | None = None,
+    over: float = 0.0,
     progress: Callable[[RoundFacts], None] | None = None,
 ) -> Result:
     """All rounds of ``run`` over ``members``; ``progress`` is called after each.
 
-    Every update crosses the wire's codec, as it does in the fleet, and is decoded one at a time to be folded.
+    Every update crosses the wire's codec, as it does in the fleet, and is decoded one at a time to be folded. An
+    asynchronous run takes ``buffering``; one in rounds may ask ``over`` more devices than it counts. In both, who comes
+    when is drawn (:mod:`talaria.simulate.delays`). Raises :class:`~talaria.errors.ConfigError` where these do not fit.
     """
-    shared, server = rounds.start(run, aggregator)
-    private: dict[str, Tensors] = {}
-    sent = dict.fromkeys(sorted(members), 0)
-    history = []
-    for number in range(1, run.rounds + 1):
-        chosen = rounds.cohort(run, number, tuple(members))
-        frames: dict[str, bytes] = {}
-        metrics: list[Mapping[str, float]] = []
-        for name in chosen:
-            update, private[name] = rounds.participate(run, members[name], shared, private.get(name), number)
-            frames[name] = codec.encode_update(update, rounds.codec_of(run, members[name]))
-            sent[name] += len(frames[name])
-            metrics.append(update.metrics)
-        shared, server = rounds.close(run, shared, server, _decoded(run, shared, frames), aggregator)
-        facts = RoundFacts(number, chosen, sum(map(len, frames.values())), _mean(metrics))
-        history.append(facts)
-        if progress is not None:
-            progress(facts)
-    return Result(run, members, shared, server, private, tuple(history), sent)
+    if run.asynchronous:
+        if over:
+            raise ConfigError(f"over={over}: an asynchronous run asks everybody all the time; leave it at 0")
+        buffering = buffering or Buffering()
+        buffering.require(len(members))
+        rule = buffered(run, buffering, aggregator)
+        return _result(as_they_come(Fleet(run, members, rule), rule, progress))
+    if buffering is not None:
+        raise ConfigError("simulate: a buffer is for an asynchronous run; set run.asynchronous, or leave it out")
+    return _result(in_rounds(Fleet(run, members, aggregator), over, progress))
 
 
-def _decoded(run: Run, shared: Tensors, frames: Mapping[str, bytes]) -> Iterator[Update]:
-    schema = codec.schema_of(shared)
-    layout = rounds.layout_of(run.spec)
-    for name in sorted(frames):
-        yield codec.decode_update(frames[name], schema=schema, layout=layout)
+def replay(
+    run: Run,
+    members: Mapping[str, Member],
+    records: Iterable[Record],
+    *,
+    aggregator: Aggregator | None = None,
+    buffering: Buffering | None = None,
+) -> Result:
+    """The run again, as it went by ``records``: the same bytes, whoever came when. Options as in :func:`simulate`."""
+    rule = buffered(run, buffering or Buffering(), aggregator) if run.asynchronous else aggregator
+    return _result(as_recorded(Fleet(run, members, rule), records))
 
 
-def _mean(metrics: list[Mapping[str, float]]) -> dict[str, float]:
-    names = sorted({key for entry in metrics for key in entry})
-    return {key: sum(m[key] for m in metrics if key in m) / sum(key in m for m in metrics) for key in names}
+def _result(fleet: Fleet) -> Result:
+    return Result(fleet.run, fleet.members, fleet.shared, fleet.server, fleet.private, tuple(fleet.history), fleet.sent)
 
 
 def evaluate(result: Result, data: Federated, members: Mapping[str, Member]) -> Report:

@@ -14,6 +14,7 @@ from rich.table import Table
 from talaria import rounds
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.registry import load as load_aggregator
+from talaria.asynchrony import Buffering
 from talaria.errors import ConfigError
 from talaria.evaluation import Report
 from talaria.model import zoo
@@ -22,8 +23,9 @@ from talaria.rounds import Run
 from talaria.simulate import data as datasets
 from talaria.simulate.data import Federated
 from talaria.simulate.defaults import default_of
+from talaria.simulate.fleet import RoundFacts
 from talaria.simulate.options import assignments
-from talaria.simulate.run import Result, RoundFacts, evaluate, members_of, simulate
+from talaria.simulate.run import Result, evaluate, members_of, simulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,10 @@ class Asked:
     buffers: str = "local"
     codec: str = "raw"
     aggregator: str | None = None
+    over: float = 0.0
+    asynchronous: bool = False
+    buffering: Mapping[str, Any] = field(default_factory=dict)
+    """Of ``buffer``, ``max_staleness`` and ``damping`` those that were given."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     data_options: Mapping[str, Any] = field(default_factory=dict)
@@ -64,8 +70,18 @@ def prepared(asked: Asked) -> tuple[Run, Federated]:
         buffers="local" if asked.buffers == "local" else "aggregate",
         fraction=asked.fraction,
         codec=asked.codec,
+        asynchronous=asked.asynchronous,
     )
     return run, data
+
+
+def buffering_of(asked: Asked, members: int) -> Buffering | None:
+    """The buffer of an asynchronous run; where no size is given it holds 10 updates, or one of each member."""
+    if asked.asynchronous:
+        return Buffering(**{"buffer": min(10, members), **asked.buffering})
+    for name, value in asked.buffering.items():
+        raise ConfigError(f"--{name.replace('_', '-')} {value}: only an asynchronous run has it; add --asynchronous")
+    return None
 
 
 def _spec(asked: Asked, data: Federated, default: str | None) -> ModelSpec:
@@ -81,17 +97,19 @@ def run(asked: Asked, *, as_json: bool) -> None:
     plan, data = prepared(asked)
     aggregator = None if asked.aggregator is None else rule(asked.aggregator)
     members = members_of(data.clients)
+    buffering = buffering_of(asked, len(members))
     with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
         bar = progress.add_task(f"{asked.algorithm} on {data.name}", total=plan.rounds)
 
         def advance(facts: RoundFacts) -> None:
             progress.update(bar, completed=facts.round)
 
-        result = simulate(plan, members, aggregator=aggregator, progress=advance)
+        result = simulate(plan, members, aggregator=aggregator, buffering=buffering, over=asked.over, progress=advance)
     report = evaluate(result, data, members)
     arrived = evaluate(result, data, members_of(data.newcomers)) if data.newcomers else None
     if as_json:
-        typer.echo(json.dumps(document(asked, result, report, arrived), indent=2))
+        arrival = None if buffering is None else arrivals(result, buffering)
+        typer.echo(json.dumps({**document(asked, result, report, arrived), "asynchronous": arrival}, indent=2))
     else:
         print_table(asked, result, report, arrived)
 
@@ -115,6 +133,7 @@ def document(asked: Asked, result: Result, report: Report, newcomers: Report | N
         "rounds": run.rounds,
         "seed": run.seed,
         "aggregator": asked.aggregator,
+        "over": asked.over,
         "accuracy": asdict(report.accuracy),
         "macro_recall": asdict(report.macro_recall),
         "clients": {
@@ -123,6 +142,24 @@ def document(asked: Asked, result: Result, report: Report, newcomers: Report | N
         },
         "newcomers": None if newcomers is None else newcomers.as_dict(),
         "bytes_up": sum(result.bytes_up.values()),
+    }
+
+
+def arrivals(result: Result, buffering: Buffering) -> dict[str, Any]:
+    """How an asynchronous run went: how old the counted updates were, in versions, and whose they are."""
+    ages = [age for facts in result.history for age in facts.staleness]
+    who = [client for facts in result.history for client, _ in facts.counted]
+    return {
+        **asdict(buffering),
+        "versions": len(result.history),
+        "staleness": {
+            "mean": sum(ages) / len(ages),
+            "largest": max(ages),
+            "updates": {str(age): ages.count(age) for age in sorted(set(ages))},
+        },
+        "updates": {client: who.count(client) for client in sorted(result.members)},
+        "recalled": sum(facts.recalled for facts in result.history),
+        "time": result.history[-1].time,
     }
 
 

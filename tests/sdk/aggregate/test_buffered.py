@@ -215,6 +215,43 @@ def test_flush_folds_what_is_there() -> None:
     assert occupied(state) == []
 
 
+@pytest.mark.parametrize("normalise", ["damped", "convex"])
+@pytest.mark.parametrize("inner", [Mean(), MaskedMean(), RFA(f=1, weighting="samples"), ServerMomentum(inner=Mean())])
+def test_a_fold_is_a_buffer_that_fills_at_once(inner: object, normalise: str) -> None:
+    """For a coordinator that keeps the updates itself: the same step, to the bit, over several versions."""
+    g = torch.Generator().manual_seed(6)
+    rule = FedBuff(capacity=3, inner=inner, normalise=normalise, lr=0.7)  # type: ignore[arg-type]
+    one = two = {"w": torch.randn(3, generator=g)}
+    waiting, kept = rule.init(one), rule.init(two)
+    for version in range(4):
+        sent = [
+            masked(c, (0, 1 + i % 2), torch.randn(2, generator=g).tolist(), max(0, version - i))
+            for i, c in enumerate("abc")
+        ]
+        one, waiting = rule.apply(one, waiting, sent[::-1])
+        two, kept = rule.fold(two, kept, iter(sent))
+        assert tree.equal(one, two)
+    assert tree.equal(kept, {k: v for k, v in waiting.items() if not k.startswith(("seen/", "layout"))})
+    assert int(kept["version"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ([], "no update to fold"),
+        ([delta(1.0, "b", 5), delta(1.0, "a", 5)], "'a' came after 'b'"),
+        ([delta(1.0, "a", 4), delta(1.0, "a", 5)], "'a' came after 'a'; sort them, one of each client"),
+        ([delta(1.0, "a", 2)], "'a': 3 versions behind; at most 2 count"),
+        ([delta(1.0, "a", 6)], "base=6 must be a version within 0..5"),
+        ([delta(1.0, "a", 4).but(kind="value")], "values of version 4 cannot be compared"),
+    ],
+)
+def test_a_fold_refuses_what_no_buffer_would_hold(sent: list[Update], message: str) -> None:
+    rule, shared = FedBuff(max_staleness=2), {"w": torch.zeros(1)}
+    with pytest.raises(AggregationError, match=message):
+        rule.fold(shared, at(5, rule, shared), sent)
+
+
 def test_a_robust_inner_sees_through_an_attacker_in_the_buffer() -> None:
     shared = {"w": torch.zeros(1)}
     sent = [delta(1.0, "a"), delta(1.1, "b"), delta(0.9, "c"), delta(1e6, "x"), delta(1.05, "d")]
