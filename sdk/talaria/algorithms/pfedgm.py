@@ -52,6 +52,7 @@ from talaria.algorithms.navigator import (
 )
 from talaria.algorithms.parts import WHOLE, refuse_neutral, require, update
 from talaria.algorithms.resampling import resampled, sampled_log_prior
+from talaria.algorithms.tuning import SAMPLES, labelled
 from talaria.local import Objective, predict, ready, served, state_of, train
 from talaria.tree import only, prefixed, under
 from talaria.types import Samples, Split, Task, Tensors, Update
@@ -71,7 +72,8 @@ class PFedGM:
     """``features`` is k; ``covariance`` "full", "diagonal", or "auto": full up to 128 features. ``rho`` is ρ;
     ``inter``, ``intra``, ``virtual`` are η_inter, η_intra and ω; ``margin`` is m. ``prior_samples`` is ν₀ (0: k).
 
-    ``tune_epochs`` trains θ and V on the device before the served statistics are taken; the result stays there.
+    ``tune_epochs`` trains θ and V on the device before the served statistics are taken, at ``tune_lr`` (0: the
+    recipe's); ``tune_on="all"`` learns and takes statistics from the validation samples too. The result stays there.
     """
 
     features: int = 64
@@ -85,6 +87,8 @@ class PFedGM:
     prior_samples: float = 0.0
     predictive: bool = False
     tune_epochs: int = 5
+    tune_lr: float = 0.0
+    tune_on: str = "train"
     motion: float = 1e-2
     blend: float = 0.5
     allow_degenerate: bool = False
@@ -117,6 +121,8 @@ class PFedGM:
             n_min=(self.n_min >= 2, self.n_min, "must be at least 2: the mean of one sample is that sample"),
             prior_samples=(self.prior_samples >= 0, self.prior_samples, "must be at least 0 (0 takes `features`)"),
             tune_epochs=(self.tune_epochs >= 0, self.tune_epochs, "must be at least 0"),
+            tune_lr=(self.tune_lr >= 0, self.tune_lr, "must be at least 0 (0 takes the recipe's)"),
+            tune_on=(self.tune_on in SAMPLES, self.tune_on, f"must be one of {SAMPLES}"),
             motion=(self.motion >= 0, self.motion, "must be at least 0"),
             blend=(0 < self.blend <= 1, self.blend, "must be in (0, 1]"),
         )
@@ -159,10 +165,11 @@ class PFedGM:
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
         layer = last_linear(task.model, task.split)
         matrix = projection_for(task.model, layer, task.mask, self.features)
-        inner = self._task(task, shared)
+        inner = self._task(task, shared).but(train=labelled(task, self.tune_on))
         state = ready(inner, self._state(task, shared, private))
         if self.tune_epochs:
-            local = inner.but(recipe=task.recipe.but(epochs=self.tune_epochs, steps=None))
+            recipe = task.recipe.but(epochs=self.tune_epochs, steps=None, lr=self.tune_lr or task.recipe.lr)
+            local = inner.but(recipe=recipe)
             state = self._trained(local, state, shared, private, "tune")
         stats = self._statistics(inner, state, shared)
         head = self.head(stats, shared, matrix)

@@ -21,7 +21,12 @@ SAMPLES = ("train", "all")
 def tuned(task: Task, state: Tensors, tune: str, epochs: int, lr: float = 0.0, samples: str = "train") -> Tensors:
     """``state`` after ``epochs`` of SGD on the named parts, the rest frozen in eval mode; ``lr`` 0 is the recipe's."""
     recipe = task.recipe.but(epochs=epochs, steps=None, lr=lr or task.recipe.lr)
-    known = task.train
-    if samples == "all":
-        known = Samples(torch.cat([task.train.x, task.val.x]), torch.cat([task.train.y, task.val.y]))
+    known = labelled(task, samples)
     return train(task, state, only=task.split.of(*TUNES[tune]), recipe=recipe, samples=known, purpose="tune")
+
+
+def labelled(task: Task, samples: str) -> Samples:
+    """The training samples, or with ``"all"`` the validation samples behind them."""
+    if samples != "all":
+        return task.train
+    return Samples(torch.cat([task.train.x, task.val.x]), torch.cat([task.train.y, task.val.y]))

@@ -442,6 +442,23 @@ def test_statistics_follow_the_body_that_is_served(tiny: Tiny) -> None:
     )
 
 
+def test_tuning_on_all_labels_is_tuning_on_one_set_of_them(tiny: Tiny) -> None:
+    task, other = tiny(count=24), tiny(count=9, client="other")
+    both = Samples(torch.cat([task.train.x, other.train.x]), torch.cat([task.train.y, other.train.y]))
+    divided = task.but(val=other.train)
+    joined = task.but(train=both)
+    algorithm = PFedGM(tune_epochs=2)
+    shared, private = algorithm.init(task.model, task.split)
+
+    def weight(task: Task, **options: object) -> Tensor:
+        model = PFedGM(tune_epochs=2, **options).personal(task, shared, private)  # type: ignore[arg-type]
+        return model.head.weight.detach()
+
+    assert torch.equal(weight(divided, tune_on="all"), weight(joined))
+    assert not torch.equal(weight(divided, tune_on="all"), weight(divided))
+    assert not torch.equal(weight(divided, tune_lr=1e-4), weight(divided))
+
+
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("kind", ["full", "diagonal"])
 def test_a_client_of_few_samples_or_one_class_is_served(tiny: Tiny, count: int, kind: str) -> None:
@@ -498,6 +515,8 @@ def test_a_head_that_is_not_linear_is_refused() -> None:
         ({"n_min": 1}, "n_min"),
         ({"prior_samples": -1.0}, "prior_samples"),
         ({"tune_epochs": -1}, "tune_epochs"),
+        ({"tune_lr": -1.0}, "tune_lr"),
+        ({"tune_on": "val"}, "tune_on"),
         ({"motion": -1.0}, "motion"),
         ({"blend": 0.0}, "blend"),
         ({"inter": 0.0, "intra": 0.0, "virtual": 0.0}, "allow_degenerate"),
