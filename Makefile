@@ -15,8 +15,8 @@ help: ## What can be made
 demo: $(VENV)/.demo ## Personalize a model for 20 smartwatch wearers over a real broker; writes runs/demo
 	$(BIN)/python examples/demo.py --out runs/demo
 
-test: $(VENV)/.dev ## Run all tests (installs Mosquitto, Chromium and Node where they are missing)
-	scripts/needs mosquitto chromium nodejs npm
+test: $(VENV)/.dev ## Run all tests (installs Mosquitto, PostgreSQL, Chromium and Node where they are missing)
+	scripts/needs mosquitto postgresql chromium nodejs npm
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(VENV)/.dev ## Lint, format, types, import contracts

@@ -14,9 +14,13 @@ from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.store import Store
 
 
-def open_store(config: FleetConfig) -> Store:
-    """The database, made where it is not there. Raises :class:`~talaria.errors.StateError` where it refuses."""
-    return Store(config.database)
+def open_store(config: FleetConfig, *, make: bool = True) -> Store:
+    """The database, made or brought up to date where that is asked for. Raises :class:`~talaria.errors.StateError`
+    where it refuses, or is not there."""
+    where = config.database
+    if not make and isinstance(where, Path) and not where.exists():
+        raise StateError(f"store: {where} is not there; serve the fleet first, or correct [fleet] state")
+    return Store(where, make=make)
 
 
 def open_blobs(config: FleetConfig) -> Blobs:

@@ -102,3 +102,8 @@ def profile_of(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return profile if isinstance(profile, dict) else {}
+
+
+def storable(text: str) -> str:
+    """``text`` with what no database takes (NUL, half a surrogate pair) spelled out: a reason may quote strangers."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()

@@ -35,12 +35,10 @@ class S3Blobs:
         retries = {"max_attempts": TRIES, "mode": "standard"}
         options: dict[str, Any] = {} if profile is None else {"profile": profile}
         with self._talking("opened"):
-            self._fs = fsspec.filesystem(
-                "s3",
+            self._fs: Any = fsspec.get_filesystem_class("s3")(
                 endpoint_url=endpoint,
                 config_kwargs={"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": retries},
                 use_listings_cache=False,
-                skip_instance_cache=True,
                 **options,
             )
             self._fs.call_s3("list_objects_v2", Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
@@ -121,4 +119,5 @@ class S3Blobs:
 
 
 def _age(info: dict[str, Any]) -> float:
-    return (datetime.now(UTC) - info["LastModified"]).total_seconds()
+    written: datetime = info["LastModified"]
+    return (datetime.now(UTC) - written).total_seconds()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,14 +17,11 @@ from talaria_coordinator.store import Store
 
 def read_status(config: FleetConfig) -> dict[str, Any]:
     """Rounds, devices and the latest events of a fleet. StateError where it was never served."""
-    path = config.database
-    if isinstance(path, Path) and not path.exists():
-        raise StateError(f"status: {path} is not there; serve the fleet first, or correct [fleet] state")
-    store = open_store(config)
+    store = open_store(config, make=False)
     try:
         fleet = store.fleet(config.name)
         if fleet is None:
-            raise StateError(f"status: {path} holds no fleet {config.name!r}; it holds {_names(store)}")
+            raise StateError(f"status: the store holds no fleet {config.name!r}; it holds {_names(store)}")
         rounds = store.rounds(config.name)
         return {
             "fleet": fleet.name,

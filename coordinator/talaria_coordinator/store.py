@@ -1,7 +1,8 @@
 """The coordinator's durable memory: fleets, rounds, devices, updates, and the audit log that chains them.
 
 One class over SQLAlchemy Core serves SQLite (a path; WAL, synchronous=FULL: a receipt once sent survives a power
-cut) and any other database by URL. Every method is one transaction.
+cut) and PostgreSQL (a URL). Every method is one transaction; those that write are done one after another, and end with
+:class:`~talaria.errors.StateError` once another coordinator has entered the fleet.
 
 The protocol's own machine decides what happens to an update from offer to upload and is kept here as a whole
 (:meth:`Store.save_machine`). A complete update is entered as ``stored`` or ``rejected`` under (fleet, round,
@@ -12,18 +13,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import URL, Connection, create_engine, event, insert, select, update
+from sqlalchemy import URL, Connection, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from talaria.errors import ConfigError, StateError
+from talaria.errors import ConfigError, StateError, TalariaError
+from talaria_coordinator import schema
 from talaria_coordinator.audit import GENESIS, append, link
+from talaria_coordinator.engine import open_engine, snapshots
 from talaria_coordinator.records import (
     Device,
     Fleet,
@@ -33,6 +35,7 @@ from talaria_coordinator.records import (
     fleet_of,
     received_of,
     round_of,
+    storable,
 )
 from talaria_coordinator.tables import (
     DEVICES,
@@ -41,48 +44,50 @@ from talaria_coordinator.tables import (
     FINDINGS,
     FLEETS,
     MACHINES,
-    METADATA,
     ROUNDS,
     UPDATES,
 )
 
 
 class Store:
-    """See the module. ``where`` is a path (SQLite) or a database URL."""
+    """See the module. ``where`` is a path (SQLite) or the URL of a PostgreSQL database."""
 
-    def __init__(self, where: Path | URL | str) -> None:
-        self._sqlite = isinstance(where, Path)
-        url = f"sqlite:///{where}" if isinstance(where, Path) else where
-        if isinstance(where, Path):
-            try:
-                where.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise StateError(f"store: cannot make {where.parent}: {error.strerror}; give another folder") from None
+    def __init__(self, where: Path | URL | str, *, make: bool = True) -> None:
+        """Makes the tables or brings older ones up to date; without ``make``, both are left to the coordinator."""
+        self._engine = open_engine(where)
+        self._snapshots = snapshots(self._engine)
+        self._epochs: dict[str, int] = {}
         try:
-            self._engine = create_engine(url)
-        except SQLAlchemyError as error:
-            raise ConfigError(f"store: {error}; give a path, or a URL like postgresql+psycopg://host/name") from None
-        if self._sqlite:
-            event.listen(self._engine, "connect", _durable)
-            event.listen(self._engine, "begin", _begin_immediately)
-        with self._transaction() as tx:
-            METADATA.create_all(tx)
+            with self._writing() if make else self.reading() as tx:
+                schema.prepare(tx) if make else schema.require_current(tx)
+        except TalariaError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
 
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        try:
-            with self._engine.begin() as tx:
-                yield tx
-        except SQLAlchemyError as error:
-            cause = str(error.__cause__ or error).splitlines()[0]
-            raise StateError(
-                f"store: the database refused ({cause}); free space or mend its folder and start again. "
-                "Nothing of this step was written; all earlier state is intact"
-            ) from error
+    def reading(self) -> Iterator[Connection]:
+        """One snapshot of everything, which holds up no writer."""
+        with _answering(), self._snapshots.begin() as tx:
+            yield tx
+
+    @contextmanager
+    def _writing(self, fleet: str | None = None) -> Iterator[Connection]:
+        """One transaction, alone. Where this store entered ``fleet``, only while nobody else has entered it since."""
+        with _answering(), self._engine.begin() as tx:
+            if fleet in self._epochs:
+                now = tx.execute(select(FLEETS.c.epoch).where(FLEETS.c.fleet == fleet)).scalar_one_or_none()
+                _require_epoch(fleet, now, self._epochs[fleet])
+            yield tx
 
     # -- fleets
 
@@ -91,7 +96,7 @@ class Store:
 
         Raises :class:`~talaria.errors.ConfigError` where the stored fleet learns another run.
         """
-        with self._transaction() as tx:
+        with self._writing() as tx:
             row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one_or_none()
             if row is None:
                 tx.execute(
@@ -116,28 +121,30 @@ class Store:
             else:
                 tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(epoch=row.epoch + 1))
                 append(tx, "coordinator-started", {"epoch": row.epoch + 1}, fleet=fleet)
-            return fleet_of(tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one())
+            now = fleet_of(tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one())
+        self._epochs[fleet] = now.epoch
+        return now
 
     def fleet(self, fleet: str) -> Fleet | None:
         """The fleet, or None."""
-        with self._transaction() as tx:
+        with self.reading() as tx:
             row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one_or_none()
             return None if row is None else fleet_of(row)
 
     def fleets(self) -> list[Fleet]:
         """All fleets by name."""
-        with self._transaction() as tx:
-            return [fleet_of(row) for row in tx.execute(select(FLEETS).order_by(FLEETS.c.fleet))]
+        with self.reading() as tx:
+            return sorted((fleet_of(row) for row in tx.execute(select(FLEETS))), key=lambda fleet: fleet.name)
 
     def set_status(self, fleet: str, status: Literal["running", "paused", "done", "aborted"]) -> None:
         """Change what the fleet is doing; logged."""
-        with self._transaction() as tx:
+        with self._writing(fleet) as tx:
             tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(status=status))
             append(tx, f"fleet-{status}", {}, fleet=fleet)
 
     def set_roster(self, fleet: str, roster: Sequence[str]) -> None:
         """Fix the devices that cohorts are drawn from; logged."""
-        with self._transaction() as tx:
+        with self._writing(fleet) as tx:
             tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(roster=json.dumps(sorted(roster))))
             append(tx, "roster-fixed", {"roster": sorted(roster)}, fleet=fleet)
 
@@ -145,7 +152,7 @@ class Store:
 
     def open_round(self, fleet: str, step: int, cohort: Sequence[str], base: str) -> Round:
         """A new try at learning round ``step``, under the next number."""
-        with self._transaction() as tx:
+        with self._writing(fleet) as tx:
             number = tx.execute(select(FLEETS.c.tried).where(FLEETS.c.fleet == fleet)).scalar_one() + 1
             tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(tried=number))
             names = json.dumps(sorted(cohort))
@@ -160,21 +167,21 @@ class Store:
 
     def fail_round(self, fleet: str, number: int, reason: str) -> None:
         """Close a round whose updates count nowhere; a closed one stays as it is."""
-        with self._transaction() as tx:
+        with self._writing(fleet) as tx:
             open_ = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round == number) & ROUNDS.c.closed.is_(None)
-            done = tx.execute(update(ROUNDS).where(open_).values(closed=time.time(), failure=reason))
+            done = tx.execute(update(ROUNDS).where(open_).values(closed=time.time(), failure=storable(reason)))
             if done.rowcount:
                 append(tx, "round-failed", {"reason": reason}, fleet=fleet, round=number)
 
     def rounds(self, fleet: str) -> list[Round]:
         """All rounds in order."""
-        with self._transaction() as tx:
+        with self.reading() as tx:
             rows = tx.execute(select(ROUNDS).where(ROUNDS.c.fleet == fleet).order_by(ROUNDS.c.round))
             return [round_of(row) for row in rows]
 
     def step_of(self, fleet: str, number: int) -> int | None:
         """The learning round that this round tries, or None where there is no such round."""
-        with self._transaction() as tx:
+        with self.reading() as tx:
             where = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round == number)
             return tx.execute(select(ROUNDS.c.step).where(where)).scalar_one_or_none()
 
@@ -195,14 +202,11 @@ class Store:
         is closed already, or an update is not stored.
         """
         pairs = sorted(counted)
-        with self._transaction() as tx:
+        with self._writing(fleet) as tx:
             mine = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round == number)
             row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one()
             step = tx.execute(select(ROUNDS.c.step).where(mine & ROUNDS.c.closed.is_(None))).scalar_one_or_none()
-            if row.epoch != epoch:
-                raise StateError(
-                    f"fleet {fleet!r}: another coordinator has it (epoch {row.epoch}, ours {epoch}); stop one"
-                )
+            _require_epoch(fleet, row.epoch, epoch)
             if step != row.step + 1:
                 raise StateError(f"fleet {fleet!r}: round {number} cannot be committed; it is not the open one")
             now = time.time()
@@ -225,16 +229,15 @@ class Store:
 
     def machine(self, fleet: str) -> bytes | None:
         """The protocol machine as it was saved last, or None."""
-        with self._transaction() as tx:
+        with self.reading() as tx:
             where = MACHINES.c.fleet == fleet
             return tx.execute(select(MACHINES.c.state).where(where)).scalar_one_or_none()
 
     def save_machine(self, fleet: str, epoch: int, state: bytes) -> None:
         """Keep the protocol machine; refused (StateError) once another coordinator has the fleet."""
-        with self._transaction() as tx:
+        with self._writing(fleet) as tx:
             now = tx.execute(select(FLEETS.c.epoch).where(FLEETS.c.fleet == fleet)).scalar_one()
-            if now != epoch:
-                raise StateError(f"fleet {fleet!r}: another coordinator has it (epoch {now}, ours {epoch}); stop one")
+            _require_epoch(fleet, now, epoch)
             where = MACHINES.c.fleet == fleet
             if tx.execute(update(MACHINES).where(where).values(state=state)).rowcount == 0:
                 tx.execute(insert(MACHINES).values(fleet=fleet, state=state))
@@ -243,7 +246,7 @@ class Store:
 
     def see(self, fleet: str, device: str, boot: int, profile: dict[str, Any], online: bool = True) -> Device:
         """Record a birth (or, with ``online=False``, a death) of a device. An older boot changes nothing."""
-        with self._transaction() as tx:
+        with self._writing(fleet) as tx:
             where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
             row = tx.execute(select(DEVICES).where(where)).one_or_none()
             now = time.time()
@@ -262,16 +265,17 @@ class Store:
 
     def quarantine(self, fleet: str, device: str, reason: str | None) -> None:
         """Keep a device out of further rounds for ``reason``, or (None) let it in again."""
-        with self._transaction() as tx:
+        with self._writing(fleet) as tx:
             where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
-            tx.execute(update(DEVICES).where(where).values(quarantine=reason))
+            kept = None if reason is None else storable(reason)
+            tx.execute(update(DEVICES).where(where).values(quarantine=kept))
             append(tx, "quarantined" if reason else "released", {"reason": reason}, fleet=fleet, device=device)
 
     def devices(self, fleet: str) -> list[Device]:
         """All devices by name."""
-        with self._transaction() as tx:
-            rows = tx.execute(select(DEVICES).where(DEVICES.c.fleet == fleet).order_by(DEVICES.c.device))
-            return [device_of(row) for row in rows]
+        with self.reading() as tx:
+            rows = tx.execute(select(DEVICES).where(DEVICES.c.fleet == fleet))
+            return sorted((device_of(row) for row in rows), key=lambda device: device.device)
 
     # -- updates
 
@@ -287,11 +291,11 @@ class Store:
         self, fleet: str, round: int, device: str, *, digest: str, size: int, base: int, reason: str
     ) -> Received:
         """Enter an update that will never count, and why."""
-        values = {"digest": digest, "size": size, "base": base, "status": "rejected", "reason": reason}
+        values = {"digest": digest, "size": size, "base": base, "status": "rejected", "reason": storable(reason)}
         return self._enter(fleet, round, device, None, **values)
 
     def _enter(self, fleet: str, round: int, device: str, found: str | None, **values: Any) -> Received:
-        with self._transaction() as tx:
+        with self._writing(fleet) as tx:
             row = tx.execute(select(UPDATES).where(_key(fleet, round, device))).one_or_none()
             if row is None:
                 tx.execute(
@@ -306,7 +310,7 @@ class Store:
 
     def equivocation(self, fleet: str, round: int, device: str, first: str, second: str) -> None:
         """Record that a device offered a second, different update of a round."""
-        with self._transaction() as tx:
+        with self._writing(fleet) as tx:
             key = {"fleet": fleet, "round": round, "device": device, "digest": second}
             same = [EQUIVOCATIONS.c[name] == value for name, value in key.items()]
             if tx.execute(select(EQUIVOCATIONS).where(*same)).one_or_none() is None:
@@ -315,13 +319,14 @@ class Store:
 
     def updates(self, fleet: str, round: int) -> list[Received]:
         """All updates of a round, by device."""
-        with self._transaction() as tx:
+        with self.reading() as tx:
             where = (UPDATES.c.fleet == fleet) & (UPDATES.c.round == round)
-            return [received_of(row) for row in tx.execute(select(UPDATES).where(where).order_by(UPDATES.c.device))]
+            rows = tx.execute(select(UPDATES).where(where))
+            return sorted((received_of(row) for row in rows), key=lambda update: update.device)
 
     def equivocations(self, fleet: str) -> list[tuple[int, str, str]]:
         """All second, different updates as (round, device, digest)."""
-        with self._transaction() as tx:
+        with self.reading() as tx:
             rows = tx.execute(select(EQUIVOCATIONS).where(EQUIVOCATIONS.c.fleet == fleet))
             return sorted((row.round, row.device, row.digest) for row in rows)
 
@@ -329,7 +334,7 @@ class Store:
 
     def blobs_in_use(self) -> set[str]:
         """Digests that must be kept: every body and server state of a round, and updates not yet folded."""
-        with self._transaction() as tx:
+        with self.reading() as tx:
             keep: set[str | None] = set()
             for row in tx.execute(select(FLEETS.c.body, FLEETS.c.server)):
                 keep |= {row.body, row.server}
@@ -340,12 +345,12 @@ class Store:
 
     def log(self, fleet: str, kind: str, round: int | None = None, device: str | None = None, **detail: Any) -> None:
         """Append to the audit log."""
-        with self._transaction() as tx:
+        with self._writing(fleet) as tx:
             append(tx, kind, detail, fleet=fleet, round=round, device=device)
 
     def events(self, fleet: str, last: int = 100) -> list[dict[str, Any]]:
         """The last events of a fleet, oldest first."""
-        with self._transaction() as tx:
+        with self.reading() as tx:
             rows = tx.execute(
                 select(EVENTS).where(EVENTS.c.fleet == fleet).order_by(EVENTS.c.seq.desc()).limit(last)
             ).all()
@@ -356,7 +361,7 @@ class Store:
 
     def verify_log(self) -> int:
         """Walk the whole hash chain; the number of events. Raises StateError at the first that was altered."""
-        with self._transaction() as tx:
+        with self.reading() as tx:
             chain, count = GENESIS, 0
             for row in tx.execute(select(EVENTS).order_by(EVENTS.c.seq)):
                 chain, count = link(chain, row.at, row.fleet, row.round, row.device, row.kind, row.detail), count + 1
@@ -365,15 +370,21 @@ class Store:
             return count
 
 
-def _durable(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
-        connection.execute(f"PRAGMA {pragma}")
+@contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause = str(error.__cause__ or error).splitlines()[0]
+        raise StateError(
+            f"store: the database refused ({cause}); free space, mend its folder or start its server, and start again. "
+            "Nothing of this step was written; all earlier state is intact"
+        ) from error
 
 
-def _begin_immediately(connection: Connection) -> None:
-    # A deferred transaction that reads first and writes later can fail where two processes do so at once.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _require_epoch(fleet: str, now: int | None, ours: int) -> None:
+    if now != ours:
+        raise StateError(f"fleet {fleet!r}: another coordinator has it (epoch {now}, ours {ours}); stop one")
 
 
 def _difference(stored: str, given: str) -> str:

@@ -1,10 +1,11 @@
-"""The tables of the coordinator's state, in types that SQLite and PostgreSQL share."""
+"""The tables of the coordinator's state, in types that SQLite and PostgreSQL share. They are made by migrations."""
 
 from sqlalchemy import (
     BigInteger,
     Column,
     Float,
     ForeignKeyConstraint,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -14,6 +15,9 @@ from sqlalchemy import (
 )
 
 METADATA = MetaData()
+
+# A device may claim any base; the integers of SQLite hold it as they are.
+CLAIMED = Integer().with_variant(BigInteger(), "postgresql")
 
 # `step` counts the rounds of learning that are committed, `tried` the rounds that were opened: a round without
 # quorum is tried again under a new number. `body` and `server` are digests of what `step` rounds have learned.
@@ -81,11 +85,13 @@ UPDATES = Table(
     Column("device", String(36), primary_key=True),
     Column("digest", String(64), nullable=False),
     Column("size", BigInteger, nullable=False),
-    Column("base", Integer, nullable=False),
+    Column("base", CLAIMED, nullable=False),
     Column("status", String(16), nullable=False),
     Column("reason", Text),
     Column("changed", Float, nullable=False),
     ForeignKeyConstraint(["fleet", "round"], ["rounds.fleet", "rounds.round"]),
+    Index("updates_by_status", "status"),
+    Index("updates_by_device", "fleet", "device", "round"),
 )
 
 # What an update says of itself, as small JSON (findings.py): for people, never for the learning.
@@ -120,4 +126,5 @@ EVENTS = Table(
     Column("kind", String(32), nullable=False),
     Column("detail", Text, nullable=False),
     Column("chain", String(64), nullable=False),
+    Index("events_by_fleet", "fleet", "seq"),
 )

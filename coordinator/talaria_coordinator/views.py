@@ -1,24 +1,24 @@
 """What the API shows, read from the store: plain records, every list bounded.
 
-Readers have connections of their own that only ever read. In SQLite's WAL mode they neither wait for the learning nor
-make it wait; summaries of closed rounds never change and are computed once.
+Readers have connections of their own that only ever read. They neither wait for the learning nor make it
+wait; summaries of closed rounds never change and are computed once.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Connection, Row, Select, Table, case, create_engine, event, func, select
+from sqlalchemy import URL, ColumnElement, Connection, Row, Select, Table, case, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from talaria.errors import StateError
 from talaria_coordinator import findings
+from talaria_coordinator.engine import open_engine
 from talaria_coordinator.findings import Findings
 from talaria_coordinator.pages import (
     DeviceView,
@@ -41,9 +41,7 @@ class Views:
     """Reads of the store at ``where``, a path (SQLite) or a database URL. Safe to use from many threads."""
 
     def __init__(self, where: Path | URL | str) -> None:
-        self._engine = create_engine(f"sqlite:///{where}" if isinstance(where, Path) else where)
-        if isinstance(where, Path):
-            event.listen(self._engine, "connect", _reader)
+        self._engine = open_engine(where, reader=True)
         self._closed: dict[tuple[str, int], RoundView] = {}
 
     def close(self) -> None:
@@ -144,11 +142,6 @@ class Views:
                 self._closed.clear()
             self._closed[key] = view
         return view
-
-
-def _reader(connection: sqlite3.Connection, _record: object) -> None:
-    connection.execute("PRAGMA busy_timeout=2000")
-    connection.execute("PRAGMA query_only=ON")
 
 
 def _of(table: Table, fleet: str, number: int) -> ColumnElement[bool]:

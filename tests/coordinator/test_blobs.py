@@ -1,4 +1,4 @@
-"""Content-addressed blobs: durable, verified, and never half there."""
+"""Content-addressed blobs: durable, verified, and never half there; the same in a folder and on an S3 server."""
 
 import errno
 import hashlib
@@ -8,50 +8,148 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from talaria.errors import StateError
+from talaria_coordinator import blobs as blobs_module
+from talaria_coordinator import s3_blobs
 from talaria_coordinator.blobs import FolderBlobs
+from talaria_coordinator.s3_blobs import S3Blobs
 
 
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=4096))
-def test_what_was_put_is_got(tmp_path_factory, data):
-    blobs = FolderBlobs(tmp_path_factory.mktemp("blobs"))
+def test_what_was_put_is_got(blobs, data):
     digest = blobs.put(data)
     assert digest == hashlib.sha256(data).hexdigest()
     assert blobs.get(digest) == data
     assert blobs.put(memoryview(data)) == digest
-    assert list(blobs.digests()) == [digest]
+    assert blobs.has(digest)
+    assert list(blobs.digests()).count(digest) == 1
 
 
-def test_damage_is_found(tmp_path):
-    blobs = FolderBlobs(tmp_path)
+def test_a_large_one(blobs):
+    data = os.urandom(12 << 20)
+    assert blobs.get(blobs.put(data)) == data
+
+
+def test_damage_is_found_and_a_put_mends_what_has_another_size(blobs, depot):
     digest = blobs.put(b"the body of round 3")
-    path = tmp_path / digest[:2] / digest[2:]
-    path.write_bytes(b"the body of round 4")
-    with pytest.raises(StateError, match=r"is damaged.*backup"):
-        blobs.get(digest)
+    for other in (b"the body of round 4", b"", b"the body of round 3 and more"):
+        depot.spoil(digest, other)
+        with pytest.raises(StateError, match=r"is damaged.*backup"):
+            blobs.get(digest)
+    assert blobs.put(b"the body of round 3") == digest
+    assert blobs.get(digest) == b"the body of round 3"
 
 
-def test_missing_and_misnamed_are_refused(tmp_path):
-    blobs = FolderBlobs(tmp_path)
+def test_missing_and_misnamed_are_refused(blobs, depot):
     assert not blobs.has("0" * 64)
     with pytest.raises(StateError, match="cannot be read"):
         blobs.get("0" * 64)
     for bad in ("../../etc/passwd", "0" * 63, "G" * 64, ""):
-        with pytest.raises(StateError, match="not a sha256"):
-            blobs.get(bad)
+        for ask in (blobs.get, blobs.has):
+            with pytest.raises(StateError, match="not a sha256"):
+                ask(bad)
+    digest = blobs.put(b"gone")
+    depot.spoil(digest, None)
+    assert not blobs.has(digest)
+    assert digest not in set(blobs.digests())
 
 
-def test_gc_keeps_what_is_in_use_and_what_is_young(tmp_path):
-    blobs = FolderBlobs(tmp_path)
+def test_gc_keeps_what_is_in_use_and_what_is_young(blobs):
     kept, gone = blobs.put(b"kept"), blobs.put(b"gone!")
+    assert blobs.gc({kept}, older_s=60) == 0
+    assert blobs.gc({kept}, dry_run=True) == len(b"gone!")
+    assert blobs.has(gone)
+    assert blobs.gc({kept}) == len(b"gone!")
+    assert list(blobs.digests()) == [kept]
+
+
+def test_a_name_that_is_none_of_ours_is_left_alone(blobs, depot):
+    digest = blobs.put(b"ours")
+    depot.spoil("ab" + "notes.txt", b"somebody else's")
+    assert list(blobs.digests()) == [digest]
+    assert blobs.gc({digest}) == 0
+
+
+def test_what_is_too_large_is_refused_before_it_is_read(depot, monkeypatch):
+    blobs = depot.open()
+    digest = blobs.put(b"x" * 100)
+    for module in (blobs_module, s3_blobs):
+        monkeypatch.setattr(module, "LARGEST", 99)
+    with pytest.raises(StateError, match="too many for one blob"):
+        blobs.put(b"x" * 101)
+    with pytest.raises(StateError, match=r"is damaged \(100 bytes\)"):
+        blobs.get(digest)
+
+
+def test_what_a_crash_left_in_a_folder_is_removed(tmp_path):
+    blobs = FolderBlobs(tmp_path)
+    kept = blobs.put(b"kept")
     (tmp_path / kept[:2] / ".half.1.part").write_bytes(b"of a crash")
     assert blobs.gc({kept}, older_s=60) == 0
-    assert blobs.gc({kept}) == len(b"gone!") + len(b"of a crash")
-    assert blobs.has(kept)
-    assert not blobs.has(gone)
+    assert blobs.gc({kept}) == len(b"of a crash")
+
+
+def test_a_put_makes_an_old_blob_young(tmp_path):
+    blobs = FolderBlobs(tmp_path)
+    digest = blobs.put(b"of an older round")
+    os.utime(tmp_path / digest[:2] / digest[2:], (1, 1))
+    assert blobs.gc((), older_s=60, dry_run=True) == 17
+    blobs.put(b"of an older round")
+    assert blobs.gc((), older_s=60) == 0
+
+
+def test_a_put_makes_an_old_object_young(s3, monkeypatch):
+    blobs = S3Blobs(f"s3://{s3.bucket}/ages", endpoint=s3.endpoint)
+    digest = blobs.put(b"of an older round")
+    first = blobs._info(digest)["LastModified"]
+    blobs.put(b"of an older round")
+    assert blobs._info(digest)["LastModified"] == first
+    monkeypatch.setattr(s3_blobs, "FRESH_S", 0.5)
+    time.sleep(1.1)
+    blobs.put(b"of an older round")
+    assert blobs._info(digest)["LastModified"] > first
+
+
+def test_a_bucket_that_is_not_there_and_a_server_that_is_not_there(s3):
+    with pytest.raises(StateError, match=r"s3://no-such-bucket/x could not be opened \(.*look at the server"):
+        S3Blobs("s3://no-such-bucket/x", endpoint=s3.endpoint)
+    with pytest.raises(StateError, match=r"could not be opened"):
+        S3Blobs(f"s3://{s3.bucket}/x", endpoint="http://127.0.0.1:9")
+
+
+def test_no_keys(s3, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    keys = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    with pytest.raises(StateError, match="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        S3Blobs(f"s3://{s3.bucket}/x", endpoint=s3.endpoint.replace("127.0.0.1", "localhost"))
+    keys.write_text("[fleet]\naws_access_key_id = one\naws_secret_access_key = the other\n")
+    blobs = S3Blobs(f"s3://{s3.bucket}/x", endpoint=s3.endpoint, profile="fleet")
+    assert blobs.get(blobs.put(b"with a profile")) == b"with a profile"
+    with pytest.raises(StateError, match="nobody"):
+        S3Blobs(f"s3://{s3.bucket}/x", endpoint=s3.endpoint, profile="nobody")
+
+
+def test_a_server_that_goes_away_and_comes_back(new_s3):
+    blobs = S3Blobs(f"s3://{new_s3.bucket}/again", endpoint=new_s3.endpoint)
+    digest = blobs.put(b"before")
+    new_s3.stop()
+    for act in (
+        lambda: blobs.put(b"after"),
+        lambda: blobs.get(digest),
+        lambda: blobs.has(digest),
+        lambda: blobs.gc(()),
+    ):
+        with pytest.raises(StateError, match="all earlier state is intact"):
+            act()
+    new_s3.start()
+    assert blobs.get(blobs.put(b"after")) == b"after"
 
 
 def test_a_put_that_is_refused_leaves_no_trace(tmp_path, monkeypatch):
@@ -97,18 +195,24 @@ def test_a_disk_that_takes_no_more(tmp_path):
     assert not list(tmp_path.glob("??/.*"))
 
 
-@pytest.mark.parametrize("signal_after", [0.02, 0.05, 0.1])
-def test_kill_while_writing_leaves_whole_blobs_only(tmp_path, signal_after):
-    code = (
-        "import sys, os\nfrom pathlib import Path\nfrom talaria_coordinator.blobs import FolderBlobs\n"
-        "blobs = FolderBlobs(Path(sys.argv[1]))\nprint('up', flush=True)\n"
-        "while True: blobs.put(os.urandom(300_000))\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
+@pytest.mark.parametrize("signal_after", [0.02, 0.2])
+def test_kill_while_writing_leaves_whole_blobs_only(depot, signal_after):
+    code = depot.code + "import os\nprint('up', flush=True)\nwhile True: blobs.put(os.urandom(300_000))\n"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         child.stdout.readline()
         time.sleep(signal_after)
         child.kill()
-    blobs = FolderBlobs(tmp_path)
+    blobs = depot.open()
     for digest in blobs.digests():
         assert len(blobs.get(digest)) == 300_000
+
+
+def test_two_processes_put_the_same(depot):
+    code = depot.code + "for i in range(20): print(blobs.put(b'%d' % i * 1000))\n"
+    children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [child.communicate(timeout=120)[0].split() for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert told[0] == told[1]
+    blobs = depot.open()
+    assert sorted(blobs.digests()) == sorted(told[0])
+    assert [blobs.get(digest) for digest in told[0]] == [b"%d" % i * 1000 for i in range(20)]

@@ -1,24 +1,26 @@
-"""The store: exactly once, one commit, fenced, and a log that shows tampering."""
+"""The store: exactly once, one commit, fenced, and a log that shows tampering; the same on SQLite and PostgreSQL."""
 
-import sqlite3
+import json
+import threading
+import uuid
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from talaria.errors import ConfigError, StateError
 from talaria_coordinator.store import Store
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 RUN = '{"rounds": 3, "seed": 0}'
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "state" / "coordinator.db")
-    yield store
-    store.close()
 
 
 def opened(store, step=1, cohort=("a", "b")):
@@ -44,12 +46,31 @@ def test_another_run_is_refused_with_the_difference(store):
         store.enter("watch", '{"rounds": 3, "seed": 7}', A, B)
 
 
-def test_durable_pragmas(store, tmp_path):
-    store.enter("watch", RUN, A, B)
-    with store._engine.connect() as connection:
-        pragma = connection.exec_driver_sql
-        assert pragma("PRAGMA journal_mode").scalar() == "wal"
-        assert pragma("PRAGMA synchronous").scalar() == 2
+def test_sqlite_is_asked_to_be_durable(tmp_path):
+    store = Store(tmp_path / "coordinator.db")
+    with store.reading() as tx:
+        assert tx.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert tx.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+    store.close()
+
+
+def test_what_was_entered_survives_a_crash_of_a_lazy_postgres(postgres):
+    where = postgres.database()
+    postgres.sql("ALTER ROLE talaria SET synchronous_commit = off")
+    try:
+        store = Store(where)
+        store.enter("watch", RUN, A, B)
+        number = opened(store).round
+        keep(store, number, "a")
+        postgres.crash()
+        with pytest.raises(StateError, match="start its server"):
+            store.updates("watch", number)
+        postgres.start()
+        assert [u.device for u in store.updates("watch", number)] == ["a"]
+        assert keep(store, number, "b").status == "stored"
+        store.close()
+    finally:
+        postgres.sql("ALTER ROLE talaria RESET synchronous_commit")
 
 
 def test_commit_names_body_and_devices_at_once(store):
@@ -162,21 +183,191 @@ def test_blobs_in_use(store):
     assert C not in store.blobs_in_use()
 
 
-def test_the_log_shows_tampering(store, tmp_path):
+def test_the_log_shows_tampering(store, place):
     store.enter("watch", RUN, A, B)
     opened(store)
     store.log("watch", "note", text="hello")
     assert store.verify_log() == 3
     assert [e["kind"] for e in store.events("watch")] == ["fleet-created", "round-opened", "note"]
-    store.close()
-    path = tmp_path / "state" / "coordinator.db"
-    with sqlite3.connect(path) as raw:
-        raw.execute("UPDATE events SET detail = '{}' WHERE seq = 2")
-    raw.close()
-    again = Store(path)
+    place.sql("UPDATE events SET detail = '{}' WHERE seq = 2")
     with pytest.raises(StateError, match="event 2 of the audit log was altered"):
-        again.verify_log()
-    again.close()
+        store.verify_log()
+
+
+def test_an_event_that_was_taken_out_is_missed(store, place):
+    store.enter("watch", RUN, A, B)
+    opened(store)
+    store.log("watch", "note", text="hello")
+    place.sql("DELETE FROM events WHERE seq = 2")
+    with pytest.raises(StateError, match="event 3 of the audit log was altered"):
+        store.verify_log()
+
+
+def test_every_write_of_an_older_coordinator_is_refused(place):
+    with place.open() as old, place.open() as new:
+        old.enter("watch", RUN, A, B)
+        number = opened(old).round
+        old.see("watch", "a", 1, {})
+        new.enter("watch", RUN, A, B)
+        before = (new.rounds("watch"), new.devices("watch"), new.verify_log())
+        for write in (
+            lambda: old.set_status("watch", "paused"),
+            lambda: old.set_roster("watch", ["a"]),
+            lambda: opened(old, 2),
+            lambda: old.fail_round("watch", number, "late"),
+            lambda: old.see("watch", "b", 1, {}),
+            lambda: old.quarantine("watch", "a", "late"),
+            lambda: keep(old, number, "a"),
+            lambda: old.reject_update("watch", number, "a", digest=B, size=1, base=0, reason="late"),
+            lambda: old.equivocation("watch", number, "a", A, B),
+            lambda: old.log("watch", "note"),
+        ):
+            with pytest.raises(StateError, match=r"another coordinator has it \(epoch 2, ours 1\)"):
+                write()
+        assert before == (new.rounds("watch"), new.devices("watch"), new.verify_log())
+        assert keep(new, number, "a").status == "stored"
+
+
+RACE = """
+import json, random, sys, time
+from talaria.errors import StateError
+store, digest, epoch, won, lost = opened(sys.argv[1]), "a" * 64, 0, [], 0
+print("up", flush=True)
+sys.stdin.readline()
+while (fleet := store.fleet("watch")).step < 12:
+    try:
+        if not epoch:
+            epoch = store.enter("watch", sys.argv[2], digest, digest).epoch
+        for row in store.rounds("watch"):
+            if row.closed is None:
+                store.fail_round("watch", row.round, "another coordinator opened it")
+        step = store.fleet("watch").step + 1
+        number = store.open_round("watch", step, ["a", "b"], digest).round
+        for device in "ab":
+            store.keep_update("watch", number, device, digest=digest, size=1, base=step - 1)
+        body = f"{step:032x}{epoch:032x}"
+        store.commit_round("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=body,
+                           server=digest, last=False)
+        won.append([step, body])
+        # Give the other one a turn: both take the fleet over again and again.
+        if len(won) % 3 == 0:
+            epoch = 0
+    except StateError as error:
+        if "another coordinator has it" not in str(error):
+            raise
+        epoch, lost = 0, lost + 1
+        time.sleep(random.uniform(0.05, 0.5))
+print(json.dumps([won, lost]))
+store.close()
+"""
+
+
+def test_two_processes_race_for_one_fleet(place, store, start):
+    store.enter("watch", RUN, A, B)
+    racers = [start(RACE, place.text, RUN) for _ in range(2)]
+    for racer in racers:
+        assert racer.stdout.readline() == "up\n"
+    for racer in racers:
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    told = [racer.communicate(timeout=120) for racer in racers]
+    assert [racer.returncode for racer in racers] == [0, 0], told
+    results = [json.loads(out) for out, _ in told]
+    claimed = dict(pair for won, _ in results for pair in won)
+    committed = [r for r in store.rounds("watch") if r.body is not None]
+    assert sorted(claimed) == list(range(1, len(committed) + 1))
+    assert {r.step: r.body for r in committed} == claimed
+    assert sum(len(won) for won, _ in results) == len(claimed) == store.fleet("watch").step >= 12
+    counted = [pair for r in committed for pair in r.counted]
+    assert len(counted) == len(set(counted)) == 2 * len(committed)
+    assert store.verify_log() > 40
+
+
+def test_writers_in_many_threads_make_one_chain(store):
+    store.enter("watch", RUN, A, B)
+
+    def write(name):
+        for i in range(10):
+            store.log("watch", "note", who=name, i=i)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.verify_log() == 41
+    notes = [(e["who"], e["i"]) for e in store.events("watch") if e["kind"] == "note"]
+    assert sorted(notes) == [(name, i) for name in "abcd" for i in range(10)]
+
+
+CRASH = """
+import os, signal, sys
+from sqlalchemy import event
+where, run, a, b, c = sys.argv[1:]
+store = opened(where)
+epoch = store.enter("watch", run, a, b).epoch
+number = store.open_round("watch", 1, ["a", "b"], a).round
+for device in "ab":
+    store.keep_update("watch", number, device, digest=b, size=1, base=0)
+store.close()
+statements = 0
+while True:
+    statements += 1
+    pid = os.fork()
+    if pid == 0:
+        store, left = opened(where), [statements]
+        def die(*_):
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+        event.listen(store._engine, "after_cursor_execute", die)
+        store.commit_round("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=c, server=a,
+                           last=False)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if status == 0:
+        break
+    store = opened(where)
+    fleet, (row,) = store.fleet("watch"), store.rounds("watch")
+    assert (fleet.step, fleet.body, row.closed, row.counted) == (0, a, None, None), (statements, fleet, row)
+    assert {u.status for u in store.updates("watch", number)} == {"stored"}, statements
+    assert store.verify_log() == 4
+    store.close()
+    assert os.WIFSIGNALED(status), status
+print(statements)
+"""
+
+
+def test_a_crash_between_any_two_statements_of_a_commit_leaves_nothing_of_it(place, child, store):
+    done = child(CRASH, place.text, RUN, A, B, C, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 8
+    fleet, (row,) = store.fleet("watch"), store.rounds("watch")
+    assert (fleet.step, fleet.body, row.counted) == (1, C, ((1, "a"), (1, "b")))
+    assert store.verify_log() == 5
+
+
+def test_a_reader_sees_one_state_while_others_write(store):
+    epoch = store.enter("watch", RUN, A, B).epoch
+    number = opened(store).round
+    keep(store, number, "a", C)
+    with store.reading() as tx:
+        before = tx.exec_driver_sql("SELECT step FROM fleets").scalar()
+        store.commit_round("watch", number, epoch=epoch, counted=[(number, "a")], body=C, server=B, last=False)
+        assert tx.exec_driver_sql("SELECT step FROM fleets").scalar() == before == 0
+    assert store.fleet("watch").step == 1
+
+
+def test_what_strangers_say_is_stored_as_text(store):
+    store.enter("watch", RUN, A, B)
+    number = opened(store).round
+    store.see("watch", "a", 2**53, {"cpu": "\0\ud800"})
+    store.quarantine("watch", "a", "bad name 'x\0y\ud800'")
+    (device,) = store.devices("watch")
+    assert (device.boot, device.quarantine) == (2**53, "bad name 'x\\x00y\\ud800'")
+    row = store.reject_update("watch", number, "a", digest=B, size=2**40, base=2**53, reason="\0")
+    assert (row.base, row.size, row.reason) == (2**53, 2**40, "\\x00")
+    assert store.verify_log() == 5
 
 
 def test_a_file_that_is_no_database(tmp_path):
@@ -191,11 +382,7 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
-        import tempfile
-        from pathlib import Path
-
-        self.folder = tempfile.TemporaryDirectory()
-        self.store = Store(Path(self.folder.name) / "db")
+        self.store = self.begun()
         self.epoch = self.store.enter("watch", RUN, A, B).epoch
         self.open = None
         self.step = 0
@@ -237,8 +424,18 @@ class ExactlyOnce(RuleBasedStateMachine):
     def teardown(self):
         self.store.verify_log()
         self.store.close()
-        self.folder.cleanup()
 
 
-ExactlyOnce.TestCase.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
-TestExactlyOnce = ExactlyOnce.TestCase
+def exactly_once(where, examples):
+    machine = type("OnThisStore", (ExactlyOnce,), {"begun": lambda self: Store(where())})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples, stateful_step_count=15, deadline=None, database=None)
+    )
+
+
+def test_exactly_once_on_sqlite(tmp_path):
+    exactly_once(lambda: tmp_path / uuid.uuid4().hex, 15)
+
+
+def test_exactly_once_on_postgres(postgres):
+    exactly_once(postgres.database, 8)

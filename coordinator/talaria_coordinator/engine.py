@@ -1,0 +1,104 @@
+"""Connections to the database: SQLite so durable, and PostgreSQL so ordered, as the store needs them.
+
+Writers stand in line. On SQLite a transaction begins with the write lock (``BEGIN IMMEDIATE``); on PostgreSQL it
+begins with an advisory lock that ends with it, at READ COMMITTED, so that each one sees all that was committed before
+it. That keeps the audit log one chain and makes the epoch a fence. Readers take one snapshot and wait for nobody.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from talaria.errors import ConfigError, StateError
+
+IN_LINE = 0x7461_6C61_7269
+"""The advisory lock of all writers in one database: "talari" in ASCII."""
+CONNECT_S = 10
+PATIENCE = "SET lock_timeout = '30s'; SET idle_in_transaction_session_timeout = '60s'"
+# A server may be told to answer a commit before it is on disk; a receipt may not be given then.
+DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+
+
+def open_engine(where: Path | URL | str, *, reader: bool = False) -> Engine:
+    """Connections to ``where``, a path (SQLite) or a URL (PostgreSQL); those of a ``reader`` cannot write.
+
+    Raises :class:`~talaria.errors.ConfigError` for what is no database, :class:`~talaria.errors.StateError` where the
+    folder cannot be made. Connects to nothing yet.
+    """
+    if isinstance(where, Path):
+        return _sqlite(where, reader)
+    try:
+        url = make_url(where)
+        timeout: dict[str, Any] = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_S}
+        engine = create_engine(
+            url,
+            isolation_level="REPEATABLE READ" if reader else "READ COMMITTED",
+            connect_args={"client_encoding": "utf8", **timeout},
+            pool_pre_ping=True,
+            execution_options={"postgresql_readonly": reader},
+        )
+    except SQLAlchemyError as error:
+        raise ConfigError(f"store: {error}; give a path, or a URL like postgresql+psycopg://host/name") from None
+    except ModuleNotFoundError:
+        raise ConfigError("store: PostgreSQL needs the postgres extra; pip install 'talaria[postgres]'") from None
+    event.listen(engine, "connect", _ordered)
+    if not reader:
+        event.listen(engine, "begin", _stand_in_line)
+    return engine
+
+
+def snapshots(engine: Engine) -> Engine:
+    """The same connections, for transactions that read one snapshot and wait for no writer."""
+    if engine.dialect.name == "sqlite":
+        return engine.execution_options(reads=True)
+    return engine.execution_options(reads=True, isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+
+def _sqlite(path: Path, reader: bool) -> Engine:
+    if not reader:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(f"store: cannot make {path.parent}: {error.strerror}; give another folder") from None
+    engine = create_engine(URL.create("sqlite", database=str(path)))
+    event.listen(engine, "connect", _reader if reader else _durable)
+    if not reader:
+        event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _durable(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _reader(connection: sqlite3.Connection, _record: object) -> None:
+    connection.execute("PRAGMA busy_timeout=2000")
+    connection.execute("PRAGMA query_only=ON")
+
+
+def _begin(connection: Connection) -> None:
+    # A deferred transaction that reads first and writes later can fail where two processes do so at once.
+    connection.exec_driver_sql("BEGIN" if _only_reads(connection) else "BEGIN IMMEDIATE")
+
+
+def _ordered(connection: Any, _record: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(PATIENCE)
+        cursor.execute(DURABLE)
+    connection.commit()
+
+
+def _stand_in_line(connection: Connection) -> None:
+    if not _only_reads(connection):
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({IN_LINE})")
+
+
+def _only_reads(connection: Connection) -> bool:
+    return bool(connection.get_execution_options().get("reads"))
