@@ -164,21 +164,23 @@ def _require_port(host: str, port: int, patience: float = 3.0) -> None:
         time.sleep(0.1)
 
 
-def _account(data: Path) -> str | None:
-    """The account that Mosquitto runs under when started by root: its own where it can reach its folder."""
+def _account(data: Path, binary: Path) -> tuple[str | None, tuple[int, int]]:
+    """The account that Mosquitto runs under when started by root, and its ids: its own where it can reach its
+    folder."""
     if os.geteuid() != 0:
-        return None
+        return None, (-1, -1)
     try:
         account = pwd.getpwnam("mosquitto")
     except KeyError:
-        return "root"
-    if all(parent.stat().st_mode & stat.S_IXOTH for parent in data.resolve().parents):
+        return "root", (-1, -1)
+    way = [*data.resolve().parents, binary.resolve(), *binary.resolve().parents]
+    if all(place.stat().st_mode & stat.S_IXOTH for place in way):
         os.chown(data, account.pw_uid, account.pw_gid)
         for file in data.iterdir():
             os.chown(file, account.pw_uid, account.pw_gid)
-        return "mosquitto"
-    logger.warning("mosquitto runs as root: %s lies below a folder that only root may enter", data)
-    return "root"
+        return "mosquitto", (account.pw_uid, account.pw_gid)
+    logger.warning("mosquitto runs as root: %s or %s lies below a folder that only root may enter", data, binary)
+    return "root", (-1, -1)
 
 
 @contextmanager
@@ -195,11 +197,14 @@ def _mosquitto(binary: Path, host: str, port: int, folder: Path, security: Path 
     data.mkdir(mode=0o700, exist_ok=True)
     if security is not None:
         mosquitto.copy(security, data)
-    user, keys = _account(data), None if security is None else data
+    (user, ids), keys = _account(data, binary), None if security is None else data
     for attempt in (1, 2, 3):
         chosen = port or _free_port(host)
         config.write_text(mosquitto.config(host, chosen, data, user=user, security=keys))
-        child = Keeper([str(binary), "-c", str(config)], log, partial(_answers, host=host, port=chosen))
+        # A port below 1024 is root's: Mosquitto opens it and changes its user itself.
+        account = ids if chosen >= 1024 else (-1, -1)
+        answers = partial(_answers, host=host, port=chosen)
+        child = Keeper([str(binary), "-c", str(config)], log, answers, account)
         try:
             if child.ready():
                 url = f"mqtts://{reached(host)}:{chosen}" if security else f"mqtt://{host}:{chosen}"

@@ -18,23 +18,41 @@ AGAIN_S = (0.2, 30.0)
 """The pause before a broker that died is started again; it doubles while it keeps dying at once."""
 
 # Sets the signal that Linux sends to the broker when the coordinator dies in any way, then becomes the broker.
-# It is SIGTERM, on which Mosquitto saves its sessions; SIGKILL loses them all.
+# It is SIGTERM, on which Mosquitto saves its sessions; SIGKILL loses them all. A process that changes its user loses
+# that setting: root takes the broker's account before it, not Mosquitto after it. Each device is one open file: as
+# many as there may be, since the usual 1024 would shut out the thousandth device.
 _WITH_PARENT = """
-import ctypes, os, signal, sys
-parent = int(sys.argv[1])
+import ctypes, os, resource, signal, sys
+parent, user, group = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+if hard == resource.RLIM_INFINITY or hard > 65536:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 65536), hard))
+else:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+if user >= 0:
+    os.setgroups([])
+    os.setgid(group)
+    os.setuid(user)
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
 if os.getppid() != parent:
     sys.exit("the coordinator is gone")
-os.execv(sys.argv[2], sys.argv[2:])
+os.execv(sys.argv[4], sys.argv[4:])
 """
 
 
 class Keeper:
-    """``command`` as our child, its output appended to ``log``. ``answers`` says whether this child serves yet."""
+    """``command`` as our child, its output appended to ``log``; for root, under the user and group of ``account``.
+    ``answers`` says whether this child serves yet."""
 
-    def __init__(self, command: Sequence[str], log: Path, answers: Callable[[subprocess.Popen[bytes]], bool]) -> None:
-        self._command, self._log, self._answers = tuple(command), log, answers
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        answers: Callable[[subprocess.Popen[bytes]], bool],
+        account: tuple[int, int] = (-1, -1),
+    ) -> None:
+        self._command, self._log, self._answers, self._account = tuple(command), log, answers, account
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
         self.child = self._spawn()
@@ -73,7 +91,7 @@ class Keeper:
             self.child.wait()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), *self._command]
+        command = [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), *map(str, self._account), *self._command]
         with self._log.open("ab") as out:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 

@@ -59,7 +59,10 @@ class Service:
         self._report, self._open, self._observe = report, open_transport, observe
         self._learning = Learning(config.run, blobs, config.aggregator, config.max_update)
         spec = config.run.to_json().encode()
-        rules = Rules(retry=config.retry_s, max_update=config.max_update, stall=max(30.0, config.retry_s))
+        rules = Rules(
+            retry=config.retry_s, max_update=config.max_update, stall=max(30.0, config.retry_s),
+            max_bytes=max(Rules.max_bytes, config.max_update),
+        )  # fmt: skip
         self._members, self._on_members = Members(config), on_members
         self._half = self._members.half(rules, spec)
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)

@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -110,7 +112,15 @@ def test_a_binary_that_cannot_start_is_told_with_its_log(tmp_path, monkeypatch):
         pass
 
 
-def test_mosquitto_leaves_with_a_killed_parent_and_keeps_what_was_retained(tmp_path):
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_mosquitto_leaves_with_a_killed_parent_and_keeps_what_was_retained(mode):
+    # Below a folder that others may enter, root's Mosquitto runs under an account of its own.
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, mode)
+        leaves_with_its_parent(Path(name) / "broker")
+
+
+def leaves_with_its_parent(tmp_path):
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom talaria_coordinator.broker import open_broker\n"
         "with open_broker('mosquitto', state=Path(sys.argv[1])) as b:\n"

@@ -33,8 +33,8 @@ from talaria_coordinator.benches.programs import Program
 from talaria_coordinator.benches.proxy import Proxy, Trouble
 from talaria_coordinator.broker import Broker, open_broker
 
-DEADLINE_S, RETRY_S = 15.0, 0.3
-STALL_S, LEAVE_S = 240.0, 120.0
+DEADLINE_S, RETRY_S = 30.0, 0.3
+STALL_S, LEAVE_S = 600.0, 180.0
 """Without a committed round for so long, or still here so long after the last one, something is stuck."""
 FAULTS_PER_ROUND = 2
 
@@ -56,6 +56,8 @@ def chaos(
             typer.echo(text, err=True)
 
     place = Path(tempfile.mkdtemp(prefix="talaria-chaos-")) if folder is None else folder
+    if folder is None:
+        place.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
     found = asyncio.run(Chaos(place, faults, seed, devices, count, algorithm, told).run())
     if folder is None and found["kept"]:
         shutil.rmtree(place)

@@ -28,9 +28,8 @@ with open(sys.argv.pop(1), "rb") as file:
     off = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
 told = time.time
 time.time = lambda: told() + struct.unpack("d", off)[0]
-from talaria.cli import main
-main()
 """
+TALARIA = "from talaria.cli import main; main()"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 LINE = 1 << 22
 PAUSE_S = 0.3
@@ -40,11 +39,11 @@ Told = Callable[[str, dict[str, Any]], None]
 
 
 class Program:
-    """``talaria ARGUMENTS`` under ``name``; ``told`` hears each JSON line of it. It is started again until it ends by
-    itself with status 0."""
+    """``talaria ARGUMENTS`` under ``name``, or other ``code`` with them; ``told`` hears each JSON line of it. It is
+    started again until it ends by itself with status 0."""
 
-    def __init__(self, name: str, arguments: Sequence[str], folder: Path, told: Told) -> None:
-        self.name, self._arguments, self._told = name, tuple(arguments), told
+    def __init__(self, name: str, arguments: Sequence[str], folder: Path, told: Told, code: str = TALARIA) -> None:
+        self.name, self._arguments, self._told, self._code = name, tuple(arguments), told, code
         self._clock = folder / f"{name}.clock"
         self._clock.write_bytes(struct.pack("d", 0.0))
         self.process: asyncio.subprocess.Process | None = None
@@ -70,7 +69,7 @@ class Program:
 
     async def _once(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _LAUNCH, str(self._clock), *self._arguments,
+            sys.executable, "-c", _LAUNCH + self._code, str(self._clock), *self._arguments,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, limit=LINE, env=os.environ | ENVIRONMENT,
         )  # fmt: skip
         self.starts += 1

@@ -7,6 +7,7 @@ DUP flag set) and turns round (a packet is held back while later ones go on).
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -56,7 +57,8 @@ class Proxy:
 
     def __init__(self, upstream: int, seed: int) -> None:
         self.upstream, self.port = upstream, 0
-        self.packets = 0
+        self.carried: Counter[str] = Counter()
+        """Bytes carried to each client."""
         self._random = Random(f"proxy {seed}")
         self._links: set[_Link] = set()
         self._troubles: list[Trouble] = []
@@ -134,7 +136,8 @@ class Proxy:
         with suppress(OSError, EOFError, WireError):
             while True:
                 packet = await read_packet(reader)
-                self.packets += 1
+                if way == 1:
+                    self.carried[link.name] += len(packet)
                 self._pass(link, way, packet)
                 await writer.drain()
 

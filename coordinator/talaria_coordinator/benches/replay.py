@@ -63,8 +63,8 @@ def audit(
     try:
         every = store.rounds(fleet)
         updates = {row.round: store.updates(fleet, row.round) for row in every}
-        _promises(ledger, every, updates, receipts)
-        _twice(ledger, every, store.events(fleet, last=10**9), updates)
+        promises(ledger, every, updates, receipts)
+        twice(ledger, every, store.events(fleet, last=10**9), updates)
         try:
             ledger.log = store.verify_log()
         except StateError as error:
@@ -78,7 +78,29 @@ def audit(
     return ledger
 
 
-def _promises(
+def promised(state: Path, fleet: str, receipts: Iterable[Receipt]) -> Ledger:
+    """The ledger without learning anything again: what was promised, kept and counted."""
+    store, ledger = Store(state / "coordinator.db"), Ledger()
+    try:
+        every = store.rounds(fleet)
+        updates = {row.round: store.updates(fleet, row.round) for row in every}
+        promises(ledger, every, updates, receipts)
+        twice(ledger, every, store.events(fleet, last=10**9), updates)
+    finally:
+        store.close()
+    return ledger
+
+
+def last_counted(state: Path, fleet: str) -> list[str]:
+    """The devices in the last committed body."""
+    store = Store(state / "coordinator.db")
+    try:
+        return next(([dev for _, dev in row.counted] for row in reversed(store.rounds(fleet)) if row.counted), [])
+    finally:
+        store.close()
+
+
+def promises(
     ledger: Ledger, every: Sequence[Round], updates: Mapping[int, Sequence[Received]], receipts: Iterable[Receipt]
 ) -> None:
     """Whoever was told ``stored`` is stored, and counts where the round was committed."""
@@ -96,7 +118,7 @@ def _promises(
             ledger.wrong.append(f"lost: {device} has a receipt for round {number}")
 
 
-def _twice(
+def twice(
     ledger: Ledger,
     every: Sequence[Round],
     events: Sequence[Mapping[str, Any]],
