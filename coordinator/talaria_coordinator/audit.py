@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
+from talaria.errors import StateError
 from talaria_coordinator.tables import EVENTS
 
 GENESIS = "0" * 64
@@ -35,3 +36,13 @@ def append(
     tx.execute(
         insert(EVENTS).values(at=at, fleet=fleet, round=round, device=device, kind=kind, detail=text, chain=chain)
     )
+
+
+def verify(tx: Connection) -> int:
+    """Walk the whole chain; the number of events. Raises StateError at the first that was altered."""
+    chain, count = GENESIS, 0
+    for row in tx.execute(select(EVENTS).order_by(EVENTS.c.seq).execution_options(yield_per=1000)):
+        chain, count = link(chain, row.at, row.fleet, row.round, row.device, row.kind, row.detail), count + 1
+        if chain != row.chain:
+            raise StateError(f"store: event {row.seq} of the audit log was altered; compare with a backup")
+    return count

@@ -107,9 +107,8 @@ class FolderBlobs:
 
     def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> int:
         wanted, freed, now = set(keep), 0, time.time()
-        for file in [*self.folder.glob("??/*"), *self.folder.glob("??/.*.part")]:
-            if file.parent.name + file.name in wanted:
-                continue
+        unused = [self._path(digest) for digest in self.digests() if digest not in wanted]
+        for file in [*unused, *self.folder.glob("??/.*.part")]:
             with suppress(FileNotFoundError):
                 info = file.stat()
                 if now - info.st_mtime >= older_s:

@@ -1,4 +1,4 @@
-"""``talaria coordinator``: serve a fleet, and see how it does."""
+"""``talaria coordinator``: serve a fleet, see how it does, and take care of its store."""
 
 import json
 import sys
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from talaria_coordinator import upkeep_cli
 
 app = typer.Typer(
     help="The fleet's coordinator: gives out the shared model, receives updates, keeps count.",
@@ -82,3 +84,7 @@ def status(
         if not watch:
             return
         time.sleep(2)
+
+
+for upkeep in (upkeep_cli.backup, upkeep_cli.restore, upkeep_cli.fsck, upkeep_cli.gc):
+    app.command()(upkeep)

@@ -59,7 +59,7 @@ def prepare(tx: Connection) -> None:
     if found == HEAD:
         return
     if found is None:
-        _require_ours(tx)
+        require_ours(tx)
     migrate(tx, HEAD)
 
 
@@ -84,7 +84,7 @@ def alembic_config() -> Config:
     return config
 
 
-def _require_ours(tx: Connection) -> None:
+def require_ours(tx: Connection) -> None:
     """A database without a revision is empty, or older than migrations: then what tables it has must be ours."""
     there = inspect(tx)
     for name in sorted(set(there.get_table_names()) & set(METADATA.tables)):

@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from talaria.errors import ConfigError, StateError, TalariaError
 from talaria_coordinator import schema
-from talaria_coordinator.audit import GENESIS, append, link
+from talaria_coordinator.audit import append, verify
 from talaria_coordinator.engine import open_engine, snapshots
 from talaria_coordinator.records import (
     Device,
@@ -37,6 +37,7 @@ from talaria_coordinator.records import (
     round_of,
     storable,
 )
+from talaria_coordinator.rows import in_use
 from talaria_coordinator.tables import (
     DEVICES,
     EQUIVOCATIONS,
@@ -77,13 +78,13 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """One snapshot of everything, which holds up no writer."""
-        with _answering(), self._snapshots.begin() as tx:
+        with answering(), self._snapshots.begin() as tx:
             yield tx
 
     @contextmanager
     def _writing(self, fleet: str | None = None) -> Iterator[Connection]:
         """One transaction, alone. Where this store entered ``fleet``, only while nobody else has entered it since."""
-        with _answering(), self._engine.begin() as tx:
+        with answering(), self._engine.begin() as tx:
             if fleet in self._epochs:
                 now = tx.execute(select(FLEETS.c.epoch).where(FLEETS.c.fleet == fleet)).scalar_one_or_none()
                 _require_epoch(fleet, now, self._epochs[fleet])
@@ -335,13 +336,7 @@ class Store:
     def blobs_in_use(self) -> set[str]:
         """Digests that must be kept: every body and server state of a round, and updates not yet folded."""
         with self.reading() as tx:
-            keep: set[str | None] = set()
-            for row in tx.execute(select(FLEETS.c.body, FLEETS.c.server)):
-                keep |= {row.body, row.server}
-            for row in tx.execute(select(ROUNDS.c.base, ROUNDS.c.body)):
-                keep |= {row.base, row.body}
-            keep |= set(tx.execute(select(UPDATES.c.digest).where(UPDATES.c.status == "stored")).scalars())
-            return {digest for digest in keep if digest}
+            return in_use(tx)
 
     def log(self, fleet: str, kind: str, round: int | None = None, device: str | None = None, **detail: Any) -> None:
         """Append to the audit log."""
@@ -362,16 +357,12 @@ class Store:
     def verify_log(self) -> int:
         """Walk the whole hash chain; the number of events. Raises StateError at the first that was altered."""
         with self.reading() as tx:
-            chain, count = GENESIS, 0
-            for row in tx.execute(select(EVENTS).order_by(EVENTS.c.seq)):
-                chain, count = link(chain, row.at, row.fleet, row.round, row.device, row.kind, row.detail), count + 1
-                if chain != row.chain:
-                    raise StateError(f"store: event {row.seq} of the audit log was altered; compare with a backup")
-            return count
+            return verify(tx)
 
 
 @contextmanager
-def _answering() -> Iterator[None]:
+def answering() -> Iterator[None]:
+    """What the database refuses becomes :class:`~talaria.errors.StateError`."""
     try:
         yield
     except SQLAlchemyError as error:

@@ -1,0 +1,96 @@
+"""A backup becomes an empty store's state, in any kind of database and any kind of blobs.
+
+Since the backup, devices may have heard of later epochs and rounds. The restored fleets go on far above both, so that
+nobody takes the coordinator for one that was replaced, and no late update fits a round that is counted anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, func, select, update
+
+from talaria.errors import ConfigError, StateError
+from talaria_coordinator import audit, rows, schema
+from talaria_coordinator.backup import Manifest
+from talaria_coordinator.blobs import PIECE, Blobs, FolderBlobs
+from talaria_coordinator.engine import open_engine
+from talaria_coordinator.store import answering
+from talaria_coordinator.tables import EVENTS, FLEETS
+
+AHEAD = 10_000
+"""How far epochs and round numbers jump: more starts and rounds than anybody has between two backups."""
+
+
+def restore(where: Path | URL, blobs: Blobs, source: Path) -> Manifest:
+    """Fill the empty store at ``where`` and ``blobs`` from the backup in ``source``.
+
+    Blobs come first, each verified, and rows last, in one transaction: broken off, it can be run again. Raises
+    :class:`~talaria.errors.ConfigError` for a folder that is no backup or a store that holds something, and
+    :class:`~talaria.errors.StateError` for a damaged backup.
+    """
+    manifest = Manifest.read(source)
+    path = source / "rows.jsonl"
+    _require_intact(path, manifest.sha256)
+    engine = open_engine(where)
+    try:
+        with answering(), engine.begin() as tx:
+            _require_empty(tx, manifest)
+        kept = FolderBlobs(source / "blobs")
+        for digest in kept.digests():
+            blobs.put(kept.get(digest))
+        with answering(), engine.begin() as tx:
+            _require_empty(tx, manifest)
+            schema.migrate(tx, manifest.revision)
+            with path.open("rb") as lines:
+                if rows.load(tx, lines) != manifest.rows:
+                    raise StateError(f"restore: {path} has not the {manifest.rows} rows that it began with")
+            schema.migrate(tx, schema.HEAD)
+            audit.verify(tx)
+            missing = [digest for digest in sorted(rows.in_use(tx)) if not blobs.has(digest)]
+            if missing:
+                raise StateError(
+                    f"restore: the backup lacks {len(missing)} blobs, {missing[0][:16]} first; take another"
+                )
+            _go_ahead(tx, manifest)
+    finally:
+        engine.dispose()
+    return manifest
+
+
+def _go_ahead(tx: Connection, manifest: Manifest) -> None:
+    for row in tx.execute(select(FLEETS)).all():
+        values = {"epoch": row.epoch + AHEAD, "tried": row.tried + AHEAD}
+        tx.execute(update(FLEETS).where(FLEETS.c.fleet == row.fleet).values(**values))
+        audit.append(tx, "restored", {"backup": manifest.created, **values}, fleet=row.fleet)
+
+
+def _require_empty(tx: Connection, manifest: Manifest) -> None:
+    found = schema.revision(tx)
+    if found is None:
+        schema.require_ours(tx)
+        return
+    held = tx.execute(select(FLEETS.c.fleet)).scalars().all()
+    if held or tx.execute(select(func.count()).select_from(EVENTS)).scalar_one():
+        raise ConfigError(
+            f"restore: the store holds {', '.join(map(repr, sorted(held))) or 'events'} already; move its state away "
+            "first, or give [store] database an empty one"
+        )
+    if found != manifest.revision:
+        raise ConfigError(
+            f"restore: the store's tables are made, of revision {found}, and the backup's are of "
+            f"{manifest.revision}; give a database without tables"
+        )
+
+
+def _require_intact(path: Path, sha256: str) -> None:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(PIECE):
+                digest.update(piece)
+    except OSError as error:
+        raise StateError(f"restore: {path} cannot be read ({error.strerror}); take another backup") from None
+    if digest.hexdigest() != sha256:
+        raise StateError(f"restore: {path} is damaged (its sha256 is another); take another backup")
