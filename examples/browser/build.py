@@ -1,9 +1,11 @@
 """One HTML file that classifies recorded windows with a personal model, in the browser, without a server.
 
-    python examples/browser/build.py me.talaria windows.npy -o page.html
+    python examples/browser/build.py me.talaria recorded.npy -o page.html
 
-Needs npm, once, to fetch onnxruntime-web. The page opens from the disk: the runtime, the model and the windows are
-inside it. It can load other bundles too, and checks the SHA-256 of all that they hold.
+``recorded.npy`` holds windows (N, channels, size), or, for a bundle made with ``--stride``, one raw recording (time,
+channels) of any length, which the model cuts and normalizes by itself. Needs npm, once, to fetch onnxruntime-web. The
+page opens from the disk: the runtime, the model and the recording are inside it. It can load other bundles too, and
+checks the SHA-256 of all that they hold.
 """
 
 import argparse
@@ -16,7 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from talaria.errors import DataError
 from talaria_export import open_bundle
+from talaria_export.preprocess import inputs_of
 
 HERE = Path(__file__).parent
 
@@ -37,17 +41,16 @@ def runtime(cache: Path) -> Path:
     return dist
 
 
-def page(bundle: Path, windows: np.ndarray, dist: Path) -> str:
-    """The HTML text. ``windows`` is (N, ...) in the shape that the bundle takes."""
-    shape = open_bundle(bundle).shape
-    if windows.shape[1:] != shape or len(windows) == 0:
-        sys.exit(
-            f"windows of shape {windows.shape} do not fit the bundle, which takes (N, {', '.join(map(str, shape))})"
-        )
+def page(bundle: Path, recorded: np.ndarray, dist: Path) -> str:
+    """The HTML text. ``recorded`` is what the bundle takes: windows (N, ...), or one recording (time, channels)."""
+    try:
+        given = inputs_of(open_bundle(bundle).steps, recorded)
+    except DataError as problem:
+        sys.exit(f"{bundle}: {problem}")
     data = {
         "wasm": _base64((dist / "ort-wasm-simd-threaded.wasm").read_bytes()),
         "bundle": _base64(bundle.read_bytes()),
-        "windows": _base64(np.ascontiguousarray(windows, "<f4").tobytes()),
+        "recorded": _base64(given.astype("<f4").tobytes()),
     }
     parts = {
         "data": json.dumps(data),
@@ -67,13 +70,13 @@ def _base64(data: bytes) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path, help="the personal model, a .talaria file")
-    parser.add_argument("windows", type=Path, help="recorded windows, a .npy file of shape (N, ...)")
+    parser.add_argument("recorded", type=Path, help="windows (N, ...) or a recording (time, channels), as .npy")
     parser.add_argument("-o", "--out", type=Path, default=Path("page.html"), help="the page to write")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "talaria" / "browser-example"
     parser.add_argument("--cache", type=Path, default=cache, help="where npm keeps onnxruntime-web")
     options = parser.parse_args()
-    windows = np.load(options.windows, allow_pickle=False)
-    options.out.write_text(page(options.bundle, windows, runtime(options.cache)))
+    recorded = np.load(options.recorded, allow_pickle=False)
+    options.out.write_text(page(options.bundle, recorded, runtime(options.cache)))
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.0f} MB; open it in a browser")
 
 

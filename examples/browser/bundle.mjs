@@ -16,10 +16,34 @@ export async function readBundle(bytes) {
   return {
     manifest,
     shape: manifest.input.shape,
+    windows: manifest.input.windows ?? null, // { size, stride } where the model cuts one recording by itself
     labels: manifest.output.labels,
     variants: inside.map((one) => one.name),
     model: (name = manifest.default) => members.get(row(name).file),
   };
+}
+
+/**
+ * What the model takes, from plain numbers (Float32Array): a batch of windows, or one recording of any length, step by
+ * step, where the bundle cuts it. Gives { dims, count, window(i) }: the tensor's shape, the number of answers, and one
+ * window, channel by channel, with the step at which it begins.
+ */
+export function inputs({ shape, windows }, values) {
+  const size = shape.reduce((a, b) => a * b, 1);
+  if (windows === null) {
+    const count = values.length / size;
+    if (!Number.isInteger(count) || count < 1) fail(`takes windows of ${size} numbers, here are ${values.length}`);
+    return { dims: [count, ...shape], count, window: (i) => ({ begin: null, values: values.slice(i * size, (i + 1) * size) }) };
+  }
+  const [channels, steps] = shape;
+  const time = values.length / channels;
+  if (!Number.isInteger(time) || time < steps) fail(`takes recordings of ${channels} channels and at least ${steps} steps`);
+  const window = (i) => {
+    const begin = i * windows.stride;
+    const cut = Float32Array.from({ length: size }, (_, k) => values[(begin + (k % steps)) * channels + Math.floor(k / steps)]);
+    return { begin, values: cut };
+  };
+  return { dims: [time, channels], count: Math.floor((time - steps) / windows.stride) + 1, window };
 }
 
 /** Probabilities of one row of logits. */

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,13 @@ from talaria.errors import ConfigError, DataError, ModelError
 from talaria.types import Samples
 from talaria_export import cpu, judging, onnx
 from talaria_export.bundle import array_bytes, read_bundle, save, seal
+from talaria_export.executorch import needed, program
 from talaria_export.graph import hollow_bytes, slim_opsets
+from talaria_export.prefix import prefixed_bytes
+from talaria_export.preprocess import ELEMENTS, Array, Preprocessing, preprocessing
 from talaria_export.probes import drawn, spread
 from talaria_export.report import Check, Report
-from talaria_export.session import Array, Session, optimized
+from talaria_export.session import Session, optimized
 from talaria_export.variants import VARIANTS, Gate, Made, check_names, make_variants
 
 TOLERANCE = 1e-4
@@ -36,16 +41,20 @@ def make_bundle(
     calibration: Tensor | None = None,
     labels: Sequence[str] | None = None,
     meta: Mapping[str, Any] | None = None,
+    normalize: tuple[object, object] | None = None,
+    stride: int | None = None,
     dense: Module | bytes | None = None,
     variants: Sequence[str] = VARIANTS,
     gate: Gate = Gate(),
     optimize: bool = False,
+    executorch: bool = False,
     keep_samples: bool = False,
     probes: int = 16,
     seed: int = 0,
     signing_key: bytes | None = None,
     created: str | None = None,
     seconds: float = 0.5,
+    precision: str = "fp32",
 ) -> Report:
     """Writes the bundle of a personal model and reports what was measured.
 
@@ -54,9 +63,17 @@ def make_bundle(
     and judged on none of the others). ``labels`` name the classes; ``meta`` becomes the model card. ``dense`` is the
     unpruned model, or its file from ``export_onnx(..., plain=True)``, that latency is compared with. With
     ``optimize`` the bundle also holds the chosen variant as ONNX Runtime rewrote it for this machine's class of CPU: it
-    loads in half the time there, and every other machine takes the portable file. With
-    ``keep_samples`` the first ``probes`` held-out inputs travel in the bundle; else parity is proven on inputs drawn
-    from ``seed``, and nothing of the user's recordings is in the file. ``signing_key`` is a raw Ed25519 key.
+    loads in half the time there, and every other machine takes the portable file. With ``executorch`` it holds the fp32
+    model as a program for phones too (extra ``talaria[executorch]``).
+
+    ``normalize`` is (mean, std), numbers or one per channel, that the model's training data were normalized with, and
+    ``stride`` the steps from one window to the next: both go into the graph, so that the bundle takes raw numbers, or
+    one whole recording (time, channels). All that is given *here* stays as the model takes it, normalized and cut.
+
+    With ``keep_samples`` the first ``probes`` held-out inputs travel in the bundle; else parity is proven on inputs
+    drawn from ``seed``, and nothing of the user's recordings is in the file. ``signing_key`` is a raw Ed25519 key.
+    With ``precision="fp16"`` the bundle is to be half as large: the fp32 form is only what others are measured against,
+    and is neither chosen nor kept where another passed the gate.
     ``seconds`` of CPU time go into measuring latency; with 0 it is not measured, and the smallest variant that passes
     the gate is chosen.
 
@@ -64,28 +81,39 @@ def make_bundle(
     :func:`~talaria_export.onnx.export_onnx` and :func:`~talaria_export.bundle.save` raise. Nothing is written then.
     """
     check_names(variants)
+    if precision not in ("fp32", "fp16"):
+        raise ConfigError(f"precision={precision!r} must be 'fp32' or 'fp16'")
     held = samples if samples is None or isinstance(samples, Samples) else Samples(*samples)
+    steps = preprocessing(example.shape[1:], normalize, stride)
+    if executorch:
+        needed()
     proto = onnx.convert(model, example)
-    x, source = _probes(example, held, keep_samples, probes, seed)
+    given, source = _probes(example, held, steps, keep_samples, probes, seed)
+    x = steps.apply(given)
     expected = _run(model, x)
     names = _labels(labels, expected.shape[1])
     calibrated, judged = _roles(held, calibration, x)
-    reference = onnx.export_onnx(dense, example, plain=True) if isinstance(dense, Module) else dense
+    reference = _reference(dense, example, steps)
 
     made = make_variants(proto, variants, calibrated, judged[0], gate)
     difference = _difference(model, made[0], x if held is None else np.concatenate([x, held.x.numpy()]))
     rows = [judging.judge(one, made[0], judged, gate, x, expected) for one in made]
+    if not steps.empty:
+        made = [_ready(one, steps, row) for one, row in zip(made, rows, strict=True)]
+        difference = max(difference, _apart(made[0], given, expected))
     if seconds > 0:
-        judging.time(made, rows, reference, x[:1], seconds)
-    default = judging.choose(rows, gate)
+        judging.time(made, rows, reference, given[: steps.inputs(1)[0]], seconds)
+    smaller = [row for row in rows if row["passed"] and row["name"] != "fp32"]
+    default = judging.choose(smaller if precision == "fp16" and smaller else rows, gate)
+    inside = {default} if precision == "fp16" else {"fp32", default}
 
     members = {"parity/outputs.npy": array_bytes(expected)}
     if keep_samples:
-        members["parity/inputs.npy"] = array_bytes(x)
+        members["parity/inputs.npy"] = array_bytes(given)
     if reference is not None:
         members["reference/dense.onnx"] = hollow_bytes(reference)
     for one, row in zip(made, rows, strict=True):
-        if one.data is not None and one.name in ("fp32", default):
+        if one.data is not None and one.name in inside:
             row["file"] = f"models/{one.name}.onnx"
             members[row["file"]] = one.data
         if one.data is not None and optimize and one.name == default:
@@ -95,7 +123,7 @@ def make_bundle(
     manifest = {
         "created": created,
         "card": dict(meta or {}),
-        "input": {"name": onnx.INPUT, "shape": list(example.shape[1:]), "dtype": "float32"},
+        "input": {"name": onnx.INPUT, "shape": list(example.shape[1:]), "dtype": "float32", **steps.to_json()},
         "output": {"name": onnx.OUTPUT, "labels": names},
         "variants": rows,
         "default": default,
@@ -104,6 +132,8 @@ def make_bundle(
         "reference": None if reference is None else {"file": "reference/dense.onnx", "bytes": len(reference)},
         "device": cpu.device(),
     }
+    if executorch:
+        manifest["programs"] = [_program(model, torch.from_numpy(x), steps, members)]
     data = seal(manifest, members, signing_key)
     read_bundle(data)  # nothing is written that would not open again
     save(path, data)
@@ -112,8 +142,12 @@ def make_bundle(
 
 def _difference(model: Module, fp32: Made, x: Array) -> float:
     """The largest difference between torch and the fp32 file over ``x``; too large a one is refused."""
-    expected = _run(model, x)
-    difference = float(np.abs(Session(fp32.data or b"")(x) - expected).max())
+    return _apart(fp32, x, _run(model, x))
+
+
+def _apart(fp32: Made, given: Array, expected: Array) -> float:
+    """The largest difference between ``expected`` and what the file gives; too large a one is refused."""
+    difference = float(np.abs(Session(fp32.data or b"")(given) - expected).max())
     if not difference <= tolerance(expected):
         raise ModelError(
             f"model: its ONNX form differs from torch by {difference:.2e}, more than {tolerance(expected):.0e}; "
@@ -127,17 +161,44 @@ def tolerance(outputs: Array) -> float:
     return max(TOLERANCE, 1e-5 * float(np.abs(outputs).max()))
 
 
-def _probes(example: Tensor, held: Samples | None, keep: bool, count: int, seed: int) -> tuple[Array, dict[str, Any]]:
-    """The inputs that parity is proven on, and how a reader of the bundle finds them again."""
-    if not 1 <= count <= 4096:
-        raise ConfigError(f"probes={count} must be in 1..4096")
+def _probes(
+    example: Tensor, held: Samples | None, steps: Preprocessing, keep: bool, count: int, seed: int
+) -> tuple[Array, dict[str, Any]]:
+    """What parity is proven on, as the bundle takes it, and how a reader of the bundle finds it again."""
+    if not 1 <= count <= 4096 or math.prod(steps.inputs(count)) > ELEMENTS:
+        raise ConfigError(f"probes={count} must be in 1..4096, and their numbers at most {ELEMENTS}")
     if keep:
         if held is None or len(held) == 0:
             raise ConfigError("keep_samples=True needs samples to keep; give samples=(x, y)")
-        return held.x[:count].numpy(), {"file": "parity/inputs.npy"}
-    shift, scale = spread(example.numpy() if held is None else held.x.numpy())
-    x = drawn(seed, count, tuple(example.shape[1:]), shift, scale)
-    return x, {"seed": seed, "count": count, "shift": shift, "scale": scale}
+        return steps.joined(steps.raw(held.x[:count].numpy())), {"file": "parity/inputs.npy"}
+    shift, scale = spread(steps.raw(example.numpy() if held is None else held.x.numpy()))
+    length, *rest = steps.inputs(count)
+    given = drawn(seed, length, tuple(rest), shift, scale)
+    return given, {"seed": seed, "count": count, "shift": shift, "scale": scale}
+
+
+def _reference(dense: Module | bytes | None, example: Tensor, steps: Preprocessing) -> bytes | None:
+    """The dense model as torch exports it, behind the same steps."""
+    if isinstance(dense, Module):
+        return onnx.export_onnx(dense, example, plain=True, steps=steps)
+    return dense if dense is None or steps.empty else prefixed_bytes(dense, steps)
+
+
+def _ready(one: Made, steps: Preprocessing, row: dict[str, Any]) -> Made:
+    """A variant with the steps before its model."""
+    if one.data is None or row["bytes"] is None:
+        return one
+    data = prefixed_bytes(one.data, steps)
+    row["bytes"] = len(data)
+    return replace(one, data=data)
+
+
+def _program(model: Module, example: Tensor, steps: Preprocessing, members: dict[str, bytes]) -> dict[str, Any]:
+    """The manifest's row of the program for phones, which is added to ``members``."""
+    made = program(model, example, steps)
+    members["programs/xnnpack.pte"] = made.data
+    row = {"name": "xnnpack", "file": "programs/xnnpack.pte", "bytes": len(made.data), "runtime": made.runtime}
+    return {**row, "takes": [1, *steps.shape], "max_abs_diff": made.difference}
 
 
 def _labels(labels: Sequence[str] | None, classes: int) -> list[str]:

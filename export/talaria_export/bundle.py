@@ -23,6 +23,7 @@ from talaria.errors import BundleError, ConfigError
 from talaria_export.archive import Limits, pack, unpack
 from talaria_export.inspection import inspect_onnx
 from talaria_export.manifest import FORMAT, VERSION, parse_manifest
+from talaria_export.preprocess import Preprocessing
 
 MANIFEST = "manifest.json"
 SIGNATURE = "signature.json"
@@ -43,8 +44,13 @@ class Bundle:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one input, without the batch dimension."""
+        """Shape of one input of the model, without the batch dimension."""
         return tuple(self.manifest["input"]["shape"])
+
+    @property
+    def steps(self) -> Preprocessing:
+        """What the graph does before its model, and so what the bundle takes."""
+        return Preprocessing.from_json(self.manifest["input"])
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -25,14 +25,32 @@ def export(
         Path | None, typer.Option(help="Kept channels (.safetensors with mask/<group>) of a pruned model.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Held-out samples (.npz with x and y): variants are judged on them.")
+        Path | None,
+        typer.Option(help="Held-out samples as the model takes them (.npz with x and y): variants are judged on them."),
     ] = None,
     labels: Annotated[str, typer.Option(help="Names of the classes, with commas between.")] = "",
     card: Annotated[Path | None, typer.Option(help="JSON to put into the bundle as its model card.")] = None,
+    normalize: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON with the mean and std that training data were normalized with, numbers or one per channel: "
+            "the bundle then takes raw numbers."
+        ),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps from one window to the next: the bundle then takes a whole recording (time, channels) and cuts "
+            "it itself."
+        ),
+    ] = None,
     variants: Annotated[str, typer.Option(help="Variants to try, with commas between.")] = "fp32,fp16,int8,int8-linear",
     agreement: Annotated[float, typer.Option(help="Least agreement with fp32 that a variant must reach.")] = 0.99,
     accuracy_drop: Annotated[float, typer.Option(help="Most accuracy that a variant may lose.")] = 0.01,
     keep_samples: Annotated[bool, typer.Option(help="Put a few of the samples into the bundle, for parity.")] = False,
+    executorch: Annotated[
+        bool, typer.Option(help="Also put an ExecuTorch program for phones (XNNPACK) into the bundle.")
+    ] = False,
     pte: Annotated[Path | None, typer.Option(help="Also write an ExecuTorch program for phones here.")] = None,
     optimize: Annotated[
         bool, typer.Option(help="Also keep the model as rewritten for this machine's class of CPU: loads faster.")
@@ -46,9 +64,11 @@ def export(
     against the unpruned model on this machine, and written with the fastest variant that passes the gate.
     """
     from talaria_export import build, source
+    from talaria_export.preprocess import preprocessing
     from talaria_export.variants import Gate
 
     model, dense, example = source.load_model(spec, weights, mask)
+    moments = None if normalize is None else source.moments(normalize)
     report = build.make_bundle(
         out,
         model,
@@ -56,17 +76,20 @@ def export(
         samples=None if data is None else source.samples(*_arrays(data)),
         labels=labels.split(",") if labels else None,
         meta={} if card is None else source.read_json(card),
+        normalize=moments,
+        stride=stride,
         dense=dense,
         variants=[name for name in variants.split(",") if name],
         gate=Gate(agreement=agreement, accuracy_drop=accuracy_drop),
         optimize=optimize,
+        executorch=executorch,
         keep_samples=keep_samples,
         signing_key=None if sign is None else _read(sign),
     )
     if pte is not None:
         from talaria_export.executorch import export_pte
 
-        export_pte(model, example, pte)
+        export_pte(model, example, pte, steps=preprocessing(example.shape[1:], moments, stride))
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=1))
         return
@@ -80,7 +103,10 @@ def export(
 
 def verify(
     bundles: Annotated[list[Path], typer.Argument(help="Bundles to verify.")],
-    data: Annotated[Path | None, typer.Option(help="Samples (.npz with x and y) to measure the accuracy on.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Samples as the bundle takes them, raw (.npz with x and y), to measure the accuracy on."),
+    ] = None,
     trust: Annotated[str | None, typer.Option(help="Public key, 64 hex digits, that must have signed them.")] = None,
     seconds: Annotated[float, typer.Option(help="CPU seconds of latency measurement each; 0: none.")] = 0.3,
     as_json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,
@@ -103,26 +129,39 @@ def verify(
 
 def predict(
     bundle: Annotated[Path, typer.Argument(help="The bundle to run.")],
-    x: Annotated[Path, typer.Argument(help="One input or a batch of them, as .npy (or .csv for a single one).")],
+    x: Annotated[
+        Path,
+        typer.Argument(
+            help="One input or a batch of them, as .npy (or .csv for a single one); a recording, one row per step, "
+            "where the bundle cuts its windows itself."
+        ),
+    ],
     variant: Annotated[str | None, typer.Option(help="Another variant than the bundle's default.")] = None,
     threads: Annotated[int, typer.Option(help="Cores that one prediction may use.")] = 1,
     trust: Annotated[str | None, typer.Option(help="Public key, 64 hex digits, that must have signed it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print labels and probabilities as JSON.")] = False,
 ) -> None:
-    """Classify recorded inputs with a bundle."""
+    """Classify recorded inputs with a bundle: a label and its probability each.
+
+    Where the bundle cuts a recording, the step at which each window begins comes first.
+    """
     from talaria_export.predictor import Predictor
 
-    prediction = Predictor(bundle, variant=variant, threads=threads, trust=trust)(_array(x))
-    probabilities = prediction.probabilities
+    predictor = Predictor(bundle, variant=variant, threads=threads, trust=trust)
+    prediction = predictor(_array(x))
+    probabilities, windows = prediction.probabilities, predictor.steps.windows
     if as_json:
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"label": label, "probabilities": dict(zip(prediction.names, map(float, row), strict=True))}
             for label, row in zip(prediction.labels, probabilities, strict=True)
         ]
+        if windows is not None:
+            rows = [{"begin": number * windows[1], **row} for number, row in enumerate(rows)]
         typer.echo(json.dumps(rows, indent=1))
         return
-    for label, row in zip(prediction.labels, probabilities, strict=True):
-        typer.echo(f"{label}\t{row.max():.3f}")
+    for number, (label, row) in enumerate(zip(prediction.labels, probabilities, strict=True)):
+        begin = "" if windows is None else f"{number * windows[1]}\t"
+        typer.echo(f"{begin}{label}\t{row.max():.3f}")
 
 
 def _table(reports: list[Report]) -> None:

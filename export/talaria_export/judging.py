@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from talaria.errors import BundleError
-from talaria_export.session import Array, Session
+from talaria_export.preprocess import Array
+from talaria_export.session import Session
 from talaria_export.timing import interleaved
 from talaria_export.variants import Gate, Made
 

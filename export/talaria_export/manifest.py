@@ -5,12 +5,15 @@ format      ``"talaria-bundle"``
 version     1; a reader refuses any other
 created     time of writing, ISO 8601, or null
 card        the model card: algorithm, round, fleet, counts, metrics, plan ... (free, plain data)
-input       ``{"name": "input", "shape": [6, 100], "dtype": "float32"}``, without the batch dimension
+input       ``{"name": "input", "shape": [6, 100], "dtype": "float32"}``, without the batch dimension; also, where the
+            graph begins with them, ``"normalized": {"mean": [..], "std": [..]}`` (the bundle takes raw numbers) and
+            ``"windows": {"size": 100, "stride": 50}`` (it takes one recording (time, channels) of any length)
 output      ``{"name": "logits", "labels": ["walk", ...]}``
 variants    one row per variant tried: name, file (null where it was left out), bytes, passed, why, and its figures
 default     the variant that a predictor runs
 gate        the thresholds that a variant had to keep
 parity      how to repeat the comparison with torch: the inputs (stored or drawn from a seed), the outputs, tolerance
+programs    the same model for other runtimes: name, file, bytes, runtime with its version, max_abs_diff; may be absent
 reference   the dense model that latency is compared with, as a member without weights, or null
 device      what the figures were measured on
 files       size and SHA-256 of every other member
@@ -20,10 +23,12 @@ files       size and SHA-256 of every other member
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
-from talaria.errors import BundleError
+from talaria.errors import BundleError, ConfigError
+from talaria_export.preprocess import ELEMENTS, Preprocessing
 
 FORMAT = "talaria-bundle"
 VERSION = 1
@@ -42,11 +47,27 @@ def parse_manifest(text: bytes) -> dict[str, Any]:
             f"manifest.json: version {found.get('version')!r} is not the {VERSION} that this talaria reads; "
             "upgrade talaria or export the model again"
         )
+    if not _programs(found.get("programs", [])):
+        raise _wrong("programs", found["programs"])
     for name, check in _FIELDS.items():
         if name not in found or not check(found[name]):
             raise _wrong(name, found.get(name))
     _check_references(found)
+    _check_sizes(found)
     return found
+
+
+def _check_sizes(found: dict[str, Any]) -> None:
+    """What a reader would allocate for the inputs, before it does."""
+    try:
+        steps = Preprocessing.from_json(found["input"])
+    except ConfigError as problem:
+        raise BundleError(f"manifest.json: input: {problem}") from None
+    windows = found["input"].get("windows", {"size": steps.shape[-1]})
+    if windows["size"] != steps.shape[-1]:
+        raise _wrong("input", found["input"])
+    if math.prod(steps.inputs(found["parity"]["inputs"].get("count", 1))) > ELEMENTS:
+        raise BundleError(f"manifest.json: its inputs have more than {ELEMENTS} numbers; export with fewer probes")
 
 
 def _check_references(found: dict[str, Any]) -> None:
@@ -63,6 +84,9 @@ def _check_references(found: dict[str, Any]) -> None:
     for member in (found["parity"]["outputs"], found["parity"]["inputs"].get("file")):
         if member is not None and member not in files:
             raise _wrong("parity", member)
+    for program in found.get("programs", []):
+        if program["file"] not in files:
+            raise _wrong("programs", program["file"])
     if found["reference"] is not None and found["reference"]["file"] not in files:
         raise _wrong("reference", found["reference"])
 
@@ -103,7 +127,7 @@ def _maybe(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _shape(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= 7 and all(_count(size, 1, 1 << 24) for size in value)
+    return isinstance(value, list) and 1 <= len(value) <= 7 and all(_count(size, 1, 1 << 24) for size in value)
 
 
 def _labels(value: object) -> bool:
@@ -111,7 +135,22 @@ def _labels(value: object) -> bool:
 
 
 def _input(value: object) -> bool:
-    return _has(value, name=_text, shape=_shape, dtype=lambda d: d == "float32")
+    return (
+        isinstance(value, dict)
+        and _has(value, name=_text, shape=_shape, dtype=lambda d: d == "float32")
+        and ("normalized" not in value or _has(value["normalized"], mean=_numbers, std=_numbers))
+        and ("windows" not in value or _has(value["windows"], size=_step, stride=_step))
+    )
+
+
+def _numbers(value: object) -> bool:
+    if not isinstance(value, list) or not 1 <= len(value) <= 1 << 16:
+        return False
+    return all(_number(number) and -3e38 < number < 3e38 for number in value)  # within float32
+
+
+def _step(value: object) -> bool:
+    return _count(value, 1, 1 << 24)
 
 
 def _rows(value: object) -> bool:
@@ -124,6 +163,14 @@ def _row(row: object) -> bool:
         and _has(row, name=_text, file=_maybe(_text), passed=lambda p: isinstance(p, bool))
         and _number(row.get("max_abs_diff", 0))
         and ("optimized" not in row or _has(row["optimized"], file=_text, cpu=_text, onnxruntime=_text))
+    )
+
+
+def _programs(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= 8
+        and all(_has(row, name=_text, file=_text, runtime=_text, max_abs_diff=_number) for row in value)
     )
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria.errors import DataError, ModelError
+from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model.merging import merge
-from talaria_export.preprocess import Windowed
+from talaria_export.preprocess import Preprocessing
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -29,19 +29,30 @@ _NOISY = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes",
 
 
 def export_onnx(
-    model: Module, example: Tensor, path: str | os.PathLike[str] | None = None, *, plain: bool = False
+    model: Module,
+    example: Tensor,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    plain: bool = False,
+    steps: Preprocessing | None = None,
 ) -> bytes:
     """The model as an ONNX file with the weights inside; also written to ``path`` where one is given.
 
     ``example`` is a float32 batch (N, ...) of any size: the file takes any batch size. It has one input, ``input``,
     and one output, ``logits`` (N, classes). Adapters are merged and BatchNorm is folded where that is exact, and 1D
-    convolutions become 2D ones of height 1; ``plain`` leaves all as torch exports it. The caller's module is not
-    touched.
+    convolutions become 2D ones of height 1; ``plain`` leaves all as torch exports it. ``steps`` are done inside the
+    graph, before the model: the file then takes raw numbers, or a recording. The caller's module is not touched.
 
     Raises :class:`~talaria.errors.ModelError` on a module that torch cannot convert, or that does not map a batch to
     (N, classes), and :class:`~talaria.errors.DataError` on an example that is not a float32 batch.
     """
     proto = convert(model, example, plain=plain)
+    if steps is not None:
+        from talaria_export.prefix import prefixed
+
+        if steps.shape != tuple(example.shape[1:]):
+            raise ConfigError(f"steps: made for inputs of shape {steps.shape}, the example has {example.shape[1:]}")
+        proto = prefixed(proto, steps)
     data: bytes = proto.SerializeToString(deterministic=True)
     if path is not None:
         from talaria_export.bundle import save
@@ -80,15 +91,12 @@ def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> 
     own = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     if not keep_adapters:
         own = _merged(own)
-    batch = example.detach().cpu()
-    if not isinstance(own, Windowed):
-        batch = batch[:2]
+    batch = example.detach().cpu()[:2]
     if len(batch) == 1:  # a batch of one would fix the size of the batch
         batch = batch.repeat(2, *[1] * (batch.dim() - 1))
     with torch.no_grad():
         answer = own(batch)
-    rows = len(answer) if isinstance(own, Windowed) else len(batch)
-    if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != rows:
+    if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != len(batch):
         found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
         raise ModelError(f"model: gives {found} for a batch of {len(batch)}; it must give logits (N, classes)")
     return own, batch
@@ -104,8 +112,7 @@ def _merged(model: Module) -> Module:
 def _exported(model: Module, batch: Tensor) -> ModelProto:
     from torch.onnx import OnnxExporterError
 
-    length = torch.export.Dim("time", min=model.size) if isinstance(model, Windowed) else torch.export.Dim("batch")
-    dynamic = ({0: length},)
+    dynamic = ({0: torch.export.Dim("batch")},)
     try:
         with _quietly():
             program = torch.onnx.export(

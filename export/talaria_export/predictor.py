@@ -18,7 +18,8 @@ import numpy as np
 from talaria.errors import BundleError, ConfigError, StateError
 from talaria_export.archive import Limits
 from talaria_export.bundle import Bundle, open_bundle
-from talaria_export.session import CPU, Array, Session, batch_of, session_of
+from talaria_export.preprocess import Array, Preprocessing, inputs_of
+from talaria_export.session import CPU, Session, session_of
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Prediction:
 class _Loaded:
     bundle: Bundle
     session: Session
+    steps: Preprocessing
 
 
 class Predictor:
@@ -90,15 +92,24 @@ class Predictor:
         self._current = self._load(path)
 
     def __call__(self, x: Any) -> Prediction:
-        """Classifies one input of the bundle's shape, or a batch of them (N, ...), given as numbers of any type."""
+        """Classifies one input of the bundle's shape, or a batch of them (N, ...), given as numbers of any type.
+
+        A bundle that cuts recordings (``steps.windows``) takes one recording (time, channels) and gives an answer per
+        window. Raises :class:`~talaria.errors.DataError` on an input that does not fit or is not finite.
+        """
         loaded = self._current  # read once: a swap in between cannot mix two bundles
-        batch, _ = batch_of(x, loaded.bundle.shape)
-        return Prediction(loaded.session(batch), loaded.bundle.labels, loaded.bundle.digest)
+        given = inputs_of(loaded.steps, x)
+        return Prediction(loaded.session(given), loaded.bundle.labels, loaded.bundle.digest)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
+        """Shape of one input of the model."""
         return self._current.bundle.shape
+
+    @property
+    def steps(self) -> Preprocessing:
+        """What is done to an input before the model: normalization, and cutting into windows."""
+        return self._current.steps
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -124,10 +135,11 @@ class Predictor:
         """
         loaded = self._load(path)
         with self._swapping:
-            if loaded.bundle.shape != self._current.bundle.shape:
+            old, new = self._current.steps, loaded.steps
+            if (old.shape, old.windows, bool(old.mean)) != (new.shape, new.windows, bool(new.mean)):
                 raise ConfigError(
-                    f"swap: {os.fspath(path)} takes inputs of shape {loaded.bundle.shape}, this predictor serves "
-                    f"{self._current.bundle.shape}; make a new Predictor"
+                    f"swap: {os.fspath(path)} takes {_taken(new)}, this predictor serves {_taken(old)}; "
+                    "make a new Predictor"
                 )
             self._previous, self._current = self._current, loaded
 
@@ -143,8 +155,13 @@ class Predictor:
 
     def _load(self, path: str | os.PathLike[str]) -> _Loaded:
         bundle = open_bundle(path, self._limits, trust=self._trust)
-        session = session_of(bundle, self._variant, **self._options)
-        answer = session(np.zeros((1, *bundle.shape), np.float32))  # warms up, and proves that the shapes fit
+        session, steps = session_of(bundle, self._variant, **self._options), bundle.steps
+        answer = session(np.zeros(steps.inputs(1), np.float32))  # warms up, and proves that the shapes fit
         if answer.shape != (1, len(bundle.labels)):
             raise BundleError(f"{bundle.path}: its model gives {answer.shape} for {len(bundle.labels)} labels")
-        return _Loaded(bundle, session)
+        return _Loaded(bundle, session, steps)
+
+
+def _taken(steps: Preprocessing) -> str:
+    what = f"{'raw' if steps.mean else 'plain'} inputs of shape {steps.shape}"
+    return what if steps.stride is None else f"{what} from recordings, one every {steps.stride} steps"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -14,8 +12,7 @@ import onnxruntime
 from talaria.errors import BundleError, ConfigError, DataError
 from talaria_export.bundle import Bundle
 from talaria_export.cpu import cpu_class
-
-Array = np.ndarray[Any, Any]
+from talaria_export.preprocess import Array
 
 CPU = "CPUExecutionProvider"
 
@@ -88,29 +85,6 @@ def session_of(
     if ready is not None and {name: ready[name] for name in here} == here and tuple(providers) == (CPU,):
         return Session(bytes(bundle.members[ready["file"]]), threads=threads, optimize=False)
     return Session(bundle.model(variant), threads=threads, providers=providers)
-
-
-def batch_of(x: Any, shape: tuple[int, ...]) -> tuple[Array, bool]:
-    """``x`` as a contiguous float32 batch of ``shape``, and whether it was a single input.
-
-    Raises :class:`~talaria.errors.DataError` on another shape, on a type that is not numeric, on NaN and infinity.
-    """
-    try:
-        array = np.ascontiguousarray(x, dtype=np.float32)
-    except (TypeError, ValueError) as problem:
-        raise DataError(f"x: cannot be read as float32 numbers ({problem}); give an array") from None
-    single = np.ndim(x) == len(shape)
-    if single:
-        array = array.reshape(1, *np.shape(x))
-    if array.shape[1:] != shape or array.ndim != len(shape) + 1 or len(array) == 0:
-        raise DataError(f"x: shape {np.shape(x)} does not fit; give {shape} for one input or (N, {_dims(shape)}) for N")
-    if not math.isfinite(float(array.sum(dtype=np.float64))) and not np.isfinite(array).all():
-        raise DataError("x: holds NaN or infinity; drop or repair that input")
-    return array, single
-
-
-def _dims(shape: tuple[int, ...]) -> str:
-    return ", ".join(map(str, shape))
 
 
 def _short(problem: Exception) -> str:

@@ -43,6 +43,14 @@ def samples(x: Any, y: Any) -> Samples:
     return Samples(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y, dtype=torch.int64))
 
 
+def moments(path: Path) -> tuple[object, object]:
+    """(mean, std) from a JSON object that holds both."""
+    found = read_json(path)
+    if not {"mean", "std"} <= set(found):
+        raise ConfigError(f"{path}: needs mean and std, got {', '.join(found) or 'nothing'}")
+    return found["mean"], found["std"]
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of at most 1 MiB."""
     try:

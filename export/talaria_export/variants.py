@@ -18,7 +18,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from talaria.errors import ConfigError
 from talaria_export.cpu import has_vnni
 from talaria_export.graph import strip
-from talaria_export.session import Array, Session
+from talaria_export.preprocess import Array
+from talaria_export.session import Session
 
 VARIANTS = ("fp32", "fp16", "int8", "int8-linear")
 """Every variant: plain; half precision in the file only; static int8; int8 weights of the linear layers."""

@@ -12,9 +12,10 @@ import numpy as np
 from talaria.errors import BundleError, DataError
 from talaria_export.archive import Limits
 from talaria_export.bundle import Bundle, open_bundle
+from talaria_export.preprocess import Array, Preprocessing, inputs_of
 from talaria_export.probes import drawn
 from talaria_export.report import Check, Report
-from talaria_export.session import Array, Session, batch_of, session_of
+from talaria_export.session import Session, session_of
 from talaria_export.timing import interleaved
 
 
@@ -30,10 +31,11 @@ def verify_bundle(
     """Opens, runs and times a bundle.
 
     Checked: integrity (form, sizes, SHA-256 of every member), the signature where ``trust`` names a public key, and
-    parity: every model inside against the outputs that torch gave on the same inputs. With ``samples``, x (N, ...) and
-    y (N,) of class numbers, also that the default variant agrees with fp32 as the bundle's gate asks; the accuracy is
-    among the figures. Latency per input is measured against ``reference``, an ONNX file, or the dense model's shape
-    inside the bundle, in the same run; it is a figure, not a check. ``seconds=0`` leaves it out.
+    parity: every model inside against the outputs that torch gave on the same inputs. With ``samples``, x (N, ...) as
+    the bundle takes them (raw windows (N, channels, size) where it cuts recordings) and y (N,) of class numbers, also
+    that the default variant agrees with fp32 as the bundle's gate asks; the accuracy is among the figures. Latency per
+    input is measured against ``reference``, an ONNX file, or the dense model's shape inside the bundle, in the same
+    run; it is a figure, not a check. ``seconds=0`` leaves it out.
 
     What is wrong with the bundle is in the report; only wrong arguments raise.
     """
@@ -58,7 +60,7 @@ def verify_bundle(
         if samples is not None:
             checks.append(_accuracy(bundle, sessions, samples, figures))
         if seconds > 0:
-            _latency(bundle, sessions, inputs[:1], reference, seconds, figures)
+            _latency(bundle, sessions, inputs[: bundle.steps.inputs(1)[0]], reference, seconds, figures)
     except BundleError as problem:
         checks.append(Check("runs", False, str(problem)))
     return Report(name, tuple(checks), figures)
@@ -67,11 +69,15 @@ def verify_bundle(
 def _parity_data(bundle: Bundle) -> tuple[Array, Array]:
     source = bundle.manifest["parity"]["inputs"]
     expected = bundle.array(bundle.manifest["parity"]["outputs"])
+    steps = bundle.steps
     if "file" in source:
         inputs = bundle.array(source["file"])
     else:
-        inputs = drawn(source["seed"], source["count"], bundle.shape, source["shift"], source["scale"])
-    if inputs.shape[1:] != bundle.shape or expected.shape != (len(inputs), len(bundle.labels)) or len(inputs) == 0:
+        count, *rest = steps.inputs(source["count"])
+        inputs = drawn(source["seed"], count, tuple(rest), source["shift"], source["scale"])
+    one = steps.inputs(1)
+    answers = len(inputs) if steps.windows is None else (len(inputs) - one[0]) // steps.windows[1] + 1
+    if inputs.shape[1:] != one[1:] or answers < 1 or expected.shape != (answers, len(bundle.labels)):
         raise BundleError(f"parity: inputs {inputs.shape} and outputs {expected.shape} do not fit the model")
     return inputs, expected
 
@@ -93,17 +99,25 @@ def _parity(
 
 
 def _accuracy(bundle: Bundle, sessions: dict[str, Session], samples: tuple[Any, Any], figures: dict[str, Any]) -> Check:
-    x, _ = batch_of(samples[0], bundle.shape)
+    steps = bundle.steps
+    x = inputs_of(Preprocessing(steps.shape), samples[0])
     y = np.asarray(samples[1])
     if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
         raise DataError(f"samples: labels of shape {y.shape} and type {y.dtype}; give one class number per input")
     default = bundle.manifest["default"]
-    answers = sessions[default](x).argmax(1)
+    answers = _classes(sessions[default], steps, x)
     figures["accuracy"] = float((answers == y).mean())
-    agreement = float((answers == sessions["fp32"](x).argmax(1)).mean()) if "fp32" in sessions else 1.0
+    agreement = float((answers == _classes(sessions["fp32"], steps, x)).mean()) if "fp32" in sessions else 1.0
     figures["agreement"] = agreement
     wanted = bundle.manifest["gate"]["agreement"]
     return Check("agreement", agreement >= wanted, f"{default} with fp32 on {agreement:.3f}, at least {wanted}")
+
+
+def _classes(session: Session, steps: Preprocessing, x: Array) -> Array:
+    """The class of every sample; where the bundle takes recordings, each window is one of its own."""
+    if steps.windows is None:
+        return np.asarray(session(x).argmax(1))
+    return np.array([int(session(np.ascontiguousarray(one.T)).argmax(1)[0]) for one in x])
 
 
 def _latency(

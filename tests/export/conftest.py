@@ -64,3 +64,23 @@ def made(imu: Case, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rep
 @pytest.fixture(scope="session")
 def bundle(made: tuple[Path, Report]) -> Path:
     return made[0]
+
+
+@pytest.fixture(scope="session")
+def raw(imu: Case, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """A bundle for raw recordings (mean 0..5, deviation 1..6), a window every 50 steps; every variant was tried."""
+    path = tmp_path_factory.mktemp("raw") / "raw.talaria"
+    report = make_bundle(
+        path,
+        imu.model,
+        example=imu.x,
+        samples=(imu.x, imu.y),
+        calibration=imu.x,
+        labels=LABELS,
+        dense=imu.model,
+        normalize=(range(6), range(1, 7)),
+        stride=50,
+        optimize=True,
+        seconds=0.05,
+    )
+    return path, report

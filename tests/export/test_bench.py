@@ -1,6 +1,8 @@
 import json
 
-from talaria_export.bench import import_cost, measure
+import pytest
+
+from talaria_export.bench import _missed, import_cost, measure
 
 
 def test_figures_are_complete_plain_data():
@@ -11,9 +13,25 @@ def test_figures_are_complete_plain_data():
     assert row["max_abs_diff"] <= 1e-4
     assert row["file_to_raw"] <= 1.03
     assert row["size_ratio"] <= 0.5
+    assert row["accuracy_lost"] == pytest.approx(row["accuracy_dense"] - row["accuracy"])
+    assert min(row["samples"].values()) > 0
+    assert isinstance(row["missed"], list)
     assert {one["name"] for one in row["variants"]} == {"fp32", "fp16", "int8", "int8-linear"}
     chosen = next(one for one in row["variants"] if one["name"] == row["default"])
     assert chosen["latency_ratio"] == row["latency_ratio"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"latency_ratio": 0.3}, "latency"), ({"size_ratio": 0.21}, "size"), ({"accuracy_lost": 0.02}, "accuracy")],
+)
+def test_missed_aims_are_named(change, word):
+    row = {"latency_ratio": 0.28, "size_ratio": 0.2, "accuracy_lost": 0.01, "dense_variants": []}
+    assert _missed("imu_cnn", row) == []
+    (words,) = _missed("imu_cnn", row | change)
+    assert words.startswith(word)
+    careless = {"name": "int8", "passed": True, "agreement": 0.97}
+    assert "0.970" in _missed("imu_cnn", row | {"dense_variants": [careless]})[0]
 
 
 def test_import_cost_counts_both():

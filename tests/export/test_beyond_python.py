@@ -10,7 +10,7 @@ import os
 import select
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from talaria_export import Predictor, make_bundle
+from talaria_export import Predictor, make_bundle, open_bundle
 
 HERE = Path(__file__).parent
 BROWSER = HERE.parents[1] / "examples" / "browser"
@@ -81,6 +81,26 @@ def test_node_runs_every_variant_unchanged(bundle, many, imu):
                 assert (there.argmax(1) == here.argmax(1)).mean() >= 0.95
             else:
                 np.testing.assert_allclose(there, here, atol=1e-4)
+
+
+def recording(length: int) -> np.ndarray:
+    """Raw numbers (time, 6) for the bundle that cuts and normalizes."""
+    return (np.random.default_rng(3).normal(size=(length, 6)) * range(1, 7) + range(6)).astype("<f4")
+
+
+def test_node_cuts_a_raw_recording(raw):
+    node, path = found("node", "nodejs"), raw[0]
+    entry = packages(HERE / "node") / "onnxruntime-node" / "dist" / "index.js"
+    given = recording(430)
+    command = [node, str(HERE / "node" / "predict.mjs"), str(entry), str(path)]
+    done = subprocess.run(command, input=given.tobytes(), capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    here = Predictor(path, variant="fp32")(given).logits
+    assert here.shape == (7, 7)
+    np.testing.assert_allclose(np.reshape(json.loads(done.stdout)["logits"]["fp32"], here.shape), here, atol=1e-4)
+    done = subprocess.run(command, input=given[:99].tobytes(), capture_output=True, check=False, timeout=120)
+    assert done.returncode != 0
+    assert "at least 100 steps" in done.stderr.decode()
 
 
 def test_node_refuses_a_damaged_bundle(bundle, tmp_path):
@@ -165,11 +185,8 @@ def when(condition: str) -> str:
     return f"new Promise(done => {{ {look}; look() }})"
 
 
-@pytest.mark.timeout(600)
-def test_page_classifies_windows_in_the_browser_from_the_disk(chromium, bundle, many, imu, tmp_path):
-    windows = imu.x[:12].numpy()
-    page = tmp_path / "page.html"
-    page.write_text(builder().page(bundle, windows, packages(BROWSER) / "onnxruntime-web" / "dist"))
+def shown(chromium: Chromium, page: Path) -> tuple[str, Callable[[str], Any]]:
+    """Opens a page; gives its session, and what evaluates JavaScript in it."""
     target = chromium.ask("Target.createTarget", url="about:blank")["targetId"]
     session = chromium.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     # Answered once the page is there: what is asked earlier would be lost with the blank page's context.
@@ -177,8 +194,34 @@ def test_page_classifies_windows_in_the_browser_from_the_disk(chromium, bundle, 
 
     def evaluate(expression: str) -> Any:
         answer = chromium.ask("Runtime.evaluate", session, expression=expression, awaitPromise=True, returnByValue=True)
-        return answer["result"]["value"]
+        return answer["result"].get("value")
 
+    return session, evaluate
+
+
+@pytest.mark.timeout(600)
+def test_page_cuts_a_raw_recording_by_itself(chromium, raw, tmp_path):
+    given, path = recording(430), raw[0]
+    page = tmp_path / "page.html"
+    page.write_text(builder().page(path, given, packages(BROWSER) / "onnxruntime-web" / "dist"))
+    _, evaluate = shown(chromium, page)
+    answer = json.loads(evaluate(when("document.getElementById('results')?.textContent")))
+    expected = Predictor(path)(given)
+    assert len(answer["labels"]) == 7
+    if open_bundle(path).manifest["default"] in ("fp32", "fp16"):
+        np.testing.assert_allclose(np.reshape(answer["logits"], expected.logits.shape), expected.logits, atol=1e-4)
+    else:  # the two builds may sum 8-bit products in another order
+        assert sum(map(str.__eq__, answer["labels"], expected.labels)) >= 6
+    rows = evaluate("[...document.querySelectorAll('#rows tr')].map(row => row.cells[0].textContent)")
+    assert rows == [str(begin) for begin in range(0, 301, 50)]
+
+
+@pytest.mark.timeout(600)
+def test_page_classifies_windows_in_the_browser_from_the_disk(chromium, bundle, many, imu, tmp_path):
+    windows = imu.x[:12].numpy()
+    page = tmp_path / "page.html"
+    page.write_text(builder().page(bundle, windows, packages(BROWSER) / "onnxruntime-web" / "dist"))
+    session, evaluate = shown(chromium, page)
     answer = json.loads(evaluate(when("document.getElementById('results')?.textContent")))
     expected = Predictor(bundle)(windows)
     assert answer["labels"] == list(expected.labels)
@@ -193,10 +236,10 @@ def test_page_classifies_windows_in_the_browser_from_the_disk(chromium, bundle, 
     field = chromium.ask("DOM.querySelector", session, nodeId=document, selector="#file")["nodeId"]
     for path, words in ((bad, "than its manifest names"), (many, "variant int8")):
         chromium.ask("DOM.setFileInputFiles", session, files=[str(path)], nodeId=field)
-        shown = "document.getElementById('status').textContent"
-        assert words in evaluate(when(f"{shown}.includes({json.dumps(words)}) && {shown}"))
+        status = "document.getElementById('status').textContent"
+        assert words in evaluate(when(f"{status}.includes({json.dumps(words)}) && {status}"))
 
 
 def test_windows_that_do_not_fit_the_bundle_are_refused(bundle, tmp_path):
-    with pytest.raises(SystemExit, match="do not fit"):
+    with pytest.raises(SystemExit, match="does not fit"):
         builder().page(bundle, np.zeros((2, 3, 4), np.float32), tmp_path)

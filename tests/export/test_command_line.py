@@ -69,6 +69,33 @@ def test_pruned_model_is_exported_from_files_verified_and_run(app, files, tmp_pa
     assert run(app, "predict", out, files / "one.csv").stdout.startswith(answer[0]["label"])
 
 
+def test_raw_recording_is_cut_by_the_bundle(app, files, imu, tmp_path):
+    out, moments = tmp_path / "me.talaria", tmp_path / "moments.json"
+    moments.write_text(json.dumps({"mean": [1.0] * 6, "std": 2.0}))
+    command = (
+        "export", "--spec", files / "spec.json", "--weights", files / "weights.safetensors", "--mask",
+        files / "mask.safetensors", "-o", out, "--variants", "fp32", "--normalize", moments, "--stride", "40",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="6 means and 1 deviations"):
+        run(app, *command)
+    moments.write_text(json.dumps({"mean": [1.0] * 6}))
+    with pytest.raises(ConfigError, match="needs mean and std"):
+        run(app, *command)
+    moments.write_text(json.dumps({"mean": 1.0, "std": 2.0}))
+    run(app, *command)
+    recording = np.concatenate([imu.x[0].numpy().T, imu.x[1].numpy().T]) * 2 + 1
+    np.savetxt(tmp_path / "recording.csv", recording, delimiter=",")
+    answer = json.loads(run(app, "predict", out, tmp_path / "recording.csv", "--json").stdout)
+    assert [row["begin"] for row in answer] == [0, 40, 80]
+    lines = run(app, "predict", out, tmp_path / "recording.csv").stdout.splitlines()
+    assert [line.split("\t")[:2] for line in lines] == [[str(row["begin"]), row["label"]] for row in answer]
+    np.savez(tmp_path / "raw.npz", x=imu.x.numpy() * 2 + 1, y=imu.y.numpy())
+    report = json.loads(run(app, "verify", out, "--data", tmp_path / "raw.npz", "--json").stdout)[0]
+    assert report["ok"]
+    assert report["agreement"] == 1.0
+    assert report["latency_ratio"] > 0
+
+
 def test_verify_takes_many_files_and_fails_if_one_does(app, bundle, tmp_path):
     bad = tmp_path / "bad.talaria"
     bad.write_bytes(bundle.read_bytes()[:-9])

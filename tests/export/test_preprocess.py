@@ -1,44 +1,161 @@
+"""Raw numbers and whole recordings in, the same answers out: normalization and windows inside the graph."""
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from talaria.errors import ConfigError
-from talaria_export import Predictor, export_onnx, make_bundle
-from talaria_export.preprocess import Normalized, Windowed
+from talaria.errors import BundleError, ConfigError, DataError
+from talaria_export import Predictor, export_onnx, make_bundle, open_bundle, verify_bundle
+from talaria_export.bundle import read_bundle, seal
+from talaria_export.preprocess import Preprocessing, inputs_of, preprocessing
 from talaria_export.session import Session
 
+MEAN, STD = np.arange(6.0), np.arange(1.0, 7.0)
 
-def test_normalization_travels_inside_the_bundle(imu, tmp_path):
-    mean, std = torch.arange(6.0)[:, None], torch.arange(1.0, 7.0)[:, None]
-    path = tmp_path / "raw.talaria"
-    make_bundle(path, Normalized(imu.model, mean, std), example=imu.x, variants=("fp32",), seconds=0)
+
+def recording_of(length: int) -> np.ndarray:
+    """Raw numbers (time, 6) that are standard normal once they are normalized."""
+    return (np.random.default_rng(length).normal(size=(length, 6)) * STD + MEAN).astype(np.float32)
+
+
+def windows_of(model: torch.nn.Module, recording: np.ndarray, stride: int) -> np.ndarray:
+    """What torch answers for the windows of a recording, cut and normalized by hand."""
+    normal = torch.from_numpy(((recording - MEAN) / STD).astype(np.float32))
     with torch.no_grad():
-        expected = imu.model(imu.x).numpy()
-    np.testing.assert_allclose(Predictor(path)(imu.x * std + mean).logits, expected, atol=1e-4)
+        return model(normal.T.unfold(1, 100, stride).permute(1, 0, 2)).numpy()
 
 
 @pytest.mark.parametrize("length", [100, 149, 150, 517])
-def test_recording_of_any_length_is_cut_inside_the_graph(imu, windowed, length):
-    recording = torch.randn(length, 6, generator=torch.Generator().manual_seed(length))
-    windows = recording.T.unfold(1, 100, 50).permute(1, 0, 2)
+@pytest.mark.parametrize("variant", ["fp32", None])
+def test_recording_of_any_length_is_normalized_and_cut_inside_the_graph(imu, raw, length, variant):
+    recording = recording_of(length)
+    answer = Predictor(raw[0], variant=variant)(recording)
+    expected = windows_of(imu.model, recording, 50)
+    assert answer.logits.shape == ((length - 100) // 50 + 1, 7)
+    if variant == "fp32":
+        np.testing.assert_allclose(answer.logits, expected, atol=1e-4)
+    assert (answer.index == expected.argmax(1)).mean() >= 0.8
+
+
+def test_every_variant_was_measured_and_proven_with_the_steps_inside(imu, raw):
+    path, report = raw
+    assert report.figures["max_abs_diff"] <= 1e-4
+    assert [row["bytes"] for row in report.figures["variants"] if row["bytes"]]
+    opened = open_bundle(path)
+    assert opened.manifest["input"]["windows"] == {"size": 100, "stride": 50}
+    assert opened.manifest["input"]["normalized"] == {"mean": list(MEAN), "std": list(STD)}
+    for row in opened.manifest["variants"]:
+        assert row["file"] is None or len(opened.members[row["file"]]) == row["bytes"]
+    windows = imu.x.numpy() * STD[:, None] + MEAN[:, None]
+    checked = verify_bundle(path, samples=(windows, imu.y.numpy()), seconds=0.02)
+    assert checked.ok, checked.failed
+    assert checked.figures["accuracy"] >= 0.95
+    assert checked.figures["latency_ratio"] > 0
+
+
+def test_normalization_alone_takes_raw_batches(imu, tmp_path):
+    path = tmp_path / "raw.talaria"
+    make_bundle(
+        path, imu.model, example=imu.x, samples=(imu.x, imu.y), normalize=(2.0, 3.0), variants=("fp32",), seconds=0,
+        keep_samples=True, probes=4,
+    )  # fmt: skip
     with torch.no_grad():
-        expected = imu.model(windows).numpy()
-    answer = Session(windowed)(recording.numpy())
-    assert answer.shape == ((length - 100) // 50 + 1, 7)
-    np.testing.assert_allclose(answer, expected, atol=1e-5)
+        expected = imu.model(imu.x).numpy()
+    np.testing.assert_allclose(Predictor(path)(imu.x * 3 + 2).logits, expected, atol=1e-4)
+    np.testing.assert_allclose(open_bundle(path).array("parity/inputs.npy"), imu.x[:4] * 3 + 2, rtol=1e-6)
+    assert verify_bundle(path, samples=(imu.x * 3 + 2, imu.y.numpy()), seconds=0).ok
 
 
-@pytest.fixture(scope="module")
-def windowed(imu) -> bytes:
-    return export_onnx(Windowed(imu.model, 100, 50), torch.zeros(300, 6))
+def test_kept_samples_travel_as_one_recording(imu, tmp_path):
+    path = tmp_path / "cut.talaria"
+    make_bundle(
+        path, imu.model, example=imu.x, samples=(imu.x, imu.y), stride=30, variants=("fp32",), seconds=0,
+        keep_samples=True, probes=3,
+    )  # fmt: skip
+    kept = open_bundle(path).array("parity/inputs.npy")
+    assert np.array_equal(kept, np.concatenate([window.numpy().T for window in imu.x[:3]]))
+    assert verify_bundle(path, seconds=0).ok
 
 
-@pytest.mark.parametrize(("mean", "std"), [(0.0, 0.0), (float("nan"), 1.0), (0.0, [1.0, -1.0]), (0.0, float("inf"))])
-def test_normalization_without_a_meaning_is_refused(imu, mean, std):
-    with pytest.raises(ConfigError, match="normalization"):
-        Normalized(imu.model, torch.tensor(mean), torch.tensor(std))
+def test_single_file_takes_the_steps_too(imu):
+    data = export_onnx(imu.model, imu.x, steps=preprocessing((6, 100), (MEAN, STD), 25))
+    recording = recording_of(225)
+    np.testing.assert_allclose(Session(data)(recording), windows_of(imu.model, recording, 25), atol=1e-4)
+    with pytest.raises(ConfigError, match="steps"):
+        export_onnx(imu.model, imu.x, steps=preprocessing((6, 99)))
 
 
-def test_windows_without_a_length_are_refused(imu):
+@given(size=st.integers(1, 9), stride=st.integers(1, 9), count=st.integers(1, 6), rest=st.integers(0, 8))
+@settings(max_examples=50, deadline=None)
+def test_cutting_by_hand_gives_the_same_windows(size, stride, count, rest):
+    steps = Preprocessing((2, size), (1.0, 2.0), (3.0, 4.0), stride)
+    length, channels = steps.inputs(count)
+    recording = np.random.default_rng(size).normal(size=(length + min(rest, stride - 1), channels)).astype(np.float32)
+    found = steps.apply(recording)
+    assert found.shape == (count, 2, size)
+    for number in range(count):
+        window = recording[number * stride : number * stride + size].T
+        np.testing.assert_allclose(found[number], (window - [[1], [2]]) / [[3], [4]], rtol=1e-5, atol=1e-6)
+
+
+def test_windows_are_raised_and_joined_without_a_change():
+    steps = Preprocessing((2, 5), (1.0,), (2.0,), 5)
+    x = np.random.default_rng(1).normal(size=(3, 2, 5)).astype(np.float32)
+    np.testing.assert_allclose(steps.apply(steps.joined(steps.raw(x))), x, atol=1e-6)
+    assert Preprocessing.from_json({"shape": [2, 5], **steps.to_json()}) == steps
+    assert Preprocessing.from_json({"shape": [2, 5]}).empty
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [
+        (0.0, 0.0), (float("nan"), 1.0), (0.0, [1.0, -1.0]), (0.0, float("inf")), ([0.0] * 5, [1.0] * 5),
+        ([0.0, 0.0], 1.0), ("x", 1.0), ([], []), (0.0, 1e-50),
+    ],
+)  # fmt: skip
+def test_normalization_without_a_meaning_is_refused(mean, std):
+    with pytest.raises(ConfigError, match="normalize"):
+        preprocessing((6, 100), (mean, std))
+
+
+@pytest.mark.parametrize(("shape", "stride"), [((6, 100), 0), ((6, 100), -1), ((6, 100), 1 << 24), ((3, 8, 8), 4)])
+def test_windows_without_a_meaning_are_refused(shape, stride):
     with pytest.raises(ConfigError, match="stride"):
-        Windowed(imu.model, 100, 0)
+        preprocessing(shape, None, stride)
+
+
+@pytest.mark.parametrize("x", [np.zeros((99, 6)), np.zeros((300, 5)), np.zeros(6), np.zeros((2, 100, 6)), "words"])
+def test_recording_that_does_not_fit_is_refused(x):
+    with pytest.raises(DataError, match="x:"):
+        inputs_of(preprocessing((6, 100), None, 50), x)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"windows": {"size": 99, "stride": 50}}, "input"),
+        ({"windows": {"size": 100, "stride": 0}}, "input"),
+        ({"windows": {"size": 100, "stride": 1 << 23}}, "numbers"),
+        ({"shape": [1 << 24, 1 << 24]}, "input"),
+        ({"shape": []}, "input"),
+        ({"normalized": {"mean": [0.0], "std": [0.0]}}, "normalize"),
+        ({"normalized": {"mean": [0.0, 1.0], "std": [1.0, 1.0]}}, "normalize"),
+        ({"normalized": {"mean": [10**400], "std": [1.0]}}, "input"),
+        ({"normalized": None}, "input"),
+    ],
+)
+def test_manifest_whose_steps_have_no_meaning_is_refused(raw, change, word):
+    opened = read_bundle(raw[0].read_bytes())
+    manifest = {k: v for k, v in opened.manifest.items() if k != "files"}
+    manifest["input"] = opened.manifest["input"] | change
+    with pytest.raises(BundleError, match=word):
+        seal(manifest, {k: bytes(v) for k, v in opened.members.items()})
+
+
+def test_bundle_that_cuts_otherwise_is_not_swapped_in(raw, bundle):
+    predictor = Predictor(raw[0])
+    assert predictor.steps.windows == (100, 50)
+    with pytest.raises(ConfigError, match="recordings"):
+        predictor.swap(bundle)
