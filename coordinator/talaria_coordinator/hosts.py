@@ -1,13 +1,5 @@
-"""Which hosts are this machine alone, told without asking a name server."""
+"""Which hosts are this machine alone: the rule that devices go by as well."""
 
-import ipaddress
+from talaria.wire.address import loopback
 
-
-def loopback(host: str) -> bool:
-    """True where only this machine reaches what listens on ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+__all__ = ["loopback"]

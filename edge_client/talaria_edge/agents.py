@@ -12,20 +12,25 @@ from typing import Any
 
 from talaria.errors import ConfigError, TalariaError
 from talaria_edge.config import DeviceConfig
+from talaria_edge.connection import Open, over_mqtt, require_safe
 from talaria_edge.files import DiskError
-from talaria_edge.runtime import Agent, Open, Report, over_mqtt
+from talaria_edge.runtime import Agent, Report
 
 AGAIN_S = (5.0, 300.0)
 
 
 async def run_agents(
-    configs: Sequence[DeviceConfig], report: Report, *, open_transport: Open = over_mqtt
+    configs: Sequence[DeviceConfig], report: Report, *, open_transport: Open = over_mqtt, insecure: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Run all agents to their end; what came of each, by device (``{"error": ...}`` where one failed).
 
     An agent that fails after it was connected (a full disk, say) is started again a while later; one that cannot
-    begin is not. SIGTERM and SIGINT end all of them in good order.
+    begin is not. SIGTERM and SIGINT end all of them in good order. Raises :class:`~talaria.errors.ConfigError` where
+    two share a name or a folder, or where strangers could listen or speak and ``insecure`` does not allow it.
     """
+    if not insecure:
+        for config in configs:
+            require_safe(config)
     names = [c.device for c in configs]
     folders = [str(c.state.resolve()) for c in configs]
     for what, values in (("device", names), ("state folder", folders)):

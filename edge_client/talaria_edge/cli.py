@@ -26,6 +26,17 @@ A device.toml:
     [data]
     source = "smartwatch"         # or "npz" with path = "data.npz"
     client = "s01-left"
+
+\b
+What `talaria plan --json > plan.json` chose for this device, and when it may train:
+
+\b
+    [device]
+    plan = "plan.json"
+    [guard]
+    min_battery = 0.3             # least charge while not charging
+    max_celsius = 45
+    hours = "22:00-06:30"         # also: only_charging, max_load, min_idle_s
 """
 
 
@@ -39,6 +50,9 @@ def run(
     configs: Annotated[list[Path], typer.Argument(metavar="DEVICE.TOML...", help="One file per agent.")],
     as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines instead of text.")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads that training may use; 0: as torch decides.", min=0)] = 0,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept a broker beyond this machine without TLS or keys.")
+    ] = False,
 ) -> None:
     """Take part in a fleet until its last round; then personalize, and write the bundle.
 
@@ -57,7 +71,8 @@ def run(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if threads:
         torch.set_num_threads(threads)
-    found = asyncio.run(run_agents([load_config(path) for path in configs], Journal(sys.stdout, as_json)))
+    journal = Journal(sys.stdout, as_json)
+    found = asyncio.run(run_agents([load_config(path) for path in configs], journal, insecure=insecure))
     failed = {name: result["error"] for name, result in found.items() if "error" in result}
     for name, error in failed.items():
         typer.echo(f"talaria: {name}: {error}", err=True)
@@ -88,13 +103,35 @@ def join(
 
 
 @app.command()
+def rollback(
+    config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
+) -> None:
+    """Put the bundle before the present one in force again, also while the agent runs.
+
+    The model that is taken out of force is not deployed again; one that is learned later may be.
+    """
+    from talaria.errors import ConfigError
+    from talaria_edge import gate
+    from talaria_edge.config import load_config
+
+    device = load_config(config)
+    if device.bundle is None:
+        raise ConfigError(f"{config}: [device] bundle is missing, so nothing was deployed that could be rolled back")
+    state = gate.rollback(device.state, device.bundle)
+    typer.echo(f"{device.bundle} is bundle {state.current} again; the one before it is no longer kept.")
+
+
+@app.command()
 def result(
     state: Annotated[Path, typer.Argument(metavar="STATE", help="The device's state folder.")],
 ) -> None:
-    """Print what came of a device's last run: paths, traffic by round, what the bundle measured (JSON)."""
+    """Print what came of a device's last run: paths, traffic by round, what the bundle measured, and which bundle is in
+    force now (JSON)."""
     from talaria.errors import StateError
+    from talaria_edge import gate
 
     path = state / "result.json"
     if not path.exists():
         raise StateError(f"{path} is not there; the device has not finished a run yet, or this is another folder")
-    typer.echo(json.dumps(json.loads(path.read_text()), indent=2))
+    found = json.loads(path.read_text())
+    typer.echo(json.dumps(found | {"in_force": vars(gate.read(state))}, indent=2))

@@ -6,6 +6,7 @@ state = "state/s01-left"      # private tensors; never leaves the device
 bundle = "s01-left.talaria"   # where the personal model goes; leave out for none
 labels = ["rest", "walk"]     # what the classes are called; leave out for numbers
 variants = ["fp32", "int8"]   # forms that the bundle may choose from; leave out for all
+plan = "plan.json"            # what `talaria plan --json` printed for this device; leave out to train the whole model
 
 [fleet]
 name = "watch"
@@ -19,12 +20,22 @@ folder = "identity"           # made by `talaria edge join`; leave out for a fle
 source = "smartwatch"         # a dataset Talaria knows (client, options), or "npz" with path = "data.npz"
 client = "s01-left"
 
-[plan.widths]                 # channels to keep by group, as `talaria plan` prints them; leave out for all
+[plan.widths]                 # instead of a plan: only the channels to keep, by group
 conv1 = 16
+
+[guard]                       # when to train; leave the table out to train always, a line out for what stands here
+min_battery = 0.3             # least charge while not charging
+max_celsius = 45              # of the hottest sensor
+only_charging = false
+# max_load = 0.7              # runnable processes per core; no limit unless given
+# min_idle_s = 600            # rest since the device was last used, where the machine tells; no limit unless given
+# hours = "22:00-06:30"       # local time; always unless given
+every_s = 10                  # how often to look again
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,10 +44,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from talaria.errors import ConfigError
-from talaria.settings import Section, read_toml
+from talaria.settings import LIMIT, Section, read_toml
 from talaria.types import Plan
 from talaria.wire.credentials import require_no_password
 from talaria_edge.data import DataSource, NamedSource, NpzSource
+from talaria_edge.guard import Rules, hours
 
 _DEVICE = re.compile(r"[a-z0-9-]{1,36}")
 
@@ -60,6 +72,9 @@ class DeviceConfig:
     labels: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     """Forms of the model that the bundle may choose from; empty for all."""
+    guard: Rules | None = None
+    """When this device may train; None for always."""
+    guard_every_s: float = 10.0
     profile: Mapping[str, Any] = field(default_factory=dict)
     retry_s: float = 2.0
     max_body: int = 512 << 20
@@ -82,13 +97,18 @@ class DeviceConfig:
                 f"fleet: broker={self.broker!r} is no broker's URL; "
                 "write mqtt://host:1883, as the coordinator prints it"
             )
+        if self.plan is not None and self.plan.precision == "fp16" and self.variants and "fp16" not in self.variants:
+            raise ConfigError(
+                f"device: variants={list(self.variants)} leave out 'fp16', which the plan needs to keep its bundle_mb; "
+                "add it, or leave variants out"
+            )
 
 
 def load_config(path: Path) -> DeviceConfig:
     """The configuration in ``path``. Raises :class:`ConfigError` naming the field, its value and the mend."""
     top = read_toml(path)
     device, fleet, data, plan = top.table("device"), top.table("fleet"), top.table("data"), top.table("plan")
-    identity = top.table("identity")
+    identity, guard = top.table("identity"), top.table("guard")
     name = device.text("id")
     config = DeviceConfig(
         device=name,
@@ -96,20 +116,22 @@ def load_config(path: Path) -> DeviceConfig:
         broker=fleet.text("broker"),
         state=device.path("state", f"state/{name}"),
         source=_source(data, name),
-        plan=_plan(plan),
+        plan=_plan(device, plan),
         username=fleet.text("username", None),
         password_file=fleet.path("password_file", None),
         identity=identity.path("folder", None),
         bundle=device.path("bundle", None),
         labels=device.names("labels", ()),
         variants=device.names("variants", ()),
+        guard=_rules(guard) if "guard" in top.values else None,
+        guard_every_s=guard.number("every_s", 10.0, low=0.05, high=3600),
         profile=dict(top.table("profile").values),
         retry_s=fleet.number("retry_s", 2.0, low=0.05, high=3600),
         max_body=fleet.whole("max_body", 512 << 20, low=1),
         patience_s=fleet.number("patience_s", 0.0),
         stay=device.flag("stay", False),
     )
-    for section in (top, device, fleet, identity, data, plan):
+    for section in (top, device, fleet, identity, data, plan, guard):
         section.done()
     return config
 
@@ -121,8 +143,41 @@ def _source(data: Section, device: str) -> DataSource:
     return NamedSource(kind, data.text("client", device), dict(data.table("options").values))
 
 
-def _plan(section: Section) -> Plan | None:
+def _plan(device: Section, section: Section) -> Plan | None:
     widths = section.table("widths")
     section.raw("reasons", None)
     values = {group: widths.whole(group, low=1) for group in widths.values}
-    return Plan(widths=values) if values else None
+    path = device.path("plan", None)
+    if path is None:
+        return Plan(widths=values) if values else None
+    if values:
+        raise device.bad("plan", "and [plan.widths] are both given; the file holds the widths, leave the table out")
+    return read_plan(path)
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file that ``talaria plan --json`` wrote. Raises :class:`ConfigError` on anything else."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LIMIT + 1)
+        if len(data) > LIMIT:
+            raise ConfigError(f"plan: {path} has more than {LIMIT} bytes, so it is no plan")
+        return Plan.from_json(json.loads(data))
+    except OSError as error:
+        raise ConfigError(
+            f"plan: {path} cannot be read ({error.strerror}); write it with `talaria plan --json`"
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"plan: {path} is not JSON ({error}); write it with `talaria plan --json`") from None
+
+
+def _rules(section: Section) -> Rules:
+    given: dict[str, Any] = {}
+    for name, high in (("min_battery", 1.0), ("max_celsius", 150.0), ("max_load", 1e6), ("min_idle_s", 1e9)):
+        if name in section.values:
+            given[name] = section.number(name, high=high)
+    if "hours" in section.values:
+        given["hours"] = hours(section.text("hours"))
+    return Rules(only_charging=section.flag("only_charging", False), **given)

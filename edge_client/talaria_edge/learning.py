@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from typing import Any
+
+from torch.nn import Module
 
 from talaria import rounds
 from talaria.bodies import decode_body
-from talaria.errors import StateError, WireError
+from talaria.device.budget import AccuracyCheck
+from talaria.errors import ModelError, StateError, WireError
+from talaria.evaluation import evaluate
+from talaria.local import state_of
+from talaria.model.widths import widths_of
 from talaria.rounds import Member, Run
-from talaria.types import Tensors
+from talaria.types import Plan, Tensors
 from talaria.wire import codec
 from talaria_edge import files
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, checked
-from talaria_edge.deploy import deploy
+from talaria_edge.deploy import VARIANT_DROP, Candidate, deploy
 from talaria_edge.state import DeviceStore, Private, Trained
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,13 +93,69 @@ class Learner:
         self.store.publish()
         private, data = self.private(), self._data()
         tensors = None if private is None else private.tensors
-        model = rounds.personalize(self.run, self.member(data), self._shared(body), tensors)
+        member, shared = self.member(data), self._shared(body)
+        model = rounds.personalize(self.run, member, shared, tensors)
+        state = state_of(model)
+        plan = self._outcome(member, shared, model)
+        card = {
+            "device": self.config.device,
+            "algorithm": self.run.algorithm,
+            "rounds": self.run.rounds,
+            "seed": self.run.seed,
+            "model": self.run.spec.to_json(),
+            "samples": {"train": len(data.train), "validation": len(data.val)},
+            "plan": None if self.config.plan is None else self.config.plan.to_json(),
+            "planned": plan,
+        }
         path = self.store.folder / "personal.safetensors"
-        files.write(path, files.pack(model.state_dict(), {"device": self.config.device, "run": self.digest}))
+        facts = {"device": self.config.device, "run": self.digest, "labels": list(self.config.labels), "card": card}
+        packed = files.pack(state, facts)
+        files.write(path, packed)
         found: dict[str, Any] = {
             "private": None if private is None else str(self.store.private_path),
             "steps": 0 if private is None else private.step,
             "personal": str(path),
             "parameters": sum(p.numel() for p in model.parameters()),
         }
-        return found | deploy(self.config, model, data, self.run)
+        accuracy = None if plan is None else plan["accuracy"]
+        spare = VARIANT_DROP if accuracy is None else min(VARIANT_DROP, accuracy["left"])
+        candidate = Candidate(model, self.run.spec, _named(state), card, spare)
+        return found | ({} if plan is None else {"plan": plan}) | deploy(self.config, candidate, data)
+
+    def _outcome(self, member: Member, shared: Tensors, model: Module) -> dict[str, Any] | None:
+        """What became of the plan: groups that stayed wider than planned, and what it cost in accuracy."""
+        plan = member.plan
+        if plan is None:
+            return None
+        layout = rounds.layout_of(self.run.spec)
+        try:
+            kept = widths_of(layout, state_of(model))
+        except ModelError as error:  # an algorithm may serve a network of its own
+            logger.info("%s: the served model's widths are not told: %s", self.config.device, error)
+            kept = {}
+        wider = {g: [n, kept[g]] for g, n in sorted(plan.widths.items()) if kept.get(g, 0) > n}
+        check = None
+        if plan.accuracy_drop is not None:
+            check = self._check(plan.accuracy_drop, member, shared, model, pruned=kept != dict(layout.sizes))
+        return {"wider_than_planned": wider, "accuracy": check}
+
+    def _check(self, allowed: float, member: Member, shared: Tensors, model: Module, *, pruned: bool) -> dict[str, Any]:
+        """The planned model against its dense twin on this user's validation samples.
+
+        The twin is the best that this device could run without pruning: the fleet's body with all its channels,
+        personalized from the same samples as on a device that never took part. What the device learned privately is as
+        narrow as its model, and cannot be widened.
+        """
+        if not len(member.val):
+            return AccuracyCheck(0.0, 0.0, allowed, 0).to_json()
+        planned = dense = evaluate(model, member.val).accuracy
+        if pruned:
+            whole = replace(member.plan or Plan(), widths=dict(rounds.layout_of(self.run.spec).sizes))
+            twin = rounds.personalize(self.run, replace(member, plan=whole), shared, None)
+            dense = evaluate(twin, member.val).accuracy
+        return AccuracyCheck(planned, dense, allowed, len(member.val)).to_json()
+
+
+def _named(state: Tensors) -> str:
+    """A name for these weights: equal weights, equal names."""
+    return hashlib.sha256(files.pack(state, {})).hexdigest()[:32]

@@ -9,63 +9,38 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from talaria.errors import ConfigError, StateError, TalariaError, TransportError, WireError
+from talaria import rounds
+from talaria.errors import ConfigError, StateError, TalariaError, WireError
 from talaria.protocol import events as e
 from talaria.protocol.device import DeviceHalf, DeviceLimits
 from talaria.protocol.link import Link
 from talaria.rounds import Run
-from talaria.wire.chunks import Cut, FileAssembly, describe
-from talaria.wire.credentials import Credentials, password
-from talaria.wire.topics import device_filters
-from talaria.wire.transport import LinkDown, LinkUp, Mqtt, Transport, Will
-from talaria_edge import files
+from talaria.wire.chunks import Cut, describe
+from talaria.wire.transport import LinkDown, LinkUp, Will
+from talaria_edge import files, gate, guard
+from talaria_edge.arrivals import Arrivals
 from talaria_edge.config import DeviceConfig
+from talaria_edge.connection import Open, credentials_of, over_mqtt, reach
+from talaria_edge.guard import Allowed, Reading
 from talaria_edge.learning import Learner
 from talaria_edge.parting import Parting
 from talaria_edge.state import DeviceStore
+from talaria_edge.waiting import Leave
 
 logger = logging.getLogger(__name__)
 
 Report = Callable[[dict[str, Any]], None]
-Open = Callable[[DeviceConfig, Callable[[], Will]], Transport]
 INBOX = 256
-FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
 GOODBYE_S = 5.0
 FAREWELL_S = 30.0
 """So long a device that is done says goodbye to a coordinator that does not answer."""
-
-
-def over_mqtt(config: DeviceConfig, will: Callable[[], Will]) -> Transport:
-    """A device's own connection to its broker."""
-    filters = device_filters(config.fleet, config.device)
-    own = config.identity if config.username is None else None
-    return Mqtt(
-        config.broker,
-        f"{config.fleet}.{config.device}",
-        filters,
-        will=will,
-        username=config.username,
-        password=None if config.password_file is None else password(config.password_file),
-        tls=None if own is None else Credentials.load(own).tls,
-    )
-
-
-def credentials_of(folder: Path, fleet: str, device: str) -> Credentials:
-    """The keys in ``folder``; :class:`ConfigError` where they are another fleet's or device's."""
-    own = Credentials.load(folder)
-    if (own.fleet, own.device) != (fleet, device):
-        raise ConfigError(
-            f"identity: {folder} belongs to device {own.device!r} of fleet {own.fleet!r}, not to {device!r} of "
-            f"{fleet!r}; give each device its own folder"
-        )
-    return own
 
 
 class Agent:
@@ -78,9 +53,11 @@ class Agent:
         report: Report = lambda event: None,
         worker: ThreadPoolExecutor | None = None,
         open_transport: Open = over_mqtt,
+        read: Callable[[], Reading] = guard.read,
     ) -> None:
         self.config = config
         self._report, self._open = report, open_transport
+        self._leave = Leave(config.guard, config.guard_every_s, read)
         self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="learn")
         own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
         self._half = DeviceHalf(
@@ -93,12 +70,13 @@ class Agent:
         )
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
         self._link = Link(lambda cut: self._upload, self._count)
-        self._parts: dict[str, FileAssembly] = {}
         self._learner: Learner | None = None
         self._called: e.Train | None = None
         self._upload = b""
         self._step = 1
         """The learning round that traffic is counted for: the one trained, or the next."""
+        self._took = 0.0
+        """Seconds that the latest training took."""
         self.was_up = False
         self._finishing = False
         self._result: dict[str, Any] | None = None
@@ -115,24 +93,33 @@ class Agent:
             self._step = 1 if private is None else private.step + 1
             self._traffic = self._store.traffic()
             self._state = self._store.protocol()
+            self._arrivals = Arrivals(self._store, self.config.max_body)
+            self._settle()
             try:
                 async with asyncio.TaskGroup() as self._tasks:
                     await self._live()
             except BaseExceptionGroup as group:
                 raise _first(group) from None
             finally:
-                for part in self._parts.values():
-                    part.close()
+                self._arrivals.close()
         if self._result is None:
             raise StateError(f"{self.config.device}: left before the last round")
         return self._result
+
+    def _settle(self) -> None:
+        """After a cut while a bundle was put in force: one of the two is, and lies where predictors look."""
+        try:
+            if self.config.bundle is not None:
+                gate.settle(self.config.state, self.config.bundle)
+        except StateError as error:
+            self._tell("error", error=str(error))
 
     # -- life
 
     async def _live(self) -> None:
         self._boot()
         transport = self._open(self.config, self._will)
-        await self._reach(transport)
+        await reach(transport, self.config.patience_s, self._tell)
         helpers = [
             self._spawn(self._link.listen(transport, self._inbox.put, self._linked)),
             self._spawn(self._link.send(transport)),
@@ -160,7 +147,7 @@ class Agent:
     def _boot(self) -> None:
         partial, chunks = self._state.partial(), frozenset[int]()
         if partial is not None:
-            chunks = frozenset(self._part(*partial).found())
+            chunks = self._arrivals.found(*partial)
         self._store.clear_parts(keep=partial[0] if partial else "")
         done = self._store.trained()
         self._upload = done.update if done else b""
@@ -170,21 +157,6 @@ class Agent:
         """Called before each attempt to connect: counts the boot, so that births and deaths pair up."""
         self._feed(e.Connecting(time.monotonic()))
         return Will(*self._half.will(self._state))
-
-    async def _reach(self, transport: Transport) -> None:
-        """The first connection; afterwards the transport reconnects by itself."""
-        begun, wait = time.monotonic(), FIRST_RETRY_S
-        while True:
-            try:
-                await transport.start()
-            except TransportError as error:
-                if self.config.patience_s and time.monotonic() - begun + wait > self.config.patience_s:
-                    raise
-                self._tell("unreachable", error=str(error), retry_s=wait)
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, LAST_RETRY_S)
-            else:
-                return
 
     def _linked(self, change: LinkUp | LinkDown) -> None:
         if isinstance(change, LinkUp):
@@ -216,7 +188,7 @@ class Agent:
             case e.BodyComplete():
                 self._spawn(self._assemble(action))
             case e.Discard():
-                self._drop_part(action.xfer)
+                self._arrivals.drop(action.xfer)
             case e.CoordinatorSeen():
                 self._meet(action)
             case e.Train():
@@ -246,8 +218,17 @@ class Agent:
         if self._learner is None or self._learner.run != run:
             self._learner = Learner(self.config, self._store, run)
             self._learner.private()
+            self._look_at_plan(run)
         self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)
         self._begin()
+
+    def _look_at_plan(self, run: Run) -> None:
+        """Say at once what else each round would say: that this device's plan is not for this run."""
+        try:
+            if self.config.plan is not None:
+                rounds.require_plan(run, self.config.plan)
+        except TalariaError as error:
+            self._tell("error", error=str(error))
 
     def _begin(self) -> None:
         """Learn what was asked for, once the run is known (after a reboot the request may come first)."""
@@ -260,10 +241,16 @@ class Agent:
         try:
             step = step_of(action.spec)
             self._step = step
+            if not await self._may_learn(action):
+                return
             self._tell("training", round=action.round, step=step)
+            begun = time.monotonic()
             trained, metrics = await loop.run_in_executor(self._worker, learner.round, step, action.body)
+            self._took = time.monotonic() - begun
         except WireError as error:
             logger.info("%s: round %s: %s", self.config.device, action.round, error)
+            # Nobody else knows that this body is gone from here; declined, it is asked again for the newer one.
+            await self._inbox.put(e.Refuse(time.monotonic(), action.round, str(error)))
             return
         except TalariaError as error:
             self._tell("error", round=action.round, error=str(error))
@@ -273,6 +260,27 @@ class Agent:
         self._tell("trained", round=action.round, step=step, update_bytes=len(trained.update), metrics=metrics)
         cut = describe(trained.update, self._state.chunk)
         await self._inbox.put(e.UpdateReady(time.monotonic(), action.round, action.version, cut))
+
+    async def _may_learn(self, action: e.Train) -> bool:
+        """Wait for the guard's leave while the round leaves time to train after it; decline where it does not come.
+
+        A decline costs the round this device's update; a late update would cost it the training as well.
+        """
+
+        def left() -> float:
+            job = self._state.job
+            if job is None or job.round != action.round or job.phase != "training":
+                return 0.0
+            return math.inf if job.deadline is None else job.deadline - time.monotonic() - 1.25 * self._took
+
+        decision: Allowed = await self._leave.wait(partial(self._tell, round=action.round), left)
+        job = self._state.job
+        if job is None or job.round != action.round or job.phase != "training":
+            return False
+        if not decision:
+            self._tell("declined", round=action.round, reason=decision.reason)
+            await self._inbox.put(e.Refuse(time.monotonic(), action.round, decision.reason))
+        return decision.ok
 
     async def _resend(self, action: e.Resend) -> None:
         """The update carries its whole mask already: the same bytes answer."""
@@ -293,34 +301,16 @@ class Agent:
 
     # -- the body
 
-    def _part(self, transfer: str, cut: Cut) -> FileAssembly:
-        part = self._parts.get(transfer)
-        if part is None:
-            part = FileAssembly(self._store.body_part(transfer), cut, self.config.max_body)
-            self._parts[transfer] = part
-        return part
-
-    def _drop_part(self, transfer: str) -> None:
-        part = self._parts.pop(transfer, None)
-        if part is not None:
-            part.close()
-        self._store.body_part(transfer).unlink(missing_ok=True)
-
     def _keep(self, action: e.KeepChunk) -> None:
         try:
-            self._part(action.xfer, action.cut).put(action.index, action.data)
+            self._arrivals.keep(action)
         except StateError as error:
             self._tell("error", error=str(error))
             self._spawn(self._fetch_again(action.xfer, action.cut))
 
     async def _assemble(self, action: e.BodyComplete) -> None:
-        # Taken out of the open parts, so that a newer body does not close this one while it is read.
-        part = self._part(action.xfer, action.cut)
-        del self._parts[action.xfer]
         try:
-            with part:
-                await asyncio.to_thread(part.finish)
-            self._store.adopt_body(action.xfer)
+            await self._arrivals.finish(action)
         except (StateError, WireError) as error:
             if self._state.fetch is None or self._state.fetch.cut.sha256 != action.cut.sha256:
                 return
@@ -333,9 +323,7 @@ class Agent:
     async def _fetch_again(self, transfer: str, cut: Cut) -> None:
         """After the disk refused: look what is there, a while later."""
         await asyncio.sleep(self.config.retry_s)
-        found: frozenset[int] = frozenset()
-        with suppress(StateError):
-            found = frozenset(self._part(transfer, cut).found())
+        found = self._arrivals.found_if_readable(transfer, cut)
         await self._inbox.put(e.BodyDamaged(time.monotonic(), cut.sha256, found))
 
     # -- the end
@@ -351,18 +339,27 @@ class Agent:
 
     async def _finish(self, learner: Learner, body: bytes) -> None:
         loop = asyncio.get_running_loop()
+        await self._leave.wait(self._tell, lambda: math.inf)
         self._tell("personalizing")
         try:
             found = await loop.run_in_executor(self._worker, learner.finish, body)
         except TalariaError as error:
             self._tell("error", error=str(error))
             found = {"error": str(error)}
+        self._tell_of_deployment(found)
         self._store.save_traffic(self._traffic)
         traffic = {str(step): dict(bytes_) for step, bytes_ in sorted(self._traffic.items())}
         self._result = {"device": self.config.device, **found, "traffic": traffic}
         files.write(self.config.state / "result.json", json.dumps(self._result, indent=2).encode())
         self._tell("done", **self._result)
         await self._inbox.put(e.Tick(time.monotonic()))
+
+    def _tell_of_deployment(self, found: Mapping[str, Any]) -> None:
+        accuracy = found.get("plan", {}).get("accuracy")
+        if accuracy is not None and accuracy["kept"] is False:
+            self._tell("budget-broken", reason=accuracy["reason"])
+        if "deployed" in found:
+            self._tell("deployed" if found["deployed"] else "kept", reason=found["why"])
 
     def _count(self, way: str, size: int) -> None:
         self._traffic.setdefault(self._step, {"up": 0, "down": 0})[way] += size
@@ -375,7 +372,7 @@ def step_of(spec: bytes) -> int:
     """The learning round that a request for work names."""
     try:
         step = json.loads(spec)["step"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         step = None
     if type(step) is not int or step < 1:
         raise ConfigError(f"the coordinator's request names no learning round ({spec[:60]!r}); update this device")

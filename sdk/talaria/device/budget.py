@@ -35,8 +35,9 @@ class Budget:
     energy_j: float | None = None
     """Joules of training per round; needs the profile's ``watts``."""
     accuracy_drop: float | None = None
-    """Share of accuracy, such as 0.01 for one point, that the planned model may lose against its dense twin. It is
-    checked on held-out samples when the model is deployed, not predicted."""
+    """Share of accuracy, such as 0.01 for one point, that the planned model may lose against its dense twin: the same
+    model with all its channels, learned from the same samples. No planner knows it without samples, so it is measured
+    (:class:`AccuracyCheck`): by the Personalizer, by ``talaria plan --data``, and by the agent before it deploys."""
 
     def __post_init__(self) -> None:
         for name, value in self.limits().items():
@@ -98,3 +99,49 @@ class Budget:
                     raise ConfigError(f"budget: {name} is given twice; give it once")
                 found[name] = number
         return cls.from_json(found)
+
+
+@dataclass(frozen=True)
+class AccuracyCheck:
+    """What a plan cost in accuracy: shares in [0, 1] that the planned model and its dense twin label right, on the same
+    ``samples`` held-out samples, against the ``allowed`` loss. One sample more or less moves it by ``1 / samples``."""
+
+    planned: float
+    dense: float
+    allowed: float
+    samples: int
+
+    @property
+    def drop(self) -> float:
+        """The accuracy lost; negative where the planned model is the better one."""
+        return self.dense - self.planned
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether the limit is kept; None without held-out samples, on which it cannot be told."""
+        return self.drop <= self.allowed + 1e-9 if self.samples else None
+
+    @property
+    def left(self) -> float:
+        """What may still be lost, such as by rounding weights; at least 0."""
+        return max(0.0, self.allowed - self.drop)
+
+    @property
+    def reason(self) -> str:
+        if self.kept is None:
+            return f"accuracy_drop={self.allowed:g} cannot be checked without held-out samples"
+        told = f"{self.planned:.4f} against {self.dense:.4f} of the unpruned model on {self.samples} held-out samples"
+        return f"accuracy_drop={self.allowed:g} is {'kept' if self.kept else 'broken'}: {told}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, for bundles and reports."""
+        return {
+            "planned": self.planned,
+            "dense": self.dense,
+            "drop": self.drop,
+            "allowed": self.allowed,
+            "left": self.left,
+            "samples": self.samples,
+            "kept": self.kept,
+            "reason": self.reason,
+        }

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from talaria.errors import ConfigError
+
+
+def loopback(host: str) -> bool:
+    """True where only this machine reaches what listens on ``host``; told without asking a name server."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)

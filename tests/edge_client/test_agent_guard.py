@@ -1,0 +1,100 @@
+"""An agent trains only when it may: it waits within the round, then declines; and says both."""
+
+import asyncio
+import time
+
+import pytest
+
+from talaria import tree
+from talaria_edge.guard import Reading, Rules
+
+NOON = 12 * 60
+
+
+class Battery:
+    """A machine whose battery is low for the first ``low`` readings."""
+
+    def __init__(self, low):
+        self.low, self.read = low, 0
+
+    def __call__(self):
+        self.read += 1
+        return Reading(minute=NOON, battery=0.1 if self.read <= self.low else 0.9, charging=False)
+
+
+def test_it_waits_until_it_may_train_and_learns_the_same(house, run_all):
+    one = house()
+    battery = Battery(low=4)
+    run_all(one.serve(), one.agent("anna", battery, guard=Rules(), guard_every_s=0.05), one.agent("bela"))
+    (waiting,) = one.of("waiting")
+    assert waiting["device"] == "anna"
+    assert waiting["round"] == 1
+    assert "battery at 10%, 30% is asked for" in waiting["reason"]
+    events = [t["event"] for t in one.told if t.get("device") == "anna"]
+    assert events.index("waiting") < events.index("allowed") < events.index("training")
+    assert battery.read > 4
+    assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "bela"))
+    assert tree.equal(one.shared(), one.simulated().shared)
+
+
+def test_where_leave_does_not_come_it_declines_before_the_deadline(house, run_all):
+    one = house(quorum=0.5, deadline_s=2.0)
+    battery = Battery(low=10**9)
+
+    async def until_the_round_is_over():
+        while not one.of("round-closed"):
+            await asyncio.sleep(0.02)
+        battery.low = 0
+
+    served, anna, _, _ = run_all(
+        one.serve(),
+        one.agent("anna", battery, guard=Rules(), guard_every_s=0.05),
+        one.agent("bela"),
+        until_the_round_is_over(),
+    )
+    assert served is None
+    (declined,) = one.of("declined", "anna")
+    assert "battery" in declined["reason"]
+    assert any(t["phase"] == "declined" and "battery" in t["reason"] for t in one.of("progress", "anna"))
+    assert one.store.rounds("watch")[0].counted == ((1, "bela"),)
+    assert anna["steps"] == 0
+    assert (one.folder / "anna" / "personal.safetensors").exists()
+
+
+def test_personalizing_waits_as_well(house, run_all):
+    one = house(names=("anna",))
+    readings = iter([0.9] + 3 * [0.1])
+
+    def read():
+        return Reading(minute=NOON, battery=next(readings, 0.9), charging=False)
+
+    run_all(one.serve(), one.agent("anna", read, guard=Rules(), guard_every_s=0.05))
+    events = [t["event"] for t in one.told if t.get("device") == "anna"]
+    assert events.index("received") < events.index("waiting") < events.index("personalizing")
+
+
+def test_without_rules_the_machine_is_not_even_asked(house, run_all):
+    one = house(names=("anna",))
+
+    def read():
+        raise AssertionError("nobody asked for a guard")
+
+    run_all(one.serve(), one.agent("anna", read))
+    assert not one.of("waiting")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_waiting_ends_when_its_time_is_over(run_all, seconds):
+    from talaria_edge.waiting import Leave
+
+    told = []
+    end = time.monotonic() + seconds
+    leave = Leave(Rules(only_charging=True), 0.05, lambda: Reading(minute=0, battery=1.0, charging=False))
+
+    def tell(event, **facts):
+        told.append((event, facts))
+
+    (decision,) = run_all(leave.wait(tell, lambda: end - time.monotonic()))
+    assert not decision
+    assert decision.reason == "not charging"
+    assert told == ([("waiting", {"reason": "not charging"})] if seconds else [])
