@@ -33,6 +33,8 @@ class Disk:
     """What survives a crash."""
 
     state: bytes = b""
+    firm: bytes = b""
+    """The last state that was saved at once; later ones may wait, and be lost with the process."""
     files: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     bodies: dict[bytes, bytes] = field(default_factory=dict)
     updates: dict[tuple[int, str], bytes] = field(default_factory=dict)
@@ -88,6 +90,7 @@ class World:
             match action:
                 case a.Save():
                     self.disk.state = self.state.dump()
+                    self.disk.firm = self.disk.firm if action.soon else self.disk.state
                 case a.Publish():
                     self.hub.publish(action.topic, action.payload, action.retain)
                 case a.SendChunks():
