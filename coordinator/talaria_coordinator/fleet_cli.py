@@ -44,22 +44,28 @@ def init(
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The broker's port.")] = 8883,
     devices: Annotated[int, typer.Option(min=1, help="How many devices to wait for before learning begins.")] = 16,
+    api_port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port of the dashboard and the API, on this machine; 0 is any free one."),
+    ] = 8420,
     as_json: AsJson = False,
 ) -> None:
-    """Make a fleet: its authority, the coordinator's keys, a hardened Mosquitto configuration and fleet.toml.
+    """Make a fleet: its authority, the coordinator's keys, a hardened Mosquitto configuration, the API's token, and
+    fleet.toml, which can be served as it is.
 
     The broker accepts TLS with a certificate of this fleet only, and lets each device use its own topics only.
     Change [run] in fleet.toml to what your fleet learns.
     """
     from talaria_coordinator.fleet_folder import found
 
-    made = found(folder, name, host or ["localhost"], port, devices)
+    made = found(folder, name, host or ["localhost"], port, devices, api_port)
     if as_json:
         typer.echo(json.dumps(made))
         return
     typer.echo(f"fleet {name} is made in {folder}; devices reach its broker at {made['broker']}.")
     typer.echo(f"Let devices in: talaria fleet enroll {folder} DEVICE")
     typer.echo(f"Serve it:       talaria coordinator serve {folder / 'fleet.toml'}")
+    typer.echo(f"Look at it:     the address that it prints then, with the token in {made['token_file']}")
 
 
 @app.command(epilog=STEPS)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 from talaria.errors import ConfigError
 from talaria.wire import credentials
 from talaria_coordinator import identity, mosquitto
+from talaria_coordinator.api_config import PORT
 from talaria_coordinator.hosts import loopback
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
 
+TOKEN = "api.token"
 BROKER = """\
 # For a Mosquitto of your own. The account that runs it must own this folder (chown), and is the only one to read it.
 # After `talaria fleet revoke`, make it read the lists again: kill -HUP, or systemctl reload mosquitto.
@@ -36,6 +39,13 @@ folder = "."
 deadline_s = 600
 quorum = 0.5
 
+[api]                         # dashboard, API and metrics, on this machine alone
+port = {api_port}                   # http://127.0.0.1:{api_port}; 0 is any free port
+token_file = "api.token"      # every request needs the word in it
+# host = "0.0.0.0"            # beyond this machine: give a certificate too, as nobody should read the token on its way
+# cert = "api.crt"
+# key = "api.key"
+
 [run]                         # what your fleet learns; see `talaria algorithms`
 algorithm = "hermes"
 rounds = 30
@@ -46,8 +56,11 @@ classes = 7
 """
 
 
-def found(folder: Path, name: str, hosts: Sequence[str], port: int, devices: int) -> dict[str, str]:
+def found(
+    folder: Path, name: str, hosts: Sequence[str], port: int, devices: int, api_port: int = PORT
+) -> dict[str, str]:
     """Make the folder; what was made, by name. ``hosts`` are how devices reach the broker, the first one preferred.
+    The API's token is new, and in a file for its owner alone.
 
     Raises :class:`ConfigError` where the folder holds a fleet already, or a name is not one.
     """
@@ -62,6 +75,15 @@ def found(folder: Path, name: str, hosts: Sequence[str], port: int, devices: int
     config = mosquitto.config(listen, port, broker / "persistence", security=broker)
     credentials.write(broker / "mosquitto.conf", (BROKER + config).encode())
     credentials.make_private(broker / "persistence")
-    settings = SETTINGS.format(name=json.dumps(name), devices=devices, listen=json.dumps(listen), port=port)
+    credentials.write(folder / TOKEN, (secrets.token_hex(32) + "\n").encode(), private=True)
+    settings = SETTINGS.format(
+        name=json.dumps(name), devices=devices, listen=json.dumps(listen), port=port, api_port=api_port
+    )
     credentials.write(folder / "fleet.toml", settings.encode())
-    return {"fleet": name, "folder": str(folder), "broker": url, "settings": str(folder / "fleet.toml")}
+    return {
+        "fleet": name,
+        "folder": str(folder),
+        "broker": url,
+        "settings": str(folder / "fleet.toml"),
+        "token_file": str(folder / TOKEN),
+    }

@@ -1,6 +1,7 @@
 """``talaria fleet`` and ``talaria edge join`` as people use them; and links with a password."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -56,6 +57,32 @@ def test_init_tells_as_json(tmp_path):
     made = json.loads(ran(fleet, "init", tmp_path / "f", "--name", "lamp", "--port", 9000, "--json"))
     assert made["broker"] == "mqtts://localhost:9000"
     assert fleet_config.load_config(tmp_path / "f" / "fleet.toml").port == 9000
+
+
+def test_what_init_writes_serves_the_operators_view_to_who_has_the_token(tmp_path):
+    ran(fleet, "init", tmp_path / "f", "--name", "lamp", "--api-port", 0)
+    word, settings = tmp_path / "f" / "api.token", tmp_path / "f" / "fleet.toml"
+    api = fleet_config.load_config(settings).api
+    assert (api.host, api.port, api.local) == ("127.0.0.1", 0, True)
+    assert word.stat().st_mode & 0o777 == 0o600
+    assert api.token() == word.read_text().strip()
+    assert len(api.token()) == 64
+    assert api.token() not in settings.read_text() + repr(api)
+    ran(fleet, "init", tmp_path / "g", "--name", "lamp")
+    other = fleet_config.load_config(tmp_path / "g" / "fleet.toml").api
+    assert other.port == 8420
+    assert other.token() != api.token()
+
+
+def test_what_init_comments_out_is_what_opens_the_view(tmp_path):
+    """The commented lines, with their marks taken away, are settings that are understood."""
+    ran(fleet, "init", tmp_path / "f", "--name", "lamp")
+    settings = tmp_path / "f" / "fleet.toml"
+    settings.write_text(re.sub(r"^# (host|cert|key) ", r"\1 ", settings.read_text(), flags=re.M))
+    api = fleet_config.load_config(settings).api
+    assert (api.host, api.local) == ("0.0.0.0", False)
+    assert (api.cert, api.key) == (tmp_path / "f" / "api.crt", tmp_path / "f" / "api.key")
+    assert api.token() is not None
 
 
 def test_a_device_takes_its_own_keys_only(keys, tmp_path):
