@@ -29,6 +29,8 @@ bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
 	$(BIN)/talaria bench planner
 	$(BIN)/talaria bench adapters
 	$(BIN)/talaria bench export
+	$(BIN)/talaria bench fuzz --seconds 300
+	$(BIN)/python -m pytest -q tests/sdk/protocol/test_machines.py --hypothesis-profile=minutes --timeout=3600
 	$(BIN)/python benchmarks/aggregate.py
 	$(BIN)/python benchmarks/smartwatch.py
 

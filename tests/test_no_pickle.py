@@ -17,13 +17,15 @@ ROOT = Path(__file__).parents[1]
 SOURCES = [ROOT / name for name in ("sdk", "coordinator", "edge_client", "export")]
 FORBIDDEN = {
     "pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle5", "shelve",
-    "multiprocessing.connection", "multiprocessing.managers", "xmlrpc", "yaml",
+    "multiprocessing.connection", "multiprocessing.managers", "xmlrpc", "yaml", "ruamel", "hickle", "klepto", "ZODB",
+    "sqlalchemy.ext.serializer", "torch.distributed.rpc", "code", "codeop",
 }  # fmt: skip
 CALLS = {
     "torch.load", "torch.jit.load", "torch.package.PackageImporter", "torch.hub.load", "torch.export.load",
+    "torch.serialization.load", "torch.storage._load_from_bytes", "runpy.run_module",
     "pandas.read_pickle", "runpy.run_path", "importlib.util.spec_from_file_location",
 }  # fmt: skip
-NUMPY = {"numpy.load", "numpy.lib.format.read_array", "numpy.lib.npyio.NpzFile"}
+NUMPY = {"numpy.load", "numpy.lib.npyio.load", "numpy.lib.format.read_array", "numpy.lib.npyio.NpzFile"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 READER = "talaria.simulate.data.objects"
 """The one reader of a pickle: of the smartwatch file, whose sha256 is checked first. It admits data only."""
@@ -137,6 +139,17 @@ def test_nothing_reachable_executes_what_it_reads(roots):
     assert found_in(names) == {}
 
 
+def test_the_walk_covers_the_store_its_migrations_and_saved_states():
+    """Migrations are loaded by their file, so nothing imports them; the walk takes whole packages for that reason."""
+    names = reached("talaria_coordinator")
+    wanted = {"talaria_coordinator.store", "talaria_coordinator.blobs", "talaria.protocol.saved", "talaria.wire.codec"}
+    assert wanted <= names
+    on_disk = {f.stem for f in (ROOT / "coordinator" / "talaria_coordinator").glob("migrations/**/*.py")}
+    assert {name.rpartition(".")[2] for name in names if ".migrations." in name} == on_disk
+    assert on_disk
+    assert {"talaria_edge.state", "talaria_edge.files"} <= reached("talaria_edge")
+
+
 def test_a_device_reaches_one_reader_of_a_pickle_which_admits_data_only():
     """`source = "smartwatch"` reads that data set's own file; nothing that came from elsewhere."""
     names = reached("talaria_edge")
@@ -157,7 +170,9 @@ def test_the_whole_project_has_no_other():
         "import torch\ntorch.load(f)", "from torch import load as quick\nquick(f)", "import torch as t\nt.jit.load(f)",
         "import numpy as np\nnp.load(f)", "import numpy as np\nnp.load(f, allow_pickle=True)",
         "from numpy import load\nload(f)", "def f(flag):\n    g(allow_pickle=flag)", "eval(text)", "__import__(name)",
-        "from sqlalchemy import types\ntypes.PickleType()", "def f():\n    import pickle\n    return pickle",
+        "from sqlalchemy.ext import serializer\nserializer.loads(f)", "import yaml\nyaml.safe_load(f)",
+        "import torch\ntorch.serialization.load(f)", "from sqlalchemy import types\ntypes.PickleType()",
+        "def f():\n    import pickle\n    return pickle",
     ],
 )  # fmt: skip
 def test_the_walk_finds_what_it_looks_for(line):
