@@ -29,6 +29,7 @@ import typer
 from talaria_coordinator.benches import faults as f
 from talaria_coordinator.benches import fleet as fl
 from talaria_coordinator.benches import replay
+from talaria_coordinator.benches.nursery import Nursery
 from talaria_coordinator.benches.programs import Program
 from talaria_coordinator.benches.proxy import Proxy, Trouble
 from talaria_coordinator.broker import Broker, open_broker
@@ -45,6 +46,7 @@ def chaos(
     devices: Annotated[int, typer.Option(help="Agents, each a process.", min=2, max=64)] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of learning; 0: half as many as faults.", min=0)] = 0,
     algorithm: Annotated[str, typer.Option(help="What is learned.")] = "fedper",
+    fresh: Annotated[bool, typer.Option(help="Start each program anew instead of forking a warm one.")] = False,
     folder: Annotated[Path | None, typer.Option(help="Keep all state and journals here; a new folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -58,7 +60,7 @@ def chaos(
     place = Path(tempfile.mkdtemp(prefix="talaria-chaos-")) if folder is None else folder
     if folder is None:
         place.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
-    found = asyncio.run(Chaos(place, faults, seed, devices, count, algorithm, told).run())
+    found = asyncio.run(Chaos(place, faults, seed, devices, count, algorithm, told, fresh).run())
     if folder is None and found["kept"]:
         shutil.rmtree(place)
     elif not found["kept"]:
@@ -82,7 +84,9 @@ class Chaos:
         rounds: int,
         algorithm: str,
         told: Callable[[str], None],
+        fresh: bool = False,
     ) -> None:
+        self._nursery = None if fresh else Nursery()
         self.folder, self.seed, self._say = folder, seed, told
         self.devices = tuple(f"edge-{i:02}" for i in range(devices))
         self.faults = f.draw(seed, faults, self.devices, rounds)
@@ -109,6 +113,8 @@ class Chaos:
         ):
             self._proxy = Proxy(urlsplit(self._broker.url).port or 1883, self.seed)
             await self._proxy.open()
+            if self._nursery is not None:
+                await self._nursery.open()
             self._write()
             keepers = [asyncio.create_task(program.run()) for program in self._programs.values()]
             try:
@@ -120,6 +126,8 @@ class Chaos:
                 for task in keepers:
                     task.cancel()
                 ended = await asyncio.gather(*keepers, return_exceptions=True)
+                if self._nursery is not None:
+                    await self._nursery.close()
                 await self._proxy.close()
         stuck += [f"the bench itself failed: {why!r}" for why in ended if isinstance(why, Exception)]
         lived = time.monotonic() - began
@@ -141,7 +149,7 @@ class Chaos:
             self._add(name, "edge", "run", str(path), "--json", "--threads", "1")
 
     def _add(self, name: str, *arguments: str) -> None:
-        self._programs[name] = Program(name, arguments, self.folder, self._heard)
+        self._programs[name] = Program(name, arguments, self.folder, self._heard, nursery=self._nursery)
 
     # -- what the programs tell
 
@@ -290,6 +298,7 @@ class Chaos:
             "starts": {name: program.starts for name, program in self._programs.items()},
             "restart": {
                 "of": "the coordinator, from its start to its link being up",
+                "fresh": self._nursery is None,
                 "restarts": len(restarts),
                 "undisturbed": len(calm),
                 "median_s": round(median(calm), 3) if calm else None,

@@ -43,7 +43,7 @@ async def fetched(folder: Path, body_mib: float, cuts: int, *, retry_s: float) -
                 told.append(event)
 
         coordinator = Program("coordinator", ["coordinator", "serve", str(config), "--json"], folder, lambda *_: None)
-        device = Program(DEVICE, [job.dump()], folder, heard, CODE)
+        device = Program(DEVICE, [job.dump()], folder, heard, code=CODE)
         keepers = [asyncio.create_task(program.run()) for program in (coordinator, device)]
         begin, done, peak = time.monotonic(), 0, 0.0
         try:

@@ -124,7 +124,7 @@ class Load:
                 FLEET, self._broker.url, names[number :: self.processes], self.retry_s, self.rounds,
                 updates=str(self.folder / "updates"), alike=names[0],
             )  # fmt: skip
-            found.append(Program(f"light-{number}", [job.dump()], self.folder, self._heard, LIGHT))
+            found.append(Program(f"light-{number}", [job.dump()], self.folder, self._heard, code=LIGHT))
         return found
 
     def _heard(self, name: str, event: dict[str, Any]) -> None:

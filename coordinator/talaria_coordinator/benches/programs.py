@@ -18,16 +18,16 @@ from typing import Any
 
 import psutil
 
-# The wall clock that the program reads is off by what the first argument's file says; the monotonic one is not, as on
-# a real machine whose clock is set. The program dies with us. Both before it imports anything of its own.
+from talaria_coordinator.benches.nursery import Child, Nursery
+
+# The program dies with us. Before it imports anything of its own.
 _LAUNCH = """
-import ctypes, mmap, signal, struct, sys, time
+import ctypes, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-with open(sys.argv.pop(1), "rb") as file:
-    off = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
-told = time.time
-time.time = lambda: told() + struct.unpack("d", off)[0]
+clock = sys.argv.pop(1)
+from talaria_coordinator.benches.nursery import shift
+shift(clock)
 """
 TALARIA = "from talaria.cli import main; main()"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -40,13 +40,23 @@ Told = Callable[[str, dict[str, Any]], None]
 
 class Program:
     """``talaria ARGUMENTS`` under ``name``, or other ``code`` with them; ``told`` hears each JSON line of it. It is
-    started again until it ends by itself with status 0."""
+    started again until it ends by itself with status 0. With a ``nursery`` it is forked there, else started anew."""
 
-    def __init__(self, name: str, arguments: Sequence[str], folder: Path, told: Told, code: str = TALARIA) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        folder: Path,
+        told: Told,
+        *,
+        code: str = TALARIA,
+        nursery: Nursery | None = None,
+    ) -> None:
         self.name, self._arguments, self._told, self._code = name, tuple(arguments), told, code
+        self._nursery = nursery
         self._clock = folder / f"{name}.clock"
         self._clock.write_bytes(struct.pack("d", 0.0))
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | Child | None = None
         self.alive = asyncio.Event()
         self.done = asyncio.Event()
         self.starts = 0
@@ -68,41 +78,43 @@ class Program:
             await asyncio.sleep(pause)
 
     async def _once(self) -> None:
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _LAUNCH + self._code, str(self._clock), *self._arguments,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, limit=LINE, env=os.environ | ENVIRONMENT,
-        )  # fmt: skip
-        self.starts += 1
+        out, stdout = os.pipe()
+        error, stderr = os.pipe()
         self.began, self.calm = asyncio.get_running_loop().time(), self._size is None
+        self.starts += 1
+        try:
+            process = self.process = await self._start(stdout, stderr)
+        finally:
+            os.close(stdout)
+            os.close(stderr)
         self.full(self._size)
         self.alive.set()
         try:
-            await asyncio.gather(self._listen(self.process), self._complain(self.process))
-            status = await self.process.wait()
+            await asyncio.gather(_lines(out, self._listen), _lines(error, self._complain))
+            status = await process.wait()
         finally:
             self.alive.clear()
-            if self.process.returncode is None:
-                self.process.kill()
-                await self.process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         self._told(self.name, {"event": "ended", "status": status, "errors": list(self.errors)[-3:]})
         if status == 0:
             self.done.set()
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        if process.stdout is None:
-            return
-        async for line in process.stdout:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # killed in the middle of a line
-            self._told(self.name, event)
+    async def _start(self, stdout: int, stderr: int) -> asyncio.subprocess.Process | Child:
+        if self._nursery is not None:
+            return await self._nursery.start(self._arguments, str(self._clock), stdout, stderr)
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _LAUNCH + self._code, str(self._clock), *self._arguments,
+            stdout=stdout, stderr=stderr, env=os.environ | ENVIRONMENT,
+        )  # fmt: skip
 
-    async def _complain(self, process: asyncio.subprocess.Process) -> None:
-        if process.stderr is None:
-            return
-        async for line in process.stderr:
-            self.errors.append(line.decode("utf-8", "replace").rstrip())
+    def _listen(self, line: bytes) -> None:
+        with suppress(ValueError):  # killed in the middle of a line
+            self._told(self.name, json.loads(line))
+
+    def _complain(self, line: bytes) -> None:
+        self.errors.append(line.decode("utf-8", "replace").rstrip())
 
     def kill(self, pause: float) -> None:
         """SIGKILL; it is started again after ``pause`` seconds."""
@@ -143,3 +155,17 @@ class Program:
             await asyncio.wait_for(self.process.wait(), seconds)
         if self.process.returncode is None:
             self.process.kill()
+
+
+async def _lines(fd: int, take: Callable[[bytes], None]) -> None:
+    """Give each line that comes out of a pipe to ``take``, until its other end closes."""
+    reader = asyncio.StreamReader(LINE)
+    pipe = os.fdopen(fd, "rb", 0)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        async for line in reader:
+            take(line)
+    finally:
+        transport.close()
