@@ -23,7 +23,8 @@ _WIDTH = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 1
 _TYPED = {4: 4, 5: None, 7: None, 10: 8, 11: None}  # float_data, int32_data, int64_data, double_data, uint64_data
 _MODEL_PLAIN = {1, 2, 3, 4, 5, 6, 14}
 _MAX_DEPTH = 12
-_GROWING = {"ConstantOfShape": 0, "Expand": 1, "Tile": 1}  # operator -> the input that says how large its output is
+# Operator -> the inputs that say how large its output is.
+_GROWING = {"ConstantOfShape": slice(0, 1), "Expand": slice(1, 2), "Tile": slice(1, 2), "Range": slice(0, 3)}
 
 
 def inspect_onnx(name: str, data: bytes | memoryview, *, element_limit: int = 1 << 29) -> None:
@@ -123,7 +124,7 @@ class _Walk:
                 raise self.refuse(f"makes a tensor of {sizes[name]} elements")
 
     def node(self, view: memoryview, depth: int) -> list[str]:
-        """Checks a node; gives the input that sets the size of its output, for the operators that can grow."""
+        """Checks a node; gives the inputs that set the size of its output, for the operators that can grow."""
         inputs, kind = [], ""
         for field, value in self.fields(view):
             if field == 1:
@@ -142,11 +143,10 @@ class _Walk:
                         self.graph(self.nested(inner), depth + 1)
                     elif part in (22, 23):
                         raise self.refuse("carries sparse tensors")
-        place = _GROWING.get(kind)
-        return inputs[place : place + 1] if place is not None else []
+        return inputs[_GROWING.get(kind, slice(0))]
 
     def tensor(self, view: memoryview) -> tuple[str, int]:
-        """Checks a tensor; gives its name, and the product of its values where it could be a shape."""
+        """Checks a tensor; gives its name, and the product of its values where it could be a shape, else too many."""
         dims: list[int] = []
         kind, raw, typed, label = 0, None, 0, ""
         values: list[int] = []
@@ -184,7 +184,8 @@ class _Walk:
             raise self.refuse(f"tensor {label!r} of shape {dims} holds {raw} bytes")
         if raw is None and typed != count:
             raise self.refuse(f"tensor {label!r} of shape {dims} holds {typed} values")
-        return label, prod(max(value, 1) for value in values) if kind == 7 and count <= 8 else 0
+        could = kind == 7 and count <= 8
+        return label, prod(max(abs(value), 1) for value in values) if could else self.element_limit + 1
 
     def packed(self, view: memoryview) -> list[int]:
         out, at = [], 0

@@ -371,6 +371,18 @@ def grown_typed() -> onnx.ModelProto:
     return network(node, tensors=[onnx.TensorProto(name="w", data_type=7, dims=[2], int64_data=[1 << 20, 1 << 20])])
 
 
+def stretched() -> onnx.ModelProto:
+    """A range from far below zero, each of whose ends looks harmless to a check of positive numbers."""
+    node = onnx.helper.make_node("Range", ["w", "w", "w"], ["logits"])
+    return network(node, tensors=[onnx.numpy_helper.from_array(np.array(-(1 << 40)), "w")])
+
+
+def divided() -> onnx.ModelProto:
+    """A range in steps that are not whole."""
+    node = onnx.helper.make_node("Range", ["input", "input", "w"], ["logits"])
+    return network(node, tensors=[onnx.numpy_helper.from_array(np.array(1e-30, np.float32), "w")])
+
+
 def function() -> onnx.ModelProto:
     model = network()
     model.functions.add(name="f", domain="")
@@ -387,7 +399,7 @@ def sparse() -> onnx.ModelProto:
     "make",
     [
         external, hidden_external, oversize, short, wrapped, negative, text,
-        foreign, foreign_opset, loop, nested, grown, grown_typed, function, sparse,
+        foreign, foreign_opset, loop, nested, grown, grown_typed, stretched, divided, function, sparse,
     ],
 )  # fmt: skip
 def test_models_that_reach_outside_or_lie_about_their_size_are_refused(make):

@@ -57,7 +57,7 @@ class Doubled(torch.nn.Sequential):
 
 
 def test_equal_structure_counts_only_where_the_answers_are_equal(matrix, monkeypatch):
-    plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(600, 4)).eval()
+    plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(600, 40)).eval()
     x = torch.randn(4, 6, 100)
     monkeypatch.setattr(matrix, "personal_model", lambda *_: (plain, x))
     seen = {}
