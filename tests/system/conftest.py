@@ -249,9 +249,9 @@ def a_run(algorithm="fedavg", rounds=3, epochs=1, **hparams):
 def command():
     """Runs ``talaria ...`` to its end: exit status, stdout and stderr."""
 
-    def run(*args):
+    def run(*args, seconds=120):
         done = subprocess.run(
-            [*MAIN, *map(str, args)], capture_output=True, text=True, timeout=120, env=ENVIRONMENT, check=False
+            [*MAIN, *map(str, args)], capture_output=True, text=True, timeout=seconds, env=ENVIRONMENT, check=False
         )
         return done.returncode, done.stdout, done.stderr
 

@@ -70,7 +70,7 @@ class Nursery:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", "from talaria_coordinator.benches.nursery import main; main()",
                 str(theirs.fileno()), pass_fds=[theirs.fileno()],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""},
             )  # fmt: skip
         ours.setblocking(False)
         self._socket = ours
@@ -98,7 +98,9 @@ class Nursery:
         self._socket.send(json.dumps(what).encode())
 
     def _readable(self) -> None:
-        data = self._socket.recv(PACKET)
+        data = b""
+        with suppress(OSError):
+            data = self._socket.recv(PACKET)
         if not data:
             asyncio.get_running_loop().remove_reader(self._socket)
             return
@@ -157,10 +159,22 @@ def main() -> None:
 
 
 def _warm() -> None:
-    """Import what takes long and starts no thread."""
+    """Import what takes long, and learn once, so that it is all in memory. Starts no thread: there is one CPU thread to
+    learn with (the environment says so) and no other device to see."""
+    import numpy as np
+    import torch
 
-    import talaria_coordinator.serve
-    import talaria_coordinator.service  # noqa: F401
+    import talaria_coordinator.serve  # noqa: F401
+    from talaria import rounds
+    from talaria.types import Samples
+    from talaria_coordinator.benches import fleet
+
+    run = fleet.run_of("fedper", 1, 0)
+    y = np.arange(12) % fleet.CLASSES
+    x = np.zeros((12, fleet.FEATURES), np.float32)
+    samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
+    shared, _ = rounds.start(run)
+    rounds.participate(run, rounds.Member("nobody", samples, samples), shared, None, 1)
 
 
 def _become(arguments: list[str], clock: str, fds: list[int]) -> None:

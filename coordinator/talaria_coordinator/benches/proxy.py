@@ -63,6 +63,7 @@ class Proxy:
         self._links: set[_Link] = set()
         self._troubles: list[Trouble] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     async def open(self) -> None:
         """Begin to listen."""
@@ -71,6 +72,7 @@ class Proxy:
 
     async def close(self) -> None:
         """Cut all links and stop listening."""
+        self._closing = True
         self._server.close()
         for link in list(self._links):
             link.cut()
@@ -124,6 +126,9 @@ class Proxy:
             await asyncio.sleep(max(0.0, max(link.due.values()) - self._now()))
         except (OSError, EOFError, WireError):
             pass
+        except asyncio.CancelledError:
+            if not self._closing:  # asyncio complains of a handler that was called off
+                raise
         finally:
             if link is not None:
                 self._links.discard(link)
@@ -213,6 +218,8 @@ def client_of(connect: bytes) -> str:
             at += length
         size = int.from_bytes(connect[at : at + 2], "big")
         name = connect[at + 2 : at + 2 + size].decode()
+        if not 0 < size == len(name.encode()):
+            raise WireError("proxy: the CONNECT packet names no client")
     except (IndexError, StopIteration, UnicodeDecodeError):
         raise WireError("proxy: the CONNECT packet is damaged") from None
     return name.rpartition(".")[2]

@@ -1,0 +1,55 @@
+"""A real fleet under a few faults of every kind: all promises kept, the same bytes. `talaria bench chaos` does more."""
+
+import json
+
+import pytest
+
+from talaria_coordinator.benches import replay
+from talaria_coordinator.benches.fleet import FLEET, member, run_of
+from talaria_coordinator.store import Store
+
+DEVICES = ["edge-00", "edge-01", "edge-02"]
+
+
+@pytest.mark.timeout(900)
+def test_a_disturbed_fleet_keeps_its_promises(command, tmp_path):
+    place = tmp_path / "fleet"
+    status, out, errors = command(
+        "bench", "chaos", "--faults", 15, "--seed", 3, "--devices", 3, "--folder", place, "--json", seconds=840
+    )
+    found = json.loads(out)
+    assert status == 0, (found["wrong"], errors[-2000:])
+    assert found["kept"] is True
+    assert found["faults"] == 15
+    assert min(found["by_kind"].values()) >= 1
+    assert (found["lost"], found["twice"], found["wrong"]) == (0, 0, [])
+    assert found["rounds"] == found["bodies_equal"] == 8
+    assert found["equal"] is True
+    assert found["receipts"] > 0
+    assert found["private_equal"] == 3
+    assert found["starts"]["coordinator"] > 1
+    assert_that_the_audit_sees(place, found)
+
+
+def assert_that_the_audit_sees(place, found):
+    """What the bench would say, had a promise been broken."""
+    run = run_of("fedper", found["rounds"], 3)
+    members = {name: member(place / f"{name}.npz", name) for name in DEVICES}
+    state = place / "state"
+
+    ledger = replay.audit(state, FLEET, run, members, state, [("edge-00", 999)])
+    assert (ledger.lost, ledger.wrong) == (1, ["lost: edge-00 has a receipt for round 999"])
+
+    other = {**members, "edge-01": member(place / "edge-00.npz", "edge-01")}
+    ledger = replay.audit(state, FLEET, run, other, state, [])
+    assert not ledger.equal
+    assert any("edge-01 sent another update" in line for line in ledger.wrong)
+
+    store = Store(state / "coordinator.db")
+    try:
+        last = next(row for row in reversed(store.rounds(FLEET)) if row.counted)
+        store.log(FLEET, "round-closed", round=last.round, counted=[list(pair) for pair in last.counted])
+    finally:
+        store.close()
+    ledger = replay.promised(state, FLEET, [])
+    assert any("do not name the same" in line for line in ledger.wrong)
