@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import fsspec
+import s3fs
 from botocore.exceptions import BotoCoreError, ClientError
 
 from talaria.errors import StateError
 from talaria_coordinator.blobs import LARGEST, digest_of, key_of, require_small
 
+_S3: Any = s3fs.S3FileSystem
 FRESH_S = 600.0
 """A blob younger than this is not written again by a put; an older one is, so that no gc takes it for forgotten."""
 CONNECT_S, READ_S, TRIES = 5, 60, 3
@@ -35,7 +36,7 @@ class S3Blobs:
         retries = {"max_attempts": TRIES, "mode": "standard"}
         options: dict[str, Any] = {} if profile is None else {"profile": profile}
         with self._talking("opened"):
-            self._fs: Any = fsspec.get_filesystem_class("s3")(
+            self._fs = _S3(
                 endpoint_url=endpoint,
                 config_kwargs={"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": retries},
                 use_listings_cache=False,

@@ -30,7 +30,7 @@ def revision(tx: Connection) -> str | None:
     :class:`~talaria.errors.StateError` where it is not one that this version knows."""
     if not inspect(tx).has_table("alembic_version"):
         return None
-    found = tx.execute(select(_VERSION.c.version_num)).scalars().all()
+    found: list[str] = list(tx.execute(select(_VERSION.c.version_num)).scalars())
     if not found:
         return None
     if len(found) > 1 or found[0] not in REVISIONS:

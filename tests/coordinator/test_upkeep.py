@@ -179,7 +179,7 @@ for step in range(1, 10_000):
     body, server = blobs.put(b"b%d" % step * 10_000), blobs.put(b"s%d" % step * 10_000)
     store.commit_round("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=body, server=server,
                        last=False)
-    blobs.gc(store.blobs_in_use(), older_s=0.2)
+    blobs.gc(store.blobs_in_use(), older_s=60)
     if step == 3:
         print("up", flush=True)
     time.sleep(0.02)
@@ -204,6 +204,34 @@ def test_copies_taken_while_rounds_are_committed_are_whole(place, start, tmp_pat
             steps.append(store.fleet("watch").step)
     assert steps == sorted(steps)
     assert steps[0] >= 3
+
+
+def test_a_copy_begins_again_where_the_coordinator_drops_what_it_was_to_hold(tmp_path):
+    commits = iter(range(4, 6))
+
+    class Busy(FolderBlobs):
+        """While its blobs are copied, rounds are committed and what they replace is freed."""
+
+        def get(self, digest):
+            if (step := next(commits, None)) is not None:
+                (number,) = [row.round for row in store.rounds("watch") if row.closed is None]
+                body, server = self.put(b"body %d" % step), self.put(b"server %d" % step)
+                counted = [(number, u.device) for u in store.updates("watch", number)]
+                store.commit_round("watch", number, epoch=epoch, counted=counted, body=body, server=server, last=False)
+                store.open_round("watch", step + 1, ["a", "b"], body)
+                self.gc(store.blobs_in_use())
+            return super().get(digest)
+
+    blobs = Busy(tmp_path / "blobs")
+    with Store(tmp_path / "db") as store:
+        epoch = learn(store, FolderBlobs(tmp_path / "blobs")).epoch
+        made = back_up(store, blobs, tmp_path / "copy")
+        assert next(commits, None) is None
+        assert made.blobs == len(store.blobs_in_use())
+    restore(tmp_path / "restored.db", kept := FolderBlobs(tmp_path / "restored"), tmp_path / "copy")
+    with Store(tmp_path / "restored.db") as store:
+        found = check(store, kept)
+        assert (found.damage, found.orphans, store.fleet("watch").step) == ((), (), 5)
 
 
 def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
