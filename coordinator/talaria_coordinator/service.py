@@ -35,6 +35,8 @@ from talaria_coordinator.witness import witness
 Report = Callable[[dict[str, Any]], None]
 INBOX = 1024
 GOODBYE_S = 5.0
+SOON_S = 1.0
+"""What may be saved soon is saved once for all that happens in this time: the machine of a large fleet is large."""
 AGAIN_S = (2.0, 120.0)
 
 
@@ -74,6 +76,7 @@ class Service:
         self._done_at: float | None = None
         self._leaving = Leaving(config.retry_s)
         self._stopped = False
+        self._unsaved: float | None = None
 
     async def run(self, url: str) -> None:
         """Serve over the broker at ``url``. Raises :class:`~talaria.errors.TransportError` where it does not answer,
@@ -115,6 +118,7 @@ class Service:
             ]
             try:
                 await self._serve()
+                self._save()
                 topic, payload = self._half.will(self._state)
                 self._link.say(e.Publish(topic, payload, retain=True))
                 await self._link.said(GOODBYE_S)
@@ -198,16 +202,21 @@ class Service:
     def _feed(self, event: object) -> None:
         self._observe(event)
         _, actions = self._half.step(self._state, event)
-        saved = False
+        # The state is already that after the whole step: one save covers all that stands behind it.
+        saves = [action.soon for action in actions if isinstance(action, e.Save)]
+        now = time.monotonic()
+        if saves and self._unsaved is None:
+            self._unsaved = now
+        if self._unsaved is not None and (not all(saves) or now - self._unsaved >= SOON_S):
+            self._save()
         for action in actions:
             self._observe(action)
-            # The state is already that after the whole step: one save covers all that stands behind it.
-            if isinstance(action, e.Save):
-                if not saved:
-                    self.store.save_machine(self.config.name, self._fleet.epoch, self._state.dump())
-                saved = True
-            else:
+            if not isinstance(action, e.Save):
                 self._carry_out(action)
+
+    def _save(self) -> None:
+        self._unsaved = None
+        self.store.save_machine(self.config.name, self._fleet.epoch, self._state.dump())
 
     def _carry_out(self, action: e.Action) -> None:
         name = self.config.name
