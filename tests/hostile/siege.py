@@ -196,6 +196,8 @@ class Siege:
             self.lights[name] = Light(self, name, name in held)
         self.hub.pump()
         await self.until("round-opened")
+        for name in honest:
+            await self.until("progress", device=name, phase="working")
 
     async def stored(self, *names: str) -> None:
         """The coordinator has the updates of these, so that all its code has run once."""
@@ -273,9 +275,9 @@ class Mallory:
         header = Header(m.CHUNK, "watch", self.name, boot=1, xfer=name, idx=index, off=place)
         self.publish(f"up/{name}", encode_frame(header, data))
 
-    def upload(self, data: bytes, number: int = 1, base: int = 0) -> None:
+    def upload(self, data: bytes, number: int = 1, base: int = 0, **changes: object) -> None:
         """A whole upload at once, without waiting to be asked."""
-        cut = self.offer(data, number, base)
+        cut = self.offer(data, number, base, **changes)
         for index in range(cut.count):
             self.chunk(cut, index, data[cut.chunk * index :][: cut.chunk])
 
