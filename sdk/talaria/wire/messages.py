@@ -306,7 +306,8 @@ BY_TYPE: dict[str, type[Message]] = {m.TYPE: m for m in _ALL}
 
 def encode_message(message: Message) -> bytes:
     """The body of the frame that carries ``message``."""
-    packed: bytes = msgpack.packb({f.name: getattr(message, f.name) for f in fields(message)})
+    # A reason may quote a file name, which need not be text: it loses a character, not the message.
+    packed: bytes = msgpack.packb({f.name: getattr(message, f.name) for f in fields(message)}, unicode_errors="replace")
     return packed
 
 
