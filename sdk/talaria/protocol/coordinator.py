@@ -340,12 +340,13 @@ class CoordinatorHalf:
         body = t.state.body
         if body is None:
             return
+        if peer.served > self.rules.serve * body.cut.size + self.rules.credit * self.rules.chunk:
+            raise WireError(f"asked for more than {self.rules.serve} times the body")
         if want.body != body.cut.sha256 or not want.bitmap:
+            peer.served += len(body.cut.hashes)  # a manifest of a large body is large itself
             self._say(t, dev, self._speech.manifest(body))
             return
         indices = sorted(indices_of(want.bitmap, body.cut.count))[: self.rules.credit]
-        if peer.served > self.rules.serve * body.cut.size + self.rules.credit * self.rules.chunk:
-            raise WireError(f"asked for more than {self.rules.serve} times the body")
         peer.served += sum(body.cut.place(i)[1] for i in indices)
         name = transfer_of(body.cut.sha256)
         t.act(a.SendChunks(self.fed, dev, name, t.state.epoch, 0, body.cut, tuple(indices), "dn"))
