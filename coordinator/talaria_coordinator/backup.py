@@ -46,9 +46,9 @@ class Manifest:
         path = folder / "manifest.json"
         mend = "give the folder that `talaria coordinator backup` made"
         try:
-            if path.stat().st_size > LARGEST_MANIFEST:
-                raise ConfigError(f"restore: {path} is no manifest; {mend}")
-            values = json.loads(path.read_text("utf-8"))
+            with path.open("rb") as file:
+                data = file.read(LARGEST_MANIFEST + 1)
+            values = json.loads(data if len(data) <= LARGEST_MANIFEST else b"")
             found = cls(**{name: values[name] for name in cls.__annotations__})
         except OSError as error:
             raise ConfigError(f"restore: {path} cannot be read ({error.strerror}); {mend}") from None

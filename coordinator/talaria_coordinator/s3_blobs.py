@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import s3fs
+import s3fs.core
 from botocore.exceptions import BotoCoreError, ClientError
 
 from talaria.errors import StateError
 from talaria_coordinator.blobs import LARGEST, digest_of, key_of, require_small
 
-_S3: Any = s3fs.S3FileSystem
+_S3: Any = s3fs.core.S3FileSystem
 FRESH_S = 600.0
 """A blob younger than this is not written again by a put; an older one is, so that no gc takes it for forgotten."""
 CONNECT_S, READ_S, TRIES = 5, 60, 3

@@ -258,7 +258,7 @@ def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
         (body, lambda p: p.write_bytes(b"other"), "is damaged"),
         (body, lambda p: p.unlink(), "the backup lacks 1 blobs"),
         ("manifest.json", lambda p: p.write_text("{"), "is damaged"),
-        ("manifest.json", lambda p: p.write_text("[" * 70_000), "is no manifest"),
+        ("manifest.json", lambda p: p.write_text("[" * 70_000), "is damaged"),
         ("manifest.json", lambda p: p.unlink(), "cannot be read"),
         ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"revision": "0099"})), "revision 0099"),
         ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"rows": 1})), "has not the 1 rows"),
@@ -314,7 +314,7 @@ def config(tmp_path, request, place):
     path, text = folder / "fleet.toml", FLEET
     if place.postgres is not None:
         s3 = request.getfixturevalue("s3")
-        shown = place.where.set(password=None).render_as_string()
+        shown = place.where._replace(password=None).render_as_string()
         (folder / "secret").write_text(f"{place.where.password}\n")
         (folder / "secret").chmod(0o600)
         text += f'[store]\ndatabase = "{shown}"\npassword_file = "secret"\n'
