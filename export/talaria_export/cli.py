@@ -18,8 +18,15 @@ ARRAY_LIMIT = 1 << 30
 
 
 def export(
-    spec: Annotated[Path, typer.Option(help="Model spec as JSON: name, input_shape, classes, adapters.")],
-    weights: Annotated[Path, typer.Option(help="The personal model's weights (.safetensors), compact where pruned.")],
+    spec: Annotated[
+        Path | None, typer.Option(help="Model spec as JSON: name, input_shape, classes, adapters.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="The personal model's weights (.safetensors), compact where pruned.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Instead of both: the state folder of a device's agent that finished a run.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The bundle to write.")] = Path("me.talaria"),
     mask: Annotated[
         Path | None, typer.Option(help="Kept channels (.safetensors with mask/<group>) of a pruned model.")
@@ -67,15 +74,21 @@ def export(
     from talaria_export.preprocess import preprocessing
     from talaria_export.variants import Gate
 
-    model, dense, example = source.load_model(spec, weights, mask)
+    facts: dict[str, Any] = {}
+    if state is not None and spec is None and weights is None and mask is None:
+        model, dense, example, facts = source.load_state(state)
+    elif state is None and spec is not None and weights is not None:
+        model, dense, example = source.load_model(spec, weights, mask)
+    else:
+        raise ConfigError("export: give --spec and --weights (and --mask), or --state alone")
     moments = None if normalize is None else source.moments(normalize)
     report = build.make_bundle(
         out,
         model,
         example=example,
         samples=None if data is None else source.samples(*_arrays(data)),
-        labels=labels.split(",") if labels else None,
-        meta={} if card is None else source.read_json(card),
+        labels=labels.split(",") if labels else facts.get("labels") or None,
+        meta=facts.get("card", {}) if card is None else source.read_json(card),
         normalize=moments,
         stride=stride,
         dense=dense,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Module
@@ -15,6 +15,7 @@ from torch.nn import Module
 from talaria.errors import ConfigError, ModelError, StateError
 from talaria.model import masks, surgery, zoo
 from talaria.model.spec import ModelSpec
+from talaria.model.widths import first_of, widths_of
 from talaria.types import Samples, Tensors
 
 
@@ -36,6 +37,35 @@ def load_model(spec: Path, weights: Path, mask: Path | None) -> tuple[Module, Mo
         reason = " ".join(str(problem).split())[:300]
         raise ModelError(f"{weights}: does not fit {described.name} ({reason}); give its --mask if pruned") from None
     return model, dense, torch.zeros(2, *described.input_shape)
+
+
+def load_state(folder: Path) -> tuple[Module, Module, Tensor, dict[str, Any]]:
+    """What :func:`load_model` gives, from the state folder of a device's agent, and the facts beside the weights.
+
+    The folder's ``personal.safetensors`` holds the personal model's tensors and, as JSON under ``talaria`` in its
+    metadata, ``facts``: JSON text of an object with ``labels`` and ``card``, which names the ``model``. The channels
+    that were pruned are told by the tensors' shapes. Raises as :func:`load_model` does.
+    """
+    path = folder / "personal.safetensors"
+    tensors = _tensors(path)
+    try:
+        with safe_open(path, "pt") as file:
+            facts = json.loads(json.loads(file.metadata()["talaria"])["facts"])
+        described = ModelSpec.from_json(facts["card"]["model"])
+    except (KeyError, TypeError, ValueError, RecursionError) as problem:
+        raise StateError(
+            f"{path}: does not tell its model ({problem}); let the device finish its run with this version of talaria"
+        ) from None
+    dense, layout = zoo.build(described), zoo.layout(described)
+    model = surgery.compact(zoo.build(described), first_of(layout, widths_of(layout, tensors)))
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as problem:
+        reason = " ".join(str(problem).split())[:300]
+        raise ModelError(
+            f"{path}: is no plain {described.name} ({reason}); take the bundle that the agent made"
+        ) from None
+    return model, dense, torch.zeros(2, *described.input_shape), facts
 
 
 def samples(x: Any, y: Any) -> Samples:

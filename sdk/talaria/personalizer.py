@@ -7,6 +7,7 @@ personal.export("me.talaria")     # ONNX and manifest, proven against torch
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -21,9 +22,9 @@ from torch.nn import Module
 
 from talaria import economy, local
 from talaria.device import planner, planning, runtime
-from talaria.device.budget import Budget
+from talaria.device.budget import AccuracyCheck, Budget
 from talaria.device.profile import Profile
-from talaria.errors import ConfigError, DataError, ModelError
+from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.model import adapters, pruning, split, survey, zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.spec import ModelSpec
@@ -87,6 +88,7 @@ class Personalizer:
         self._model: Module | None = None
         self.accuracy: float | None = None
         """Share of the held-out samples that the present model labels right, once it is fitted."""
+        self._twin: float | None = None
 
     @property
     def plan(self) -> Plan:
@@ -102,6 +104,18 @@ class Personalizer:
             raise ModelError("there is no personal model yet; call fit(train, val) first")
         return self._model
 
+    @property
+    def check(self) -> AccuracyCheck | None:
+        """What the plan cost in accuracy against its dense twin, which :meth:`fit` learned in the same way but for the
+        pruning; None where the budget (or the plan) sets no ``accuracy_drop``, and before :meth:`fit`."""
+        if self._task is None or self._allowed is None:
+            return None
+        return AccuracyCheck(self.accuracy or 0.0, self._twin or 0.0, self._allowed, len(self._task.val))
+
+    @property
+    def _allowed(self) -> float | None:
+        return self.plan.accuracy_drop if self.budget.accuracy_drop is None else self.budget.accuracy_drop
+
     def fit(
         self,
         train: Samples | tuple[Tensor, Tensor],
@@ -114,7 +128,8 @@ class Personalizer:
 
         Where the plan prunes, the whole model learns for the first third of the epochs, then gives up its least
         important channels, and the small one learns on. Frozen layers are computed once (see
-        :mod:`talaria.economy`).
+        :mod:`talaria.economy`). Where the budget limits ``accuracy_drop``, the whole model learns on as well, to tell
+        what pruning cost: :attr:`check` holds it, and :meth:`export` refuses a model that broke the limit.
         """
         train = train if isinstance(train, Samples) else Samples(*train)
         held = train.take(torch.arange(0)) if val is None else val if isinstance(val, Samples) else Samples(*val)
@@ -129,13 +144,19 @@ class Personalizer:
         state = local.state_of(model)
         only = None if len(chosen.trained) == 3 else parts.of(*chosen.trained)
         self._dense = deepcopy(model)
+        self._twin = None
         if chosen.widths:
             first = max(1, epochs // 3)
+            rest = recipe.but(epochs=max(0, epochs - first))
             state = _trained(task.but(recipe=recipe.but(epochs=first)), state, only, "dense")
-            task, state = _pruned(task.but(recipe=recipe.but(epochs=max(0, epochs - first))), state, chosen)
+            if self._allowed is not None and len(held):
+                self._twin = local.accuracy(task, _trained(task.but(recipe=rest), state, only, "train"), held)
+            task, state = _pruned(task.but(recipe=rest), state, chosen)
         state = _trained(task, state, only, "train")
         self._task, self._model = task, local.served(task, state)
         self.accuracy = local.accuracy(task, state, held) if len(held) else None
+        if self._twin is None:  # nothing was pruned: the model is its own twin
+            self._twin = self.accuracy
         return self
 
     def join(self, broker: str, fleet: str, *, device: str = "device", runtime: Runtime | None = None) -> Personalizer:
@@ -165,14 +186,25 @@ class Personalizer:
     def export(self, path: str | os.PathLike[str], *, labels: Sequence[str] | None = None, **options: Any) -> Any:
         """Write the bundle of the personal model to ``path`` and give the report of what was measured.
 
-        ``options`` are those of :func:`talaria_export.make_bundle`. Needs the extra ``talaria[export]``.
+        ``options`` are those of :func:`talaria_export.make_bundle`. Needs the extra ``talaria[export]``. Raises
+        :class:`~talaria.errors.BudgetError`, with the nearest budget that is kept, where the model lost more accuracy
+        than ``accuracy_drop`` allows.
         """
-        task = self._fitted()
+        task, check = self._fitted(), self.check
+        if check is not None and check.kept is False:
+            nearest = replace(self.budget, accuracy_drop=min(0.999, math.ceil(check.drop * 1000) / 1000))
+            raise BudgetError(
+                f"budget: {check.reason}; nearest possible accuracy_drop={nearest.accuracy_drop:g} with these widths. "
+                "Allow that, or a larger model",
+                nearest,
+            )
         meta = {
             "plan": self.plan.to_json(),
             "budget": self.budget.to_json(),
             "model": None if self._spec is None else planner.adapted(self._spec, self.plan).to_json(),
+            "accuracy": None if check is None else check.to_json(),
         }
+        asked = {"precision": self.plan.precision} if self.plan.precision != "fp32" else {}
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         return _bundler()(
             path,
@@ -184,6 +216,7 @@ class Personalizer:
                 "labels": labels,
                 "meta": meta,
                 "dense": self._dense,
+                **asked,
                 **options,
             },
         )

@@ -8,6 +8,7 @@ from talaria.errors import ConfigError
 from talaria.settings import Section
 from talaria_edge.config import load_config
 from talaria_edge.data import NamedSource, NpzSource
+from talaria_edge.guard import Rules
 
 GOOD = """
 [device]
@@ -90,3 +91,28 @@ def test_types_of_a_section():
         Section({"k": "z"}, "f", "t").text("k", among=("x", "y"))
     with pytest.raises(ConfigError, match=r"must be a number in 0..1"):
         section.number("b", 0, high=1)
+
+
+def test_the_guard_is_off_unless_asked_for(tmp_path):
+    assert load_config(written(tmp_path, GOOD)).guard is None
+    assert load_config(written(tmp_path, GOOD + "[guard]\n")).guard == Rules()
+    text = '[guard]\nmin_battery = 0.5\nonly_charging = true\nmax_load = 0.7\nhours = "22:00-06:30"\nevery_s = 2\n'
+    config = load_config(written(tmp_path, GOOD + text))
+    assert config.guard == Rules(min_battery=0.5, only_charging=True, max_load=0.7, hours=(1320, 390))
+    assert config.guard_every_s == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("min_battery = 30", r"\[guard\] min_battery=30 must be a number in 0..1"),
+        ('max_celsius = "hot"', r"\[guard\] max_celsius='hot' must be a number"),
+        ('hours = "late"', "HH:MM-HH:MM"),
+        ("hours = 7", r"\[guard\] hours=7 must be text"),
+        ("min_batery = 0.3", "did you mean 'min_battery'"),
+        ("every_s = 0", r"\[guard\] every_s=0 must be a number"),
+    ],
+)
+def test_bad_rules(tmp_path, line, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(written(tmp_path, f"{GOOD}[guard]\n{line}\n"))

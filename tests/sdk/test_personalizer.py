@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from talaria.device.budget import Budget
 from talaria.device.profile import Profile
-from talaria.errors import ConfigError, DataError, ModelError
+from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.model.spec import ModelSpec
 from talaria.personalizer import Joining, Personalizer
 from talaria.types import Plan, Samples
@@ -117,6 +117,25 @@ def test_the_fleet_replaces_only_what_it_betters() -> None:
     personal.join("mqtt://broker.example", "watch", runtime=lambda _: oracle)
     assert personal.model is oracle
     assert personal.accuracy == 1.0
+
+
+def test_the_accuracy_that_pruning_cost_is_measured_and_its_limit_held(tmp_path: Path) -> None:
+    tiny = Plan(widths={"conv1": 1, "conv2": 1, "conv3": 1, "conv4": 1})
+    personal = Personalizer(SPEC, Budget(accuracy_drop=0.05), plan=tiny)
+    assert personal.check is None
+    check = personal.fit(TRAIN, VAL, epochs=9).check
+    assert check is not None
+    assert check.planned == personal.accuracy
+    assert check.samples == len(VAL)
+    assert check.drop > 0.05
+    assert check.kept is False
+    with pytest.raises(BudgetError, match=r"accuracy_drop=0\.05 is broken.*nearest possible") as refused:
+        personal.export(tmp_path / "me.talaria")
+    assert isinstance(refused.value.nearest, Budget)
+    assert 0 <= (refused.value.nearest.accuracy_drop or 0) - check.drop < 0.0011
+    whole = Personalizer(SPEC, plan=Plan(accuracy_drop=0.0)).fit(TRAIN, VAL, epochs=1).check
+    assert whole is not None
+    assert (whole.kept, whole.drop) == (True, 0.0)
 
 
 def test_what_cannot_be_done_is_said() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from talaria.device.budget import Budget
+from talaria.device.budget import AccuracyCheck, Budget
 from talaria.errors import ConfigError
 
 
@@ -35,3 +35,23 @@ def test_what_no_device_could_mean_is_refused_with_the_field(texts: list[str], w
 def test_a_truth_value_is_not_a_limit() -> None:
     with pytest.raises(ConfigError, match="finite"):
         Budget(latency_ms=True)
+
+
+@pytest.mark.parametrize(
+    ("planned", "dense", "allowed", "samples", "kept"),
+    [
+        (0.90, 0.91, 0.01, 100, True),
+        (0.89, 0.91, 0.01, 100, False),
+        (0.95, 0.91, 0.0, 100, True),
+        (0.0, 0.0, 0.01, 0, None),
+    ],
+)
+def test_an_accuracy_limit_is_kept_broken_or_unknown(
+    planned: float, dense: float, allowed: float, samples: int, kept: bool | None
+) -> None:
+    check = AccuracyCheck(planned, dense, allowed, samples)
+    assert check.kept is kept
+    assert check.left >= 0
+    assert check.to_json()["kept"] is kept
+    word = {True: "kept", False: "broken", None: "cannot be checked"}[kept]
+    assert word in check.reason

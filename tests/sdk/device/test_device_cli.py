@@ -2,6 +2,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from talaria import cli
@@ -48,6 +49,27 @@ def test_plan_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert made.predicted["latency_ratio"] <= 0.5
     assert made.predicted["upload_mb"] <= 0.1
     assert found["model"]["name"] == "imu_cnn"
+
+
+def test_a_plan_is_checked_on_samples_where_they_are_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    y = np.arange(60) % 3
+    x = (np.random.default_rng(0).standard_normal((60, 20)) + 2 * y[:, None]).astype(np.float32)
+    file = tmp_path / "mine.npz"
+    np.savez(file, x=x, y=y, client=np.arange(60) % 2)
+    words = ("plan", "-m", "mlp", "-b", "accuracy_drop=0.9", "-b", "bundle_kb=20", "--data", f"npz:{file}")
+    assert talaria(monkeypatch, *words, "--epochs", "2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    made = Plan.from_json(found)
+    assert made.accuracy_drop == 0.9
+    assert made.widths
+    assert made.model == found["model"]
+    assert found["model"]["input_shape"] == [20]
+    assert found["checked"]["kept"] is True
+    assert found["checked"]["samples"] > 0
+    assert talaria(monkeypatch, *words, "--client", "nobody") == 1
+    assert "'nobody'" in capsys.readouterr().err
 
 
 def test_plan_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,79 @@
+"""A plan travels to the agent and is applied whole, to the bytes of a simulation; one for another run is declined."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from talaria import tree
+from talaria.errors import ConfigError
+from talaria.rounds import layout_of
+from talaria.types import Plan
+from talaria_edge.config import load_config
+
+DEVICE = """
+[device]
+id = "anna"
+plan = "plan.json"
+[fleet]
+name = "watch"
+broker = "mqtt://127.0.0.1"
+[data]
+source = "npz"
+path = "anna.npz"
+"""
+
+
+def test_a_planned_agent_learns_what_the_simulation_learns(house, run_all, a_run):
+    one = house(a_run(rounds=2, codec="fp16"))
+    widths = {g: max(4, n // 3) for g, n in layout_of(one.run.spec).sizes.items()}
+    plan = Plan(widths=widths, batch=5, accumulate=2, steps=3, codec="int8", model=one.run.spec.to_json())
+    results = run_all(one.serve(), one.agent("anna", plan=plan), one.agent("bela"))
+    simulated = one.simulated()
+    assert tree.equal(one.shared(), simulated.shared)
+    for name in one.data:
+        assert tree.equal(one.private(name), simulated.private[name]), name
+    assert results[1]["plan"] == {"wider_than_planned": {}, "accuracy": None}
+    sent = {t["device"]: t["update_bytes"] for t in one.of("trained")}
+    assert sent["anna"] < 0.5 * sent["bela"]
+
+
+def test_a_plan_for_another_model_is_declined_and_the_others_go_on(house, run_all, a_run):
+    one = house(a_run(), quorum=0.5)
+    plan = Plan(batch=4, model=replace(one.run.spec, classes=5).to_json())
+    _, anna, _ = run_all(one.serve(), one.agent("anna", plan=plan), one.agent("bela"))
+    said = "plan: its classes is 5, the run's is 3; plan again with `talaria plan` for this run's model"
+    assert said in anna["error"]
+    assert said in one.of("error", "anna")[0]["error"]
+    assert any(t["phase"] == "declined" and said in t["reason"] for t in one.of("progress", "anna"))
+    assert one.store.rounds("watch")[0].counted == ((1, "bela"),)
+
+
+def test_what_the_planner_prints_is_what_the_device_reads(tmp_path):
+    made = Plan(widths={"conv1": 16}, batch=16, steps=4, codec="fp16", precision="fp16", accuracy_drop=0.01)
+    (tmp_path / "device.toml").write_text(DEVICE)
+    for text in (made.to_json(), {"model": None, "plan": made.to_json(), "machine": "ab"}):
+        (tmp_path / "plan.json").write_text(json.dumps(text))
+        assert load_config(tmp_path / "device.toml").plan == made
+
+
+@pytest.mark.parametrize(
+    ("text", "toml", "said"),
+    [
+        ("{", DEVICE, "plan.json is not JSON"),
+        ("[" * 100_000, DEVICE, "plan.json is not JSON"),
+        ("[]", DEVICE, "need an object, got list"),
+        ('{"widths": {"a": 0}}', DEVICE, "must be a whole number of at least 1"),
+        ('{"wdths": {}}', DEVICE, r"plan.json: plan: fields \['wdths'\] are unknown"),
+        (" " * (1 << 20) + "{}", DEVICE, "so it is no plan"),
+        (None, DEVICE, "No such file.*talaria plan --json"),
+        ("{}", DEVICE + "[plan.widths]\nconv1 = 8\n", "both given"),
+        ('{"precision": "fp16"}', DEVICE.replace("[fleet]", 'variants = ["fp32"]\n[fleet]'), "leave out 'fp16'"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path, text, toml, said):
+    (tmp_path / "device.toml").write_text(toml)
+    if text is not None:
+        (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load_config(tmp_path / "device.toml")

@@ -1,0 +1,61 @@
+"""``talaria export --state``: a bundle from what a device's agent left, without its runtime."""
+
+import json
+
+import pytest
+import torch
+
+from talaria.cli import main
+from talaria.errors import ModelError, StateError
+from talaria.local import predict
+from talaria.rounds import layout_of
+from talaria.types import Plan
+from talaria_export import Predictor, source
+from talaria_export.bundle import open_bundle
+
+
+def test_the_state_folder_of_a_pruned_device_becomes_a_bundle(
+    finished, learned, motions, tmp_path, monkeypatch, capsys
+):
+    run, _, good = learned
+    widths = {g: max(4, n // 2) for g, n in layout_of(run.spec).sizes.items()}
+    finished(run, good, plan=Plan(widths=widths), labels=("rest", "walk", "run"))
+    model, dense, example, facts = source.load_state(tmp_path / "anna")
+    assert {g: model.get_submodule(g).weight.shape[0] for g in ("conv1", "conv2")} == {
+        g: widths[g] for g in ("conv1", "conv2")
+    }
+    assert dense.conv1.weight.shape[0] == layout_of(run.spec).sizes["conv1"]
+    assert tuple(example.shape[1:]) == run.spec.input_shape
+    assert facts["card"]["algorithm"] == "fedavg"
+
+    out = tmp_path / "me.talaria"
+    words = ["talaria", "export", "--state", tmp_path / "anna", "-o", out, "--variants", "fp32", "--json"]
+    monkeypatch.setattr("sys.argv", [str(w) for w in words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out)["ok"]
+    x = motions(6, 3).x
+    expected = predict(model.eval(), x).argmax(1)
+    assert Predictor(out)(x.numpy()).label == [["rest", "walk", "run"][i] for i in expected.tolist()]
+    assert open_bundle(out).manifest["card"]["plan"]["widths"] == widths
+
+
+def test_a_folder_that_holds_no_finished_model_is_refused(finished, learned, tmp_path):
+    with pytest.raises(StateError, match="cannot read"):
+        source.load_state(tmp_path)
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.zeros(2)}, tmp_path / "personal.safetensors")
+    with pytest.raises(StateError, match="does not tell its model"):
+        source.load_state(tmp_path)
+    run, _, good = learned
+    finished(run, good)
+    path = tmp_path / "anna" / "personal.safetensors"
+    from talaria_edge import files
+
+    tensors, facts = files.unpack(path.read_bytes(), path, "")
+    del tensors["head.weight"]
+    path.write_bytes(files.pack(tensors, facts))
+    with pytest.raises(ModelError):
+        source.load_state(tmp_path / "anna")
