@@ -24,7 +24,7 @@ from talaria.protocol.rounds import Peer, Round
 from talaria.settings import Section
 from talaria.types import ChannelLayout, ChannelMask, Update
 from talaria_coordinator import findings
-from talaria_coordinator.api import make_api
+from talaria_coordinator.api import OPEN_PATHS, make_api
 from talaria_coordinator.api_config import ApiConfig, api_of
 from talaria_coordinator.control import Order, decide
 from talaria_coordinator.metrics import Metrics, class_of
@@ -184,25 +184,41 @@ def test_any_name_and_query_is_answered_without_an_error_of_the_server(client, n
     assert answer.status_code in (200, 404, 422)
 
 
-def test_the_description_holds_for_whatever_may_be_asked(views, store):
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_the_description_holds_for_whatever_may_be_asked(views, store, token):
+    """Every operation as it is described; with a token in force, what comes without it learns nothing."""
     import schemathesis
 
+    orders = []
+
     def answer(order):
+        orders.append(order)
         order.answer.set_result("running")
 
-    with answering(make_api(views, give={"watch": answer})) as client:
+    shown = {} if token is None else {"Authorization": f"Bearer {token}"}
+    with answering(make_api(views, token=token, give={"watch": answer})) as client:
         url = str(client.base_url)
-        schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        schema = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=shown)
         operations = [found.ok() for found in schema.get_all_operations()]
         assert len(operations) >= 17
         for operation in operations:
 
             @given(case=operation.as_strategy())
-            @settings(max_examples=6, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=5, deadline=None, database=None, suppress_health_check=list(HealthCheck))
             def holds(case):
-                case.call_and_validate(base_url=url)
+                case.call_and_validate(base_url=url, headers=shown)
+
+            @given(case=operation.as_strategy())
+            @settings(max_examples=2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            def closed(case):
+                case.headers.pop("Authorization", None)
+                assert case.call(base_url=url).status_code == 401
 
             holds()
+            if token is not None and operation.path not in OPEN_PATHS:
+                given_before = len(orders)
+                closed()
+                assert len(orders) == given_before
 
 
 # -- who may ask
