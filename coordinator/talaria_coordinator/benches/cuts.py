@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from talaria.protocol.rounds import Rules
+from talaria.wire.chunks import CHUNK
 from talaria_coordinator.benches import meters
 from talaria_coordinator.benches.fleet import FLEET
 from talaria_coordinator.benches.light import Job
@@ -33,8 +35,9 @@ async def fetched(folder: Path, body_mib: float, cuts: int, *, retry_s: float) -
         port = urlsplit(broker.url).port or 1883
         proxy = Proxy(port, 0)
         await proxy.open()
-        config = write_config(folder, run, 1, broker.url, retry_s=retry_s)
-        job = Job(FLEET, f"mqtt://127.0.0.1:{proxy.port}", [DEVICE], retry_s, 1, disk=str(folder))
+        url = f"mqtt://127.0.0.1:{proxy.port}"
+        config = write_config(folder, run, 1, url, retry_s=retry_s)
+        job = Job(FLEET, url, [DEVICE], retry_s, 1, disk=str(folder))
 
         def heard(name: str, event: dict[str, Any]) -> None:
             if event["event"] == "here":
@@ -65,7 +68,8 @@ async def fetched(folder: Path, body_mib: float, cuts: int, *, retry_s: float) -
     lost = sum(event["event"] == "cut" for event in told)
     body = next((event for event in told if event["event"] == "body"), None)
     credit, wrong = Rules().credit, []
-    again = -1 if body is None else body["chunks"] - body["count"]
+    # All that the coordinator sent beyond one body, what it said of other things included.
+    again = math.ceil((proxy.taken["coordinator"] - body_mib * MIB) / CHUNK)
     if body is None:
         wrong.append(f"the body did not come within {MOST_S:g} s; last words: {list(device.errors)[-3:]}")
     elif again > 2 * credit * cuts:
@@ -79,7 +83,8 @@ async def fetched(folder: Path, body_mib: float, cuts: int, *, retry_s: float) -
         "body_mib": body_mib,
         "cuts": lost,
         "chunks": 0 if body is None else body["count"],
-        "chunks_again": again,
+        "chunks_came": 0 if body is None else body["chunks"],
+        "chunks_sent_again": again,
         "allowed_again": 2 * credit * cuts,
         "receiver_grew_mib": round(grown, 1),
         "receiver_allowed_mib": body_mib + SPARE_MIB,

@@ -59,6 +59,8 @@ class Proxy:
         self.upstream, self.port = upstream, 0
         self.carried: Counter[str] = Counter()
         """Bytes carried to each client."""
+        self.taken: Counter[str] = Counter()
+        """Bytes taken from each client."""
         self._random = Random(f"proxy {seed}")
         self._links: set[_Link] = set()
         self._troubles: list[Trouble] = []
@@ -141,8 +143,7 @@ class Proxy:
         with suppress(OSError, EOFError, WireError):
             while True:
                 packet = await read_packet(reader)
-                if way == 1:
-                    self.carried[link.name] += len(packet)
+                (self.taken, self.carried)[way][link.name] += len(packet)
                 self._pass(link, way, packet)
                 await writer.drain()
 

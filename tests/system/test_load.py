@@ -1,0 +1,32 @@
+"""Light devices with real bytes on a real coordinator, in small; and a body over a link that is cut."""
+
+import json
+
+import pytest
+
+
+@pytest.mark.timeout(600)
+def test_light_devices_lose_nothing(command):
+    status, out, errors = command(
+        "bench", "load", "--devices", 12, "--rounds", 3, "--ask", 4, "--body-mib", 0.3, "--processes", 2,
+        "--retry-s", 3, "--json", seconds=580,
+    )  # fmt: skip
+    found = json.loads(out)
+    assert status == 0, (found["wrong"], errors[-2000:])
+    assert found["counted"] == found["receipts"] == 12
+    assert found["outcomes"] == {"stored": 12}
+    assert (found["rounds"], found["lost"], found["twice"], found["links_lost"]) == (3, 0, 0, 0)
+    assert found["up_mib"] >= 12 * 0.29
+    assert found["down_mib"] >= 12 * 4 * 0.29, "every device fetched every body"
+    assert found["coordinator_ms_per_mib"] > 0
+
+
+@pytest.mark.timeout(600)
+def test_a_body_survives_cuts_with_two_windows_each(command):
+    status, out, errors = command("bench", "load", "--body-mib", 12, "--cuts", 3, "--json", seconds=580)
+    found = json.loads(out)
+    assert status == 0, (found["wrong"], errors[-2000:])
+    assert found["cuts"] >= 3
+    assert found["chunks"] == 103
+    assert found["chunks_sent_again"] <= found["allowed_again"] == 48
+    assert found["receiver_grew_mib"] <= 12 + 32
