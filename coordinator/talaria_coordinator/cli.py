@@ -42,13 +42,16 @@ A fleet.toml:
 
 @app.command(epilog=EXAMPLE)
 def serve(
-    config: Config,
+    configs: Annotated[
+        list[Path],
+        typer.Argument(metavar="FLEET.TOML...", help="The settings of each fleet, or folders that hold them."),
+    ],
     as_json: AsJson = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve beyond this machine without TLS or keys. Not on a network.")
     ] = False,
 ) -> None:
-    """Serve a fleet until it is stopped with Ctrl-C or SIGTERM.
+    """Serve a fleet, or several in one process, until stopped with Ctrl-C or SIGTERM.
 
     Starts a broker where none is named, waits for the devices, and runs the rounds. It may be killed at any
     time: started again, it goes on where it was. Events go to stdout, one a line.
@@ -58,10 +61,11 @@ def serve(
 
     from talaria.journal import Journal
     from talaria_coordinator.config import load_config
-    from talaria_coordinator.serve import serve as serve_fleet
+    from talaria_coordinator.serve import configs_in, serve_all
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    asyncio.run(serve_fleet(load_config(config), Journal(sys.stdout, as_json), insecure=insecure))
+    loaded = [load_config(path) for path in configs_in(configs)]
+    asyncio.run(serve_all(loaded, Journal(sys.stdout, as_json), insecure=insecure))
 
 
 @app.command()

@@ -16,7 +16,12 @@ folder = "."                # made by `talaria fleet init`; leave out for a flee
 [rounds]
 deadline_s = 600            # 0 waits for ever
 quorum = 0.5                # share of the cohort without which a round is tried again
+    # over = 0.2                # ask so many more than fraction, and close with those who come first
     # aggregator = "median"     # a robust rule instead of the algorithm's own
+    # mode = "asynchronous"     # no rounds in step (FedBuff); then without quorum and over, with:
+    # buffer = 10               # updates, one of each device, that make a version of the body
+    # max_staleness = 20        # versions that an update may be behind
+    # damping = 0.5             # an update s versions behind counts (1 + s)^-damping
 
 [store]                     # leave out for SQLite and a folder of blobs in the state folder
 database = "postgresql+psycopg://talaria@db.example/talaria?sslmode=verify-full"
@@ -47,11 +52,14 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
+from talaria.asynchrony import Buffering
 from talaria.errors import ConfigError
-from talaria.rounds import Run
+from talaria.rounds import Run, check_over
 from talaria.settings import Section, read_toml
 from talaria.wire.credentials import require_no_password
 from talaria_coordinator.api_config import ApiConfig, api_of
+from talaria_coordinator.learning import aggregator_of
+from talaria_coordinator.mode import buffering_of, require_mode
 from talaria_coordinator.store_config import StoreConfig, store_of
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
@@ -78,8 +86,12 @@ class FleetConfig:
     """The folder of the fleet's keys: devices must be enrolled, all is signed, and the broker's links are TLS."""
     deadline_s: float = 600.0
     quorum: float = 0.5
+    over: float = 0.0
+    """Share of devices asked beyond those that a round needs; it closes with those who come first."""
+    buffering: Buffering | None = None
+    """How an asynchronous run folds; None for rounds in step."""
     aggregator: str | None = None
-    """A robust or buffered rule instead of the algorithm's own."""
+    """A robust rule instead of the algorithm's own."""
     retry_s: float = 2.0
     max_update: int = 64 << 20
     api: ApiConfig | None = None
@@ -104,6 +116,9 @@ class FleetConfig:
             )
         if not 0 < self.quorum <= 1:
             raise ConfigError(f"rounds: quorum={self.quorum} must be a share in (0, 1]")
+        check_over(self.run, self.over)
+        require_mode(self.run, self.buffering, len(self.members) or self.devices, self.deadline_s)
+        aggregator_of(self.run, self.aggregator, self.buffering)
 
     @property
     def database(self) -> Path | URL:
@@ -117,6 +132,9 @@ def load_config(path: Path) -> FleetConfig:
     fleet, broker, rounds = top.table("fleet"), top.table("broker"), top.table("rounds")
     identity = top.table("identity")
     run = run_of(top.table("run"))
+    buffering = buffering_of(rounds)
+    if buffering is not None:
+        run = run_of(top.table("run"), asynchronous=True)
     config = FleetConfig(
         name=fleet.text("name"),
         run=run,
@@ -132,6 +150,8 @@ def load_config(path: Path) -> FleetConfig:
         identity=identity.path("folder", None),
         deadline_s=rounds.number("deadline_s", 600.0),
         quorum=rounds.number("quorum", 0.5, high=1.0),
+        over=rounds.number("over", 0.0, high=10.0),
+        buffering=buffering,
         retry_s=rounds.number("retry_s", 2.0, low=0.05, high=3600),
         aggregator=rounds.text("aggregator", None),
         max_update=rounds.whole("max_update", 64 << 20, low=1024, high=2**32),
@@ -143,16 +163,18 @@ def load_config(path: Path) -> FleetConfig:
     return config
 
 
-def run_of(section: Section) -> Run:
-    """The run that a ``[run]`` table describes."""
+def run_of(section: Section, *, asynchronous: bool = False) -> Run:
+    """The run that a ``[run]`` table describes, in rounds or as ``[rounds] mode`` says."""
     known = {f.name for f in fields(Run)}
     for name in section.values:
         if name not in known:
             raise section.bad(name, f"is unknown; known are {', '.join(sorted(known))}")
+    if "asynchronous" in section.values:
+        raise section.bad("asynchronous", 'is said by [rounds] mode = "asynchronous"; leave it out here')
     for name in ("spec", "algorithm"):
         if name not in section.values:
             raise section.bad(name, "says which model (a table) or algorithm (text) to learn with")
-    values = {"recipe": {}, **section.values}
+    values = {"recipe": {}, **section.values, "asynchronous": asynchronous}
     try:
         return Run.from_json(json.dumps(values))
     except ConfigError as error:

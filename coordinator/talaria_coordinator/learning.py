@@ -10,6 +10,7 @@ from functools import cached_property
 from talaria import bodies, rounds
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.registry import load as load_aggregator
+from talaria.asynchrony import Buffering, buffered
 from talaria.errors import WireError
 from talaria.protocol.events import Counted
 from talaria.rounds import Run
@@ -19,19 +20,31 @@ from talaria_coordinator.blobs import Blobs
 from talaria_coordinator.records import Fleet
 
 
+def aggregator_of(run: Run, rule: str | None, buffering: Buffering | None) -> Aggregator | None:
+    """The rule that a fleet folds with, where it is not the algorithm's own. Raises
+    :class:`~talaria.errors.ConfigError` where it does not suit the run."""
+    named = None if rule is None else load_aggregator(rule)
+    if buffering is not None:
+        return buffered(run, buffering, named)
+    rounds.rule_of(run, named)
+    return named
+
+
 @dataclass(frozen=True)
 class Learning:
-    """One run's learning over blobs; ``rule`` names an aggregator that replaces the algorithm's own."""
+    """One run's learning over blobs; ``rule`` names an aggregator that replaces the algorithm's own, and ``buffering``
+    is that of an asynchronous run."""
 
     run: Run
     blobs: Blobs
     rule: str | None = None
     max_update: int = 64 << 20
+    buffering: Buffering | None = None
 
     @cached_property
     def aggregator(self) -> Aggregator | None:
-        """The fleet's own aggregator, if it names one."""
-        return None if self.rule is None else load_aggregator(self.rule)
+        """What replaces the algorithm's own rule, if anything does."""
+        return aggregator_of(self.run, self.rule, self.buffering)
 
     @cached_property
     def dense(self) -> int:

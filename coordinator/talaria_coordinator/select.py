@@ -13,12 +13,15 @@ from talaria_coordinator.records import Device
 
 @dataclass(frozen=True)
 class Asked:
-    """A round to open: ``online`` of its cohort are here, ``quorum`` updates are needed at least."""
+    """A round to open: ``online`` of its cohort are here, ``quorum`` updates are needed at least, and with ``target``
+    it closes. ``stale`` versions behind may an update of an asynchronous run be."""
 
     step: int
     cohort: tuple[str, ...]
     quorum: int
     online: int
+    target: int
+    stale: int = 0
 
 
 def roster(config: FleetConfig, devices: Sequence[Device]) -> tuple[str, ...]:
@@ -34,13 +37,16 @@ def roster(config: FleetConfig, devices: Sequence[Device]) -> tuple[str, ...]:
 def ask(
     config: FleetConfig, step: int, members: Sequence[str], online: Collection[str], out: Collection[str]
 ) -> Asked | None:
-    """The cohort of learning round ``step``, or None while fewer than a quorum of it are online.
+    """The cohort of learning round ``step``, or None while fewer than a quorum of those needed are online; everybody in
+    an asynchronous run, as soon as anybody is.
 
     The draw depends on run, step and roster alone, as in simulation; who is quarantined (``out``) is left out of it.
     """
-    cohort = tuple(name for name in rounds.cohort(config.run, step, members) if name not in out)
-    quorum = max(1, math.ceil(config.quorum * len(cohort)))
+    cohort = tuple(name for name in rounds.cohort(config.run, step, members, config.over) if name not in out)
     here = sum(name in online for name in cohort)
-    if not cohort or here < quorum:
-        return None
-    return Asked(step, cohort, quorum, here)
+    if config.buffering is not None:
+        asked = Asked(step, cohort, 1, here, config.buffering.buffer, config.buffering.max_staleness)
+        return asked if here else None
+    target = min(len(cohort), rounds.needed(config.run, len(members))) if config.over else len(cohort)
+    quorum = max(1, math.ceil(config.quorum * target))
+    return Asked(step, cohort, quorum, here, target) if cohort and here >= quorum else None

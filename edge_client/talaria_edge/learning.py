@@ -51,7 +51,7 @@ class Learner:
             )
         return found
 
-    def round(self, step: int, body: bytes) -> tuple[Trained, dict[str, float]]:
+    def round(self, step: int, body: bytes, after: int | None = None) -> tuple[Trained, dict[str, float]]:
         """Learn round ``step`` from the body with this sha256, or find it done; ``(update, metrics)``.
 
         The update and the new private state are on flash when this returns.
@@ -59,8 +59,7 @@ class Learner:
         done = self.store.trained()
         if done is not None and (done.step, done.base, done.run) == (step, body.hex(), self.digest):
             return done, {}
-        # A round that was staged before this one is over, with us or without.
-        self.store.publish()
+        self._settle(after)
         private = self.private()
         if private is not None and private.step >= step:
             raise StateError(
@@ -73,6 +72,15 @@ class Learner:
         trained = Trained(data, step, body.hex(), self.digest)
         self.store.stage(trained, after)
         return trained, dict(update.metrics)
+
+    def _settle(self, after: int | None) -> None:
+        """A round that was staged before this one is over, with us or without, and comes into force. Asynchronously
+        only where it is the one that counted last, ``after``: so the private state is what the fleet's record says."""
+        trained = self.store.trained()
+        if after is None or (trained is not None and trained.step == after):
+            self.store.publish()
+        else:
+            self.store.discard()
 
     def member(self, data: DeviceData) -> Member:
         """This device's own side of a round."""
@@ -90,7 +98,10 @@ class Learner:
     def finish(self, body: bytes) -> dict[str, Any]:
         """Personalize from the last body and the private state in force, and write what stays on this device:
         ``personal.safetensors`` and, where asked for, the bundle. Says where they are and what was measured."""
-        self.store.publish()
+        if self.run.asynchronous:
+            self.store.discard()  # what is staged still, did not count
+        else:
+            self.store.publish()
         private, data = self.private(), self._data()
         tensors = None if private is None else private.tensors
         member, shared = self.member(data), self._shared(body)

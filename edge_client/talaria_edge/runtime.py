@@ -245,7 +245,8 @@ class Agent:
                 return
             self._tell("training", round=action.round, step=step)
             begun = time.monotonic()
-            trained, metrics = await loop.run_in_executor(self._worker, learner.round, step, action.body)
+            work = partial(learner.round, step, action.body, after_of(action.spec))
+            trained, metrics = await loop.run_in_executor(self._worker, work)
             self._took = time.monotonic() - begun
         except WireError as error:
             logger.info("%s: round %s: %s", self.config.device, action.round, error)
@@ -292,7 +293,8 @@ class Agent:
         """What the coordinator said to our update: unless it refused it, the new private state comes into force."""
         if outcome in ("rejected", "equivocation"):
             self._store.discard()
-        else:
+        elif outcome == "stored" or self._learner is None or not self._learner.run.asynchronous:
+            # Asynchronously a late one may have counted, its receipt lost: the next request for work tells.
             self._store.publish()
         self._store.save_traffic(self._traffic)
         facts = {"round": number, "step": self._step, "outcome": outcome, "reason": reason}
@@ -377,6 +379,12 @@ def step_of(spec: bytes) -> int:
     if type(step) is not int or step < 1:
         raise ConfigError(f"the coordinator's request names no learning round ({spec[:60]!r}); update this device")
     return step
+
+
+def after_of(spec: bytes) -> int | None:
+    """In an asynchronous run, this device's last round that counted (0: none), as the request for work says."""
+    after = json.loads(spec).get("after")
+    return after if type(after) is int else None
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

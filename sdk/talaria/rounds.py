@@ -142,6 +142,16 @@ def needed(run: Run, count: int) -> int:
     return max(1, math.floor(run.fraction * count + 0.5))
 
 
+def check_over(run: Run, over: float) -> None:
+    """Raise :class:`ConfigError` where a run cannot ask the share ``over`` more than it needs."""
+    if not 0 <= over <= 10:
+        raise ConfigError(f"over={over} must be in 0..10: the share of devices that is asked beyond those needed")
+    if over and run.asynchronous:
+        raise ConfigError(f"over={over}: an asynchronous run asks everybody all the time; leave it at 0")
+    if over and run.fraction == 1:
+        raise ConfigError(f"over={over}: fraction=1 asks all members already; set fraction below 1")
+
+
 def cohort(run: Run, round: int, clients: Sequence[str], over: float = 0.0) -> tuple[str, ...]:
     """Who is asked in a round: ``fraction`` of the clients (at least one), sorted by name.
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from talaria import rounds
+from talaria.asynchrony import Buffering
 from talaria.errors import ConfigError
 from talaria.model.zoo import ModelSpec
 from talaria.rounds import Run
@@ -74,6 +75,50 @@ def test_bad_fields(tmp_path, old, new, message):
         load_config(written(tmp_path, GOOD.replace(old, new)))
 
 
+ASYNC = 'classes = 7\n[rounds]\nmode = "asynchronous"\nbuffer = 2\n'
+
+
+def test_an_asynchronous_fleet(tmp_path):
+    text = GOOD.replace("classes = 7", ASYNC + 'max_staleness = 5\ndamping = 0.3\naggregator = "mean"\n')
+    made = load_config(written(tmp_path, text))
+    assert made.buffering == Buffering(buffer=2, max_staleness=5, damping=0.3)
+    assert made.run.asynchronous
+    assert not load_config(written(tmp_path, GOOD)).run.asynchronous
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        (ASYNC + "quorum = 0.5", r'quorum=0.5 needs mode = "synchronous"'),
+        (ASYNC + "over = 0.2", r'over=0.2 needs mode = "synchronous"'),
+        (ASYNC + "deadline_s = 0", "deadline_s=0 never asks those again"),
+        (ASYNC + "max_staleness = 0", "max_staleness=0 must be at least 1"),
+        (ASYNC.replace("buffer = 2", "buffer = 5"), "buffer=5 never fills with 4 members"),
+        (ASYNC + 'aggregator = "fedbuff"', "name the rule within it"),
+        (ASYNC + 'aggregator = "median2"', "'median2' is unknown"),
+        ('classes = 7\n[rounds]\nmode = "both"', "mode='both' must be one of synchronous, asynchronous"),
+        ("classes = 7\n[rounds]\nbuffer = 2", r'buffer=2 needs mode = "asynchronous"'),
+        ("classes = 7\n[rounds]\nover = 0.5", "over=0.5: fraction=1 asks all members"),
+        ('classes = 7\n[rounds]\naggregator = "fedbuff"', "needs an asynchronous run"),
+    ],
+)
+def test_modes_that_contradict_themselves(tmp_path, new, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(written(tmp_path, GOOD.replace("classes = 7", new)))
+
+
+def test_the_mode_is_said_once(tmp_path):
+    with pytest.raises(ConfigError, match=r"asynchronous=True is said by \[rounds\] mode"):
+        load_config(written(tmp_path, GOOD.replace("rounds = 2", "rounds = 2\nasynchronous = true")))
+
+
+@pytest.mark.parametrize("algorithm", ["pfedgm", "local"])
+def test_what_cannot_learn_asynchronously_is_refused_by_name(tmp_path, algorithm):
+    text = GOOD.replace("classes = 7", ASYNC).replace('"fedavg"', f'"{algorithm}"')
+    with pytest.raises(ConfigError, match=f"{algorithm}: .*use rounds in step"):
+        load_config(written(tmp_path, text))
+
+
 def config(**changes):
     run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", fraction=changes.pop("fraction", 1.0))
     return FleetConfig(name="watch", run=run, state=".", **changes)
@@ -104,6 +149,26 @@ def test_a_round_waits_for_a_quorum():
     assert (asked.cohort, asked.quorum, asked.online) == (names, 2, 2)
     assert select.ask(half, 1, names, set(names), set(names)) is None
     assert select.ask(half, 1, names, set(names), {"b"}).cohort == ("a", "c", "d")
+
+
+def test_asking_more_than_needed():
+    more = config(devices=10, fraction=0.5, over=0.3)
+    names = tuple("abcdefghij")
+    asked = select.ask(more, 1, names, set(names), ())
+    assert (len(asked.cohort), asked.target, asked.quorum) == (7, 5, 3)
+    assert set(rounds.cohort(more.run, 1, names)) < set(asked.cohort)
+    out = set(asked.cohort[:3])
+    assert select.ask(more, 1, names, set(names), out).target == 4, "no more than there are"
+
+
+def test_an_asynchronous_run_asks_all_who_are_in():
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", asynchronous=True)
+    many = FleetConfig(name="watch", run=run, state=".", devices=4, buffering=Buffering(buffer=2, max_staleness=7))
+    asked = select.ask(many, 3, tuple("abcd"), {"b"}, {"d"})
+    assert (asked.cohort, asked.target, asked.quorum, asked.stale) == (("a", "b", "c"), 2, 1, 7)
+    assert select.ask(many, 3, tuple("abcd"), set(), ()) is None
+    with pytest.raises(ConfigError, match="give both or neither"):
+        FleetConfig(name="watch", run=run, state=".", devices=4)
 
 
 @given(st.sets(st.sampled_from("abcdefgh"), min_size=1), st.floats(0.01, 1), st.integers(1, 50))

@@ -179,7 +179,7 @@ def test_a_device_that_cannot_learn_declines_and_the_others_go_on(house, a_run, 
 
 
 def test_a_round_without_quorum_is_tried_again_to_the_same_bytes(house, a_run, monkeypatch):
-    monkeypatch.setattr("talaria_coordinator.service.AGAIN_S", (0.2, 1.0))
+    monkeypatch.setattr("talaria_coordinator.conduct.AGAIN_S", (0.2, 1.0))
     one = house(a_run("fedper", rounds=2), quorum=1.0, deadline_s=1.5)
 
     async def story():

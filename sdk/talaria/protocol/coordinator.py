@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from talaria.errors import StateError, TalariaError, WireError
 from talaria.protocol import actions as a
+from talaria.protocol import buffer
 from talaria.protocol import events as e
 from talaria.protocol.intake import Intake
 from talaria.protocol.rounds import LIVE, Body, CoordinatorState, Member, Peer, Round, Rules
@@ -81,6 +82,8 @@ class CoordinatorHalf:
                 self._committed(t, event.round)
             case e.AbortRound():
                 self._finish(t, event.round, "failed", event.reason)
+            case e.Dismiss():
+                buffer.dismiss_all(t, self._intake(t), event.reason)
             case e.Release():
                 t.peer(event.dev).out, t.peer(event.dev).strikes = "", 0
                 t.act(a.Save())
@@ -106,7 +109,7 @@ class CoordinatorHalf:
             rnd.deadline = None if rnd.deadline is None else rnd.deadline + shift
             for dev, member in rnd.cohort.items():
                 member.asked = -1e18
-                if (rnd.number, dev) in event.stored and rnd.phase == "open" and member.phase in LIVE:
+                if (rnd.number, dev) in event.stored and member.phase in LIVE and self._intake(t).countable(rnd):
                     member.sha256 = event.stored[rnd.number, dev]
                     member.xfer = transfer_of(member.sha256)
                     member.base = rnd.version
@@ -144,10 +147,13 @@ class CoordinatorHalf:
                 f"round {event.round}: quorum={event.quorum} and target={target} do not fit {len(event.cohort)} devices"
             )
         deadline = None if event.seconds is None else event.now + event.seconds
-        state.rounds[event.round] = Round(
+        before = None if state.current is None else state.rounds[state.current]
+        state.rounds[event.round] = rnd = Round(
             event.round, state.body.version, state.body.cut.sha256, deadline, event.quorum, target, event.stale, {}
         )
         state.current = event.round
+        if event.stale:
+            buffer.fill(t, self._intake(t), rnd, before)
         self._enlist(t, e.Enlist(event.now, event.round, event.cohort))
 
     def _enlist(self, t: Turn, event: e.Enlist) -> None:
@@ -169,7 +175,7 @@ class CoordinatorHalf:
         if rnd is None or rnd.phase not in ("closed", "committed"):
             raise StateError(f"round {number} is not closed; only a closed round can be committed")
         rnd.phase = "committed"
-        over = sorted(n for n, r in t.state.rounds.items() if r.phase in ("committed", "failed"))
+        over = sorted(n for n, r in t.state.rounds.items() if r.idle())
         for old in over[: max(0, len(over) - self.rules.keep)]:
             del t.state.rounds[old]
         t.state.nonces = {k: v for k, v in t.state.nonces.items() if v[0] in t.state.rounds}
@@ -182,11 +188,11 @@ class CoordinatorHalf:
         if rnd is None or rnd.phase != "open":
             return
         verdict = rnd.verdict(t.now)
-        if verdict == "close":
-            self._finish(t, rnd.number, "closed", "the round is closed")
-        elif verdict == "fail":
-            short = f"{len(rnd.counted)} of at least {rnd.quorum} updates came"
-            self._finish(t, rnd.number, "failed", short)
+        if verdict == "closed":
+            self._finish(t, rnd.number, verdict, "the round is closed")
+        elif verdict != "open":
+            least = rnd.target if rnd.stale else rnd.quorum
+            self._finish(t, rnd.number, verdict, f"{len(rnd.counted)} of at least {least} updates came")
 
     def _finish(self, t: Turn, number: int, phase: str, reason: str) -> None:
         rnd = t.state.rounds.get(number)
@@ -198,13 +204,7 @@ class CoordinatorHalf:
             t.act(a.RoundClosed(number, rnd.roll(), rnd.missing()))
         else:
             t.act(a.RoundFailed(number, len(rnd.counted), reason))
-        if rnd.stale and phase == "closed":
-            return
-        for dev, member in sorted(rnd.cohort.items()):
-            if member.phase in LIVE:
-                self._intake(t).drop(rnd, dev, "late")
-                self._say(t, dev, m.Abort(round=number, reason=reason))
-        self._intake(t).admit()
+        buffer.end(t, self._intake(t), rnd, reason)
 
     # ---- what arrives ----------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class CoordinatorHalf:
         peer.boot, peer.online, peer.profile = boot, True, message.profile
         t.act(a.DeviceUp(dev, boot, message.profile))
         for rnd in t.state.rounds.values():
-            if dev in rnd.cohort and rnd.phase == "open":
+            if dev in rnd.cohort and self._intake(t).countable(rnd):
                 self._call(t, rnd, dev, again=True)
 
     def _heard(self, t: Turn, dev: str, message: m.Accept | m.Decline | m.Progress | m.Trouble) -> None:
@@ -373,8 +373,10 @@ class CoordinatorHalf:
             due or (again and member.phase in ("called", "working", "waiting", "receiving"))
         ):
             return
+        if rnd.stale and buffer.busy(t.state, rnd, dev):
+            return
         member.asked = t.now
-        seconds = 0.0 if rnd.deadline is None else max(0.001, rnd.deadline - t.now)
+        seconds = 0.0 if rnd.deadline is None or rnd.stale else max(0.001, rnd.deadline - t.now)
         work = m.Work(round=rnd.number, version=rnd.version, body=rnd.body, seconds=seconds, spec=member.spec)
         self._say(t, dev, work)
 

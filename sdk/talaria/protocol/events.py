@@ -72,7 +72,8 @@ class OpenRound:
 
     It closes when ``target`` updates are stored (default: all of the cohort), when everyone has answered and
     at least ``quorum`` are stored, or at the deadline with at least ``quorum``. With fewer it fails.
-    ``stale`` also counts updates of up to that many earlier rounds (asynchronous, FedBuff).
+    ``stale`` makes it a buffer of an asynchronous run, which closes at ``target`` alone and counts what was trained
+    from a body up to that many versions older; see :mod:`talaria.protocol.buffer`.
     """
 
     now: float
@@ -140,6 +141,14 @@ class AbortRound:
 
     now: float
     round: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """No further round follows: whatever is still under way is late, for this reason."""
+
+    now: float
     reason: str
 
 

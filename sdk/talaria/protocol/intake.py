@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from talaria.errors import WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.rounds import LIVE, Member, Round, Rules, Upload
+from talaria.protocol.rounds import HELD, LIVE, Member, Round, Rules, Upload
 from talaria.protocol.transfer import Receiver, transfer_of
 from talaria.protocol.turn import Turn
 from talaria.wire import messages as m
@@ -50,7 +50,9 @@ class Intake:
             self._answer(dev, rnd.number, offer.sha256, "stored", "")
         elif member.phase == "rejected":
             self._answer(dev, rnd.number, offer.sha256, "rejected", member.reason)
-        elif not self._countable(rnd) or member.phase not in LIVE:
+        elif member.phase == HELD:
+            return  # its receipt goes out once it counts
+        elif not self.countable(rnd) or member.phase not in LIVE:
             self._answer(dev, rnd.number, offer.sha256, "late", "the round is over")
         elif member.phase == "receiving":
             self._ask(dev, member.xfer, again=True)
@@ -66,7 +68,7 @@ class Intake:
             member.phase, member.sha256, member.reason = "rejected", cut.sha256, reason
             self._answer(dev, rnd.number, cut.sha256, "rejected", reason)
             raise WireError(f"offer for round {rnd.number} is too large: {reason}")
-        if not rnd.stale and offer.base != rnd.version:
+        if offer.base != rnd.version:
             raise WireError(f"offer for round {rnd.number} is based on body {offer.base}, not {rnd.version}")
         if len(self.t.state.waiting) >= 4 * self.rules.max_open:
             return  # no room to remember it: the device offers again
@@ -83,14 +85,19 @@ class Intake:
         self._answer(dev, rnd.number, offer.sha256, "equivocation", "another update of this round came first")
         self.quarantine(dev, f"two different updates for round {rnd.number}")
 
-    def _countable(self, rnd: Round) -> bool:
+    def countable(self, rnd: Round) -> bool:
+        """Whether an update of this round may still count: in the open round, or, asynchronously, in a later one."""
         state = self.t.state
         if state.current is None:
             return False
         now = state.rounds[state.current]
-        if now.phase != "open":
+        if not now.stale:
+            return rnd is now and now.phase == "open"
+        if "failed" in (now.phase, rnd.phase):
             return False
-        return rnd is now or (now.stale > 0 and now.number - rnd.number <= now.stale and rnd.phase != "failed")
+        # While a full buffer is folded, what comes is for the version after.
+        version = now.version + (now.phase in ("closed", "committed"))
+        return version - rnd.version <= now.stale
 
     def admit(self) -> None:
         """Give the next offers their place, as many as the bounds on open uploads allow."""
@@ -163,13 +170,14 @@ class Intake:
             return
         upload = self.t.state.uploads.get((event.dev, member.xfer))
         match event:
-            case e.Stored() if not self._countable(rnd):
+            case e.Stored() if not self.countable(rnd):
                 self.drop(rnd, event.dev, "late")
                 self._answer(event.dev, event.round, event.sha256, "late", "the round ended first")
             case e.Stored():
-                self.counted(rnd, event.dev, member)
+                counts = self.counted(rnd, event.dev, member)
                 self.t.act(a.Save(soon=True))  # the store holds it: a start without this save learns it there
-                self._answer(event.dev, event.round, event.sha256, "stored", "")
+                if counts:
+                    self._answer(event.dev, event.round, event.sha256, "stored", "")
             case e.Damaged() if upload is not None:
                 member.phase = "receiving"
                 upload.receiver.have = set(event.chunks)
@@ -191,14 +199,19 @@ class Intake:
                     self.quarantine(event.dev, event.reason)
         self.admit()
 
-    def counted(self, rnd: Round, dev: str, member: Member) -> None:
-        """This update counts, in the round that is open now, and only once."""
+    def counted(self, rnd: Round, dev: str, member: Member) -> bool:
+        """This update counts, in the round that is open now, and only once. False where it is held for the next one,
+        because this buffer is full."""
         self._forget(dev, member.xfer)
-        member.phase = "stored"
         self.t.peer(dev).strikes = 0
         current = self.t.state.current
         into = rnd if current is None else self.t.state.rounds[current]
+        if into.stale and (into.phase != "open" or len(into.counted) >= into.target):
+            member.phase = HELD
+            return False
+        member.phase = "stored"
         into.counted.append((dev, rnd.number, member.base, member.sha256))
+        return True
 
     def _answer(self, dev: str, number: int, sha: bytes, outcome: str, reason: str) -> None:
         self.say(dev, m.Receipt(round=number, sha256=sha, outcome=outcome, reason=reason[: m.MAX_TEXT]))

@@ -16,6 +16,9 @@ from talaria.wire.messages import MAX_TRANSFER
 LIVE = ("called", "working", "waiting", "receiving", "storing")
 """Phases of a member whose update may still come."""
 
+HELD = "held"
+"""Phase of a member of an asynchronous run whose update is stored, but counts only in the next buffer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
@@ -112,7 +115,7 @@ class Round:
     stale: int
     cohort: dict[str, Member]
     phase: str = "open"
-    """open, closed (announced), committed, failed."""
+    """open, closed (announced), committed, failed, carried (the next round takes over what is stored)."""
     counted: list[tuple[str, int, int, bytes]] = field(default_factory=list)
 
     def roll(self) -> tuple[Counted, ...]:
@@ -123,14 +126,21 @@ class Round:
         """Members whose update did not come in time."""
         return tuple(sorted(d for d, m in self.cohort.items() if m.phase != "stored"))
 
-    def verdict(self, now: float) -> Literal["open", "close", "fail"]:
-        """Whether the round goes on, closes or fails at ``now``."""
+    def idle(self) -> bool:
+        """Whether it is over, and nothing of it is under way."""
+        under_way = any(member.phase in LIVE or member.phase == HELD for member in self.cohort.values())
+        return self.phase in ("committed", "failed", "carried") and not under_way
+
+    def verdict(self, now: float) -> Literal["open", "closed", "failed", "carried"]:
+        """The phase that the round, open until now, is in at ``now``."""
         if len(self.counted) >= self.target:
-            return "close"
+            return "closed"
         over = self.deadline is not None and now >= self.deadline
+        if self.stale:
+            return "carried" if over else "open"
         if not over and any(m.phase in LIVE for m in self.cohort.values()):
             return "open"
-        return "close" if len(self.counted) >= self.quorum else "fail"
+        return "closed" if len(self.counted) >= self.quorum else "failed"
 
 
 @dataclass

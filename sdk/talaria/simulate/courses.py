@@ -28,7 +28,6 @@ class Record:
 def in_rounds(fleet: Fleet, over: float, progress: Progress) -> Fleet:
     """Everybody asked trains from one body. With ``over``, those who come first are counted, as many as needed."""
     run, names = fleet.run, tuple(fleet.members)
-    check_over(run, over)
     for number in range(1, run.rounds + 1):
         asked = rounds.cohort(run, number, names, over)
         due = {name: delay(run.seed, name, number) for name in asked} if over else dict.fromkeys(asked, 0.0)
@@ -37,14 +36,6 @@ def in_rounds(fleet: Fleet, over: float, progress: Progress) -> Fleet:
         counted = [arrived.pop(name) for name in first]
         _told(progress, fleet.fold(counted, tuple(arrived.values()), time=due[first[-1]]))
     return fleet
-
-
-def check_over(run: rounds.Run, over: float) -> None:
-    """Raise :class:`ConfigError` where a run cannot ask ``over`` more devices than it needs."""
-    if not 0 <= over <= 10:
-        raise ConfigError(f"over={over} must be in 0..10: the share of devices that is asked beyond those needed")
-    if over and run.fraction == 1:
-        raise ConfigError(f"over={over}: fraction=1 asks all members already; set fraction below 1")
 
 
 def as_they_come(fleet: Fleet, rule: FedBuff, progress: Progress) -> Fleet:

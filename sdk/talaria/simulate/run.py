@@ -60,9 +60,8 @@ def simulate(
     asynchronous run takes ``buffering``; one in rounds may ask ``over`` more devices than it counts. In both, who comes
     when is drawn (:mod:`talaria.simulate.delays`). Raises :class:`~talaria.errors.ConfigError` where these do not fit.
     """
+    rounds.check_over(run, over)
     if run.asynchronous:
-        if over:
-            raise ConfigError(f"over={over}: an asynchronous run asks everybody all the time; leave it at 0")
         buffering = buffering or Buffering()
         buffering.require(len(members))
         rule = buffered(run, buffering, aggregator)

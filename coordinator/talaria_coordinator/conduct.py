@@ -1,0 +1,190 @@
+"""The rounds of a fleet, conducted: when the next one opens, what becomes of one that closed, and when to try again.
+
+In an asynchronous run a round is a buffer (:mod:`talaria.protocol.buffer`), and each that fills makes a version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from talaria.errors import StateError, TalariaError
+from talaria.protocol import events as e
+from talaria.protocol.coordinator import CoordinatorState
+from talaria_coordinator import select
+from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.learning import Learning
+from talaria_coordinator.notices import Folded
+from talaria_coordinator.records import Fleet
+from talaria_coordinator.store import Store
+
+AGAIN_S = (2.0, 120.0)
+"""Seconds until something that failed is tried again, at first and at most."""
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What the service does for its conductor: give the machine an event, tell the journal, start a task, and put
+    something into the service's own line."""
+
+    feed: Callable[[object], None]
+    tell: Callable[..., None]
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    put: Callable[[object], Coroutine[Any, Any, None]]
+
+
+class Conductor:
+    """One fleet's rounds. ``fleet`` is its record as it was last read."""
+
+    def __init__(self, config: FleetConfig, store: Store, learning: Learning, hands: Hands) -> None:
+        self.config, self.store, self._learning, self._hands = config, store, learning, hands
+        self._not_before = 0.0
+        self._failures = 0
+
+    def begin(self) -> CoordinatorState:
+        """Enter the store as a new epoch; the machine as it was saved last."""
+        name, run = self.config.name, self.config.run.to_json()
+        known = self.store.fleet(name)
+        body, server = (known.body, known.server) if known else self._learning.first()
+        self.fleet: Fleet = self.store.enter(name, run, body, server)
+        saved = self.store.machine(name)
+        return CoordinatorState.load(saved) if saved else CoordinatorState()
+
+    def refresh(self) -> None:
+        """Read the fleet's record again."""
+        fleet = self.store.fleet(self.config.name)
+        if fleet is None:
+            raise StateError(f"fleet {self.config.name!r} is gone from the store; restore it from a backup")
+        self.fleet = fleet
+
+    @property
+    def over(self) -> bool:
+        """Whether all rounds are done."""
+        return self.fleet.step >= self.config.run.rounds
+
+    def stored(self, state: CoordinatorState) -> dict[tuple[int, str], bytes]:
+        """The sha256 of the updates in the store that may still count, by (round, device)."""
+        found = {}
+        for row in self.store.rounds(self.config.name):
+            machine = state.rounds.get(row.round)
+            if row.closed is None or (machine is not None and machine.stale):
+                for update in self.store.updates(self.config.name, row.round):
+                    if update.status == "stored":
+                        found[row.round, update.device] = bytes.fromhex(update.digest)
+        return found
+
+    def settle(self, state: CoordinatorState) -> None:
+        """After a start: fail what was open in the store and is not in the machine."""
+        for row in self.store.rounds(self.config.name):
+            machine = state.rounds.get(row.round)
+            if row.closed is None and (machine is None or machine.phase in ("failed", "carried")):
+                self.store.fail_round(self.config.name, row.round, "the coordinator stopped before it was announced")
+
+    # -- opening
+
+    def at_once(self) -> None:
+        """Do not wait any longer before the next try."""
+        self._not_before, self._failures = 0.0, 0
+
+    def advance(self, state: CoordinatorState) -> None:
+        """Open the next round where nothing stands in the way."""
+        current = None if state.current is None else state.rounds.get(state.current)
+        busy = current is not None and current.phase in ("open", "closed")
+        if busy or self.over or self.fleet.status != "running" or time.monotonic() < self._not_before:
+            return
+        roster = self.fleet.roster or self._gathered()
+        online = {name for name, peer in state.peers.items() if peer.online}
+        asked = select.ask(self.config, self.fleet.step + 1, roster, online, state.quarantined())
+        if asked is None:
+            return
+        row = self.store.open_round(self.config.name, asked.step, asked.cohort, self.fleet.body)
+        self._hands.tell(
+            "round-opened", round=row.round, step=asked.step, cohort=len(asked.cohort), online=asked.online
+        )
+        cohort, seconds = self._told(asked), self.config.deadline_s or None
+        self._hands.feed(
+            e.OpenRound(time.monotonic(), row.round, cohort, seconds, asked.quorum, asked.target, asked.stale)
+        )
+
+    def _told(self, asked: select.Asked) -> dict[str, bytes]:
+        """What each device is told with the request for work: the learning round, and, asynchronously, the last one of
+        its own that counted, so that its private part goes on from there."""
+        if not asked.stale:
+            return dict.fromkeys(asked.cohort, json.dumps({"step": asked.step}).encode())
+        every, last = self.store.rounds(self.config.name), dict.fromkeys(asked.cohort, 0)
+        step = {row.round: row.step for row in every}
+        for made, device in (pair for row in every for pair in row.counted or ()):
+            last[device] = max(last.get(device, 0), step[made])
+        return {name: json.dumps({"step": asked.step, "after": last[name]}).encode() for name in asked.cohort}
+
+    def _gathered(self) -> tuple[str, ...]:
+        """The roster, fixed once all that are waited for have come."""
+        roster = select.roster(self.config, self.store.devices(self.config.name))
+        if roster:
+            self.store.set_roster(self.config.name, roster)
+            self.refresh()
+            self._hands.tell("roster", devices=list(roster))
+        return roster
+
+    # -- closing
+
+    def closed(self, action: e.RoundClosed) -> None:
+        """Fold a round that closed, unless that is done."""
+        row = next((r for r in self.store.rounds(self.config.name) if r.round == action.round), None)
+        if row is None or row.closed is not None:
+            # Committed before a crash that the machine does not remember.
+            self._hands.feed(e.Committed(time.monotonic(), action.round))
+            return
+        self._hands.spawn(self._fold(action))
+
+    async def _fold(self, action: e.RoundClosed) -> None:
+        wait = AGAIN_S[0]
+        while True:
+            try:
+                await asyncio.to_thread(self._commit, action)
+            except StateError as error:
+                now = self.store.fleet(self.config.name)
+                if now is None or now.epoch != self.fleet.epoch:
+                    raise
+                self._hands.tell("error", round=action.round, error=str(error))
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, AGAIN_S[1])
+            except TalariaError as error:
+                self.failed(action.round, str(error))
+                await self._hands.put(e.Committed(time.monotonic(), action.round))
+                return
+            else:
+                await self._hands.put(Folded(action.round, len(action.counted), action.missing))
+                return
+
+    def _commit(self, action: e.RoundClosed) -> None:
+        body, server = self._learning.fold(self.fleet, action.counted)
+        self.store.commit_round(
+            self.config.name,
+            action.round,
+            epoch=self.fleet.epoch,
+            counted=[(entry.round, entry.dev) for entry in action.counted],
+            body=body,
+            server=server,
+            last=self.fleet.step + 1 >= self.config.run.rounds,
+        )
+
+    def folded(self, event: Folded) -> None:
+        """A round is committed."""
+        self.refresh()
+        self._failures = 0
+        facts: Mapping[str, Any] = {"counted": event.counted, "missing": list(event.missing), "body": self.fleet.body}
+        self._hands.tell("round-closed", round=event.number, step=self.fleet.step, **facts)
+        self._hands.feed(e.Committed(time.monotonic(), event.number))
+
+    def failed(self, number: int, reason: str) -> None:
+        """Try again a while later, under a new number; each time in a row waits longer."""
+        self.store.fail_round(self.config.name, number, reason)
+        wait = min(AGAIN_S[1], AGAIN_S[0] * 2**self._failures)
+        self._failures += 1
+        self._not_before = time.monotonic() + wait
+        self._hands.tell("round-failed", round=number, reason=reason, again_in_s=wait)

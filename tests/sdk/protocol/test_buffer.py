@@ -1,0 +1,241 @@
+"""Asynchronous rounds: buffers that fill, whoever comes when; nothing stored is ever lost, or counted twice."""
+
+from __future__ import annotations
+
+import hashlib
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from talaria.protocol import actions as a
+from talaria.protocol import events as e
+from talaria.wire.loop import Faults
+
+QUIET = Faults()
+
+
+class Stream:
+    """Drives a world through versions: opens a buffer whenever none is open, as the service does."""
+
+    def __init__(self, world, devices=4, target=2, stale=3, seconds=None, faults=QUIET, last=10**6):
+        self.w = world(devices, faults)
+        self.w.auto_commit = False
+        self.target, self.stale, self.seconds, self.last = target, stale, seconds, last
+        self.version, self.tried, self.folds = 0, 0, []
+        self.slow = {}
+        self.w.work = self.work
+        self.waiting = []
+        self.w.begin()
+
+    def work(self, name, number, version, again=False):
+        """Train at once, or, where the device is slow, when so many more versions are there."""
+        if self.slow.get(name, 0):
+            self.waiting.append((version + self.slow[name], name, number, version))
+        else:
+            type(self.w).work(self.w, name, number, version, again)
+
+    def run(self, seconds=1.0):
+        w = self.w
+        w.run(seconds)
+        current = None if w.state.current is None else w.state.rounds[w.state.current]
+        if current is not None and current.phase == "closed":
+            (closed,) = [c for c in w.closed if c.round == current.number][-1:]
+            self.fold(closed)
+            current = w.state.rounds[w.state.current]
+        if (current is None or current.phase not in ("open", "closed")) and self.version < self.last:
+            self.tried += 1
+            spec = {n: f"plan of {n}".encode() for n in w.names}
+            w.tell(e.OpenRound(w.now, self.tried, spec, self.seconds, 1, self.target, self.stale))
+        due = [job for job in self.waiting if job[0] <= self.version]
+        self.waiting = [job for job in self.waiting if job[0] > self.version]
+        for _, name, number, version in due:
+            type(w).work(w, name, number, version)
+
+    def fold(self, closed):
+        self.version += 1
+        self.folds.append(closed)
+        self.w.tell(e.Committed(self.w.now, closed.round))
+        self.w.publish_body(self.version)
+
+    def until(self, version, limit=400):
+        for _ in range(limit):
+            if self.version >= version:
+                return
+            self.run()
+        raise AssertionError(f"only {self.version} versions: {self.w.state.rounds}")
+
+    def check(self):
+        """Each fold is full, one of each device, none too old, and nothing counts twice."""
+        seen = set()
+        for index, fold in enumerate(self.folds):
+            assert len(fold.counted) == self.target
+            assert len({c.dev for c in fold.counted}) == self.target
+            assert list(fold.counted) == sorted(fold.counted, key=lambda c: (c.dev, c.round))
+            for entry in fold.counted:
+                assert 0 <= index - entry.base <= self.stale
+                assert (entry.dev, entry.round) not in seen
+                seen.add((entry.dev, entry.round))
+                data = self.w.disks[entry.dev].updates[entry.round, entry.dev]
+                assert entry.sha256 == hashlib.sha256(data).digest()
+        for (dev, number), outcomes in self.w.receipts.items():
+            if "stored" in outcomes:
+                held = [c for c in self.w.state.rounds.values() for c in c.counted if c[:2] == (dev, number)]
+                assert (dev, number) in seen or held, "what has a receipt counts"
+
+
+def test_every_full_buffer_makes_a_version_and_devices_go_on(world):
+    s = Stream(world)
+    s.until(6)
+    s.check()
+    assert {c.dev for fold in s.folds for c in fold.counted} == set(s.w.names)
+    assert s.w.state.quarantined() == {}
+    assert not [x for x in s.w.events if isinstance(x, a.Refused)]
+
+
+def test_a_slow_devices_old_update_counts_in_the_version_that_is_then_made(world):
+    s = Stream(world)
+    s.slow["dev-3"] = 2
+    s.until(8)
+    s.check()
+    ages = [i - c.base for i, fold in enumerate(s.folds) for c in fold.counted if c.dev == "dev-3"]
+    assert ages
+    assert set(ages) == {2}
+
+
+def test_who_is_too_old_is_told_and_begins_anew(world):
+    s = Stream(world, stale=1)
+    s.slow["dev-3"] = 5
+    s.until(4)
+    s.check()
+    assert any(isinstance(x, a.Cancel) and "too old" in x.reason for x in s.w.events)
+    s.slow.clear()
+    s.waiting.clear()
+    s.until(9)
+    s.check()
+    assert any(c.dev == "dev-3" for fold in s.folds for c in fold.counted)
+
+
+def test_what_comes_while_a_buffer_is_folded_counts_in_the_next_and_only_then_has_a_receipt(world):
+    s = Stream(world)
+    s.slow = {"dev-2": 1, "dev-3": 1}
+    s.run()
+    while s.w.state.rounds[1].phase != "closed":
+        s.w.run(1)
+    for _, name, number, version in s.waiting:
+        type(s.w).work(s.w, name, number, version)
+    s.waiting, s.slow = [], {}
+    s.w.run(6)
+    assert [m.phase for m in s.w.state.rounds[1].cohort.values()] == ["stored", "stored", "held", "held"]
+    assert s.w.receipts == {("dev-0", 1): ["stored"], ("dev-1", 1): ["stored"]}
+    s.w.crash_coordinator()
+    s.w.start_coordinator()
+    s.until(2)
+    assert [(c.dev, c.round, c.base) for c in s.folds[1].counted] == [("dev-2", 1, 0), ("dev-3", 1, 0)]
+    s.w.run(3)
+    assert s.w.receipts["dev-2", 1] == ["stored"]
+    s.check()
+
+
+def test_a_buffer_that_does_not_fill_in_time_is_carried_over_and_asks_again(world):
+    s = Stream(world, devices=3, target=2, seconds=10)
+    refused = []
+
+    def work(name, number, version, again=False):
+        if name == "dev-0" or number > 1:
+            type(s.w).work(s.w, name, number, version, again)
+        else:
+            refused.append(name)
+            s.w.say(name, e.Refuse(s.w.now, number, "low battery"))
+
+    s.w.work = work
+    s.until(1)
+    assert refused == ["dev-1", "dev-2"]
+    assert [(f.round, f.stored) for f in s.w.failed] == [(1, 1)]
+    assert {c.dev for c in s.folds[0].counted} > {"dev-0"}
+    assert [c.round for c in s.folds[0].counted if c.dev == "dev-0"] == [1], "what was stored is not asked for twice"
+    s.until(4)
+    s.check()
+
+
+def test_at_the_end_what_is_under_way_is_late(world):
+    s = Stream(world, last=2)
+    s.slow["dev-3"] = 9
+    s.until(2)
+    s.w.tell(e.Dismiss(s.w.now, "the run is over"))
+    s.w.run(10)
+    assert not [m for r in s.w.state.rounds.values() for m in r.cohort.values() if m.phase in ("working", "held")]
+    assert all(state.job is None or state.job.phase == "done" for _, state in s.w.devices.values())
+    s.check()
+
+
+def test_calling_a_buffer_off_lets_go_of_all(world):
+    s = Stream(world)
+    s.slow = dict.fromkeys(s.w.names, 9)
+    s.run()
+    s.w.run(3)
+    s.w.tell(e.AbortRound(s.w.now, 1, "called off"))
+    s.w.run(6)
+    assert all(state.job.phase == "done" for _, state in s.w.devices.values())
+    s.slow.clear()
+    s.waiting.clear()
+    s.until(2)
+    s.check()
+    assert all(c.round > 1 for fold in s.folds for c in fold.counted)
+
+
+def test_a_round_that_asks_more_than_it_needs_closes_with_those_who_come_first(world):
+    """Over-provisioning is of rounds in step: the late one never counts, and takes part in the next."""
+    w, slow = world(3, QUIET), []
+
+    def work(name, number, version, again=False):
+        if (name, number) == ("dev-2", 1):
+            slow.append((name, number, version))
+        else:
+            type(w).work(w, name, number, version, again)
+
+    w.work = work
+    w.begin()
+    w.open(1, quorum=1, target=2)
+    w.run(5)
+    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    assert w.closed[0].missing == ("dev-2",)
+    assert w.state.rounds[1].cohort["dev-2"].phase == "late"
+    type(w).work(w, *slow[0])
+    w.run(3)
+    assert ("dev-2", 1) not in w.receipts
+    w.publish_body(1)
+    w.open(2, quorum=1, target=3)
+    w.run(6)
+    assert [c.dev for c in w.closed[1].counted] == ["dev-0", "dev-1", "dev-2"]
+    assert w.state.quarantined() == {}
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10**6),
+    target=st.integers(1, 2),
+    stale=st.integers(1, 3),
+    slow=st.dictionaries(st.sampled_from(["dev-0", "dev-2"]), st.integers(1, 4)),
+    blows=st.lists(st.tuples(st.sampled_from(["co", "link", "off"]), st.integers(0, 3)), max_size=8),
+    drop=st.floats(0, 0.3),
+)
+def test_whatever_the_network_and_the_crashes_each_update_counts_once(world, seed, target, stale, slow, blows, drop):
+    s = Stream(world, target=target, stale=stale, seconds=60, faults=Faults(seed, drop, 0.2, 0.3))
+    s.slow = dict(slow)
+    for what, who in blows:
+        s.run(2)
+        name = s.w.names[who]
+        if what == "co":
+            s.w.crash_coordinator()
+            s.w.start_coordinator()
+        elif what == "off":
+            s.w.crash_device(name)
+            s.waiting = [job for job in s.waiting if job[1] != name]
+            s.w.start_device(name)
+        else:
+            s.w.hub.cut(name)
+            s.w.link_device(name)
+    s.until(s.version + 2)
+    s.check()
+    assert s.w.state.quarantined() == {}
+    assert type(s.w.state).load(s.w.state.dump()).dump() == s.w.state.dump()

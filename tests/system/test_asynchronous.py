@@ -1,0 +1,129 @@
+"""An asynchronous fleet over a real broker: its record, replayed in the simulator, gives the same bytes."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from talaria import bodies, tree
+from talaria.asynchrony import Buffering
+from talaria.model.zoo import ModelSpec
+from talaria.rounds import Member, Run
+from talaria.simulate.run import replay
+from talaria.types import Recipe, Samples
+from talaria_coordinator.blobs import FolderBlobs
+from talaria_coordinator.broker import open_broker
+from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.history import records
+from talaria_coordinator.service import Service
+from talaria_coordinator.store import Store
+from talaria_edge.config import DeviceConfig
+from talaria_edge.data import DeviceData, Given
+from talaria_edge.runtime import Agent
+
+SPEC = ModelSpec("imu_cnn", (3, 16), 3)
+NAMES = ("anna", "bela", "carl", "dora")
+TWO = Buffering(buffer=2, max_staleness=8)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with open_broker("mosquitto", state=tmp_path_factory.mktemp("broker")) as running:
+        yield running.url
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def data_of(seed):
+    y = torch.arange(18) % 3
+    x = torch.randn(18, 3, 16, generator=torch.Generator().manual_seed(seed)) + y[:, None, None]
+    return DeviceData(Samples(x[:12], y[:12]), Samples(x[12:], y[12:]))
+
+
+DATA = {name: data_of(i) for i, name in enumerate(NAMES)}
+
+
+def a_run(algorithm, rounds=4, **more):
+    recipe = Recipe(batch=6, lr=0.02)
+    return Run(spec=SPEC, algorithm=algorithm, recipe=recipe, rounds=rounds, seed=3, **{"asynchronous": True, **more})
+
+
+class Fleet:
+    """A coordinator and its devices in one event loop, each with its own connection; ``slow`` takes its time."""
+
+    def __init__(self, folder, url, run, **options):
+        self.folder, self.url, self.run = folder, url, run
+        self.name = folder.name.replace("_", "-")[-30:].strip("-")
+        self.options = {"members": NAMES, "buffering": TWO, "stay": False, "retry_s": 0.3, **options}
+        self.store, self.blobs = Store(folder / "db"), FolderBlobs(folder / "blobs")
+        self.workers = {name: ThreadPoolExecutor(1) for name in NAMES}
+        self.told, self.services = [], []
+
+    def close(self):
+        for worker in self.workers.values():
+            worker.shutdown()
+        self.store.close()
+
+    async def serve(self):
+        config = FleetConfig(name=self.name, run=self.run, state=self.folder, **self.options)
+        self.services.append(Service(config, self.store, self.blobs, report=self.told.append))
+        await self.services[-1].run(self.url)
+
+    def agent(self, name):
+        config = DeviceConfig(
+            device=name, fleet=self.name, broker=self.url, state=self.folder / name, retry_s=0.3,
+            source=Given(lambda: DATA[name]),
+        )  # fmt: skip
+        return Agent(config, worker=self.workers[name], report=self.told.append).run()
+
+    def shared(self):
+        self.store.verify_log()
+        return bodies.decode_body(self.run, self.blobs.get(self.store.fleet(self.name).body))
+
+    def replayed(self):
+        members = {name: Member(name, data.train, data.val) for name, data in DATA.items()}
+        return replay(self.run, members, records(self.store, self.name), buffering=self.options["buffering"])
+
+
+@pytest.fixture
+def fleet(tmp_path, broker):
+    made = []
+
+    def make(run, **options):
+        made.append(Fleet(tmp_path, broker, run, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def go(work):
+    async def limited():
+        async with asyncio.timeout(200):
+            return await work
+
+    return asyncio.run(limited())
+
+
+@pytest.mark.parametrize("algorithm", ["ffgg", "fedper"])
+def test_the_record_of_an_asynchronous_fleet_replays_to_the_same_bytes(fleet, algorithm):
+    one = fleet(a_run(algorithm))
+
+    async def story():
+        return await asyncio.gather(one.serve(), *map(one.agent, NAMES))
+
+    results = go(story())[1:]
+    made = records(one.store, one.name)
+    assert [len(record.counted) for record in made] == [2] * 4
+    assert all(len({device for device, _ in record.counted}) == 2 for record in made)
+    assert not any("error" in result for result in results)
+    assert tree.equal(one.shared(), one.replayed().shared)
+    assert one.store.fleet(one.name).status == "done"

@@ -1,0 +1,104 @@
+"""Several fleets in one coordinator process, over one broker: each learns its own, and a failing one harms nobody."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from talaria import bodies, tree
+from talaria.errors import ConfigError, StateError
+from talaria.rounds import Member
+from talaria.simulate.run import simulate
+from talaria.types import Samples
+from talaria_coordinator.blobs import FolderBlobs
+from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.opening import held
+from talaria_coordinator.serve import configs_in, require_apart, serve_all
+from talaria_coordinator.store import Store
+from talaria_edge.config import DeviceConfig
+from talaria_edge.data import DeviceData, Given
+from talaria_edge.runtime import Agent
+
+
+def data_of(seed):
+    y = torch.arange(18) % 3
+    x = torch.randn(18, 6, 32, generator=torch.Generator().manual_seed(seed)) + y[:, None, None]
+    return DeviceData(Samples(x[:12], y[:12]), Samples(x[12:], y[12:]))
+
+
+DATA = {name: data_of(i) for i, name in enumerate(("anna", "bela"))}
+
+
+def config_of(folder, name, run):
+    return FleetConfig(
+        name=name, run=run, state=folder / name, members=tuple(DATA), broker="mosquitto", stay=False, retry_s=0.3
+    )
+
+
+def test_two_fleets_share_a_broker_and_a_third_fails_alone(tmp_path, a_run):
+    runs = {"watch": a_run("fedavg", rounds=2), "phone": replace(a_run("fedper", rounds=2), seed=9)}
+    configs = [config_of(tmp_path, name, run) for name, run in runs.items()]
+    taken = config_of(tmp_path, "taken", runs["watch"])
+    told, worker = [], ThreadPoolExecutor(1)
+
+    def agent(fleet, name, url):
+        config = DeviceConfig(
+            device=name, fleet=fleet, broker=url, state=tmp_path / f"{fleet}-{name}", retry_s=0.3,
+            source=Given(lambda: DATA[name]),
+        )  # fmt: skip
+        return Agent(config, worker=worker).run()
+
+    async def story():
+        serving = asyncio.ensure_future(serve_all([taken, *configs], told.append))
+        while sum(item["event"] == "ready" for item in told) < 2:
+            await asyncio.sleep(0.05)
+        urls = {item["broker"] for item in told if item["event"] == "ready"}
+        assert len(urls) == 1, "both speak over one broker"
+        async with asyncio.timeout(240):
+            await asyncio.gather(*(agent(fleet, name, *urls) for fleet in runs for name in DATA))
+            with pytest.raises(StateError, match="in use by another coordinator"):
+                await serving
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with held(taken.state):
+            asyncio.run(story())
+        assert [(i["fleet"], "in use" in i["error"]) for i in told if i["event"] == "failed"] == [("taken", True)]
+        assert {i["fleet"] for i in told if i["event"] == "stopped"} == set(runs)
+        for config in configs:
+            store = Store(config.database)
+            body = FolderBlobs(config.state / "blobs").get(store.fleet(config.name).body)
+            store.close()
+            simulated = simulate(config.run, {n: Member(n, d.train, d.val) for n, d in DATA.items()})
+            assert tree.equal(bodies.decode_body(config.run, body), simulated.shared)
+    finally:
+        torch.set_num_threads(before)
+        worker.shutdown()
+
+
+def test_fleets_in_each_others_way_are_refused(tmp_path, a_run):
+    one = config_of(tmp_path, "watch", a_run())
+    for other, says in (
+        (replace(one, state=tmp_path / "b"), r"\[fleet\] name = watch"),
+        (replace(one, name="phone"), r"\[fleet\] state = "),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            require_apart([one, other])
+    with pytest.raises(ConfigError, match="no fleet is given"):
+        require_apart([])
+    require_apart([one, config_of(tmp_path, "phone", a_run())])
+
+
+def test_folders_are_looked_into(tmp_path):
+    for name in ("b.toml", "a.toml", "made/fleet.toml", "made/other.toml", "apart/x.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    inside = [p.relative_to(tmp_path).as_posix() for p in configs_in([tmp_path])]
+    assert inside == ["a.toml", "b.toml", "made/fleet.toml"]
+    assert configs_in([tmp_path / "made", tmp_path / "b.toml"]) == [tmp_path / "made/fleet.toml", tmp_path / "b.toml"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="empty holds neither"):
+        configs_in([tmp_path / "empty"])
