@@ -176,8 +176,8 @@ def read_plan(path: Path) -> Plan:
 def _rules(section: Section) -> Rules:
     given: dict[str, Any] = {}
     for name, high in (("min_battery", 1.0), ("max_celsius", 150.0), ("max_load", 1e6), ("min_idle_s", 1e9)):
-        if name in section.values:
+        if section.raw(name, None) is not None:
             given[name] = section.number(name, high=high)
-    if "hours" in section.values:
+    if section.raw("hours", None) is not None:
         given["hours"] = hours(section.text("hours"))
     return Rules(only_charging=section.flag("only_charging", False), **given)
