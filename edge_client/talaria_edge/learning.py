@@ -52,7 +52,8 @@ class Learner:
         return found
 
     def round(self, step: int, body: bytes, after: int | None = None) -> tuple[Trained, dict[str, float]]:
-        """Learn round ``step`` from the body with this sha256, or find it done; ``(update, metrics)``.
+        """Learn round ``step`` from the body with this sha256, or find it done; ``(update, metrics)``. ``after`` is
+        this device's last round that counted, where the run is asynchronous.
 
         The update and the new private state are on flash when this returns.
         """
@@ -67,10 +68,10 @@ class Learner:
             )
         member = self.member(self._data())
         own = None if private is None else private.tensors
-        update, after = rounds.participate(self.run, member, self._shared(body), own, step)
+        update, moved = rounds.participate(self.run, member, self._shared(body), own, step)
         data = codec.encode_update(update, rounds.codec_of(self.run, member))
         trained = Trained(data, step, body.hex(), self.digest)
-        self.store.stage(trained, after)
+        self.store.stage(trained, moved)
         return trained, dict(update.metrics)
 
     def _settle(self, after: int | None) -> None:
