@@ -41,8 +41,9 @@ def append(
 def verify(tx: Connection) -> int:
     """Walk the whole chain; the number of events. Raises StateError at the first that was altered."""
     chain, count = GENESIS, 0
-    for row in tx.execute(select(EVENTS).order_by(EVENTS.c.seq).execution_options(yield_per=1000)):
-        chain, count = link(chain, row.at, row.fleet, row.round, row.device, row.kind, row.detail), count + 1
-        if chain != row.chain:
-            raise StateError(f"store: event {row.seq} of the audit log was altered; compare with a backup")
+    with tx.execute(select(EVENTS).order_by(EVENTS.c.seq).execution_options(yield_per=1000)) as found:
+        for row in found:
+            chain, count = link(chain, row.at, row.fleet, row.round, row.device, row.kind, row.detail), count + 1
+            if chain != row.chain:
+                raise StateError(f"store: event {row.seq} of the audit log was altered; compare with a backup")
     return count

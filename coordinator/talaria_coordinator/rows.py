@@ -32,9 +32,10 @@ def dump(tx: Connection) -> Iterator[bytes]:
     """Every row of every table as one line, parents before children; one batch of rows in memory at a time."""
     for table in METADATA.sorted_tables:
         asked = select(table).order_by(*table.primary_key.columns).execution_options(yield_per=BATCH)
-        for row in tx.execute(asked).mappings():
-            values = {name: _plain(value) for name, value in row.items()}
-            yield json.dumps([table.name, values]).encode() + b"\n"
+        with tx.execute(asked) as found:
+            for row in found.mappings():
+                values = {name: _plain(value) for name, value in row.items()}
+                yield json.dumps([table.name, values]).encode() + b"\n"
 
 
 def load(tx: Connection, lines: BinaryIO) -> int:
