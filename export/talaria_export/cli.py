@@ -18,9 +18,7 @@ ARRAY_LIMIT = 1 << 30
 
 
 def export(
-    spec: Annotated[
-        Path | None, typer.Option(help="Model spec as JSON: name, input_shape, classes, adapters.")
-    ] = None,
+    spec: Annotated[Path | None, typer.Option(help="Model spec as JSON: name, input_shape, classes, adapters.")] = None,
     weights: Annotated[
         Path | None, typer.Option(help="The personal model's weights (.safetensors), compact where pruned.")
     ] = None,
