@@ -91,7 +91,7 @@ class House:
         return simulate(self.run, members)
 
 
-def run_all(*work, seconds=120):
+def run_all(*work, seconds=280):
     async def together():
         async with asyncio.timeout(seconds):
             return await asyncio.gather(*work)
