@@ -1,9 +1,14 @@
-"""FFGG on the quadratic problem of overpersonalized clients, whose optimum and rates are known in closed form."""
+"""FFGG on the quadratic problem of overpersonalized clients, whose optimum and rates are known in closed form.
+
+The long runs are made by :class:`Twin`, the same arithmetic for all clients at once; one test holds it against ``fit``,
+form by form.
+"""
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.buffered import FedBuff
 from talaria.aggregate.clipping import CenteredClip
 from talaria.aggregate.coordinatewise import Median, TrimmedMean
 from talaria.aggregate.krum import Krum, MultiKrum
@@ -18,6 +24,7 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.rfa import RFA
 from talaria.algorithms.ffgg import FFGG, dispersion
 from talaria.errors import ConfigError
+from talaria.simulate.delays import delay
 from talaria.types import Recipe, Samples, Split, Task, Tensors, Update
 
 CLIENTS = 20
@@ -56,6 +63,10 @@ class Problem:
     def value(self, theta: Tensor) -> list[float]:
         return [float(0.5 * (a @ theta - b).square().sum()) for a, b in self.projected]
 
+    def loss(self, theta: Tensor) -> float:
+        rows = torch.stack([a for a, _ in self.projected]) @ theta - torch.stack([b for _, b in self.projected])
+        return float(0.5 * rows.square().sum(1).mean())
+
 
 def problem(n: int = 8, noise: float = 0.0, scale: float = 1.0, raw: bool = False, lr: float = 1.0) -> Problem:
     """Seed 0, n rows a client. Unless ``raw``, B is replaced by an orthonormal basis (times ``scale``) of its
@@ -89,30 +100,57 @@ def fresh() -> Tensors:
     return {"w": torch.zeros(OWN, dtype=torch.float64)}
 
 
-def run(
-    p: Problem,
-    algorithm: FFGG,
-    rounds: int,
-    *,
-    sampled: int = CLIENTS,
-    each: Callable[[Tensors, list[Update]], None] | None = None,
-    until: float = 0.0,
-) -> Tensors:
-    """The shared state after ``rounds``, or as soon as the mean loss is below ``until``."""
-    shared, private = zero(), [fresh() for _ in range(CLIENTS)]
-    rng = np.random.default_rng(1)
-    for k in range(rounds):
-        chosen = sorted(rng.choice(CLIENTS, sampled, replace=False)) if sampled < CLIENTS else range(CLIENTS)
-        updates = []
-        for i in chosen:
-            update, private[i] = algorithm.fit(p.tasks[i].but(round=k), shared, private[i])
-            updates.append(update)
-        shared, _ = algorithm.aggregator.apply(shared, {}, updates)
-        if each:
-            each(shared, updates)
-        if np.mean(p.value(shared["theta"])) < until:
-            break
-    return shared
+@dataclass
+class Twin:
+    """What ``fit`` of each client sends and keeps, as matrices: ``tau`` steps of ``gamma`` on theta, the private part
+    fitted by ``heads`` steps of ``head_lr`` first, and before each further step where ``refit``."""
+
+    p: Problem
+    gamma: float
+    tau: int = 1
+    refit: bool = True
+    heads: int = 1
+    head_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        models = [t.model for t in self.p.tasks]
+        self.a, self.b = torch.stack([m.a for m in models]), torch.stack([m.b for m in models])
+        self.c = torch.stack([m.c for m in models])
+        self.w = torch.zeros(CLIENTS, OWN, dtype=torch.float64)
+
+    def __call__(self, theta: Tensor, who: Sequence[int] = range(CLIENTS)) -> Tensor:
+        """The differences (len(who), DIM) that the clients ``who`` send; their private parts move."""
+        who = list(who)
+        a, b, c, w = self.a[who], self.b[who], self.c[who], self.w[who]
+        y = theta.expand(len(who), DIM).clone()
+        for k in range(self.tau):
+            for _ in range(self.heads if k == 0 or self.refit else 0):
+                w = w - self.head_lr * _of(b, _residual(a, b, c, y, w))
+            y = y - self.gamma * _of(a, _residual(a, b, c, y, w))
+        self.w[who] = w
+        return y - theta
+
+    def run(
+        self, rounds: int, *, sampled: int = CLIENTS, until: float = 0.0, each: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        """theta after ``rounds`` of the plain mean, or as soon as the mean loss is below ``until``."""
+        theta, rng = zero()["theta"], np.random.default_rng(1)
+        for _ in range(rounds):
+            chosen = sorted(rng.choice(CLIENTS, sampled, replace=False)) if sampled < CLIENTS else range(CLIENTS)
+            theta = theta + self(theta, chosen).mean(0)
+            if each:
+                each(theta)
+            if self.p.loss(theta) < until:
+                break
+        return theta
+
+
+def _residual(a: Tensor, b: Tensor, c: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    return torch.einsum("ind,id->in", a, y) + torch.einsum("ind,id->in", b, w) - c
+
+
+def _of(a: Tensor, r: Tensor) -> Tensor:
+    return torch.einsum("ind,in->id", a, r)
 
 
 def exact(gamma: float, **options: object) -> FFGG:
@@ -126,10 +164,52 @@ def test_the_problem_is_the_one_of_the_card() -> None:
     assert (round(p.mu, 4), round(p.smooth, 4), round(p.worst, 3)) == (0.2959, 1.0265, 4.677)
 
 
+FORMS = {
+    "gradient": ({"form": "gradient"}, {}),
+    "variant A": ({"form": "local", "local_steps": 5, "refit": True}, {"tau": 5}),
+    "variant B": ({"form": "local", "local_steps": 5}, {"tau": 5, "refit": False}),
+    "inexact heads": ({"form": "gradient", "head_steps": 3, "head_lr": 0.1}, {"heads": 3, "head_lr": 0.1}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_twin_is_what_fit_sends_and_keeps(form: str) -> None:
+    options, same = FORMS[form]
+    p = problem(raw=form == "inexact heads")
+    gamma = 1 / p.worst
+    algorithm, twin = exact(gamma, **options), Twin(p, gamma, **same)  # type: ignore[arg-type]
+    shared, private = zero(), [fresh() for _ in range(CLIENTS)]
+    for k in range(3):
+        updates = []
+        for i, task in enumerate(p.tasks):
+            update, private[i] = algorithm.fit(task.but(round=k), shared, private[i])
+            updates.append(update)
+        sent = twin(shared["theta"])
+        assert torch.allclose(torch.stack([u.tensors["theta"] for u in updates]), sent, rtol=1e-9, atol=1e-12)
+        assert torch.allclose(torch.stack([w["w"] for w in private]), twin.w, rtol=1e-9, atol=1e-12)
+        shared, _ = algorithm.aggregator.apply(shared, {}, updates)
+
+
+def test_rounds_of_fit_and_the_mean_converge() -> None:
+    """The whole way, without the twin."""
+    p = problem()
+    algorithm, shared = exact(1 / p.smooth), zero()
+    private = [fresh() for _ in range(CLIENTS)]
+    start = p.loss(shared["theta"])
+    for k in range(12):
+        updates = []
+        for i, task in enumerate(p.tasks):
+            update, private[i] = algorithm.fit(task.but(round=k), shared, private[i])
+            updates.append(update)
+        shared, _ = algorithm.aggregator.apply(shared, {}, updates)
+    assert p.loss(shared["theta"]) < start * (1 - p.mu / p.smooth) ** 24
+    assert torch.allclose(shared["theta"], Twin(p, 1 / p.smooth).run(12), rtol=1e-9)
+
+
 def test_gradient_form_converges_linearly_at_the_rate_of_gradient_descent() -> None:
     p, losses = problem(), []
-    start = np.mean(p.value(zero()["theta"]))
-    run(p, exact(1 / p.smooth), 100, each=lambda s, u: losses.append(np.mean(p.value(s["theta"]))))
+    start = p.loss(zero()["theta"])
+    Twin(p, 1 / p.smooth).run(100, each=lambda theta: losses.append(p.loss(theta)))
     assert start == pytest.approx(2.77, rel=0.3)
     assert losses[49] < 2.8e-17 * 10
     assert losses[99] < 8e-29 * 10
@@ -157,34 +237,25 @@ def test_the_gradient_sent_is_that_of_the_envelope() -> None:
         assert update.metrics["gradient_norm"] == pytest.approx(float(point.grad.norm()))
 
 
-@pytest.mark.parametrize(("tau", "refit", "bound"), [(1, True, 1e-8), (5, True, 8e-18), (20, True, 1e-12)])
-def test_local_steps_variant_a_reach_the_optimum(tau: int, refit: bool, bound: float) -> None:
+@pytest.mark.parametrize(("tau", "bound"), [(1, 1e-8), (5, 8e-18), (20, 1e-26)])
+def test_local_steps_variant_a_reach_the_optimum(tau: int, bound: float) -> None:
     p = problem()
-    shared = run(p, exact(1 / p.worst, form="local", local_steps=tau, refit=refit), 100, until=10 * bound)
-    assert np.mean(p.value(shared["theta"])) < 10 * bound
+    assert p.loss(Twin(p, 1 / p.worst, tau=tau).run(100)) < 10 * bound
 
 
 @pytest.mark.parametrize(("tau", "bound"), [(1, 1e-8), (5, 9e-18), (20, 1e-16)])
 def test_local_steps_variant_b_reach_the_optimum(tau: int, bound: float) -> None:
     p = problem()
     gamma = 1 / max(float(torch.linalg.matrix_norm(t.model.a, 2)) ** 2 for t in p.tasks)
-    losses: list[float] = []
-    run(
-        p,
-        exact(max(gamma, 1 / p.worst), form="local", local_steps=tau),
-        100,
-        until=10 * bound,
-        each=lambda s, u: losses.append(float(np.mean(p.value(s["theta"])))),
-    )
-    assert losses[-1] < 10 * bound
+    theta = Twin(p, max(gamma, 1 / p.worst), tau=tau, refit=False).run(100, until=10 * bound)
+    assert p.loss(theta) < 10 * bound
 
 
 @pytest.mark.parametrize("tau", [1, 5, 50])
 def test_distance_never_grows_with_five_of_twenty_sampled(tau: int) -> None:
     p, distances = problem(), []
-    algorithm = exact(1 / p.worst, form="local", local_steps=tau, refit=True)
     rounds = {1: 200, 5: 120, 50: 40}[tau]
-    run(p, algorithm, rounds, sampled=5, each=lambda s, u: distances.append(float((s["theta"] - p.theta).norm())))
+    Twin(p, 1 / p.worst, tau=tau).run(rounds, sampled=5, each=lambda x: distances.append(float((x - p.theta).norm())))
     assert all(b <= a * (1 + 1e-12) + 1e-14 for a, b in itertools.pairwise(distances))
     assert distances[-1] < 1e-2 * distances[0]
 
@@ -193,34 +264,90 @@ def test_distance_never_grows_with_five_of_twenty_sampled(tau: int) -> None:
 def test_inexact_warm_started_heads_still_reach_the_optimum(steps: int, bound: float) -> None:
     p = problem(raw=True)
     stiff = max(float(torch.linalg.matrix_norm(t.model.b, 2)) ** 2 for t in p.tasks)
-    shared = run(p, exact(1 / p.smooth, head_steps=steps, head_lr=1 / stiff), 500, until=10 * bound)
-    assert np.mean(p.value(shared["theta"])) < 10 * bound
+    assert p.loss(Twin(p, 1 / p.smooth, heads=steps, head_lr=1 / stiff).run(500)) < 10 * bound
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_the_step_does_not_depend_on_how_stiff_the_private_part_is(scale: float) -> None:
     p = problem(scale=scale)
-    shared = run(p, exact(1 / p.smooth, head_lr=1 / scale**2), 50)
-    assert np.mean(p.value(shared["theta"])) < 2.8e-17
+    assert p.loss(Twin(p, 1 / p.smooth, head_lr=1 / scale**2).run(50)) < 2.8e-17
 
 
-@pytest.mark.parametrize("gamma", [0.05, 0.1, 0.2])
-def test_asynchronous_arrivals_reach_the_optimum(gamma: float) -> None:
-    """Five devices answer ten times as often; each gets the new body only when its own gradient arrives."""
-    p, algorithm = problem(), exact(gamma)
-    shared, private = zero(), [fresh() for _ in range(CLIENTS)]
-    held = [shared for _ in range(CLIENTS)]
-    rng = np.random.default_rng(2)
-    due = [rng.exponential(1 if i < 5 else 10) for i in range(CLIENTS)]
-    for _ in range(6000):
-        if np.mean(p.value(shared["theta"])) < 1e-20:
+def arriving(
+    p: Problem, rule: FedBuff, gamma: float, versions: int, lie: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, int]:
+    """theta after ``versions`` of a buffer, and the oldest update that counted. Devices answer after drawn delays, the
+    first five ten times as often; each trains from the body that was newest when it began. The last four may ``lie``.
+    """
+    twin, shared = Twin(p, gamma), zero()
+    state, held, oldest = rule.init(shared), [0] * CLIENTS, 0
+    bodies = {0: shared["theta"]}
+    due = [(delay(2, f"c{i:02d}", 1) * (1 if i < 5 else 10), i) for i in range(CLIENTS)]
+    heapify(due)
+    inside: list[int] = []
+    while (version := int(state["version"])) < versions and bool(torch.isfinite(shared["theta"]).all()):
+        now, i = heappop(due)
+        sent = twin(bodies[held[i]], [i])[0]
+        if lie is not None and i >= CLIENTS - 4:
+            sent = lie(sent)
+        oldest = max(oldest, version - held[i])
+        update = Update({"theta": sent}, 1.0, f"c{i:02d}", base=held[i], kind="delta")
+        shared, state = rule.apply(shared, state, [update])
+        inside.append(i)
+        if int(state["version"]) == version:
+            continue
+        bodies[version + 1] = shared["theta"]
+        for j in inside:
+            held[j] = version + 1
+            heappush(due, (now + delay(2, f"c{j:02d}", version + 2) * (1 if j < 5 else 10), j))
+        inside = []
+        bodies = {v: body for v, body in bodies.items() if v in held}
+        if version % 50 == 0 and p.loss(shared["theta"]) < 1e-13:
             break
-        i = int(np.argmin(due))
-        update, private[i] = algorithm.fit(p.tasks[i], held[i], private[i])
-        shared, _ = MaskedMean().apply(shared, {}, [update])
-        held[i] = shared
-        due[i] += rng.exponential(1 if i < 5 else 10)
-    assert np.mean(p.value(shared["theta"])) < 1e-20
+    return shared["theta"], oldest
+
+
+@pytest.mark.parametrize(("capacity", "gamma", "versions"), [(1, 0.2, 3000), (5, 0.8, 1500)])
+def test_asynchronous_arrivals_reach_the_optimum(capacity: int, gamma: float, versions: int) -> None:
+    """Unequal speeds cause no bias: at the optimum every gradient is zero, however old the body it was taken at."""
+    p = problem()
+    rule = FedBuff(inner=MaskedMean(weighting="uniform"), capacity=capacity, max_staleness=10**4)
+    theta, oldest = arriving(p, rule, gamma, versions)
+    assert p.loss(theta) < 1e-12
+    assert oldest > 20, "some updates were old"
+
+
+def test_at_the_optimum_stale_updates_move_nothing() -> None:
+    p = problem()
+    twin = Twin(p, 1.0)
+    rule = FedBuff(inner=MaskedMean(weighting="uniform"), capacity=5)
+    shared = {"theta": p.theta}
+    state = rule.init(shared) | {"version": torch.tensor(9)}
+    sent = twin(p.theta, range(5))
+    updates = [Update({"theta": x}, 1.0, f"c{i}", base=i, kind="delta") for i, x in enumerate(sent)]
+    new, state = rule.apply(shared, state, updates)
+    assert int(state["version"]) == 10
+    assert torch.allclose(new["theta"], p.theta, rtol=0, atol=1e-14)
+
+
+def test_a_robust_rule_within_the_buffer_reaches_the_optimum_among_liars() -> None:
+    p = problem(n=40)
+    rule = FedBuff(inner=TrimmedMean(f=4), capacity=16, max_staleness=10**4)
+    theta, oldest = arriving(p, rule, 0.5, 600, lambda sent: -10 * sent)
+    assert p.loss(theta) < 1e-12
+    assert oldest > 0
+    plain = FedBuff(inner=MaskedMean(weighting="uniform"), capacity=16, max_staleness=10**4)
+    spoiled, _ = arriving(p, plain, 0.5, 60, lambda sent: -10 * sent)
+    assert not p.loss(spoiled) < 1e-3
+
+
+def test_asynchronously_a_floor_remains_where_clients_are_not_overpersonalized() -> None:
+    p = problem(noise=0.5)
+    hessian = sum(a.T @ a for a, _ in p.projected)
+    best = torch.linalg.solve(hessian, sum(a.T @ b for a, b in p.projected))
+    rule = FedBuff(inner=MaskedMean(weighting="uniform"), capacity=1, max_staleness=10**4)
+    theta, _ = arriving(p, rule, 0.2, 300)
+    assert 1e-4 < p.loss(theta) - p.loss(best) < 10
 
 
 RULES: dict[str, tuple[Aggregator, float]] = {
@@ -233,8 +360,11 @@ RULES: dict[str, tuple[Aggregator, float]] = {
 }
 
 
-def attacked(p: Problem, rule: Aggregator, attack: Callable[[Tensor], Tensor], rounds: int = 600) -> float:
-    """The honest clients' mean loss after ``rounds`` with four of twenty sending ``attack(mean honest gradient)``.
+def attacked(
+    p: Problem, rule: Aggregator, attack: Callable[[Tensor], Tensor], rounds: int = 600, until: float = 0.0
+) -> float:
+    """The honest clients' mean loss after ``rounds``, or as soon as it is below ``until``, with four of twenty sending
+    ``attack(mean honest gradient)``.
 
     Gradients come from the closed form, which another test here holds against what ``fit`` sends.
     """
@@ -242,7 +372,9 @@ def attacked(p: Problem, rule: Aggregator, attack: Callable[[Tensor], Tensor], r
     hessian = sum(a.T @ a for a, _ in honest) / len(honest)
     gamma = 0.5 / float(torch.linalg.eigvalsh(hessian)[-1])
     state = rule.init(shared)
-    for _ in range(rounds):
+    for k in range(rounds):
+        if k % 20 == 0 and np.mean(p.value(shared["theta"])[4:]) < until:
+            break
         good = [a.T @ (a @ shared["theta"] - b) for a, b in honest]
         bad = attack(torch.stack(good).mean(0))
         sent = [Update({"theta": -gamma * g}, 1.0, f"c{i:02d}", kind="delta") for i, g in enumerate([bad] * 4 + good)]
@@ -257,20 +389,19 @@ def attacked(p: Problem, rule: Aggregator, attack: Callable[[Tensor], Tensor], r
 def test_robust_rules_reach_the_exact_optimum_among_byzantine_clients(name: str, attack: str) -> None:
     rule, bound = RULES[name]
     lie = {"reverse": lambda g: -10 * g, "constant": lambda g: torch.full_like(g, 1e3)}[attack]
-    assert attacked(problem(n=40), rule, lie) < max(10 * bound, 1e-28)
+    assert attacked(problem(n=40), rule, lie, until=max(bound, 1e-29)) < max(10 * bound, 1e-28)
 
 
 @pytest.mark.parametrize("lie", [lambda g: -10 * g, lambda g: torch.full_like(g, 1e3)])
 def test_the_mean_does_not_survive_the_same_attacks(lie: Callable[[Tensor], Tensor]) -> None:
-    assert attacked(problem(n=40), MaskedMean(weighting="uniform"), lie) > 1.0
+    assert attacked(problem(n=40), MaskedMean(weighting="uniform"), lie, rounds=60) > 1.0
 
 
 def test_a_floor_remains_where_clients_are_not_overpersonalized() -> None:
     p = problem(n=40, noise=0.5)
     hessian = sum(a.T @ a for a, _ in p.projected)
     best = torch.linalg.solve(hessian, sum(a.T @ b for a, b in p.projected))
-    shared = run(p, exact(1 / p.worst, form="local", local_steps=5, refit=True), 60)
-    gap = np.mean(p.value(shared["theta"])) - np.mean(p.value(best))
+    gap = p.loss(Twin(p, 1 / p.worst, tau=5).run(60)) - p.loss(best)
     assert 1e-7 < gap < 0.1
 
 
@@ -323,7 +454,7 @@ def test_dispersion_of_the_quadratic_problem_is_of_the_cards_size(n: int, expect
     worst = 0.0
     for seed in range(20):
         theta = p.theta + torch.randn(DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        worst = max(worst, dispersion(exact(1.0).fit(t, {"theta": theta}, fresh())[0] for t in p.tasks))
+        worst = max(worst, dispersion(Update({"theta": d}, 1.0, kind="delta") for d in Twin(p, 1.0)(theta)))
     assert 0.1 * expected < worst <= expected * 1.05
 
 
