@@ -13,6 +13,7 @@ from talaria_coordinator.tables import METADATA
 from talaria_coordinator.views import Views
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
+FOUND = '{"metrics": {}, "weight": 1.0, "dense": 4}'
 RUN = '{"rounds": 3, "seed": 0}'
 
 
@@ -35,7 +36,7 @@ def filled(place):
         epoch = store.enter("watch", RUN, A, B).epoch
         number = store.open_round("watch", 1, ["a"], A).round
         store.see("watch", "a", 2**40, {"cpu": "arm"})
-        store.keep_update("watch", number, "a", digest=B, size=1, base=0, found="{}")
+        store.keep_update("watch", number, "a", digest=B, size=1, base=0, found=FOUND)
         store.save_machine("watch", epoch, b"\0state")
 
 
