@@ -7,15 +7,20 @@ the file, then a lossy codec on the wire, then slices of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from talaria.device.anatomy import Anatomy, anatomy
+from torch import Tensor
+
+from talaria.device import cuts
+from talaria.device.anatomy import anatomy
 from talaria.device.budget import Budget
 from talaria.device.cost import Cost, plain
 from talaria.device.figures import SLICES, Choice, Figures, figures
 from talaria.device.profile import Profile
 from talaria.errors import BudgetError, ConfigError
+from talaria.model import adapters, zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.pruning import aligned
 from talaria.model.spec import ModelSpec
@@ -23,6 +28,10 @@ from talaria.types import Part, Plan
 
 RANKS = (8, 4, 2)
 """Ranks of the low-rank adapters that are considered, the largest first."""
+HEADS = (64, 32, 16, 8)
+"""Ranks of a head in two factors that are considered where the whole one is too large, the largest first."""
+TRAINED_SHARE = 0.03
+"""Most of a pretrained model's parameters that adapters and head may be by default."""
 
 Widths = dict[str, int]
 
@@ -39,14 +48,25 @@ class _Way:
     wire: str
 
 
-def plan(spec: ModelSpec, budget: Budget, profile: Profile, cost: Cost | None = None, *, batch: int = 32) -> Plan:
+def plan(
+    spec: ModelSpec,
+    budget: Budget,
+    profile: Profile,
+    cost: Cost | None = None,
+    *,
+    batch: int = 32,
+    worth: Mapping[str, Tensor] | None = None,
+) -> Plan:
     """The plan of ``spec`` on the device of ``profile``; ``cost`` is needed where the budget limits latency.
+
+    With ``worth``, what :func:`talaria.model.worth.worth` found for the model without adapters, channels go where they
+    are worth least for the time they save; without it they go evenly.
 
     Raises :class:`~talaria.errors.BudgetError`, with the nearest budget that can be kept, where there is no plan, and
     :class:`~talaria.errors.ConfigError` where a limit needs something that was not measured.
     """
     _answerable(budget, profile, cost)
-    search = _Search(spec, budget, profile, cost, batch)
+    search = _Search(spec, budget, profile, cost, batch, worth)
     for group in search.groups():
         best: tuple[int, _Way] | None = None
         for way in group:
@@ -64,14 +84,53 @@ def adapted(spec: ModelSpec, made: Plan) -> ModelSpec:
         return spec
     if spec.adapters is not None and spec.adapters.kind == made.adapter and spec.adapters.rank == made.rank:
         return spec
-    return replace(spec, adapters=AdapterSpec(made.adapter, made.rank))
+    return replace(spec, adapters=_adapters(spec, made.adapter, made.rank))
+
+
+def _adapters(spec: ModelSpec, kind: str, rank: int | None) -> AdapterSpec:
+    """Adapters of ``rank`` for a spec that asks for none."""
+    return compact(spec, rank) if spec.pretrained and kind == "lowrank" and rank else AdapterSpec(kind, rank)
+
+
+@lru_cache(maxsize=64)
+def compact(spec: ModelSpec, rank: int) -> AdapterSpec:
+    """Low-rank adapters on the layers that are tuned by default, and the largest head with which they are at most
+    :data:`TRAINED_SHARE` of the model's parameters (the smallest one where none is)."""
+    bare = replace(plain(spec), seed=0)
+    whole = sum(p.numel() for p in zoo.build(bare).parameters())
+    made = AdapterSpec("lowrank", rank, where=zoo.tuned(spec.name))
+    for head in (None, *HEADS):
+        made = replace(made, head=head)
+        model = zoo.build(replace(bare, adapters=made))
+        head_keys = set(zoo.split(bare, model).of("head"))
+        trained = adapters.count(model) + sum(p.numel() for k, p in model.named_parameters() if k in head_keys)
+        if trained <= TRAINED_SHARE * whole:
+            break
+    return made
 
 
 class _Search:
-    def __init__(self, spec: ModelSpec, budget: Budget, profile: Profile, cost: Cost | None, batch: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        budget: Budget,
+        profile: Profile,
+        cost: Cost | None,
+        batch: int,
+        worth: Mapping[str, Tensor] | None,
+    ) -> None:
         self.spec, self.budget, self.profile, self.cost, self.batch = spec, budget, profile, cost, batch
         self.parts = anatomy(plain(spec))
-        self.steps = _even_cuts(self.parts, profile.block)
+        self.weighed = worth is not None
+        self.steps = (
+            cuts.evenly(self.parts, profile.block)
+            if worth is None
+            else cuts.by_worth(self.parts, profile.block, worth, self._price)
+        )
+
+    def _price(self, widths: Widths) -> float:
+        """What widths are traded by: milliseconds where they were measured, else products."""
+        return self.parts.products(widths) if self.cost is None else self.cost.latency_ms(self.parts, widths)
 
     def groups(self) -> list[list[_Way]]:
         """Ways to train, in groups of falling preference; within a group the one that keeps most channels wins."""
@@ -79,10 +138,12 @@ class _Search:
         every = self._ways(whole, self.spec.adapters, "everything trains: this is the most accurate")
         tuned: list[list[_Way]] = []
         tuned_parts: tuple[Part, ...] = ("adapters", "head")
-        specs = [AdapterSpec("lowrank", r) for r in RANKS] if self.spec.adapters is None else [self.spec.adapters]
+        own = self.spec.adapters
+        specs = [_adapters(self.spec, "lowrank", r) for r in RANKS] if own is None else [own]
         for one in specs:
             rank = "full width" if one.rank is None else f"rank {one.rank}"
-            why = f"{one.kind} adapters of {rank} and the head train; the rest is frozen"
+            head = "the head" if one.head is None else f"a head of rank {one.head}"
+            why = f"{one.kind} adapters of {rank} and {head} train; the rest is frozen"
             tuned.append(self._ways(tuned_parts, one, why))
         tuned.append(self._ways(("head",), self.spec.adapters, "only the head trains; the rest is frozen"))
         if self.spec.pretrained and self._uncut():
@@ -133,7 +194,8 @@ class _Search:
         def keeps(widths: Widths) -> bool:
             return not self.figures(widths, way).broken(self.budget)
 
-        chosen = self.steps[at] if at == 0 else self._bought_back(self.steps[at], keeps)
+        # By worth, the last block that was given up is all that the budget could not hold.
+        chosen = self.steps[at] if at == 0 or self.weighed else self._bought_back(self.steps[at], keeps)
         found = self.figures(chosen, way)
         halved = self.budget.bundle_mb is not None and found.values["bundle_fp32_mb"] > self.budget.bundle_mb
         limits = ", ".join(f"{k}={v:g}" for k, v in self.budget.limits().items()) or "no limits"
@@ -170,6 +232,8 @@ class _Search:
         if at == 0:
             return "all channels are kept: the unpruned model keeps the budget"
         why = f"{kept:.0%} of the channels are kept, in blocks of {block}, which this device computes fast"
+        if self.weighed:
+            why += "; those go that are worth least to the loss for the time they save"
         if self.cost is not None and {"latency_ms", "latency_ratio"} & set(self.budget.limits()):
             why += (
                 f"; latency is predicted from {self.cost.probes} models measured here, with {self.margin:.1%} to spare"
@@ -206,17 +270,6 @@ class _Search:
             "ask for that, or choose a smaller model",
             nearest,
         )
-
-
-def _even_cuts(parts: Anatomy, block: int) -> list[Widths]:
-    """Widths at falling shares of the channels, from all of them to one block per group, each different."""
-    cuts: list[Widths] = []
-    for percent in range(100, -1, -1):
-        keep = max(percent / 100, 1e-9)
-        widths = {g: min(n, aligned(keep * n, block)) for g, n in parts.layout.sizes.items()}
-        if not cuts or widths != cuts[-1]:
-            cuts.append(widths)
-    return cuts
 
 
 def _answerable(budget: Budget, profile: Profile, cost: Cost | None) -> None:

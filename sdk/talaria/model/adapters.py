@@ -32,23 +32,26 @@ LARGEST_RANK = 4096
 
 @dataclass(frozen=True)
 class AdapterSpec:
-    """``kind``, ``rank`` (None for full width; ``lowrank`` needs one) and ``where``.
+    """``kind``, ``rank`` (None for full width; ``lowrank`` needs one), ``where`` and ``head``.
 
     ``where`` holds dotted prefixes whose components may be patterns (``layer*.*.conv1``); ``()`` means every layer
-    that can take the adapter, without the head. ``rank`` is cut to what a layer can use.
+    that can take the adapter, without the head. ``rank`` is cut to what a layer can use. ``head`` is the rank of a
+    zoo model's head in two factors (:func:`factored`), for many classes; None leaves it whole.
     """
 
     kind: str
     rank: int | None = None
     where: tuple[str, ...] = ()
     nonlinear: bool = False
+    head: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"adapters: kind={self.kind!r} is unknown; use one of {', '.join(KINDS)}")
-        whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
-        if self.rank is not None and not (whole and 1 <= self.rank <= LARGEST_RANK):
-            raise ConfigError(f"adapters: rank={self.rank!r} must be a whole number in 1..{LARGEST_RANK}, or None")
+        for name, rank in (("rank", self.rank), ("head", self.head)):
+            whole = isinstance(rank, int) and not isinstance(rank, bool)
+            if rank is not None and not (whole and 1 <= rank <= LARGEST_RANK):
+                raise ConfigError(f"adapters: {name}={rank!r} must be a whole number in 1..{LARGEST_RANK}, or None")
         if self.kind == "lowrank" and self.rank is None:
             raise ConfigError("adapters: kind='lowrank' needs a rank, such as rank=8")
         if self.kind == "heart" and self.rank is not None:
@@ -65,14 +68,15 @@ class AdapterSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; :meth:`from_json` is the inverse."""
-        return {"kind": self.kind, "rank": self.rank, "where": list(self.where), "nonlinear": self.nonlinear}
+        own = {"kind": self.kind, "rank": self.rank, "where": list(self.where), "nonlinear": self.nonlinear}
+        return own if self.head is None else {**own, "head": self.head}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> AdapterSpec:
         """The spec that :meth:`to_json` wrote. Raises :class:`~talaria.errors.ConfigError` on any invalid field."""
         if not isinstance(data, Mapping) or "kind" not in data:
             raise ConfigError("adapters: need an object with at least 'kind'")
-        odd = set(data) - {"kind", "rank", "where", "nonlinear"}
+        odd = set(data) - {"kind", "rank", "where", "nonlinear", "head"}
         if odd:
             raise ConfigError(f"adapters: fields {sorted(map(str, odd))} are unknown")
         where = data.get("where", [])
@@ -159,6 +163,28 @@ def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = (), seed: int
             base = out.get_submodule(name)
             adapted = _adapted(base, spec).train(base.training)
             setattr(out.get_submodule(parent), leaf, adapted)
+    return out
+
+
+def factored(model: Module, head: str, rank: int, seed: int = 0) -> Module:
+    """A copy of ``model`` whose linear layer ``head`` is a product of two, ``head.down`` and ``head.up``, of ``rank``.
+
+    It has ``rank * (inputs + outputs) + outputs`` parameters; where that is not fewer, the layer stays whole. ``seed``
+    decides both factors. Raises :class:`~talaria.errors.ModelError` where ``head`` is no linear layer.
+    """
+    out = copy.deepcopy(model)
+    layer = out.get_submodule(head)
+    if type(layer) is not Linear:
+        raise ModelError(f"adapters: head {head!r} is a {type(layer).__name__}; only a linear layer has two factors")
+    if rank * (layer.in_features + layer.out_features) >= layer.weight.numel():
+        return out
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        down = _started(Linear(layer.in_features, rank, bias=False))
+        up = Linear(rank, layer.out_features, bias=layer.bias is not None)
+    factors = _like(layer, Factors(down, up)).train(layer.training)
+    parent, _, leaf = head.rpartition(".")
+    setattr(out.get_submodule(parent), leaf, factors)
     return out
 
 

@@ -17,7 +17,7 @@ from talaria.model.spec import ModelSpec
 from talaria.model.split import split_model
 from talaria.types import Buffers, ChannelLayout, Split
 
-__all__ = ["ModelSpec", "build", "example", "fitting", "head", "layout", "names", "split", "surveyed"]
+__all__ = ["ModelSpec", "build", "example", "fitting", "head", "layout", "names", "split", "surveyed", "tuned"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class _Entry:
     head: str = "head"
     load: Callable[[Module, int], None] | None = None
     """Puts published weights into the module, where there are any."""
+    tuned: tuple[str, ...] = ()
+    """Layers that adapters sit on by default, where the weights are published; (): all."""
 
 
 _ZOO: dict[str, _Entry] = {
@@ -33,7 +35,7 @@ _ZOO: dict[str, _Entry] = {
     "fmnist_cnn": _Entry(small.fmnist_cnn),
     "mlp": _Entry(small.mlp),
     **{name: _Entry(partial(vision.backbone, name), head) for name, head in vision.HEADS.items()},
-    "efficientnet_lite0": _Entry(lite0.lite0, load=lite0.load),
+    "efficientnet_lite0": _Entry(lite0.lite0, load=lite0.load, tuned=lite0.TUNED),
 }
 
 
@@ -59,6 +61,9 @@ def build(spec: ModelSpec) -> Module:
         if spec.adapters is not None:
             seed = seeds.seed_of(spec.seed, "zoo", 0, "adapters")
             model = adapters.insert(model, spec.adapters, skip=(entry.head,), seed=seed)
+            if spec.adapters.head is not None:
+                seed = seeds.seed_of(spec.seed, "zoo", 0, "head")
+                model = adapters.factored(model, entry.head, spec.adapters.head, seed)
     return model.train()
 
 
@@ -70,6 +75,11 @@ def split(spec: ModelSpec, model: Module, buffers: Buffers = "local") -> Split:
 def head(name: str) -> str:
     """The dotted prefix of the named model's head."""
     return _entry(name).head
+
+
+def tuned(name: str) -> tuple[str, ...]:
+    """Where adapters sit by default on the named model with its published weights; () for every layer."""
+    return _entry(name).tuned
 
 
 def example(spec: ModelSpec, batch: int = 1) -> Tensor:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from talaria.device import bench, cost
 from talaria.device import profile as profiles
 from talaria.device.profile import Profile
 from talaria.model import zoo
+from talaria.model.adapters import AdapterSpec, count
 from talaria.model.spec import ModelSpec
 from talaria.types import Recipe, Samples, Task
 
@@ -51,3 +53,14 @@ def test_kept_features_take_less_memory_and_the_same_step() -> None:
     assert all(torch.equal(v, before[k]) for k, v in task.model.state_dict().items())
     with pytest.raises(TypeError, match="nothing to keep"):
         economy_bench._way(task, None, keep=True)
+
+
+def test_shares_are_counted_whole_and_with_a_private_head() -> None:
+    spec = ModelSpec("mobilenet_v3_small", (3, 32, 32), 5, adapters=AdapterSpec("lowrank", 2, head=2))
+    model = zoo.build(spec)
+    found = economy_bench.shares(spec)
+    whole = sum(p.numel() for p in zoo.build(replace(spec, adapters=None)).parameters())
+    head = sum(p.numel() for n, p in model.named_parameters() if n.startswith(zoo.head(spec.name)))
+    assert found["adapters_share"] == count(model) / whole
+    assert found["trained_share"] == found["upload_share"] == (count(model) + head) / whole
+    assert found["head_rank"] == 2

@@ -163,12 +163,29 @@ def test_a_pretrained_model_gets_adapters_and_a_small_upload(profile: Profile) -
     assert (made.adapter, made.rank, made.trained) == ("lowrank", 8, ("adapters", "head"))
     assert "pretrained" in made.reasons["trained"]
     adapted = planner.adapted(spec, made)
-    assert adapted.adapters == AdapterSpec("lowrank", 8)
+    assert adapted.adapters == AdapterSpec("lowrank", 8, where=zoo.tuned(spec.name))
     whole = planner.plan(replace(spec, pretrained=False), Budget(), profile)
     assert made.predicted["upload_mb"] < 0.1 * whole.predicted["upload_mb"]
     smaller = planner.plan(spec, Budget(upload_mb=0.4 * made.predicted["upload_mb"]), profile)
     assert smaller.widths == {}
     assert (smaller.rank or 8) < 8 or smaller.codec != "raw"
+
+
+def test_a_pretrained_model_trains_at_most_three_percent_by_default() -> None:
+    """With 100 classes the whole head alone would be more; it comes in two factors then."""
+    for classes, head in ((10, None), (100, 32)):
+        spec = ModelSpec("efficientnet_lite0", (3, 32, 32), classes)
+        made = planner.compact(spec, 8)
+        assert made == AdapterSpec("lowrank", 8, where=zoo.tuned(spec.name), head=head)
+        model = zoo.build(replace(spec, adapters=made))
+        trained = zoo.split(spec, model).of("adapters", "head")
+        share = sum(p.numel() for n, p in model.named_parameters() if n in trained) / sum(
+            p.numel() for p in zoo.build(spec).parameters()
+        )
+        assert 0.015 < share <= planner.TRAINED_SHARE
+    plan = Plan(adapter="lowrank", rank=8, trained=("adapters", "head"))
+    assert planner.adapted(replace(spec, pretrained=True), plan).adapters == made
+    assert planner.adapted(spec, plan).adapters == AdapterSpec("lowrank", 8)
 
 
 def test_widths_are_named_as_the_adapted_model_names_them(profile: Profile) -> None:

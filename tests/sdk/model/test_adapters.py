@@ -218,3 +218,42 @@ def test_a_silent_heart_adapter_leaves_the_block_as_it_was():
             layer.conv.weight.data.zero_()
     with torch.no_grad():
         assert torch.equal(model(X), plain(X))
+
+
+def test_a_head_in_two_factors_has_few_parameters_and_follows_its_seed():
+    whole = _model()
+    made = adapters.factored(whole, "fc", 4, seed=3)
+    assert isinstance(whole.fc, nn.Linear)
+    assert {k: tuple(v.shape) for k, v in made.fc.state_dict().items()} == {
+        "down.weight": (4, 24),
+        "up.weight": (10, 4),
+        "up.bias": (10,),
+    }
+    again = adapters.factored(whole, "fc", 4, seed=3).state_dict()
+    assert all(torch.equal(v, again[k]) for k, v in made.state_dict().items())
+    assert not torch.equal(adapters.factored(whole, "fc", 4, seed=4).fc.up.weight, made.fc.up.weight)
+    with torch.no_grad():
+        x = torch.randn(5, 24)
+        product = nn.functional.linear(x, made.fc.up.weight @ made.fc.down.weight, made.fc.up.bias)
+        torch.testing.assert_close(made.fc(x), product)
+    assert isinstance(adapters.factored(whole, "fc", 8).fc, nn.Linear)  # 8 * (24 + 10) is more than 24 * 10
+    with pytest.raises(ModelError, match="only a linear layer has two factors"):
+        adapters.factored(whole, "conv1", 4)
+
+
+def test_the_zoo_builds_the_head_that_a_spec_asks_for_and_old_specs_read_the_same():
+    asked = AdapterSpec("lowrank", 2, head=3)
+    assert AdapterSpec.from_json(asked.to_json()) == asked
+    assert "head" not in AdapterSpec("lowrank", 2).to_json()
+    spec = zoo.ModelSpec("imu_cnn", (6, 40), 7, adapters=asked)
+    assert zoo.ModelSpec.from_json(spec.to_json()) == spec
+    model = zoo.build(spec)
+    split = zoo.split(spec, model)
+    assert set(split.of("head")) == {"head.down.weight", "head.up.weight", "head.up.bias"}
+    assert not any(k.startswith("head") for k in split.of("adapters"))
+    merged = merge(_trained(model)).eval()
+    with torch.no_grad():
+        x = zoo.example(spec, 3)
+        torch.testing.assert_close(merged(x), model.eval()(x), atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match="head=0"):
+        AdapterSpec("lowrank", 2, head=0)
