@@ -1,6 +1,6 @@
 """How much accuracy does a latency budget cost? Real smartwatch users, the whole curve.
 
-    python benchmarks/accuracy_at_budget.py [--rounds 20] [--seeds 0] [--json out.json]
+    python benchmarks/accuracy_at_budget.py [--rounds 20] [--seeds 0] [--out FOLDER]
 
 Every user's device is planned for a share of the unpruned model's latency on this machine; the fleet learns with
 Hermes, whose plan is the floor of its pruning, and with FedAvg and fine-tuning, whose mask is the plan from the start.
@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import budget_curve
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -43,11 +44,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--ratios", type=float, nargs="+", default=list(RATIOS))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, help="folder for rows.json and the picture of the curve")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rows = [row for seed in asked.seeds for row in curve(seed, asked.rounds, asked.ratios)]
     if asked.json:
         asked.json.write_text(json.dumps(rows, indent=1))
+    if asked.out:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        (asked.out / "rows.json").write_text(json.dumps(rows, indent=1))
+        budget_curve.draw({"smartwatch": rows}, asked.out / budget_curve.NAME)
 
 
 def curve(seed: int, count: int, ratios: list[float]) -> list[dict[str, Any]]:
