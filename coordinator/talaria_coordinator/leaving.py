@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-
 LINGER_S = 600.0
 AWAY_RETRIES = 30
 

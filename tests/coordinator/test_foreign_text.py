@@ -51,7 +51,9 @@ def test_the_terminals_view_takes_no_markup_from_a_reason(capsys, reason):
 
 def test_a_reason_that_is_no_text_is_still_sent_and_saved():
     """A file name on a device may hold bytes that are no text; they must not stop the machine that reports it."""
-    sent = encode_frame(Header("decline", "watch", "anna"), m.encode_message(m.Decline(round=1, reason="no \udcff.npz")))
+    sent = encode_frame(
+        Header("decline", "watch", "anna"), m.encode_message(m.Decline(round=1, reason="no \udcff.npz"))
+    )
     assert m.decode_message(decode_frame(sent)).reason == "no ?.npz"
     state = CoordinatorState(peers={"anna": Peer(out="\ud800")})
     assert CoordinatorState.load(state.dump()).peers["anna"].out == "?"
