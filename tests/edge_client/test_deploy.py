@@ -1,6 +1,7 @@
 """Deployed where it is better on the user's own held-out data, kept where it is not; and back by hand."""
 
 import asyncio
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ def bundles(learned, tmp_path_factory):
     found = []
     for shared in bodies:
         path = tmp_path_factory.mktemp("made") / "me.talaria"
-        model = load(template(run.spec), {**template(run.spec).state_dict(), **shared}).eval()
+        model = load(deepcopy(template(run.spec)), {**template(run.spec).state_dict(), **shared}).eval()
         make_bundle(path, model, example=rounds.zoo.example(run.spec), variants=("fp32",), seconds=0)
         found.append(path.read_bytes())
     return found
