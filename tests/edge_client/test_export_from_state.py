@@ -37,7 +37,7 @@ def test_the_state_folder_of_a_pruned_device_becomes_a_bundle(
     assert json.loads(capsys.readouterr().out)["ok"]
     x = motions(6, 3).x
     expected = predict(model.eval(), x).argmax(1)
-    assert Predictor(out)(x.numpy()).label == [["rest", "walk", "run"][i] for i in expected.tolist()]
+    assert list(Predictor(out)(x.numpy()).labels) == [["rest", "walk", "run"][i] for i in expected.tolist()]
     assert open_bundle(out).manifest["card"]["plan"]["widths"] == widths
 
 
