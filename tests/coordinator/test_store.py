@@ -234,7 +234,9 @@ from talaria.errors import StateError
 store, digest, epoch, won, lost = opened(sys.argv[1]), "a" * 64, 0, [], 0
 print("up", flush=True)
 sys.stdin.readline()
-while (fleet := store.fleet("watch")).step < 12:
+while store.fleet("watch").step < 12:
+    # Long enough for the other one to take the fleet in the midst of a round, however the machine divides its time.
+    time.sleep(random.uniform(0.005, 0.02))
     try:
         if not epoch:
             epoch = store.enter("watch", sys.argv[2], digest, digest).epoch

@@ -79,7 +79,9 @@ class Fleet(RuleBasedStateMachine):
             return
         self.rounds += 1
         self.w.publish_body(self.rounds, multicast=self.rounds % 2 == 0)
-        self.w.open(self.rounds, seconds=seconds, quorum=quorum, stale=self.stale)
+        # A buffer closes when it is full, or is carried over when its time is up; without either it stays open.
+        limit = 15.0 if self.stale and seconds is None else seconds
+        self.w.open(self.rounds, seconds=limit, quorum=quorum, stale=self.stale)
 
     @rule()
     def the_coordinator_is_killed(self):
