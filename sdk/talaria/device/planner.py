@@ -161,7 +161,7 @@ class _Search:
         if self.budget.upload_mb is not None:
             limit = f"upload_mb={self.budget.upload_mb:g}"
             ways.append(("fp16", f"half precision halves the upload, so that it fits {limit}"))
-            ways.append(("int8", f"8 bits per value, with error feedback, so that the upload fits {limit}"))
+            ways.append(("int8", f"8 bits per value, so that the upload fits {limit}"))
         slices = SLICES if self.budget.train_memory_mb is not None else (1,)
         return [
             _Way(parts, codec, adapters, cut, why, wire) for codec, wire in ways for cut in slices if cut <= self.batch
