@@ -141,7 +141,13 @@ class Chaos:
 
     def _write(self) -> None:
         url = f"mqtt://127.0.0.1:{self._proxy.port}"
-        config = fl.write_fleet(self.folder, self._fleet_run, self.devices, url, deadline_s=DEADLINE_S, retry_s=RETRY_S)
+        config = fl.write_fleet(
+            self.folder,
+            self._fleet_run,
+            url,
+            fleet={"members": list(self.devices)},
+            rounds={"deadline_s": DEADLINE_S, "quorum": 0.5, "retry_s": RETRY_S},
+        )
         self._add(f.COORDINATOR, "coordinator", "serve", str(config), "--json")
         for number, name in enumerate(self.devices):
             fl.write_data(self.folder / f"{name}.npz", 1000 * self.seed + number)

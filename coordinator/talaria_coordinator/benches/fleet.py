@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,35 +46,23 @@ def member(path: Path, device: str) -> Member:
     return Member(device, train, val)
 
 
-def write_fleet(folder: Path, run: Run, devices: Sequence[str], url: str, *, deadline_s: float, retry_s: float) -> Path:
-    """``fleet.toml`` in ``folder``."""
+def write_fleet(folder: Path, run: Run, url: str, *, fleet: Mapping[str, Any], rounds: Mapping[str, Any]) -> Path:
+    """``fleet.toml`` in ``folder``, with what ``[fleet]`` says beside the name, and what ``[rounds]`` does."""
+    spec, recipe = run.spec, run.recipe
+    learned = {"algorithm": run.algorithm, "rounds": run.rounds, "seed": run.seed, "fraction": run.fraction}
+    shape = list(spec.input_shape)
+    tables: dict[str, Mapping[str, Any]] = {
+        "fleet": {"name": FLEET, "stay": False, **fleet},
+        "broker": {"url": url},
+        "rounds": rounds,
+        "run": learned,
+        "run.spec": {"name": spec.name, "input_shape": shape, "classes": spec.classes, "seed": spec.seed},
+        "run.recipe": {"epochs": recipe.epochs, "batch": recipe.batch},
+    }
     path = folder / "fleet.toml"
-    path.write_text(
-        f"""
-[fleet]
-name = "{FLEET}"
-members = {json.dumps(list(devices))}
-stay = false
-[broker]
-url = "{url}"
-[rounds]
-deadline_s = {deadline_s}
-quorum = 0.5
-retry_s = {retry_s}
-[run]
-algorithm = "{run.algorithm}"
-rounds = {run.rounds}
-seed = {run.seed}
-[run.spec]
-name = "{run.spec.name}"
-input_shape = {list(run.spec.input_shape)}
-classes = {run.spec.classes}
-seed = {run.spec.seed}
-[run.recipe]
-epochs = {run.recipe.epochs}
-batch = {run.recipe.batch}
-"""
-    )
+    # Plain values read alike in TOML and JSON.
+    lines = ([f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in values.items())] for table, values in tables.items())
+    path.write_text("\n".join(line for table in lines for line in table) + "\n")
     return path
 
 

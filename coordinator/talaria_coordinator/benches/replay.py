@@ -57,47 +57,43 @@ def audit(
     state: Path, fleet: str, run: Run, members: Mapping[str, Member], devices: Path, receipts: Iterable[Receipt]
 ) -> Ledger:
     """The ledger of the fleet in the folder ``state``, whose devices' own folders lie in ``devices``."""
-    store, ledger = Store(state / "coordinator.db"), Ledger()
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as the programs train: sums may depend on it
     try:
-        every = store.rounds(fleet)
-        updates = {row.round: store.updates(fleet, row.round) for row in every}
-        promises(ledger, every, updates, receipts)
-        twice(ledger, every, store.events(fleet, last=10**9), updates)
-        try:
-            ledger.log = store.verify_log()
-        except StateError as error:
-            ledger.wrong.append(str(error))
-        learning = Learning(run, FolderBlobs(state / "blobs"))
-        private = _replay(ledger, learning, members, every, updates)
-        _private(ledger, private, devices)
+        with Store(state / "coordinator.db") as store:
+            ledger, every, updates = _promised(store, fleet, receipts)
+            try:
+                ledger.log = store.verify_log()
+            except StateError as error:
+                ledger.wrong.append(str(error))
+            learning = Learning(run, FolderBlobs(state / "blobs"))
+            private = _replay(ledger, learning, members, every, updates)
+            _private(ledger, private, devices)
     finally:
         torch.set_num_threads(before)
-        store.close()
     return ledger
 
 
 def promised(state: Path, fleet: str, receipts: Iterable[Receipt]) -> Ledger:
     """The ledger without learning anything again: what was promised, kept and counted."""
-    store, ledger = Store(state / "coordinator.db"), Ledger()
-    try:
-        every = store.rounds(fleet)
-        updates = {row.round: store.updates(fleet, row.round) for row in every}
-        promises(ledger, every, updates, receipts)
-        twice(ledger, every, store.events(fleet, last=10**9), updates)
-    finally:
-        store.close()
-    return ledger
+    with Store(state / "coordinator.db") as store:
+        return _promised(store, fleet, receipts)[0]
+
+
+def _promised(
+    store: Store, fleet: str, receipts: Iterable[Receipt]
+) -> tuple[Ledger, list[Round], dict[int, list[Received]]]:
+    ledger, every = Ledger(), store.rounds(fleet)
+    updates = {row.round: store.updates(fleet, row.round) for row in every}
+    promises(ledger, every, updates, receipts)
+    twice(ledger, every, store.events(fleet, last=10**9), updates)
+    return ledger, every, updates
 
 
 def last_counted(state: Path, fleet: str) -> list[str]:
     """The devices in the last committed body."""
-    store = Store(state / "coordinator.db")
-    try:
+    with Store(state / "coordinator.db") as store:
         return next(([dev for _, dev in row.counted] for row in reversed(store.rounds(fleet)) if row.counted), [])
-    finally:
-        store.close()
 
 
 def promises(

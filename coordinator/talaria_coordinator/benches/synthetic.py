@@ -10,7 +10,7 @@ from talaria.model.zoo import ModelSpec
 from talaria.rounds import Run
 from talaria.types import Recipe, Update
 from talaria.wire import codec
-from talaria_coordinator.benches.fleet import CLASSES, FLEET
+from talaria_coordinator.benches.fleet import CLASSES, write_fleet
 from talaria_coordinator.benches.meters import MIB
 from talaria_coordinator.blobs import FolderBlobs
 from talaria_coordinator.store import Store
@@ -44,44 +44,14 @@ def write_updates(folder: Path, run: Run, device: str) -> int:
 
 def write_config(folder: Path, run: Run, devices: int, url: str, *, retry_s: float) -> Path:
     """``fleet.toml``: learn once all devices are there, and wait long for each."""
-    path = folder / "fleet.toml"
-    path.write_text(
-        f"""
-[fleet]
-name = "{FLEET}"
-devices = {devices}
-stay = false
-[broker]
-url = "{url}"
-[rounds]
-deadline_s = 3600
-quorum = 1.0
-retry_s = {retry_s}
-max_update = {1 << 30}
-[run]
-algorithm = "{run.algorithm}"
-rounds = {run.rounds}
-fraction = {run.fraction!r}
-[run.spec]
-name = "{run.spec.name}"
-input_shape = {list(run.spec.input_shape)}
-classes = {run.spec.classes}
-seed = {run.spec.seed}
-[run.recipe]
-epochs = {run.recipe.epochs}
-batch = {run.recipe.batch}
-"""
-    )
-    return path
+    limits = {"deadline_s": 3600, "quorum": 1.0, "retry_s": retry_s, "max_update": 1 << 30}
+    return write_fleet(folder, run, url, fleet={"devices": devices}, rounds=limits)
 
 
 def first_value(state: Path, fleet: str) -> float | None:
     """The value of the last body at the place that each device makes its own: the first in the file."""
-    store = Store(state / "coordinator.db")
-    try:
+    with Store(state / "coordinator.db") as store:
         known = store.fleet(fleet)
-    finally:
-        store.close()
     if known is None:
         return None
     run = Run.from_json(known.run)
