@@ -8,7 +8,7 @@ from pathlib import Path
 
 from talaria.errors import ConfigError
 from talaria.settings import Section
-from talaria_coordinator.hosts import loopback
+from talaria.wire.address import loopback
 
 SHORTEST = 16
 PORT = 8420

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from talaria.errors import ConfigError
 from talaria.wire import credentials
+from talaria.wire.address import loopback
 from talaria_coordinator import identity, mosquitto
 from talaria_coordinator.api_config import PORT
-from talaria_coordinator.hosts import loopback
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
 

@@ -10,11 +10,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from talaria.errors import ConfigError, TalariaError
-from talaria.wire.address import Address
+from talaria.wire.address import Address, loopback
 from talaria_coordinator.broker import Broker, open_broker
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.desk import desk_of
-from talaria_coordinator.hosts import loopback
 from talaria_coordinator.opening import held, open_blobs, open_store
 from talaria_coordinator.service import Report, Service
 

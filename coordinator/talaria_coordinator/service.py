@@ -75,6 +75,7 @@ class Service:
         self._done_at: float | None = None
         self._leaving = Leaving(config.retry_s)
         self._stopped = False
+        self._tidying = False
         self._unsaved: float | None = None
 
     async def run(self, url: str) -> None:
@@ -286,6 +287,15 @@ class Service:
             self._done_at = time.monotonic()
             self._feed(e.Dismiss(self._done_at, "the run is over"))
             self._tell("done", step=self._conductor.fleet.step, body=self._conductor.fleet.body)
+
+    async def _tidy(self) -> None:
+        """Free what nothing names any more, beside the rounds: a bucket takes long to list, and may not answer."""
+        try:
+            await asyncio.to_thread(lambda: self.blobs.gc(self.store.blobs_in_use(), older_s=3600))
+        except StateError as error:
+            self._tell("error", error=str(error))
+        finally:
+            self._tidying = False
 
     def _may_leave(self) -> bool:
         """After the last round, unless told to stay: once all members have their models, or after a while."""

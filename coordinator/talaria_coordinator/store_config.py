@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError
 from talaria.errors import ConfigError
 from talaria.settings import Section
 from talaria.wire import credentials
-from talaria_coordinator.hosts import loopback
+from talaria.wire.address import loopback
 
 DATABASE = 'a URL like "postgresql+psycopg://talaria@db.example/talaria"; leave it out for SQLite in the state folder'
 BLOBS = '"s3://bucket/prefix" or "file:///folder"; leave it out for a folder in the state folder'

@@ -239,13 +239,13 @@ class Agent:
     async def _learn(self, learner: Learner, action: e.Train) -> None:
         loop = asyncio.get_running_loop()
         try:
-            step = step_of(action.spec)
+            step, after = work_of(action.spec)
             self._step = step
             if not await self._may_learn(action):
                 return
             self._tell("training", round=action.round, step=step)
             begun = time.monotonic()
-            work = partial(learner.round, step, action.body, after_of(action.spec))
+            work = partial(learner.round, step, action.body, after)
             trained, metrics = await loop.run_in_executor(self._worker, work)
             self._took = time.monotonic() - begun
         except WireError as error:
@@ -370,21 +370,17 @@ class Agent:
         self._report({"at": time.time(), "device": self.config.device, "event": event, **facts})
 
 
-def step_of(spec: bytes) -> int:
-    """The learning round that a request for work names."""
+def work_of(spec: bytes) -> tuple[int, int | None]:
+    """The learning round that a request for work names; and in an asynchronous run this device's last round that
+    counted (0: none)."""
     try:
-        step = json.loads(spec)["step"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        step = None
+        asked = json.loads(spec)
+        step, after = asked["step"], asked.get("after")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        step = after = None
     if type(step) is not int or step < 1:
         raise ConfigError(f"the coordinator's request names no learning round ({spec[:60]!r}); update this device")
-    return step
-
-
-def after_of(spec: bytes) -> int | None:
-    """In an asynchronous run, this device's last round that counted (0: none), as the request for work says."""
-    after = json.loads(spec).get("after")
-    return after if type(after) is int else None
+    return step, after if type(after) is int else None
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

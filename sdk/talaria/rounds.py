@@ -238,8 +238,7 @@ def require_plan(run: Run, plan: Plan) -> None:
     plans.require_model(run.spec, plan)
     plans.codec_under(run.codec, plan)
     if len(set(plan.trained)) < 3:
-        shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))
-        plans.require_trained(shared, split_of(run), plan)
+        plans.require_trained(first_body(run), split_of(run), plan)
 
 
 def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> Task:

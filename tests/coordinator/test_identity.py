@@ -15,6 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from talaria.errors import ConfigError
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import Rules
+from talaria.wire.address import loopback
 from talaria.wire.credentials import Credentials, load_signer
 from talaria.wire.enrolment import Answer, Code, Request
 from talaria.wire.signing import Signer
@@ -22,7 +23,6 @@ from talaria_coordinator import identity, mosquitto
 from talaria_coordinator.authority import Authority, load_certificate, new_key, requested_key
 from talaria_coordinator.config import load_config
 from talaria_coordinator.fleet_folder import found
-from talaria_coordinator.hosts import loopback
 from talaria_coordinator.identity import Roll
 from talaria_coordinator.members import REVOKED, Members
 from talaria_edge.join import ask, finish
