@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, func, select
 
 from talaria.errors import StateError
 from talaria_coordinator import audit, rows
@@ -40,8 +40,7 @@ def check(store: Store, blobs: Blobs) -> Findings:
         for fleet in sorted(tx.execute(select(FLEETS)).all(), key=lambda row: str(row.fleet)):
             damage += [f"fleet {fleet.fleet!r}: {text}" for text in _fleet(tx, fleet)]
         keep = rows.in_use(tx)
-        events = len(tx.execute(select(EVENTS.c.seq)).all())
-        rounds = len(tx.execute(select(ROUNDS.c.round)).all())
+        events, rounds = (tx.execute(select(func.count()).select_from(t)).scalar_one() for t in (EVENTS, ROUNDS))
     spoiled = {digest: text for digest in sorted(keep) if (text := _spoiled(blobs, digest))}
     # What the coordinator has folded and dropped since the snapshot is not missing.
     now = store.blobs_in_use() if spoiled else keep

@@ -7,7 +7,6 @@ personal.export("me.talaria")     # ONNX and manifest, proven against torch
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -192,7 +191,7 @@ class Personalizer:
         """
         task, check = self._fitted(), self.check
         if check is not None and check.kept is False:
-            nearest = replace(self.budget, accuracy_drop=min(0.999, math.ceil(check.drop * 1000) / 1000))
+            nearest = replace(self.budget, accuracy_drop=check.nearest)
             raise BudgetError(
                 f"budget: {check.reason}; nearest possible accuracy_drop={nearest.accuracy_drop:g} with these widths. "
                 "Allow that, or a larger model",

@@ -130,17 +130,11 @@ def _checked(spec: ModelSpec, budget: Budget, made: Plan, train: Samples, val: S
         raise ConfigError("--data: nothing was checked; give a budget with accuracy_drop")
     if check.kept is False:
         raise BudgetError(
-            f"budget: {check.reason}; nearest possible accuracy_drop={_up(check.drop):g} with this latency and these "
+            f"budget: {check.reason}; nearest possible accuracy_drop={check.nearest:g} with this latency and these "
             "sizes. Allow that, or allow more of them",
-            replace(budget, accuracy_drop=_up(check.drop)),
+            replace(budget, accuracy_drop=check.nearest),
         )
     return check
-
-
-def _up(drop: float) -> float:
-    import math
-
-    return min(0.999, math.ceil(drop * 1000) / 1000)
 
 
 def _dims(text: str | None) -> tuple[int, ...] | None:

@@ -122,6 +122,11 @@ class AccuracyCheck:
         return self.drop <= self.allowed + 1e-9 if self.samples else None
 
     @property
+    def nearest(self) -> float:
+        """The smallest ``accuracy_drop``, in tenths of a point, that this model keeps."""
+        return min(0.999, math.ceil(self.drop * 1000) / 1000)
+
+    @property
     def left(self) -> float:
         """What may still be lost, such as by rounding weights; at least 0."""
         return max(0.0, self.allowed - self.drop)

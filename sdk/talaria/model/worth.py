@@ -51,8 +51,9 @@ def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, 
     count = 0
     try:
         model.eval()
+        asked = set(wanted)
         for key, parameter in parameters.items():
-            parameter.requires_grad_(key in set(wanted))
+            parameter.requires_grad_(key in asked)
         for x, y in batches:
             loss = F.cross_entropy(model(x), y)
             slopes = dict(zip(wanted, torch.autograd.grad(loss, [parameters[k] for k in wanted]), strict=True))
