@@ -6,7 +6,7 @@ The npz holds train_x, test_x uint8 (N, 32, 32, 3) and train_y, test_y. A strati
 coordinator's; the rest is cut to 20 clients by Dirichlet(0.1), label by label, 100 images each; test images follow the
 clients' label mixes, 100 each. Images are resized to 64 pixels.
 
-Stem and stages 1 to 5 stay as published in every network, so their features are computed once; on this input most of
+Stem and stages 1 to 3 stay as published in every network, so their features are computed once; on this input most of
 the weights, and so of the time, lie above. The coordinator tunes the rest on its own images. For each budget the
 planner chooses widths for this machine, the channels go, and the small network learns on, on the same images, from the
 labels and from the tuned network. Its dense twin does exactly the same without losing channels. Then the fleet:
@@ -56,7 +56,7 @@ from talaria.wire import codec
 
 SPEC = zoo.ModelSpec("efficientnet_lite0", (3, PIXELS, PIXELS), CLASSES, pretrained=True)
 WHERE = ("features.stage6.*.layers.project", "features.stage7.*.layers.project")
-FROZEN = ("features.stem", *(f"features.stage{n}" for n in range(1, 6)))
+FROZEN = ("features.stem", *(f"features.stage{n}" for n in range(1, 4)))
 RATIOS = (1.0, 0.5, 0.75, 0.6)
 RATE, BATCH = 0.03, 50
 SCORED = 16

@@ -28,7 +28,11 @@ from talaria_edge.state import DeviceStore
 
 MAIN = [sys.executable, "-c", "from talaria.cli import main; main()"]
 DEVICES = ("anna", "bela", "carl", "dora")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def environment():
+    """That of the programs: what the tests have now, one thread, nothing held back."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class Program:
@@ -36,7 +40,7 @@ class Program:
 
     def __init__(self, *args):
         self.process = subprocess.Popen(
-            [*MAIN, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+            [*MAIN, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
         )
         self.events, self._new, self.errors = [], queue.Queue(), ""
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -204,13 +208,15 @@ path = "{device}.npz"
     def state_of(self, device):
         return self.folder / "state" / device
 
-    def shared(self):
-        store = Store(self.folder / "state" / "coordinator.db")
+    def shared(self, database=None, blobs=None):
+        """The last body, from the store of ``[store]`` where that is not the state folder."""
+        store = Store(database or self.folder / "state" / "coordinator.db")
         try:
             fleet = store.fleet("watch")
             assert fleet.step == self.run.rounds
             store.verify_log()
-            return bodies.decode_body(self.run, FolderBlobs(self.folder / "state" / "blobs").get(fleet.body))
+            body = (blobs or FolderBlobs(self.folder / "state" / "blobs")).get(fleet.body)
+            return bodies.decode_body(self.run, body)
         finally:
             store.close()
 
@@ -251,7 +257,7 @@ def command():
 
     def run(*args, seconds=120):
         done = subprocess.run(
-            [*MAIN, *map(str, args)], capture_output=True, text=True, timeout=seconds, env=ENVIRONMENT, check=False
+            [*MAIN, *map(str, args)], capture_output=True, text=True, timeout=seconds, env=environment(), check=False
         )
         return done.returncode, done.stdout, done.stderr
 

@@ -1,0 +1,153 @@
+"""Real servers for tests: PostgreSQL as Debian packages it, and S3 over HTTP.
+
+PostgreSQL runs as an unprivileged user on a free port with its data in a temporary folder. S3 is moto's server: an
+emulation that keeps objects in memory but speaks the real protocol over real sockets to the real client; no S3 server
+that keeps its objects on disk is packaged by Debian 12 or PyPI. A missing server fails the tests.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+
+PASSWORD = "of the tests"
+BUCKET = "fleet-blobs"
+KEYS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "of the tests", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Postgres:
+    """One PostgreSQL server."""
+
+    def __init__(self, folder):
+        self.folder, self.port = folder, free_port()
+        self.user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
+        found = sorted(Path("/usr/lib/postgresql").glob("*/bin")) or [Path(shutil.which("initdb") or "initdb").parent]
+        self.bin = found[-1]
+        if self.user:
+            shutil.chown(folder, "postgres", "postgres")
+        secret = folder / "password"
+        secret.write_text(PASSWORD)
+        secret.chmod(0o644)
+        self._run(
+            "initdb", "-D", "data", "-U", "talaria", "-A", "scram-sha-256", "--pwfile=password", "-E", "UTF8", "-N"
+        )
+        self.start()
+
+    def _run(self, program, *args):
+        done = subprocess.run(
+            [self.bin / program, *args], cwd=self.folder, capture_output=True, text=True, timeout=120, check=False,
+            **self.user,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{program}: {done.stderr}{done.stdout}; PostgreSQL is needed: scripts/needs postgresql")
+
+    def start(self):
+        options = f"-h 127.0.0.1 -p {self.port} -k {self.folder} -c shared_buffers=16MB -c max_connections=40"
+        self._run("pg_ctl", "start", "-D", "data", "-w", "-l", "log", "-o", options)
+
+    def crash(self):
+        """As if the server were killed: nothing in its memory is written."""
+        self._run("pg_ctl", "stop", "-D", "data", "-m", "immediate")
+
+    def stop(self):
+        self._run("pg_ctl", "stop", "-D", "data", "-m", "fast")
+
+    def url(self, name):
+        from sqlalchemy import URL
+
+        return URL.create("postgresql+psycopg", "talaria", PASSWORD, "127.0.0.1", self.port, name)
+
+    def sql(self, text, name="postgres"):
+        import psycopg
+
+        with psycopg.connect(
+            host="127.0.0.1", port=self.port, user="talaria", password=PASSWORD, dbname=name, autocommit=True
+        ) as connection:
+            cursor = connection.execute(text)
+            return cursor.fetchall() if cursor.description else []
+
+    def database(self):
+        """A new, empty database."""
+        name = f"t{uuid.uuid4().hex[:12]}"
+        self.sql(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+
+@contextmanager
+def serving_postgres():
+    folder = Path(tempfile.mkdtemp(prefix="talaria-postgres-"))
+    folder.chmod(0o755)
+    try:
+        server = Postgres(folder)
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class S3Server:
+    """moto's S3 server in a process of its own."""
+
+    bucket = BUCKET
+
+    def __init__(self):
+        self.port = free_port()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                urllib.request.urlopen(f"{self.endpoint}/moto-api/", timeout=5).close()
+                break
+            except (URLError, OSError):
+                if self.process.poll() is not None:
+                    break
+                time.sleep(0.1)
+        else:
+            raise RuntimeError("moto's server does not answer")
+        self.client.create_bucket(Bucket=BUCKET)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(20)
+
+    @property
+    def client(self):
+        import boto3
+
+        return boto3.session.Session().client("s3", endpoint_url=self.endpoint)
+
+
+@contextmanager
+def serving_s3():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in KEYS.items():
+            patch.setenv(name, value)
+        server = S3Server()
+        try:
+            yield server
+        finally:
+            server.stop()
