@@ -128,7 +128,9 @@ class Service:
                 case Folded():
                     self._conductor.folded(event)
                     self._publish_body(multicast=True)
-                    self.blobs.gc(self.store.blobs_in_use(), older_s=3600)
+                    if not self._tidying:
+                        self._tidying = True
+                        self._spawn(self._tidy())
                 case Enrolled():
                     self._on_members()
                     self._settle_members()

@@ -1,6 +1,7 @@
 """Coordinator and agents in one event loop, over a link in memory that can lose, double and reorder."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -274,3 +275,19 @@ def test_private_state_of_another_run_is_not_used(house, a_run):
     assert [type(error) for error in found] == [StateError] * 3
     assert "belongs to another run" in str(found[0])
     assert tree.equal(one.private("anna"), before)
+
+
+def test_old_blobs_are_freed_beside_the_rounds_and_a_bucket_that_does_not_answer_ends_no_fleet(house, monkeypatch):
+    one = house()
+    asked, rounds = threading.Event(), threading.get_ident()
+
+    def mute(keep, older_s):
+        assert threading.get_ident() != rounds
+        asked.set()
+        raise StateError("blobs: the bucket does not answer")
+
+    monkeypatch.setattr(one.blobs, "gc", mute)
+    run_all(one.serve(), *map(one.agent, one.data))
+    assert asked.is_set()
+    assert "the bucket does not answer" in one.of("error")[0]["error"]
+    assert tree.equal(one.shared(), one.simulated().shared)
