@@ -14,7 +14,7 @@ AUTO = "auto"
 
 
 def build(name: str, input_shape: Sequence[int], classes: int, seed: int) -> Module:
-    """The zoo model ``name``, or with ``"auto"`` a narrow network of about a third of the zoo's for that shape:
+    """The zoo model ``name``, or with ``"auto"`` a narrow network, of a tenth to a third of the zoo's weights:
     1D convolutions with BatchNorm for windows (C, T ≥ 8), 2D ones for images (C, H, W ≥ 16), else a small
     perceptron. Weights follow ``seed`` alone. Raises :class:`~talaria.errors.ConfigError` for an unknown name."""
     shape = tuple(input_shape)

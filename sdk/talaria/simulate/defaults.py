@@ -15,12 +15,11 @@ class Default:
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+TUNE: dict[str, Any] = {"tune_epochs": 20, "tune_lr": 0.005, "tune_on": "all"}
 SMARTWATCH = Default(
     model="imu_cnn",
     recipe=Recipe(epochs=2, batch=32, lr=0.05, momentum=0.9, weight_decay=1e-4, smoothing=0.1, augment="imu"),
-    options={
-        name: {"tune_epochs": 20, "tune_lr": 0.005, "tune_on": "all"} for name in ("hermes", "fedavg_ft", "pfedgm")
-    },
+    options={name: dict(TUNE) for name in ("hermes", "fedavg_ft", "pfedgm")} | {"thorki": {"small": "imu_cnn"}},
 )
 FASHION_MNIST = Default(
     model="fmnist_cnn",
