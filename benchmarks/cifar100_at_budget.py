@@ -232,9 +232,9 @@ def _planned(out: Path, ratio: float, scores: Tensors) -> Plan:
     """The largest of a few plans around ``ratio`` that keeps it as measured here: the fit's margin is not needed."""
     device = cached()
     measured = planning.costed(SPEC, device)
-    asked = [ratio * (0.9 + 0.1 * i) for i in range(5)]
+    asked = [ratio * (0.9 + 0.05 * i) for i in range(9)]
     plans = {f"{a:.4f}": plan(SPEC, Budget(latency_ratio=a), device, measured, worth=scores) for a in asked if a < 1}
-    took = _ratios(out, {name: made.widths for name, made in plans.items()}, 20)
+    took = _ratios(out, {name: made.widths for name, made in plans.items()}, 60)
     keeping = [plans[name] for name in plans if took[name] <= ratio]
     if not keeping:
         raise ConfigError(f"no plan kept latency_ratio={ratio} as measured: {took}; run again on a calmer machine")
