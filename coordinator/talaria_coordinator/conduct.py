@@ -68,20 +68,19 @@ class Conductor:
 
     def stored(self, state: CoordinatorState) -> dict[tuple[int, str], bytes]:
         """The sha256 of the updates in the store that may still count, by (round, device)."""
+        stale = [number for number, machine in state.rounds.items() if machine.stale]
         found = {}
-        for row in self.store.rounds(self.config.name):
-            machine = state.rounds.get(row.round)
-            if row.closed is None or (machine is not None and machine.stale):
-                for update in self.store.updates(self.config.name, row.round):
-                    if update.status == "stored":
-                        found[row.round, update.device] = bytes.fromhex(update.digest)
+        for row in self.store.open_rounds(self.config.name, stale):
+            for update in self.store.updates(self.config.name, row.round):
+                if update.status == "stored":
+                    found[row.round, update.device] = bytes.fromhex(update.digest)
         return found
 
     def settle(self, state: CoordinatorState) -> None:
         """After a start: fail what was open in the store and is not in the machine."""
-        for row in self.store.rounds(self.config.name):
+        for row in self.store.open_rounds(self.config.name):
             machine = state.rounds.get(row.round)
-            if row.closed is None and (machine is None or machine.phase in ("failed", "carried")):
+            if machine is None or machine.phase in ("failed", "carried"):
                 self.store.fail_round(self.config.name, row.round, "the coordinator stopped before it was announced")
 
     # -- opening
@@ -115,11 +114,8 @@ class Conductor:
         its own that counted, so that its private part goes on from there."""
         if not asked.stale:
             return dict.fromkeys(asked.cohort, json.dumps({"step": asked.step}).encode())
-        every, last = self.store.rounds(self.config.name), dict.fromkeys(asked.cohort, 0)
-        step = {row.round: row.step for row in every}
-        for made, device in (pair for row in every for pair in row.counted or ()):
-            last[device] = max(last.get(device, 0), step[made])
-        return {name: json.dumps({"step": asked.step, "after": last[name]}).encode() for name in asked.cohort}
+        last = self.store.counted_steps(self.config.name)
+        return {name: json.dumps({"step": asked.step, "after": last.get(name, 0)}).encode() for name in asked.cohort}
 
     def _gathered(self) -> tuple[str, ...]:
         """The roster, fixed once all that are waited for have come."""
@@ -134,8 +130,7 @@ class Conductor:
 
     def closed(self, action: e.RoundClosed) -> None:
         """Fold a round that closed, unless that is done."""
-        row = next((r for r in self.store.rounds(self.config.name) if r.round == action.round), None)
-        if row is None or row.closed is not None:
+        if action.round not in {row.round for row in self.store.open_rounds(self.config.name)}:
             # Committed before a crash that the machine does not remember.
             self._hands.feed(e.Committed(time.monotonic(), action.round))
             return

@@ -14,15 +14,18 @@ from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.opening import open_store
 from talaria_coordinator.store import Store
 
+SHOWN = 15
+"""The last rounds that are told; the store, the API and the dashboard have all."""
+
 
 def read_status(config: FleetConfig) -> dict[str, Any]:
-    """Rounds, devices and the latest events of a fleet. StateError where it was never served."""
+    """The last rounds, all devices and the latest events of a fleet. StateError where it was never served."""
     store = open_store(config, make=False)
     try:
         fleet = store.fleet(config.name)
         if fleet is None:
             raise StateError(f"status: the store holds no fleet {config.name!r}; it holds {_names(store)}")
-        rounds = store.rounds(config.name)
+        rounds = store.rounds(config.name, last=SHOWN)
         return {
             "fleet": fleet.name,
             "status": fleet.status,
@@ -66,7 +69,7 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
     history = Table(title="rounds")
     for heading in ("round", "learning", "asked", "counted", "seconds", "bytes up", "failure"):
         history.add_column(heading, justify="left" if heading == "failure" else "right")
-    for row in found["history"][-15:]:
+    for row in found["history"]:
         history.add_row(
             str(row["round"]),
             str(row["step"]),

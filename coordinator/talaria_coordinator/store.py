@@ -14,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import URL, Connection, insert, select, update
+from sqlalchemy import URL, Connection, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from talaria.errors import ConfigError, StateError, TalariaError
@@ -174,11 +174,25 @@ class Store:
             if done.rowcount:
                 append(tx, "round-failed", {"reason": reason}, fleet=fleet, round=number)
 
-    def rounds(self, fleet: str) -> list[Round]:
-        """All rounds in order."""
+    def rounds(self, fleet: str, *, last: int | None = None) -> list[Round]:
+        """All rounds, or the ``last`` ones, in order."""
         with self.reading() as tx:
-            rows = tx.execute(select(ROUNDS).where(ROUNDS.c.fleet == fleet).order_by(ROUNDS.c.round))
-            return [round_of(row) for row in rows]
+            asked = select(ROUNDS).where(ROUNDS.c.fleet == fleet).order_by(ROUNDS.c.round.desc()).limit(last)
+            return [round_of(row) for row in reversed(tx.execute(asked).all())]
+
+    def open_rounds(self, fleet: str, others: Iterable[int] = ()) -> list[Round]:
+        """The rounds that are not closed, and those of these numbers, in order."""
+        with self.reading() as tx:
+            wanted = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.closed.is_(None) | ROUNDS.c.round.in_(sorted(others)))
+            return [round_of(row) for row in tx.execute(select(ROUNDS).where(wanted).order_by(ROUNDS.c.round))]
+
+    def counted_steps(self, fleet: str) -> dict[str, int]:
+        """By device, the newest learning round that it made an update for which counted."""
+        with self.reading() as tx:
+            both = (ROUNDS.c.fleet == UPDATES.c.fleet) & (ROUNDS.c.round == UPDATES.c.round)
+            mine = (UPDATES.c.fleet == fleet) & (UPDATES.c.status == "counted")
+            newest = select(UPDATES.c.device, func.max(ROUNDS.c.step)).join_from(UPDATES, ROUNDS, both)
+            return {row[0]: row[1] for row in tx.execute(newest.where(mine).group_by(UPDATES.c.device))}
 
     def step_of(self, fleet: str, number: int) -> int | None:
         """The learning round that this round tries, or None where there is no such round."""

@@ -228,6 +228,24 @@ def test_every_write_of_an_older_coordinator_is_refused(place):
         assert keep(new, number, "a").status == "stored"
 
 
+def test_rounds_are_found_by_what_became_of_them(store):
+    fleet = store.enter("watch", RUN, A, B)
+    numbers = [opened(store).round]
+    store.fail_round("watch", numbers[0], "nobody came")
+    for step, devices in ((1, "ab"), (2, "a")):
+        numbers.append(opened(store, step).round)
+        counted = [(keep(store, numbers[-1], device) and numbers[-1], device) for device in devices]
+        store.commit_round("watch", numbers[-1], epoch=fleet.epoch, counted=counted, body=C, server=A, last=False)
+    numbers.append(opened(store, 3).round)
+    keep(store, numbers[-1], "b")
+    assert [row.round for row in store.rounds("watch")] == numbers
+    assert [row.round for row in store.rounds("watch", last=2)] == numbers[-2:]
+    assert [row.round for row in store.open_rounds("watch")] == numbers[-1:]
+    assert [row.round for row in store.open_rounds("watch", [numbers[1], 999])] == [numbers[1], numbers[-1]]
+    assert store.counted_steps("watch") == {"a": 2, "b": 1}
+    assert (store.open_rounds("phone"), store.counted_steps("phone")) == ([], {})
+
+
 RACE = """
 import json, random, sys, time
 from talaria.errors import StateError
