@@ -59,6 +59,9 @@ def serve(
     import asyncio
     import logging
 
+    from talaria_coordinator import heap
+
+    heap.settle()
     from talaria.journal import Journal
     from talaria_coordinator.config import load_config
     from talaria_coordinator.serve import configs_in, serve_all
