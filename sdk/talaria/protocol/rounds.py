@@ -66,7 +66,7 @@ class Rules:
             raise ConfigError(f"rules: retry={self.retry} must be above 0 and at most stall={self.stall}")
 
 
-@dataclass
+@dataclass(slots=True)
 class Peer:
     """A device as the coordinator knows it."""
 
@@ -88,7 +88,7 @@ class Peer:
     """The public key that signed what was last heard of it."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Member:
     """A device's part in one round."""
 
