@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from threading import get_ident
 from typing import Protocol
@@ -107,8 +108,8 @@ class FolderBlobs:
 
     def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> int:
         wanted, freed, now = set(keep), 0, time.time()
-        unused = [self._path(digest) for digest in self.digests() if digest not in wanted]
-        for file in [*unused, *self.folder.glob("??/.*.part")]:
+        unused = (self._path(digest) for digest in self.digests() if digest not in wanted)
+        for file in chain(unused, self.folder.glob("??/.*.part")):
             with suppress(FileNotFoundError):
                 info = file.stat()
                 if now - info.st_mtime >= older_s:
