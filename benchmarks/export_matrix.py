@@ -140,7 +140,7 @@ def personal_model(algorithm: str, model: str, pruned: bool, adapter: str) -> tu
     """The model that a device serves after one step of training, and 32 inputs for it."""
     spec = ModelSpec(model, SHAPES[model], CLASSES, adapters=ADAPTERS[adapter])
     x = torch.randn(32, *SHAPES[model], generator=torch.Generator().manual_seed(1))
-    own = Samples(x[:8], torch.arange(8) % CLASSES)
+    own = Samples(x[:24], torch.arange(24) % CLASSES)  # three batches: Per-FedAvg would halve them, and diverge here
     plan = Plan(widths=pruning.widths(zoo.layout(spec).full(), 0.5)) if pruned else None
     device = Member("anna", own, own, plan)
     hparams = HALVED if pruned and ALGORITHMS[algorithm].card.prunes else {}
