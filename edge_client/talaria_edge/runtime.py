@@ -265,14 +265,18 @@ class Agent:
     async def _may_learn(self, action: e.Train) -> bool:
         """Wait for the guard's leave while the round leaves time to train after it; decline where it does not come.
 
-        A decline costs the round this device's update; a late update would cost it the training as well.
+        A decline costs the round this device's update; a late update would cost it the training as well. A tenth of the
+        time stays for the word to arrive.
         """
+        asked = time.monotonic()
 
         def left() -> float:
             job = self._state.job
             if job is None or job.round != action.round or job.phase != "training":
                 return 0.0
-            return math.inf if job.deadline is None else job.deadline - time.monotonic() - 1.25 * self._took
+            if job.deadline is None:
+                return math.inf
+            return job.deadline - time.monotonic() - max(1.25 * self._took, 0.1 * (job.deadline - asked))
 
         decision: Allowed = await self._leave.wait(partial(self._tell, round=action.round), left)
         job = self._state.job

@@ -38,7 +38,7 @@ def test_it_waits_until_it_may_train_and_learns_the_same(house, run_all):
 
 
 def test_where_leave_does_not_come_it_declines_before_the_deadline(house, run_all):
-    one = house(quorum=0.5, deadline_s=2.0)
+    one = house(quorum=0.5, deadline_s=8.0)
     battery = Battery(low=10**9)
 
     async def until_the_round_is_over():
