@@ -72,7 +72,8 @@ class Run:
             recipe = Recipe(**data.pop("recipe"))
             return Run(spec=spec, recipe=recipe, **data)
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise ConfigError(f"run: not a run description ({error}); write one with Run.to_json()") from error
+            why = str(error).encode(errors="backslashreplace").decode()
+            raise ConfigError(f"run: not a run description ({why}); write one with Run.to_json()") from error
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import pytest
 from talaria.errors import ConfigError, WireError
 from talaria.fuzz import bench
 from talaria.fuzz.target import CPU_SECONDS, Defect, Tally, Target, installed, sayable
-from talaria.wire import messages
+from talaria.rounds import Run
+from talaria.wire import codec, messages
 
 REFUSED = {"bundle", "manifest", "certificate"}
 """Targets whose seeds are near misses: a whole bundle is too large to begin from."""
@@ -85,3 +86,15 @@ def test_without_atheris_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("talaria.fuzz.bench.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"talaria\[fuzz\]"):
         bench.measure(1)
+
+
+def test_what_quotes_a_lone_surrogate_can_be_said():
+    header = b'{"w":{"dtype":"F32","shape":%s,"data_offsets":%s}}'
+    for shape, offsets in ((b"[1]", b'"\\ud800"'), (b'"\\ud800"', b"[0,4]")):
+        text = header % (shape, offsets)
+        with pytest.raises(WireError) as told:
+            codec.decode_tensors(len(text).to_bytes(8, "little") + text + bytes(4), schema=None)
+        sayable(str(told.value))
+    with pytest.raises(ConfigError) as said:
+        Run.from_json('{"spec": {"name": "imu_cnn", "input_shape": [6, 32], "classes": 3}, "recipe": {"\\ud800": 1}}')
+    sayable(str(said.value))

@@ -185,9 +185,9 @@ def _about(about: dict[str, Any], limits: Limits) -> dict[str, Any]:
         raise WireError(f"update facts {sorted(about)[:12]} are not those of version {VERSION}: {sorted(names)}")
     weight, base, metrics, mask = about["weight"], about["base"], about["metrics"], about["mask"]
     if type(weight) not in (int, float) or not 0 < weight <= limits.max_weight:
-        raise WireError(f"weight={str(weight)[:40]} must be above 0 and at most {limits.max_weight:g}")
+        raise WireError(f"weight={weight!a:.40} must be above 0 and at most {limits.max_weight:g}")
     if type(base) is not int or not 0 <= base <= 2**53:
-        raise WireError(f"base={str(base)[:40]} must be a body version")
+        raise WireError(f"base={base!a:.40} must be a body version")
     if about["kind"] not in ("value", "delta"):
         raise WireError(f"kind={str(about['kind'])[:40]!r} must be 'value' or 'delta'")
     if not isinstance(about["client"], str) or not 0 < len(about["client"]) <= 64:

@@ -116,10 +116,10 @@ def decode_frame(data: bytes) -> Frame:
         raise WireError("frame: the header is not a map")
     version, length = fields.pop("v", None), fields.pop("l", None)
     if version != VERSION:
-        raise WireError(f"frame: version {str(version)[:20]} is unknown; this side speaks {VERSION}")
+        raise WireError(f"frame: version {version!a:.20} is unknown; this side speaks {VERSION}")
     body = data[6 + size : -4]
     if length != len(body):
-        raise WireError(f"frame: declares a body of {str(length)[:20]} bytes but holds {len(body)}")
+        raise WireError(f"frame: declares a body of {length!a:.20} bytes but holds {len(body)}")
     if set(fields) - set(_KEYS) or not {"t", "f"} <= set(fields):
         raise WireError(f"frame: header fields {sorted(map(str, fields))[:12]} are not those of version {VERSION}")
     return Frame(Header(**{_KEYS[k]: v for k, v in fields.items()}), body)

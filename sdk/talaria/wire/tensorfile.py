@@ -140,12 +140,12 @@ def _entry(name: str, value: Any, body: memoryview) -> Entry:
         raise WireError(f"tensor {name[:80]!r}: dtype {str(value['dtype'])[:20]!r} or its name is not allowed")
     shape, offsets = value["shape"], value["data_offsets"]
     if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(type(d) is int and d >= 0 for d in shape):
-        raise WireError(f"tensor {name[:80]!r}: shape {str(shape)[:60]} must be at most {MAX_DIMS} whole numbers")
+        raise WireError(f"tensor {name[:80]!r}: shape {shape!a:.60} must be at most {MAX_DIMS} whole numbers")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(o) is int for o in offsets):
-        raise WireError(f"tensor {name[:80]!r}: data_offsets {str(offsets)[:60]} must be two numbers")
+        raise WireError(f"tensor {name[:80]!r}: data_offsets {offsets!a:.60} must be two numbers")
     start, stop = offsets
     if not 0 <= start <= stop <= len(body) or stop - start != math.prod(shape) * dtype.itemsize:
-        raise WireError(f"tensor {name[:80]!r}: bytes {start}..{stop} do not hold shape {str(shape)[:60]} of {dtype}")
+        raise WireError(f"tensor {name[:80]!r}: bytes {start}..{stop} do not hold shape {shape!a:.60} of {dtype}")
     return Entry(dtype, tuple(shape), body[start:stop])
 
 
