@@ -52,7 +52,7 @@ def draw(curves: Mapping[str, Rows], path: Path) -> None:
     axes.set(xlabel="latency, share of the dense model's", ylabel="accuracy against the dense twin, points")
     axes.set_xlim(1.03, 0.2)
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=8, loc="upper right")
+    axes.legend(fontsize=8, loc="lower left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": ""})
     pyplot.close(figure)
