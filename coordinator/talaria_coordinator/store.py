@@ -47,6 +47,7 @@ from talaria_coordinator.tables import (
     MACHINES,
     ROUNDS,
     UPDATES,
+    of_round,
 )
 
 
@@ -163,13 +164,12 @@ class Store:
             append(
                 tx, "round-opened", {"step": step, "cohort": sorted(cohort), "base": base}, fleet=fleet, round=number
             )
-            where = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round == number)
-            return round_of(tx.execute(select(ROUNDS).where(where)).one())
+            return round_of(tx.execute(select(ROUNDS).where(of_round(ROUNDS, fleet, number))).one())
 
     def fail_round(self, fleet: str, number: int, reason: str) -> None:
         """Close a round whose updates count nowhere; a closed one stays as it is."""
         with self._writing(fleet) as tx:
-            open_ = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round == number) & ROUNDS.c.closed.is_(None)
+            open_ = of_round(ROUNDS, fleet, number) & ROUNDS.c.closed.is_(None)
             done = tx.execute(update(ROUNDS).where(open_).values(closed=time.time(), failure=storable(reason)))
             if done.rowcount:
                 append(tx, "round-failed", {"reason": reason}, fleet=fleet, round=number)
@@ -197,8 +197,7 @@ class Store:
     def step_of(self, fleet: str, number: int) -> int | None:
         """The learning round that this round tries, or None where there is no such round."""
         with self.reading() as tx:
-            where = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round == number)
-            return tx.execute(select(ROUNDS.c.step).where(where)).scalar_one_or_none()
+            return tx.execute(select(ROUNDS.c.step).where(of_round(ROUNDS, fleet, number))).scalar_one_or_none()
 
     def commit_round(
         self,
@@ -218,7 +217,7 @@ class Store:
         """
         pairs = sorted(counted)
         with self._writing(fleet) as tx:
-            mine = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round == number)
+            mine = of_round(ROUNDS, fleet, number)
             row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one()
             step = tx.execute(select(ROUNDS.c.step).where(mine & ROUNDS.c.closed.is_(None))).scalar_one_or_none()
             _require_epoch(fleet, row.epoch, epoch)
@@ -335,8 +334,7 @@ class Store:
     def updates(self, fleet: str, round: int) -> list[Received]:
         """All updates of a round, by device."""
         with self.reading() as tx:
-            where = (UPDATES.c.fleet == fleet) & (UPDATES.c.round == round)
-            rows = tx.execute(select(UPDATES).where(where))
+            rows = tx.execute(select(UPDATES).where(of_round(UPDATES, fleet, round)))
             return sorted((received_of(row) for row in rows), key=lambda update: update.device)
 
     def equivocations(self, fleet: str) -> list[tuple[int, str, str]]:
@@ -399,4 +397,4 @@ def _difference(stored: str, given: str) -> str:
 
 
 def _key(fleet: str, round: int, device: str) -> Any:
-    return (UPDATES.c.fleet == fleet) & (UPDATES.c.round == round) & (UPDATES.c.device == device)
+    return of_round(UPDATES, fleet, round) & (UPDATES.c.device == device)

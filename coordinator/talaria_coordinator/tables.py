@@ -3,6 +3,7 @@
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Float,
     ForeignKeyConstraint,
     Index,
@@ -128,3 +129,8 @@ EVENTS = Table(
     Column("chain", String(64), nullable=False),
     Index("events_by_fleet", "fleet", "seq"),
 )
+
+
+def of_round(table: Table, fleet: str, number: int) -> ColumnElement[bool]:
+    """The rows of one round of a fleet, in any table that has both."""
+    return (table.c.fleet == fleet) & (table.c.round == number)

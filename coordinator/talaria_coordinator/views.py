@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Connection, Row, Select, Table, case, func, select
+from sqlalchemy import URL, ColumnElement, Connection, Row, Select, case, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from talaria.errors import StateError
@@ -30,7 +30,7 @@ from talaria_coordinator.pages import (
     Spread,
     UpdateView,
 )
-from talaria_coordinator.tables import DEVICES, EVENTS, FINDINGS, FLEETS, ROUNDS, UPDATES
+from talaria_coordinator.tables import DEVICES, EVENTS, FINDINGS, FLEETS, ROUNDS, UPDATES, of_round
 
 PAIRED = 64
 """Masked updates of a round, first by name, that are compared pair by pair."""
@@ -80,7 +80,7 @@ class Views:
     def round(self, fleet: str, number: int, after: str = "", limit: int = 200) -> RoundDetail | None:
         """One round with its updates of devices named after ``after``; None where there is no such round."""
         with self._reading() as tx:
-            row = tx.execute(select(ROUNDS).where(_of(ROUNDS, fleet, number))).one_or_none()
+            row = tx.execute(select(ROUNDS).where(of_round(ROUNDS, fleet, number))).one_or_none()
             if row is None:
                 return None
             return RoundDetail(self._summary(tx, row), _updates(tx, fleet, number, after, limit))
@@ -144,10 +144,6 @@ class Views:
         return view
 
 
-def _of(table: Table, fleet: str, number: int) -> ColumnElement[bool]:
-    return (table.c.fleet == fleet) & (table.c.round == number)
-
-
 def _same() -> ColumnElement[bool]:
     return (
         (FINDINGS.c.fleet == UPDATES.c.fleet)
@@ -160,7 +156,7 @@ def _found(fleet: str, number: int, status: Sequence[str], after: str, limit: in
     return (
         select(UPDATES, FINDINGS.c.found)
         .outerjoin(FINDINGS, _same())
-        .where(_of(UPDATES, fleet, number) & UPDATES.c.status.in_(status) & (UPDATES.c.device > after))
+        .where(of_round(UPDATES, fleet, number) & UPDATES.c.status.in_(status) & (UPDATES.c.device > after))
         .order_by(UPDATES.c.device)
         .limit(limit)
     )
@@ -199,7 +195,7 @@ def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
 def _round(tx: Connection, row: Row[Any]) -> RoundView:
     entries = tx.execute(_found(row.fleet, row.round, ("stored", "counted"), "", None)).all()
     rejected = tx.execute(
-        select(func.count()).where(_of(UPDATES, row.fleet, row.round) & (UPDATES.c.status == "rejected"))
+        select(func.count()).where(of_round(UPDATES, row.fleet, row.round) & (UPDATES.c.status == "rejected"))
     ).scalar_one()
     found = [findings.read(entry.found) for entry in entries if entry.found]
     return RoundView(
