@@ -55,7 +55,9 @@ class Personalizer:
 
     ``model`` is a :class:`~talaria.model.spec.ModelSpec`, or any torch module that maps a batch to logits (N, classes)
     and whose last layer ``head`` names. A budget is planned for the zoo's models; another module is trained whole.
-    ``plan`` takes the place of planning, such as one that was made for this kind of device.
+    ``plan`` takes the place of planning, such as one that was made for this kind of device. With ``by_worth`` a zoo
+    model that must lose channels loses those that the samples of :meth:`fit` need least for their time, where it loses
+    them evenly without: better for large networks and many samples, no better for small ones.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Personalizer:
         plan: Plan | None = None,
         head: str = "head",
         profile: Profile | None = None,
+        by_worth: bool = False,
         seed: int = 0,
     ) -> None:
         self.budget = budget or Budget()
@@ -81,7 +84,13 @@ class Personalizer:
             raise ConfigError(
                 f"budget: {', '.join(limits)} can be planned for the zoo's models only; give a ModelSpec, or a plan"
             )
+        if by_worth and (self._spec is None or (plan is not None and not limits)):
+            raise ConfigError(
+                "by_worth=True chooses the widths of a zoo model within a budget; give a ModelSpec, and with a plan "
+                "the budget that it was made for"
+            )
         self._plan = plan
+        self._by_worth = by_worth
         self._task: Task | None = None
         self._dense: Module | None = None
         self._model: Module | None = None
@@ -91,7 +100,8 @@ class Personalizer:
 
     @property
     def plan(self) -> Plan:
-        """What was chosen for this device, with reasons; measured and worked out at first use."""
+        """What was chosen for this device, with reasons; measured and worked out at first use. :meth:`fit` chooses
+        the widths again where they go by worth."""
         if self._plan is None:
             self._plan = Plan() if self._spec is None else planning.plan(self._spec, self.budget, profile=self._profile)
         return self._plan
@@ -148,6 +158,11 @@ class Personalizer:
             first = max(1, epochs // 3)
             rest = recipe.but(epochs=max(0, epochs - first))
             state = _trained(task.but(recipe=recipe.but(epochs=first)), state, only, "dense")
+            if self._spec is not None and self._by_worth:
+                learned = local.load(deepcopy(model), state)
+                chosen = self._plan = planning.weighed(
+                    self._spec, self.budget, chosen, learned, train, profile=self._profile, seed=self.seed
+                )
             if self._allowed is not None and len(held):
                 self._twin = local.accuracy(task, _trained(task.but(recipe=rest), state, only, "train"), held)
             task, state = _pruned(task.but(recipe=rest), state, chosen)

@@ -62,6 +62,23 @@ def test_what_the_plan_freezes_does_not_move() -> None:
     assert not torch.equal(personal.model.state_dict()["head.weight"], start["head.weight"])
 
 
+def test_channels_go_where_the_samples_need_them_least() -> None:
+    budget = Budget(bundle_mb=0.06)
+    personal = Personalizer(SPEC, budget, profile=DEVICE, by_worth=True)
+    even = personal.plan
+    personal.fit(TRAIN, VAL, epochs=15)
+    assert personal.plan.widths
+    assert personal.plan.widths != even.widths
+    assert "worth least" in personal.plan.reasons["widths"]
+    assert personal.plan.model == even.model
+    assert (personal.accuracy or 0) > 0.9
+    for name, width in personal.plan.widths.items():
+        assert personal.model.get_submodule(name).weight.shape[0] == width
+    for wrong in ({"model": nn.Linear(2, 2)}, {"model": SPEC, "plan": even}):
+        with pytest.raises(ConfigError, match="by_worth"):
+            Personalizer(**wrong, by_worth=True)  # type: ignore[arg-type]
+
+
 def test_any_torch_module_is_trained_whole_and_pruned_by_a_plan() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -78,6 +78,26 @@ def plan(
     raise search.refusal()
 
 
+def weighed(
+    spec: ModelSpec, budget: Budget, made: Plan, profile: Profile, cost: Cost | None, worth: Mapping[str, Tensor]
+) -> Plan:
+    """The plan ``made`` for ``spec`` within ``budget``, with widths by ``worth`` and all else as it was.
+
+    What :func:`plan` chooses before there are samples prunes evenly; a model that has learned knows better. ``worth``
+    has the groups of the model without adapters. A plan that keeps all channels is given back.
+    """
+    if not made.widths:
+        return made
+    search = _Search(adapted(spec, made), budget, profile, cost, made.batch or 32, worth)
+    for group in search.groups():
+        for way in group:
+            if (way.parts, way.codec, way.slices) == (made.trained, made.codec, made.accumulate):
+                at = search.largest(way)
+                if at is not None:
+                    return search.finished(at, way)
+    raise ConfigError("the plan was made for another budget, model or device; plan again")
+
+
 def adapted(spec: ModelSpec, made: Plan) -> ModelSpec:
     """The model that the plan is for: ``spec`` with the plan's adapters."""
     if made.adapter is None:

@@ -7,16 +7,27 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch.nn import Module
+
+from talaria import seeds
+from talaria.batching import cut
 from talaria.device import cost, planner, profile
+from talaria.device.anatomy import anatomy
 from talaria.device.budget import Budget
 from talaria.device.cost import Cost
 from talaria.device.profile import Profile
 from talaria.device.runtime import Exporter
 from talaria.errors import ConfigError
+from talaria.model import zoo
 from talaria.model.spec import ModelSpec
-from talaria.types import Plan
+from talaria.model.worth import worth
+from talaria.types import Plan, Samples
 
 VERSION = 1
+
+SCORED = 16
+"""Most batches that channels are scored on."""
 
 
 def plan(
@@ -37,10 +48,36 @@ def plan(
     it, with ``export`` or the installed exporter.
     """
     device = profile or _profile()
-    timed = budget.latency_ms is not None or budget.latency_ratio is not None
-    found = costed(spec, device, export=export, fresh=fresh) if timed else None
+    found = costed(spec, device, export=export, fresh=fresh) if _timed(budget) else None
     made = planner.plan(spec, budget, device, found, batch=batch)
     return replace(made, accuracy_drop=budget.accuracy_drop, model=planner.adapted(spec, made).to_json())
+
+
+def weighed(
+    spec: ModelSpec,
+    budget: Budget,
+    made: Plan,
+    model: Module,
+    samples: Samples,
+    *,
+    profile: Profile | None = None,
+    seed: int = 0,
+) -> Plan:
+    """``made`` with the channels that ``model`` needs most for ``samples``; see
+    :func:`talaria.device.planner.weighed`. ``model`` is the planned one with all its channels, after some learning;
+    it is scored on at most :data:`SCORED` batches."""
+    if not made.widths or not len(samples):
+        return made
+    whole = planner.adapted(spec, made)
+    order = torch.randperm(len(samples), generator=seeds.generator(seed, "device", 0, "worth"))
+    parts = (samples.take(index) for index in cut(order, made.batch or 32)[:SCORED])
+    found = worth(model, zoo.layout(whole), ((part.x, part.y) for part in parts))
+    names = anatomy(cost.plain(spec)).renamed(anatomy(whole))
+    device = profile or _profile()
+    measured = costed(spec, device) if _timed(budget) else None
+    scores = {own: found[theirs] for own, theirs in names.items()}
+    again = planner.weighed(spec, replace(budget, accuracy_drop=made.accuracy_drop), made, device, measured, scores)
+    return replace(again, accuracy_drop=made.accuracy_drop, model=made.model)
 
 
 def costed(
@@ -64,6 +101,10 @@ def costed(
     found = cost.measure(spec, device.block, export=export)
     profile.write(path, found.to_json())
     return found
+
+
+def _timed(budget: Budget) -> bool:
+    return budget.latency_ms is not None or budget.latency_ratio is not None
 
 
 def _profile() -> Profile:

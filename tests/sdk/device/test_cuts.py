@@ -13,7 +13,7 @@ from talaria.device.anatomy import anatomy
 from talaria.device.budget import Budget
 from talaria.device.cost import Cost
 from talaria.device.profile import Profile
-from talaria.errors import ModelError
+from talaria.errors import ConfigError, ModelError
 from talaria.model.spec import ModelSpec
 
 IMU = ModelSpec("imu_cnn", (6, 100), 7)
@@ -73,6 +73,21 @@ def test_a_plan_by_worth_spares_what_matters_and_says_so(profile: Profile, cost:
     assert planner.plan(IMU, Budget(), profile, worth=worth).widths == {}
     dense = planner.plan(IMU, Budget(), profile).predicted["bundle_mb"]
     assert planner.plan(IMU, Budget(bundle_mb=0.3 * dense), profile, worth=worth).widths  # products are the price
+
+
+def test_an_even_plan_is_weighed_again_and_all_else_stays(profile: Profile, cost: Cost) -> None:
+    for budget in (Budget(latency_ratio=0.7), Budget(latency_ratio=0.8, upload_mb=0.01, train_memory_mb=3)):
+        even = planner.plan(IMU, budget, profile, cost)
+        again = planner.weighed(IMU, budget, even, profile, cost, _worth(0))
+        assert again.widths
+        assert again.widths != even.widths
+        assert again.predicted["latency_ratio"] <= (budget.latency_ratio or 1)
+        for name in ("adapter", "rank", "trained", "batch", "accumulate", "precision", "codec"):
+            assert getattr(again, name) == getattr(even, name), name
+    whole = planner.plan(IMU, Budget(), profile)
+    assert planner.weighed(IMU, Budget(), whole, profile, None, _worth(0)) is whole
+    with pytest.raises(ConfigError, match="another budget"):
+        planner.weighed(IMU, Budget(latency_ratio=1e-4), even, profile, cost, _worth(0))
 
 
 def test_scores_of_another_model_are_refused(profile: Profile, cost: Cost) -> None:

@@ -68,6 +68,12 @@ def test_a_plan_is_checked_on_samples_where_they_are_given(
     assert found["model"]["input_shape"] == [20]
     assert found["checked"]["kept"] is True
     assert found["checked"]["samples"] > 0
+    assert talaria(monkeypatch, *words, "--epochs", "2", "--by-worth", "--json") == 0
+    weighed = json.loads(capsys.readouterr().out)
+    assert "worth least" in weighed["plan"]["reasons"]["widths"]
+    assert weighed["plan"]["predicted"]["bundle_mb"] <= 0.02
+    assert weighed["plan"]["accuracy_drop"] == 0.9
+    assert weighed["checked"]["samples"] == found["checked"]["samples"]
     assert talaria(monkeypatch, *words, "--client", "nobody") == 1
     assert "'nobody'" in capsys.readouterr().err
 
@@ -86,6 +92,7 @@ def test_plan_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--budget", "speed=1"), "'speed' is unknown"),
         (("--model", "nonsense"), "'nonsense' is unknown"),
         (("--shape", "a,b"), "--shape"),
+        (("--by-worth",), "--data"),
     ],
 )
 def test_a_refusal_is_one_message(
