@@ -4,15 +4,16 @@
 
 The npz holds train_x, test_x uint8 (N, 32, 32, 3) and train_y, test_y. A stratified part of the training images is the
 coordinator's; the rest is cut to 20 clients by Dirichlet(0.1), label by label, 100 images each; test images follow the
-clients' label mixes, 100 each. Images are resized to 64 pixels.
+clients' label mixes, 100 each. With --splits it is cut so several times, each for a fleet of its own. Images are
+resized to 64 pixels; the coordinator looks at its own in several views, moved and mirrored.
 
-Stem and stages 1 to 3 stay as published in every network, so their features are computed once; on this input most of
-the weights, and so of the time, lie above. The coordinator tunes the rest on its own images. For each budget the
-planner chooses widths for this machine, the channels go, and the small network learns on, on the same images, from the
-labels and from the tuned network. Its dense twin does exactly the same without losing channels. Then the fleet:
-low-rank adapters are averaged over the clients, heads stay private, and each device tunes both on its own. Accuracy is
-the mean over clients on their own test images. Latency is that of the deployed graph (adapters merge away) at the
-plan's widths, whole networks side by side.
+Stem and stages 1 to 3 stay as published in every network, so their features are computed once for each view; on this
+input most of the weights, and so of the time, lie above. The coordinator tunes the rest on its own images. For each
+budget the planner chooses widths for this machine, the channels go, and the small network learns on, on the same
+images, from the labels and from the tuned network. Its dense twin does exactly the same without losing channels. Then
+the fleet: low-rank adapters are averaged over the clients, heads stay private, and each device tunes both on its own.
+Accuracy is the mean over clients on their own test images. Latency is that of the deployed graph (adapters merge away)
+at the plan's widths, whole networks side by side.
 
 Every epoch is kept in ``--out``; the same command goes on where it was stopped.
 """
@@ -24,15 +25,15 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import budget_curve
 import torch
-from cifar100_clients import CLASSES, CLIENTS, OWN, PIXELS, TESTS, inputs, read
+from cifar100_clients import CLASSES, CLIENTS, OWN, PIXELS, TESTS, inputs, read, view
 from safetensors import torch as tensorfile
 from torch import Tensor
 from torch.nn import Linear, Module
@@ -67,11 +68,11 @@ STAYS = 1e12
 
 @dataclass(frozen=True)
 class Data:
-    """What the frozen stages make of the images: the coordinator's, plain and mirrored, and all clients' own and test
-    images, one client after another."""
+    """What the frozen stages make of the images: the coordinator's, (views, images, ...), and all clients' own and test
+    images, one client after another and one split after another."""
 
-    public: Samples
-    mirrored: Samples
+    views: Tensor
+    labels: Tensor
     own: Samples
     test: Samples
 
@@ -81,8 +82,10 @@ class Settings:
     """What must be the same for kept results to be used again."""
 
     public: int
+    views: int
     tune: int
     recover: int
+    splits: int
     rounds: int
     alone: int
     seed: int
@@ -95,14 +98,16 @@ def main() -> None:
     parser.add_argument("--ratios", type=float, nargs="+", default=list(RATIOS))
     parser.add_argument("--heads", type=int, nargs="+", default=[0], help="ranks of the private head; 0: a plain one")
     parser.add_argument("--public", type=int, default=2_000, help="images of the coordinator")
+    parser.add_argument("--views", type=int, default=8, help="moved and mirrored copies of each that are looked at")
     parser.add_argument("--tune", type=int, default=3, help="epochs before channels go")
     parser.add_argument("--recover", type=int, default=3, help="epochs after")
+    parser.add_argument("--splits", type=int, default=1, help="fleets, each with clients of its own")
     parser.add_argument("--rounds", type=int, default=5, help="of one epoch per client")
-    parser.add_argument("--alone", type=int, default=5, help="epochs of each client afterwards")
+    parser.add_argument("--alone", type=int, default=15, help="epochs of each client afterwards")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    settings = Settings(asked.public, asked.tune, asked.recover, asked.rounds, asked.alone, asked.seed)
+    settings = Settings(**{one.name: getattr(asked, one.name) for one in fields(Settings)})
     _same(asked.out, settings)
     data = features(asked.out, asked.data, settings)
     tuned = _tuned(asked.out, data, settings)
@@ -125,20 +130,21 @@ def features(out: Path, path: Path, settings: Settings) -> Data:
     """The data as the frozen stages leave it."""
 
     def made() -> Tensors:
-        images = read(path, settings.public, settings.seed)
+        images = read(path, settings.public, settings.splits, settings.seed)
         run = economy.torch_runner(halves(zoo.build(SPEC)).lower)
 
-        def through(x: Tensor, mirror: bool = False) -> Tensor:
-            parts = (inputs(part) for part in cut(x, 64))
-            return torch.cat([run(part.flip(3) if mirror else part) for part in parts])
+        def through(pixels: Tensor) -> Tensor:
+            return torch.cat([run(inputs(part)) for part in cut(pixels, 64)])
 
-        found = {f"{name}.x": through(x) for name, (x, _) in images.items()}
-        found["mirrored.x"] = through(images["public"][0], mirror=True)
-        return found | {f"{name}.y": y for name, (_, y) in images.items()}
+        public, labels = images["public"]
+        found = {f"{name}.x": through(images[name][0]) for name in ("own", "test")}
+        found |= {f"{name}.y": images[name][1] for name in ("own", "test")}
+        seen = (through(view(public, number, settings.seed)) for number in range(settings.views))
+        return found | {"views": torch.stack(list(seen)), "labels": labels}
 
     kept = _kept(out / "features.safetensors", made)
-    parts = {"public": "public", "mirrored": "public", "own": "own", "test": "test"}
-    return Data(**{name: Samples(kept[f"{name}.x"], kept[f"{labels}.y"]) for name, labels in parts.items()})
+    own, test = (Samples(kept[f"{name}.x"], kept[f"{name}.y"]) for name in ("own", "test"))
+    return Data(kept["views"], kept["labels"], own, test)
 
 
 def halves(model: Module) -> economy.Halves:
@@ -154,15 +160,15 @@ def _below(name: str) -> bool:
     return any(under(name, stage) for stage in FROZEN)
 
 
-def learn(model: Module, data: Data, epochs: int, seed: int, taught: Tensors | None, path: Path) -> None:
-    """SGD on ``model`` above its frozen stages, with the coordinator's images, mirrored at random.
+def learn(model: Module, data: Data, epochs: int, seed: int, taught: Tensor | None, path: Path) -> None:
+    """SGD on ``model`` above its frozen stages, with the coordinator's images, each in a view drawn anew.
 
-    ``taught`` are a teacher's logits for the images, plain and mirrored. Each epoch is kept beside ``path``.
+    ``taught`` are a teacher's logits (views, images, classes). Each epoch is kept beside ``path``.
     """
     upper = local.in_fast_layout(halves(model).upper.train())
     named = {k: p for k, p in upper.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(named.values(), lr=RATE, momentum=0.9, weight_decay=1e-4, nesterov=True)
-    count = len(data.public)
+    count = len(data.labels)
     steps = epochs * math.ceil(count / BATCH)
 
     def epoch(number: int) -> Tensors:
@@ -172,12 +178,11 @@ def learn(model: Module, data: Data, epochs: int, seed: int, taught: Tensors | N
         for done, index in enumerate(order, number * len(order)):
             for group in optimizer.param_groups:
                 group["lr"] = RATE * min(1.0, (done + 1) / 30) * (0.51 + 0.49 * math.cos(math.pi * done / steps))
-            mirrored = bool(torch.rand((), generator=draws) < 0.5)
-            part = (data.mirrored if mirrored else data.public).take(index)
-            logits = upper(part.x)
-            loss = F.cross_entropy(logits, part.y, label_smoothing=0.1)
+            seen = torch.randint(len(data.views), (len(index),), generator=draws)
+            logits = upper(data.views[seen, index])
+            loss = F.cross_entropy(logits, data.labels[index], label_smoothing=0.1)
             if taught is not None:
-                goal = F.softmax(taught["mirrored" if mirrored else "plain"][index] / 2, 1)
+                goal = F.softmax(taught[seen, index] / 2, 1)
                 loss = 0.3 * loss + 0.7 * 4 * F.cross_entropy(logits / 2, goal)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -200,8 +205,8 @@ def row(out: Path, data: Data, settings: Settings, tuned: Module, ratio: float, 
     layout = zoo.layout(SPEC)
 
     def scored() -> Tensors:
-        batches = (data.public.take(i) for i in cut(torch.arange(len(data.public)), BATCH)[:SCORED])
-        found = worth(halves(tuned).upper, layout, ((part.x, part.y) for part in batches))
+        batches = cut(torch.arange(len(data.labels)), BATCH)[:SCORED]
+        found = worth(halves(tuned).upper, layout, ((data.views[0, i], data.labels[i]) for i in batches))
         kept = {g: torch.full((n,), STAYS, dtype=torch.float64) for g, n in layout.sizes.items() if _below(g)}
         return {**found, **kept}
 
@@ -216,16 +221,18 @@ def row(out: Path, data: Data, settings: Settings, tuned: Module, ratio: float, 
     mask = pruning.choose(scores, layout.full(), widths=made.widths, block=1)
     small = pruning.compact(tuned, mask)
 
-    taught = _kept(out / "taught.safetensors", lambda: _taught(tuned, data))
+    taught = _kept(out / "taught.safetensors", lambda: _taught(tuned, data))["logits"]
     learn(small, data, settings.recover, settings.seed + 1, taught, out / f"model-{name}")
     for rank in heads:
         full = f"{name}-head{rank}" if rank else name
         page = out / f"row-{full}.json"
         if not page.exists():
-            found = fleet(small, data, settings, rank)
-            told = {"name": full, "budget": ratio, "head": rank, "widths": dict(made.widths)}
-            page.write_text(json.dumps({**told, **found}, indent=1))
-            print(f"{full}: {found['accuracy']:.4f}, coordinator's own {found['before']:.4f}", flush=True)
+            fleets = [fleet(small, data, settings, rank, at) for at in range(settings.splits)]
+            told = {"name": full, "budget": ratio, "head": rank, "widths": dict(made.widths), **fleets[0]}
+            told |= {k: fmean(one[k] for one in fleets) for k in ("accuracy", "before")}
+            told |= {"worst": min(one["worst"] for one in fleets), "clients": [one["clients"] for one in fleets]}
+            page.write_text(json.dumps(told, indent=1))
+            print(f"{full}: {told['accuracy']:.4f} of {[round(one['accuracy'], 4) for one in fleets]}", flush=True)
 
 
 def _planned(out: Path, ratio: float, scores: Tensors) -> Plan:
@@ -234,39 +241,42 @@ def _planned(out: Path, ratio: float, scores: Tensors) -> Plan:
     measured = planning.costed(SPEC, device)
     asked = [ratio * (0.9 + 0.05 * i) for i in range(9)]
     plans = {f"{a:.4f}": plan(SPEC, Budget(latency_ratio=a), device, measured, worth=scores) for a in asked if a < 1}
-    took = _ratios(out, {name: made.widths for name, made in plans.items()}, 60)
+    took = _ratios(out, {name: made.widths for name, made in plans.items()})
     keeping = [plans[name] for name in plans if took[name] <= ratio]
     if not keeping:
         raise ConfigError(f"no plan kept latency_ratio={ratio} as measured: {took}; run again on a calmer machine")
     return max(keeping, key=lambda made: made.predicted["latency_ratio"])
 
 
-def _ratios(out: Path, widths: Mapping[str, Mapping[str, int]], rounds: int) -> dict[str, float]:
-    """Latency at each of ``widths`` to that of the dense network, measured side by side."""
+def _ratios(out: Path, widths: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    """Latency at each of ``widths`` to that of the dense network: the median of five measurements, each with all of
+    them loaded anew side by side, because where they lie in memory moves them by some percent."""
     page, bare = out / "dense.onnx", cost.plain(SPEC)
     if not page.exists():
         page.write_bytes(exporter()(cost.lively(zoo.build(bare)), zoo.example(bare, 2)))
     resizer = Resizer(page.read_bytes(), anatomy(bare))
     full = zoo.layout(SPEC).sizes
     files = {"dense": resizer.at(full)} | {name: resizer.at({**full, **own}) for name, own in widths.items()}
-    took, _ = cost.timed(files, zoo.example(SPEC), rounds)
-    return {name: took[name] / took["dense"] for name in widths}
+    times = [cost.timed(files, zoo.example(SPEC), 60)[0] for _ in range(5)]
+    return {name: median(took[name] / took["dense"] for took in times) for name in widths}
 
 
-def fleet(backbone: Module, data: Data, settings: Settings, rank: int) -> dict[str, Any]:
-    """Adapters averaged over the clients, heads private, both tuned on each device: the row."""
+def fleet(backbone: Module, data: Data, settings: Settings, rank: int, at: int) -> dict[str, Any]:
+    """Adapters averaged over the clients of split ``at``, heads private, both tuned on each device."""
     plain = _with_head(backbone, rank)
     model = adapters.insert(plain, AdapterSpec("lowrank", 8, where=WHERE), skip=("head",), seed=settings.seed)
     parts = split.split_model(model, "head")
     only, shared_keys = parts.of("adapters", "head"), parts.travels("adapters")
     start = local.state_of(model)
-    recipe = Recipe(epochs=1, batch=25, lr=0.01, momentum=0.9, weight_decay=1e-4)
+    recipe = Recipe(epochs=1, batch=25, lr=0.02, momentum=0.9, weight_decay=1e-4)
     upper = halves(model).upper
     every = Task(
         model=upper,
         split=split.split_model(upper, "head"),
-        train=data.own,
-        val=data.test,  # kept beside the training images; looked at for the row alone
+        train=data.own.take(torch.arange(CLIENTS * OWN) + at * CLIENTS * OWN),
+        val=data.test.take(
+            torch.arange(CLIENTS * TESTS) + at * CLIENTS * TESTS
+        ),  # kept beside the training images; looked at for the row alone
         recipe=recipe,
         classes=SPEC.classes,
         run=settings.seed,
@@ -308,7 +318,7 @@ def fleet(backbone: Module, data: Data, settings: Settings, rank: int) -> dict[s
 def latencies(out: Path) -> None:
     """Measures the plans that have rows side by side, into these rows."""
     found = rows(out)
-    took = _ratios(out, {one["name"]: one["widths"] for one in found if one["widths"] and not one["head"]}, 60)
+    took = _ratios(out, {one["name"]: one["widths"] for one in found if one["widths"] and not one["head"]})
     for one in found:
         if one["name"] in took or one["budget"] == 1:
             told = {**one, "latency": took.get(one["name"], 1.0)}
@@ -346,9 +356,9 @@ def _tuned(out: Path, data: Data, settings: Settings) -> Module:
 
 
 def _taught(tuned: Module, data: Data) -> Tensors:
-    """The tuned network's logits for the coordinator's images, plain and mirrored."""
+    """The tuned network's logits for the coordinator's images in each view."""
     upper = halves(tuned).upper
-    return {"plain": local.predict(upper, data.public.x), "mirrored": local.predict(upper, data.mirrored.x)}
+    return {"logits": torch.stack([local.predict(upper, seen) for seen in data.views])}
 
 
 def _kept(path: Path, make: Callable[[], Tensors]) -> Tensors:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
+from torch import Tensor
 from torch.nn import Module
 
-from talaria import seeds
-from talaria.batching import cut
 from talaria.device import cost, planner, profile
 from talaria.device.anatomy import anatomy
 from talaria.device.budget import Budget
@@ -22,12 +21,9 @@ from talaria.errors import ConfigError
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.model.worth import worth
-from talaria.types import Plan, Samples
+from talaria.types import Plan
 
 VERSION = 1
-
-SCORED = 16
-"""Most batches that channels are scored on."""
 
 
 def plan(
@@ -58,25 +54,21 @@ def weighed(
     budget: Budget,
     made: Plan,
     model: Module,
-    samples: Samples,
+    batches: Iterable[tuple[Tensor, Tensor]],
     *,
     profile: Profile | None = None,
-    seed: int = 0,
 ) -> Plan:
-    """``made`` with the channels that ``model`` needs most for ``samples``; see
-    :func:`talaria.device.planner.weighed`. ``model`` is the planned one with all its channels, after some learning;
-    it is scored on at most :data:`SCORED` batches."""
-    if not made.widths or not len(samples):
+    """``made`` with the channels that ``model``, the planned one with all its channels and after some learning, needs
+    most for ``batches`` of (inputs, labels); see :func:`talaria.device.planner.weighed`."""
+    if not made.widths:
         return made
     whole = planner.adapted(spec, made)
-    order = torch.randperm(len(samples), generator=seeds.generator(seed, "device", 0, "worth"))
-    parts = (samples.take(index) for index in cut(order, made.batch or 32)[:SCORED])
-    found = worth(model, zoo.layout(whole), ((part.x, part.y) for part in parts))
+    found = worth(model, zoo.layout(whole), batches)
     names = anatomy(cost.plain(spec)).renamed(anatomy(whole))
     device = profile or _profile()
     measured = costed(spec, device) if _timed(budget) else None
-    scores = {own: found[theirs] for own, theirs in names.items()}
-    again = planner.weighed(spec, replace(budget, accuracy_drop=made.accuracy_drop), made, device, measured, scores)
+    limits = replace(budget, accuracy_drop=made.accuracy_drop)
+    again = planner.weighed(spec, limits, made, device, measured, {own: found[theirs] for own, theirs in names.items()})
     return replace(again, accuracy_drop=made.accuracy_drop, model=made.model)
 
 
