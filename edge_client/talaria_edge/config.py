@@ -35,7 +35,6 @@ every_s = 10                  # how often to look again
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,8 +42,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from talaria import plans
 from talaria.errors import ConfigError
-from talaria.settings import LIMIT, Section, read_toml
+from talaria.settings import Section, read_toml
 from talaria.types import Plan
 from talaria.wire.credentials import require_no_password
 from talaria_edge.data import DataSource, NamedSource, NpzSource
@@ -152,25 +152,7 @@ def _plan(device: Section, section: Section) -> Plan | None:
         return Plan(widths=values) if values else None
     if values:
         raise device.bad("plan", "and [plan.widths] are both given; the file holds the widths, leave the table out")
-    return read_plan(path)
-
-
-def read_plan(path: Path) -> Plan:
-    """The plan in a file that ``talaria plan --json`` wrote. Raises :class:`ConfigError` on anything else."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(LIMIT + 1)
-        if len(data) > LIMIT:
-            raise ConfigError(f"plan: {path} has more than {LIMIT} bytes, so it is no plan")
-        return Plan.from_json(json.loads(data))
-    except OSError as error:
-        raise ConfigError(
-            f"plan: {path} cannot be read ({error.strerror}); write it with `talaria plan --json`"
-        ) from None
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"plan: {path} is not JSON ({error}); write it with `talaria plan --json`") from None
+    return plans.read(path)
 
 
 def _rules(section: Section) -> Rules:

@@ -6,15 +6,36 @@ made for others is refused, because its figures would not hold.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from talaria.errors import ConfigError
 from talaria.model.spec import ModelSpec
+from talaria.settings import LIMIT
 from talaria.types import Part, Plan, Recipe, Split, Tensors
 from talaria.wire.planes import Codec
 
 _BYTES = {"raw": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
 _AGAIN = "plan again with `talaria plan` for this run's model"
+
+
+def read(path: Path) -> Plan:
+    """The plan in a file that ``talaria plan --json`` wrote. Raises :class:`ConfigError` on anything else."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LIMIT + 1)
+        if len(data) > LIMIT:
+            raise ConfigError(f"plan: {path} has more than {LIMIT} bytes, so it is no plan")
+        return Plan.from_json(json.loads(data))
+    except OSError as error:
+        raise ConfigError(
+            f"plan: {path} cannot be read ({error.strerror}); write it with `talaria plan --json`"
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"plan: {path} is not JSON ({error}); write it with `talaria plan --json`") from None
 
 
 def recipe_under(recipe: Recipe, plan: Plan | None) -> Recipe:

@@ -133,7 +133,8 @@ def choose(
         wanted = widths or {}
     odd = sorted(set(wanted) - set(mask.kept)) + sorted(set(mask.kept) - set(scores))
     if odd:
-        raise ModelError(f"pruning: groups {odd[:4]} do not match the model's; use the groups of this model's layout")
+        known = ", ".join(sorted(mask.kept)[:8]) + (", ..." if len(mask.kept) > 8 else "")
+        raise ModelError(f"pruning: groups {odd[:4]} do not match the model's, which are {known}")
     kept = {}
     for group, now in mask.kept.items():
         want = min(len(now), aligned(wanted.get(group, len(now)), block))

@@ -17,6 +17,14 @@ def simulate(
         Path | None, typer.Option(help="For image sets: npz with train_idx and test_idx per client.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Zoo model; default: the dataset's, or one that fits.")] = None,
+    adapters: Annotated[
+        str | None, typer.Option(help="Adapters beside its layers: residual, lowrank:rank=8 or heart.")
+    ] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from published weights.")] = False,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(help="What `talaria plan --json` wrote: FILE for every client, CLIENT=FILE for one. Repeatable."),
+    ] = None,
     fraction: Annotated[float, typer.Option(help="Share of the clients that takes part in a round.")] = 1.0,
     buffers: Annotated[str, typer.Option(help="BatchNorm statistics: local | aggregate.")] = "local",
     codec: Annotated[str, typer.Option(help="Bytes on the wire: raw | fp16 | bf16 | int8 | topk.")] = "raw",
@@ -62,6 +70,9 @@ def simulate(
         seed=seed,
         partition=partition,
         model=model,
+        adapters=adapters,
+        pretrained=pretrained,
+        plans=tuple(plan or ()),
         fraction=fraction,
         buffers=buffers,
         codec=codec,

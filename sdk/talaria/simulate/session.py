@@ -1,7 +1,7 @@
 """What one ``talaria simulate`` command asks for, carried out and printed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from talaria import rounds
+from talaria import plans, rounds
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.registry import load as load_aggregator
 from talaria.asynchrony import Buffering
 from talaria.errors import ConfigError
 from talaria.evaluation import Report
 from talaria.model import zoo
+from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec
 from talaria.rounds import Run
 from talaria.simulate import data as datasets
@@ -26,6 +27,7 @@ from talaria.simulate.defaults import default_of
 from talaria.simulate.fleet import RoundFacts
 from talaria.simulate.options import assignments
 from talaria.simulate.run import Result, evaluate, members_of, simulate
+from talaria.types import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,9 @@ class Asked:
     seed: int
     partition: Path | None = None
     model: str | None = None
+    adapters: str | None = None
+    pretrained: bool = False
+    plans: Sequence[str] = ()
     fraction: float = 1.0
     buffers: str = "local"
     codec: str = "raw"
@@ -51,8 +56,8 @@ class Asked:
     data_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def prepared(asked: Asked) -> tuple[Run, Federated]:
-    """The run and its data; every wrong option is refused before anything is trained."""
+def prepared(asked: Asked) -> tuple[Run, Federated, dict[str, Plan]]:
+    """The run, its data and the clients' plans; every wrong option is refused before anything is trained."""
     options = dict(asked.data_options)
     if asked.partition is not None:
         options["partition"] = asked.partition
@@ -60,8 +65,9 @@ def prepared(asked: Asked) -> tuple[Run, Federated]:
     if asked.buffers not in ("local", "aggregate"):
         raise ConfigError(f"--buffers {asked.buffers!r} is unknown; use local or aggregate")
     data = datasets.load(asked.dataset, **options)
+    chosen = planned(asked.plans, {**data.clients, **data.newcomers})
     run = Run(
-        spec=_spec(asked, data, default.model),
+        spec=_spec(asked, data, default.model, chosen),
         algorithm=asked.algorithm,
         hparams={**default.options.get(asked.algorithm, {}), **asked.options},
         recipe=replace(default.recipe, **asked.recipe),
@@ -72,7 +78,28 @@ def prepared(asked: Asked) -> tuple[Run, Federated]:
         codec=asked.codec,
         asynchronous=asked.asynchronous,
     )
-    return run, data
+    return run, data, chosen
+
+
+def planned(texts: Sequence[str], clients: Iterable[str]) -> dict[str, Plan]:
+    """Each client's plan, of ``CLIENT=FILE`` and, for the clients that none of these names, ``FILE``."""
+    names = set(clients)
+    one: dict[str, Plan] = {}
+    every: dict[str, Plan] = {}
+    for text in texts:
+        client, equals, path = text.partition("=")
+        if equals and client in names:
+            one[client] = plans.read(Path(path))
+        elif equals and not Path(text).exists():
+            raise ConfigError(f"--plan {text!r}: there is no client {client!r}; choose one of {_some(names)}")
+        else:
+            every = dict.fromkeys(names, plans.read(Path(text)))
+    return {**every, **one}
+
+
+def _some(names: Iterable[str]) -> str:
+    known = sorted(names)
+    return ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
 
 
 def buffering_of(asked: Asked, members: int) -> Buffering | None:
@@ -84,29 +111,42 @@ def buffering_of(asked: Asked, members: int) -> Buffering | None:
     return None
 
 
-def _spec(asked: Asked, data: Federated, default: str | None) -> ModelSpec:
-    name = asked.model or default
-    if name is None:
+def _spec(asked: Asked, data: Federated, default: str | None, chosen: Mapping[str, Plan]) -> ModelSpec:
+    """The model that was asked for, else the plans' own, else the dataset's, else one that fits."""
+    adapters = None if asked.adapters is None else _adapters(asked.adapters)
+    meant = next((plan.model for plan in chosen.values() if plan.model is not None), None)
+    if asked.model is None and meant is not None:
+        spec = replace(ModelSpec.from_json(meant), seed=asked.seed)
+        for name, own in (("input_shape", data.input_shape), ("classes", data.classes)):
+            if getattr(spec, name) != own:
+                raise ConfigError(
+                    f"--plan: its model has {name}={getattr(spec, name)}, the data {own}; plan again with `talaria "
+                    "plan --shape --classes`, or --data"
+                )
+        return replace(spec, adapters=adapters or spec.adapters, pretrained=asked.pretrained or spec.pretrained)
+    named = asked.model or default
+    if named is None:
         smallest = min(len(c.train) for c in data.clients.values())
-        return zoo.fitting(data.input_shape, data.classes, smallest, seed=asked.seed)
-    return ModelSpec(name, data.input_shape, data.classes, seed=asked.seed)
+        fit = zoo.fitting(data.input_shape, data.classes, smallest, seed=asked.seed)
+        return replace(fit, adapters=adapters, pretrained=asked.pretrained)
+    return ModelSpec(named, data.input_shape, data.classes, adapters, asked.seed, asked.pretrained)
 
 
 def run(asked: Asked, *, as_json: bool) -> None:
     """Train, measure and print."""
-    plan, data = prepared(asked)
+    one, data, chosen = prepared(asked)
     aggregator = None if asked.aggregator is None else rule(asked.aggregator)
-    members = members_of(data.clients)
+    members = members_of(data.clients, chosen)
     buffering = buffering_of(asked, len(members))
     with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
-        bar = progress.add_task(f"{asked.algorithm} on {data.name}", total=plan.rounds)
+        bar = progress.add_task(f"{asked.algorithm} on {data.name}", total=one.rounds)
 
         def advance(facts: RoundFacts) -> None:
             progress.update(bar, completed=facts.round)
 
-        result = simulate(plan, members, aggregator=aggregator, buffering=buffering, over=asked.over, progress=advance)
+        result = simulate(one, members, aggregator=aggregator, buffering=buffering, over=asked.over, progress=advance)
     report = evaluate(result, data, members)
-    arrived = evaluate(result, data, members_of(data.newcomers)) if data.newcomers else None
+    arrived = evaluate(result, data, members_of(data.newcomers, chosen)) if data.newcomers else None
     if as_json:
         arrival = None if buffering is None else arrivals(result, buffering)
         typer.echo(json.dumps({**document(asked, result, report, arrived), "asynchronous": arrival}, indent=2))
@@ -114,10 +154,25 @@ def run(asked: Asked, *, as_json: bool) -> None:
         print_table(asked, result, report, arrived)
 
 
+def _adapters(text: str) -> AdapterSpec:
+    """The adapters of ``KIND`` or ``KIND:OPTION=VALUE,OPTION=VALUE``, such as ``lowrank:rank=8``."""
+    kind, options = _with_options(text, "--adapters")
+    unknown = sorted(set(options) - {"rank", "nonlinear", "head"})
+    if unknown:
+        raise ConfigError(f"--adapters {text!r}: {unknown[0]!r} is unknown; it has rank, nonlinear and head")
+    return AdapterSpec(kind, **options)
+
+
+def _with_options(text: str, flag: str) -> tuple[str, dict[str, Any]]:
+    """``NAME:OPTION=VALUE,OPTION=VALUE`` taken apart."""
+    name, _, options = text.partition(":")
+    return name, assignments(options.split(",") if options else None, flag)
+
+
 def rule(text: str) -> Aggregator:
     """The aggregator of ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``, such as ``trimmed_mean:f=2``."""
-    name, _, options = text.partition(":")
-    return load_aggregator({"name": name, **assignments(options.split(",") if options else None, "--aggregator")})
+    name, options = _with_options(text, "--aggregator")
+    return load_aggregator({"name": name, **options})
 
 
 def document(asked: Asked, result: Result, report: Report, newcomers: Report | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from talaria.cli import app
 from talaria.errors import ConfigError, DataError
+from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec
 from talaria.rounds import Run
 from talaria.simulate.data import load
@@ -16,7 +17,7 @@ from talaria.simulate.options import assignments
 from talaria.simulate.run import evaluate, members_of, simulate
 from talaria.simulate.session import rule
 from talaria.tree import equal
-from talaria.types import Recipe
+from talaria.types import Plan, Recipe
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,26 @@ def test_the_server_rule_can_be_replaced(arrays: Path) -> None:
     assert not equal(mean.shared, median.shared)
     told = command("simulate", "-d", f"npz:{arrays}", "--rounds", "1", "--json", "--aggregator", "median:f=1")
     assert told["aggregator"] == "median:f=1"
+
+
+def test_devices_plans_are_simulated_as_they_would_run(arrays: Path, tmp_path: Path) -> None:
+    data = load(f"npz:{arrays}")
+    spec = ModelSpec("mlp", (4,), 3, AdapterSpec("lowrank", 2))
+    small, tiny = (Plan(widths={"fc1.base": n}, batch=8, model=spec.to_json()) for n in (16, 8))
+    first, *others = sorted(data.clients)
+    for name, plan in (("small", small), ("tiny", tiny)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"plan": plan.to_json(), "machine": "ab"}))
+    given = ["--plan", str(tmp_path / "small.json"), "--plan", f"{first}={tmp_path / 'tiny.json'}"]
+    base = ["simulate", "-a", "fedavg", "-d", f"npz:{arrays}", "--rounds", "2", "--json"]
+    told = command(*base, *given)
+    assert told["model"] == spec.to_json()
+    recipe = Recipe(**told["recipe"])
+    run = Run(spec=spec, algorithm="fedavg", recipe=recipe, rounds=2)
+    members = members_of(data.clients, {**dict.fromkeys(others, small), first: tiny})
+    assert told["accuracy"]["mean"] == evaluate(simulate(run, members), data, members).accuracy.mean
+    assert told["clients"][first]["bytes_up"] < told["clients"][others[0]]["bytes_up"]
+    assert told["clients"][first]["parameters"] < told["clients"][others[0]]["parameters"]
+    assert command(*base, "--adapters", "lowrank:rank=2")["model"]["adapters"] == spec.to_json()["adapters"]
 
 
 def test_bytes_are_those_of_the_wire_and_add_up(arrays: Path) -> None:
@@ -104,6 +125,10 @@ def test_a_lossy_codec_stays_near(arrays: Path) -> None:
         (["--codec", "zip"], "codec"),
         (["--aggregator", "medain"], "median"),
         (["--model", "resnet"], "resnet18"),
+        (["--adapters", "lowrnk"], "lowrnk"),
+        (["--adapters", "lowrank:rnk=8"], "'rnk' is unknown; it has rank"),
+        (["--plan", "none.json"], "none.json cannot be read"),
+        (["--plan", "nobody=none.json"], "there is no client 'nobody'"),
         (["--fraction", "1.5"], "fraction=1.5"),
         (["--lr", "0"], "lr=0.0"),
     ],
