@@ -64,6 +64,8 @@ SCORED = 16
 """Batches that channels are scored on."""
 STAYS = 1e12
 """The worth of a channel in the frozen stages: they go last, which is never."""
+READ = "features.top.conv"
+"""What heads read. Half of it stays: its worth to the coordinator's head says little of what private ones need."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,8 @@ def row(out: Path, data: Data, settings: Settings, tuned: Module, ratio: float, 
         batches = cut(torch.arange(len(data.labels)), BATCH)[:SCORED]
         found = worth(halves(tuned).upper, layout, ((data.views[0, i], data.labels[i]) for i in batches))
         kept = {g: torch.full((n,), STAYS, dtype=torch.float64) for g, n in layout.sizes.items() if _below(g)}
+        seen = found[READ]
+        seen[seen.argsort(descending=True)[: len(seen) // 2]] = STAYS
         return {**found, **kept}
 
     scores = _kept(out / "worth.safetensors", scored)

@@ -73,7 +73,10 @@ def measure(
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rows = {name: _measure(name, keep, epochs, size, seconds) for name in models}
+        rows = {}
+        for number, name in enumerate(models, 1):
+            typer.echo(f"{name}, {number} of {len(models)}: learning and exporting, some minutes", err=True)
+            rows[name] = _measure(name, keep, epochs, size, seconds)
     finally:
         torch.set_num_threads(before)
     return {"device": cpu.device(), "keep": keep, "models": rows, "import_cpu_s": import_cost()}

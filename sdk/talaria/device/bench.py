@@ -37,9 +37,18 @@ def planner(
     import json
 
     from talaria.device.profile import cached
+    from talaria.errors import ConfigError
 
+    known = [spec[0] for spec in FAMILIES]
+    asked = known if families is None else families.split(",")
+    if not set(asked) <= set(known):
+        raise ConfigError(f"--families {families!r} must be names among {', '.join(known)}, with commas between")
     device = cached()
-    rows = [family(spec, device.block) for spec in FAMILIES if families is None or spec[0] in families.split(",")]
+    chosen = [spec for spec in FAMILIES if spec[0] in asked]
+    rows = []
+    for number, spec in enumerate(chosen, 1):
+        typer.echo(f"{spec[0]}, {number} of {len(chosen)}: exporting and timing, about a minute", err=True)
+        rows.append(family(spec, device.block))
     kept = sum(row["budgets"]["kept"] for row in rows)
     document = {
         "device": {"cpu": device.cpu, "block": device.block, "machine": device.machine},

@@ -8,6 +8,7 @@ from talaria import economy_bench, local
 from talaria.device import bench, cost
 from talaria.device import profile as profiles
 from talaria.device.profile import Profile
+from talaria.errors import ConfigError
 from talaria.model import zoo
 from talaria.model.adapters import AdapterSpec, count
 from talaria.model.spec import ModelSpec
@@ -33,6 +34,8 @@ def test_the_planner_bench_reports_each_family(
     assert row["channels_removed"]["0.3"] < row["channels_removed"]["0.7"]
     bench.planner(as_json=False, families="imu_cnn")
     assert "imu_cnn" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="'imu' must be names among imu_cnn"):
+        bench.planner(families="imu")
 
 
 def test_kept_features_take_less_memory_and_the_same_step() -> None:
