@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +19,11 @@ from torch.nn import Flatten, Module, RReLU, Sequential
 from torch.nn.modules.dropout import _DropoutNd
 
 from talaria import local
+from talaria.batching import steps_of
 from talaria.device import runtime
 from talaria.device.runtime import Exporter
 from talaria.tree import only as picked
-from talaria.types import Samples, Task, Tensors
+from talaria.types import Recipe, Samples, Task, Tensors
 
 LARGEST_CACHE = 512 << 20
 """Most bytes of features that are kept."""
@@ -98,14 +98,22 @@ def train(
     *,
     only: Collection[str],
     export: Exporter | None = None,
-    **options: Any,
+    recipe: Recipe | None = None,
+    samples: Samples | None = None,
+    purpose: str = "train",
 ) -> Tensors:
-    """:func:`talaria.local.train`, on kept features where that can be done; the same result up to rounding."""
-    kept = cached(task, state, only, export=export)
-    if kept.task is None:
-        return local.train(task, state, only=only, **options)
-    names = list(kept.task.model.state_dict())
-    after = local.train(kept.task, picked(state, names), only=[k for k in only if k in set(names)], **options)
+    """:func:`talaria.local.train`, on kept features where that can be done; the same result up to rounding.
+
+    Where no sample is seen twice there is nothing to gain, and the plain training is taken.
+    """
+    recipe, samples = recipe or task.recipe, task.train if samples is None else samples
+    once = steps_of(recipe, len(samples)) * recipe.batch < 2 * len(samples)
+    none = samples.take(torch.arange(0))
+    kept = None if once else cached(task.but(recipe=recipe, train=samples, val=none), state, only, export=export).task
+    if kept is None:
+        return local.train(task, state, only=only, recipe=recipe, samples=samples, purpose=purpose)
+    names = list(kept.model.state_dict())
+    after = local.train(kept, picked(state, names), only=[k for k in only if k in set(names)], purpose=purpose)
     return {key: after.get(key, value) for key, value in state.items()}
 
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from talaria import economy, local
+from talaria.algorithms.fedrep import FedRep
 from talaria.device.memory import train_only
 from talaria.model import zoo
 from talaria.model.adapters import AdapterSpec
@@ -72,8 +73,31 @@ def test_the_frozen_layers_run_once_per_sample() -> None:
     economy.train(task, lived_in(task), only=task.split.of("head"))
     handle.remove()
     seen = sum(calls)
-    # One pass calibrates BatchNorm, one asks for the shape of a single sample, one keeps train and val.
-    assert seen == 24 + 1 + 24 + 4
+    # One pass calibrates BatchNorm, one asks for the shape of a single sample, one keeps what is learned from.
+    assert seen == 24 + 1 + 24
+
+
+def test_a_round_of_fedrep_passes_its_still_body_once_whatever_the_head_takes() -> None:
+    def passed(epochs: int) -> int:
+        task, calls = task_of(IMU, recipe=Recipe(epochs=1, batch=8)), list[int]()
+        task.model.get_submodule("conv1").register_forward_hook(lambda _m, _i, out: calls.append(len(out)))
+        algorithm = FedRep(head_epochs=epochs, body_epochs=0, allow_degenerate=True)
+        algorithm.fit(task, *algorithm.init(task.model, task.split))
+        return sum(calls)
+
+    # Once for BatchNorm, then each sample once, and a single one for the shape of what is kept.
+    assert passed(1) == 24 + 24
+    assert passed(2) == passed(10) == 24 + 24 + 1
+
+
+def test_other_samples_and_another_recipe_are_kept_as_well() -> None:
+    task = task_of(IMU)
+    state, only = lived_in(task), task.split.of("head")
+    options = {"recipe": Recipe(epochs=3, batch=5), "samples": task.val, "purpose": "tune"}
+    plain, kept = local.train(task, state, only=only, **options), economy.train(task, state, only=only, **options)
+    assert not torch.equal(plain["head.weight"], state["head.weight"])
+    for key, value in plain.items():
+        torch.testing.assert_close(kept[key], value, rtol=1e-4, atol=1e-5, msg=key)
 
 
 def test_through_onnx_runtime_the_features_are_the_same() -> None:

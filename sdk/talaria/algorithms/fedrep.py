@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from torch.nn import Module
 
+from talaria import economy
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.masked import MaskedMean
@@ -78,4 +79,5 @@ class FedRep:
         head = task.split.of("adapters", "head")
         # A frozen body needs statistics of this device's inputs: on the first day it has none.
         state = ready(task, state)
-        return train(task, state, only=head, recipe=task.recipe.but(epochs=epochs, steps=None), purpose=purpose)
+        recipe = task.recipe.but(epochs=epochs, steps=None)
+        return economy.train(task, state, only=head, recipe=recipe, purpose=purpose)

@@ -2,7 +2,7 @@
 
 import torch
 
-from talaria.local import train
+from talaria import economy
 from talaria.types import Part, Samples, Task, Tensors
 
 TUNES: dict[str, tuple[Part, ...]] = {
@@ -22,7 +22,8 @@ def tuned(task: Task, state: Tensors, tune: str, epochs: int, lr: float = 0.0, s
     """``state`` after ``epochs`` of SGD on the named parts, the rest frozen in eval mode; ``lr`` 0 is the recipe's."""
     recipe = task.recipe.but(epochs=epochs, steps=None, lr=lr or task.recipe.lr)
     known = labelled(task, samples)
-    return train(task, state, only=task.split.of(*TUNES[tune]), recipe=recipe, samples=known, purpose="tune")
+    only = task.split.of(*TUNES[tune])
+    return economy.train(task, state, only=only, recipe=recipe, samples=known, purpose="tune")
 
 
 def labelled(task: Task, samples: str) -> Samples:
