@@ -33,7 +33,7 @@ from talaria.simulate.data import load
 
 WORKS = {"fedavg": 0, "fedrep-1": 1, "fedrep-10": 10}
 """Epochs of the head before the one of the body; 0: FedAvg."""
-FEW, MORE = 2, 8
+FEW, MORE = 2, 5
 """Rounds of the two runs whose difference is measured."""
 IMAGES, BATCH, LR = 300, 10, 0.01
 
