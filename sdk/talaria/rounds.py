@@ -20,7 +20,7 @@ from talaria.aggregate.wrap import as_delta, chain, gathered
 from talaria.algorithms import load as load_algorithm
 from talaria.algorithms.base import Algorithm
 from talaria.errors import ConfigError
-from talaria.local import load, state_of
+from talaria.local import in_fast_layout, load, state_of
 from talaria.model import masks, pruning, zoo
 from talaria.model.zoo import ModelSpec
 from talaria.seeds import generator
@@ -244,8 +244,9 @@ def require_plan(run: Run, plan: Plan) -> None:
 
 def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> Task:
     """What the device works on, with a scratch module as small as its mask."""
+    whole = template(run.spec)
     return Task(
-        model=deepcopy(template(run.spec)) if mask is None else pruning.compact(template(run.spec), mask),
+        model=in_fast_layout(deepcopy(whole) if mask is None else pruning.compact(whole, mask)),
         split=split_of(run),
         train=member.train,
         val=member.val,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from talaria import rounds
+from talaria import local, rounds
 from talaria.errors import ConfigError
 from talaria.model import masks
 from talaria.model.zoo import ModelSpec
@@ -118,3 +118,19 @@ def test_the_personal_model_is_in_eval_mode_and_nobodys_scratch() -> None:
     assert not model.training
     assert model is not rounds.template(SPEC)
     assert not any(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "wide"), [("mobilenet_v3_small", False), ("efficientnet_lite0", False), ("resnet18", True)]
+)
+def test_what_trains_lies_in_the_layout_that_is_fast_and_what_is_served_in_the_plain_one(name: str, wide: bool) -> None:
+    run = Run(spec=ModelSpec(name, (3, 32, 32), 4), algorithm="fedavg", recipe=Recipe(), rounds=1)
+    samples = Samples(torch.zeros(2, 3, 32, 32), torch.arange(2))
+    task = rounds.task_of(run, Member("anna", samples, samples), 1, None)
+    large = [p for p in task.model.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
+    assert large
+    assert all(p.is_contiguous() == wide for p in large)
+    state = local.state_of(task.model)
+    assert all(v.is_contiguous() for v in state.values())
+    assert all(p.is_contiguous() for p in local.served(task, state).parameters())
+    assert all(p.is_contiguous() for p in rounds.template(run.spec).parameters()), "the template is not touched"
