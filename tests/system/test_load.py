@@ -17,7 +17,8 @@ def test_light_devices_lose_nothing(command):
     assert found["outcomes"] == {"stored": 12}
     assert (found["rounds"], found["lost"], found["twice"], found["links_lost"]) == (3, 0, 0, 0)
     assert found["up_mib"] >= 12 * 0.29
-    assert found["down_mib"] >= 12 * 4 * 0.29, "every device fetched every body"
+    # Who is not asked may skip a body that is already replaced; each counted update began with one.
+    assert found["down_mib"] >= 12 * 0.29
     assert found["coordinator_ms_per_mib"] > 0
 
 
