@@ -25,8 +25,8 @@ BUDGETS = 10
 """Random latency budgets per family: 40 in all."""
 SHARES = (0.3, 0.5, 0.7)
 """Shares of the channels that are taken away."""
-MEASURED = 10
-"""Models that are measured within one of the limits of :data:`talaria.device.cost.SECONDS`."""
+SIDE_BY_SIDE = 11
+"""Models in one round: with many more, each finds the caches filled by the others and their spread grows."""
 
 
 def planner(
@@ -143,8 +143,8 @@ def _ratios(widths: Sequence[dict[str, int]], resizer: Any, example: Any) -> lis
 
     first, rest = widths[0], widths[1:]
     out = [1.0]
-    for begin in range(0, len(rest), MEASURED):
-        some = {"dense": first} | {str(i): w for i, w in enumerate(rest[begin : begin + MEASURED])}
+    for begin in range(0, len(rest), SIDE_BY_SIDE - 1):
+        some = {"dense": first} | {str(i): w for i, w in enumerate(rest[begin : begin + SIDE_BY_SIDE - 1])}
         took, _ = cost.timed({name: resizer.at(w) for name, w in some.items()}, example)
         out += [took[name] / took["dense"] for name in some if name != "dense"]
     return out

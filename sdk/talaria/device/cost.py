@@ -31,11 +31,8 @@ PROBES = 15
 
 ROUNDS = 80
 """Most bursts per probe."""
-SECONDS = 7.5
+SECONDS = 8.0
 """CPU time after which measuring ends."""
-
-SIDE_BY_SIDE = 5
-"""Models timed beside the unpruned one: with many more, each finds the caches filled by the others."""
 
 SESSIONS = 2
 """Times that each probe is loaded: where its buffers happen to lie in memory moves its speed by some percent."""
@@ -151,29 +148,24 @@ def fit(
 def timed(files: Mapping[str, bytes], example: Tensor, rounds: int = ROUNDS) -> tuple[dict[str, float], float]:
     """CPU milliseconds per input of each file, and the CPU seconds that finding out took.
 
-    A few at a time are timed beside the first. Times are ratios to it within each round, times its median: drift of the
-    machine cancels out.
+    Times are ratios to the first file within each round, times its median: drift of the machine cancels out.
     """
     if len(files) < 1:
         raise ConfigError("nothing to time; give at least one exported model")
     begin = time.thread_time()
-    first, *rest = files
-    groups = [rest[at : at + SIDE_BY_SIDE] for at in range(0, len(rest), SIDE_BY_SIDE)] or [[]]
-    bases: list[float] = []
-    ratios: dict[str, float] = {first: 1.0}
-    for group in groups:
-        took = _beside({name: files[name] for name in (first, *group)}, example, rounds, SECONDS / len(groups))
-        bases += took[first]
-        ratios |= {name: median(a / b for a, b in zip(took[name], took[first], strict=True)) for name in group}
-    return {name: 1e3 * median(bases) * ratios[name] for name in files}, time.thread_time() - begin
-
-
-def _beside(files: Mapping[str, bytes], example: Tensor, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """CPU seconds per input of each file in each round, the mean of its sessions."""
     x = example.numpy()
-    calls = {f"{i} {name}": caller(file, x) for name, file in files.items() for i in range(SESSIONS)}
-    took = clock.interleaved(calls, max(3, rounds // SESSIONS), seconds=seconds)
-    return {n: [mean(times) for times in zip(*(took[f"{i} {n}"] for i in range(SESSIONS)), strict=True)] for n in files}
+    first = next(iter(files))
+    calls = {(n, i): caller(f, x) for n, f in files.items() for i in range(SESSIONS)}
+    took = clock.interleaved(
+        {f"{i} {name}": call for (name, i), call in calls.items()}, max(3, rounds // SESSIONS), seconds=SECONDS
+    )
+    bases = [f"{i} {first}" for i in range(SESSIONS)]
+    base = [mean(times) for times in zip(*(took[b] for b in bases), strict=True)]
+    found = {}
+    for name in files:
+        own = [mean(times) for times in zip(*(took[f"{i} {name}"] for i in range(SESSIONS)), strict=True)]
+        found[name] = 1e3 * median(base) * median(a / b for a, b in zip(own, base, strict=True))
+    return found, time.thread_time() - begin
 
 
 def lively(model: Module) -> Module:
