@@ -16,6 +16,7 @@ the Python of --python, which has what it imports.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ WORKS = {"fedavg": 0, "fedrep-1": 1, "fedrep-10": 10}
 """Epochs of the head before the one of the body; 0: FedAvg."""
 FEW, MORE = 2, 5
 """Rounds of the two runs whose difference is measured."""
-IMAGES, BATCH, LR = 300, 10, 0.01
+BATCH, LR = 10, 0.01
 
 
 def main() -> None:
@@ -142,7 +143,7 @@ def loop(partition: Path, work: str, rounds: int) -> None:
 
 
 def for_pfllib(partition: Path, program: Path, folder: Path) -> Path:
-    """A copy of PFLlib beside the data in its own form; the folder with its main.py."""
+    """A copy of PFLlib beside the data in its own form, a pickled dictionary; the folder with its main.py."""
     data = load("fashion-mnist", partition=partition)
     for part in ("train", "test"):
         place = folder / "dataset" / "FashionMNIST" / part
@@ -150,10 +151,8 @@ def for_pfllib(partition: Path, program: Path, folder: Path) -> Path:
         for number, client in enumerate(data.clients.values()):
             own = getattr(client, part)
             np.savez_compressed(place / f"{number}.npz", data={"x": own.x.numpy(), "y": own.y.numpy()})  # type: ignore[arg-type]
-    copy = folder / "system"
-    subprocess.run(["cp", "-r", str(program), str(copy)], check=True)
     (folder / "results").mkdir()
-    return copy
+    return Path(shutil.copytree(program, folder / "system"))
 
 
 if __name__ == "__main__":

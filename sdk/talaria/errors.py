@@ -13,6 +13,8 @@ TalariaError
 └── BundleError       a bundle that is damaged, unsafe, or not what its manifest says
 """
 
+from collections.abc import Sequence
+
 
 class TalariaError(Exception):
     """Root of everything that Talaria raises on purpose."""
@@ -60,3 +62,8 @@ class StateError(TalariaError):
 
 class BundleError(TalariaError):
     """A bundle that is damaged, unsafe, or not what its manifest says."""
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """The first of ``names`` for a message, and dots where there are more."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

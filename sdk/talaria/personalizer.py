@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria import economy, local, seeds
-from talaria.batching import cut
+from talaria import economy, local
+from talaria.batching import feed
 from talaria.device import planner, planning, runtime
 from talaria.device.budget import AccuracyCheck, Budget
 from talaria.device.profile import Profile
@@ -163,7 +163,9 @@ class Personalizer:
             rest = recipe.but(epochs=max(0, epochs - first))
             state = _trained(task.but(recipe=recipe.but(epochs=first)), state, only, "dense")
             if self._spec is not None and self._by_worth:
-                learned, batches = local.load(deepcopy(model), state), _some(train, recipe.batch, self.seed)
+                learned = local.load(deepcopy(model), state)
+                some = recipe.but(epochs=1, most_steps=SCORED, augment="none")
+                batches = feed(task, some, train, "worth")
                 chosen = planning.weighed(self._spec, self.budget, chosen, learned, batches, profile=self._profile)
                 self._plan = chosen
             if self._allowed is not None and len(held):
@@ -265,12 +267,6 @@ class Personalizer:
         if top >= classes or int(train.y.min()) < 0:
             raise DataError(f"train: labels reach {top}, the model has {classes} classes 0..{classes - 1}")
         return classes
-
-
-def _some(samples: Samples, batch: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """At most :data:`SCORED` batches of (inputs, labels), drawn from all samples."""
-    order = torch.randperm(len(samples), generator=seeds.generator(seed, "device", 0, "worth"))
-    return [(samples.x[index], samples.y[index]) for index in cut(order, batch)[:SCORED]]
 
 
 def _trained(task: Task, state: Tensors, only: Sequence[str] | None, purpose: str) -> Tensors:

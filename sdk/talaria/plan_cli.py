@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from talaria.errors import BudgetError, ConfigError, DataError
+from talaria.errors import BudgetError, ConfigError, DataError, some_of
 
 if TYPE_CHECKING:
     from talaria.device.budget import AccuracyCheck, Budget
     from talaria.personalizer import Personalizer
-    from talaria.types import Samples
+    from talaria.types import Plan, Samples
 
 SHAPES = {"imu_cnn": ((6, 100), 7), "fmnist_cnn": ((1, 28, 28), 10), "mlp": ((64,), 10)}
 """Input and classes of the small models where none are given; the others take 224 pixels and 1000 classes."""
@@ -60,7 +61,6 @@ def plan(
     least to its loss for the time they take. It pays on large networks with some thousand samples.
     """
     import json
-    from dataclasses import replace
 
     from talaria.device import planning
     from talaria.device import profile as profiles
@@ -86,9 +86,8 @@ def plan(
     made = planning.plan(spec, limits, profile=device, batch=batch, fresh=fresh)
     check = None
     if samples is not None:
-        personal = Personalizer(spec, _checked_within(limits), plan=made, profile=device, by_worth=by_worth)
-        personal.fit(samples[0], samples[1], epochs=epochs)
-        made, check = personal.plan, _kept(personal, limits)
+        personal = Personalizer(spec, _measured(limits), plan=made, profile=device, by_worth=by_worth)
+        made, check = _checked(personal.fit(samples[0], samples[1], epochs=epochs), limits)
     if as_json:
         document = {"model": adapted(spec, made).to_json(), "plan": made.to_json(), "machine": device.machine}
         document |= {} if check is None else {"checked": check.to_json()}
@@ -116,7 +115,7 @@ def _samples(name: str, client: str | None) -> tuple[Samples, Samples, int]:
     found = load(name)
     everyone = {**found.clients, **found.newcomers}
     if client is not None and client not in everyone:
-        raise ConfigError(f"--client {client!r} is not in {name}; choose one of {', '.join(sorted(everyone)[:20])}")
+        raise ConfigError(f"--client {client!r} is not in {name}; choose one of {some_of(sorted(everyone), 20)}")
     chosen = list(found.clients.values()) if client is None else [everyone[client]]
     train, val = (
         Samples(
@@ -129,18 +128,14 @@ def _samples(name: str, client: str | None) -> tuple[Samples, Samples, int]:
     return train, val, found.classes
 
 
-def _checked_within(budget: Budget) -> Budget:
-    """The budget, with a limit of the accuracy that is only there to have it measured where none is asked for."""
-    from dataclasses import replace
-
+def _measured(budget: Budget) -> Budget:
+    """The budget, with a limit of accuracy that all keep where there is none, so that what is lost is measured."""
     return budget if budget.accuracy_drop is not None else replace(budget, accuracy_drop=0.999)
 
 
-def _kept(fitted: Personalizer, budget: Budget) -> AccuracyCheck:
-    """What the plan's model lost against its unpruned twin. Raises :class:`~talaria.errors.BudgetError` where that is
-    more than the budget allows."""
-    from dataclasses import replace
-
+def _checked(fitted: Personalizer, budget: Budget) -> tuple[Plan, AccuracyCheck]:
+    """The plan, and what its model lost against its unpruned twin. Raises :class:`~talaria.errors.BudgetError` where
+    that is more than the budget allows."""
     check = fitted.check
     if check is None:
         raise ConfigError("--data: nothing was checked; give a budget with accuracy_drop")
@@ -150,7 +145,7 @@ def _kept(fitted: Personalizer, budget: Budget) -> AccuracyCheck:
             "sizes. Allow that, or allow more of them",
             replace(budget, accuracy_drop=check.nearest),
         )
-    return check
+    return fitted.plan, check
 
 
 def _dims(text: str | None) -> tuple[int, ...] | None:

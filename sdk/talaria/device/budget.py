@@ -60,6 +60,11 @@ class Budget:
                 f"nearest possible: train_memory_mb={run}"
             )
 
+    @property
+    def limits_latency(self) -> bool:
+        """Whether latency is limited, which only a measured device can plan for."""
+        return self.latency_ms is not None or self.latency_ratio is not None
+
     def limits(self) -> dict[str, float]:
         """The limits that are set, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}

@@ -254,7 +254,7 @@ class _Search:
         why = f"{kept:.0%} of the channels are kept, in blocks of {block}, which this device computes fast"
         if self.weighed:
             why += "; those go that are worth least to the loss for the time they save"
-        if self.cost is not None and {"latency_ms", "latency_ratio"} & set(self.budget.limits()):
+        if self.cost is not None and self.budget.limits_latency:
             why += (
                 f"; latency is predicted from {self.cost.probes} models measured here, with {self.margin:.1%} to spare"
             )
@@ -293,7 +293,7 @@ class _Search:
 
 
 def _answerable(budget: Budget, profile: Profile, cost: Cost | None) -> None:
-    if cost is None and (budget.latency_ms is not None or budget.latency_ratio is not None):
+    if cost is None and budget.limits_latency:
         raise ConfigError("budget: latency is limited, but this model's cost is not measured; give cost=measure(...)")
     if budget.energy_j is not None and profile.watts is None:
         raise ConfigError(

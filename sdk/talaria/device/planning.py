@@ -44,7 +44,7 @@ def plan(
     it, with ``export`` or the installed exporter.
     """
     device = profile or _profile()
-    found = costed(spec, device, export=export, fresh=fresh) if _timed(budget) else None
+    found = costed(spec, device, export=export, fresh=fresh) if budget.limits_latency else None
     made = planner.plan(spec, budget, device, found, batch=batch)
     return replace(made, accuracy_drop=budget.accuracy_drop, model=planner.adapted(spec, made).to_json())
 
@@ -66,7 +66,7 @@ def weighed(
     found = worth(model, zoo.layout(whole), batches)
     names = anatomy(cost.plain(spec)).renamed(anatomy(whole))
     device = profile or _profile()
-    measured = costed(spec, device) if _timed(budget) else None
+    measured = costed(spec, device) if budget.limits_latency else None
     limits = replace(budget, accuracy_drop=made.accuracy_drop)
     again = planner.weighed(spec, limits, made, device, measured, {own: found[theirs] for own, theirs in names.items()})
     return replace(again, accuracy_drop=made.accuracy_drop, model=made.model)
@@ -93,10 +93,6 @@ def costed(
     found = cost.measure(spec, device.block, export=export)
     profile.write(path, found.to_json())
     return found
-
-
-def _timed(budget: Budget) -> bool:
-    return budget.latency_ms is not None or budget.latency_ratio is not None
 
 
 def _profile() -> Profile:

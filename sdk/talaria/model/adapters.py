@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Conv1d, Conv2d, Linear, Module
 
-from talaria.errors import ConfigError, ModelError
+from talaria.errors import ConfigError, ModelError, some_of
 from talaria.model.split import ADAPTER
 
 KINDS = ("lowrank", "residual", "heart")
@@ -78,7 +78,7 @@ class AdapterSpec:
             raise ConfigError("adapters: need an object with at least 'kind'")
         odd = set(data) - {"kind", "rank", "where", "nonlinear", "head"}
         if odd:
-            raise ConfigError(f"adapters: fields {sorted(map(str, odd))} are unknown")
+            raise ConfigError(f"adapters: {min(map(str, odd))!r} is unknown; it has rank, where, nonlinear and head")
         where = data.get("where", [])
         if not isinstance(where, (list, tuple)):
             raise ConfigError(f"adapters: where={where!r} must be a list of dotted layer names")
@@ -153,7 +153,7 @@ def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = (), seed: int
     if deaf or not chosen:
         raise ModelError(
             f"adapters: where={list(deaf) or '()'} names no layer that can take kind={spec.kind!r}; "
-            f"layers that can: {', '.join(open_to[:12]) or 'none'}{', ...' if len(open_to) > 12 else ''}"
+            f"layers that can: {some_of(open_to, 12) or 'none'}"
         )
     out = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria.errors import ConfigError, ModelError
+from talaria.errors import ConfigError, ModelError, some_of
 from talaria.model.coupling import NORMS
 from talaria.model.surgery import compact, expand
 from talaria.model.survey import Survey, layout, survey
@@ -133,7 +133,7 @@ def choose(
         wanted = widths or {}
     odd = sorted(set(wanted) - set(mask.kept)) + sorted(set(mask.kept) - set(scores))
     if odd:
-        known = ", ".join(sorted(mask.kept)[:8]) + (", ..." if len(mask.kept) > 8 else "")
+        known = some_of(sorted(mask.kept), 8)
         raise ModelError(f"pruning: groups {odd[:4]} do not match the model's, which are {known}")
     kept = {}
     for group, now in mask.kept.items():
