@@ -177,6 +177,15 @@ def test_the_terminal_table_has_users_mean_and_worst_tenth(summary: dict[str, An
     assert all(text in worst[1] for text in ("0.614", "0.772", "0.877"))
 
 
+def test_a_terminal_of_80_columns_cuts_no_name_and_no_heading(summary: dict[str, Any]) -> None:
+    for one in summary["users"].values():
+        one["bundle_ratio"] = one["params_ratio"]
+    out = io.StringIO()
+    print_table(summary, Console(file=out, width=80))
+    assert "…" not in out.getvalue()
+    assert "s01-right" in out.getvalue()
+
+
 def without(path: str) -> Any:
     def change(data: dict[str, Any]) -> None:
         *above, last = path.split(".")

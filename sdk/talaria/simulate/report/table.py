@@ -9,6 +9,9 @@ from rich.text import Text
 
 from talaria.simulate.report.story import MEMBER_METHODS, NEWCOMER_METHODS, RATIOS, TITLES, Story, User, read
 
+SHORT = {"fedavg_ft": "fedavg, tuned", "params_ratio": "para-\nmeters"}
+"""Headings that would otherwise be too wide for a terminal of 80 columns, which cuts words and names."""
+
 
 def print_table(summary: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the summary of a run: each user, the mean and the worst tenth, then the newcomers."""
@@ -41,11 +44,12 @@ def _table(
     users = tuple(users)
     shown = [m for m in methods if m in mean or any(m in u.accuracy for u in users)]
     ratios = [r for r in RATIOS if any(r in u.ratios for u in users)]
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    table.add_column("user")
-    table.add_column("device")
+    table = Table(title=title, title_justify="left", padding=0)
+    table.add_column("user", no_wrap=True)
+    table.add_column("device", no_wrap=True)
     for key in (*shown, *ratios):
-        table.add_column(TITLES[key].lower(), justify="right", style="bold" if key == "personal" else None)
+        heading = SHORT.get(key, TITLES[key].lower())
+        table.add_column(heading, justify="right", style="bold" if key == "personal" else None)
     for user in users:
         figures = [_figure(user.accuracy.get(m), 3) for m in shown] + [_figure(user.ratios.get(r), 2) for r in ratios]
         table.add_row(user.name, user.device, *figures)
