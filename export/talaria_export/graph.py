@@ -26,15 +26,14 @@ def lift_1d(model: ModelProto) -> int:
     the same bit by bit. A value keeps its third dimension until an operator needs it without; only there it is
     squeezed.
     """
-    ranks = _ranks(model)
+    ranks = {name: len(sizes) for name, sizes in shapes(model).items()}
     lift = _Lift(model, ranks)
     if not any(node.op_type == "Conv" and ranks.get(node.input[0]) == 3 for node in model.graph.node):
         return 0
     for node in list(model.graph.node):
         lift.visit(node)
     lift.lower(output.name for output in model.graph.output)
-    del model.graph.node[:]
-    model.graph.node.extend(lift.nodes)
+    set_nodes(model, lift.nodes)
     drop_unused(model)
     return lift.convolutions
 
@@ -157,26 +156,38 @@ class _Lift:
         return True
 
     def mean(self, node: NodeProto) -> bool:
-        """A mean over time: over height and time at once where it drops them, so that nothing needs squeezing."""
-        keep = next((a.i for a in node.attribute if a.name == "keepdims"), 1)
+        """A mean over time: over height and time at once, so that nothing needs squeezing where it drops them."""
         axes = self.constants.get(node.input[1]) if len(node.input) == 2 else None
         if axes is None or numpy_helper.to_array(axes).tolist() not in ([2], [-1]):
             return False
-        if keep:
-            return self.emit(node, [self.tall[node.input[0]], self.constant("time_axis", np.array([3], np.int64))])
         over = self.constant("height_and_time_axes", np.array([2, 3], np.int64))
+        if keeps_dims(node):
+            return self.emit(node, [self.tall[node.input[0]], over])
         self.nodes.append(NodeProto(op_type="ReduceMean", input=[self.tall[node.input[0]], over], output=node.output))
         self.nodes[-1].attribute.append(helper.make_attribute("keepdims", 0))
         return True
 
 
-def _ranks(model: ModelProto) -> dict[str, int]:
+def shapes(model: ModelProto) -> dict[str, list[int]]:
+    """Sizes of every value whose rank is known; 0 where a size is not fixed, as the batch's."""
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    ranks = {tensor.name: len(tensor.dims) for tensor in inferred.initializer}
+    found = {tensor.name: list(tensor.dims) for tensor in inferred.initializer}
     for value in [*inferred.input, *inferred.value_info, *inferred.output]:
         if value.type.tensor_type.HasField("shape"):
-            ranks[value.name] = len(value.type.tensor_type.shape.dim)
-    return ranks
+            found[value.name] = [size.dim_value for size in value.type.tensor_type.shape.dim]
+    return found
+
+
+def keeps_dims(node: NodeProto) -> bool:
+    """Whether a reduction leaves the dimensions that it reduces, with a size of 1."""
+    return bool(next((a.i for a in node.attribute if a.name == "keepdims"), 1))
+
+
+def set_nodes(model: ModelProto, nodes: Iterable[NodeProto]) -> None:
+    """Makes ``nodes`` the operators of the graph, in their order."""
+    chosen = list(nodes)
+    del model.graph.node[:]
+    model.graph.node.extend(chosen)
 
 
 def fold_batchnorm(model: ModelProto) -> int:
@@ -253,9 +264,7 @@ def hollow(model: ModelProto) -> ModelProto:
         dims = f"{tensor.name}_dims"
         makers.append(helper.make_node("ConstantOfShape", [dims], [tensor.name], value=value))
         tensor.CopyFrom(numpy_helper.from_array(np.array(shape, np.int64), dims))
-    nodes = [*makers, *empty.graph.node]
-    del empty.graph.node[:]
-    empty.graph.node.extend(nodes)
+    set_nodes(empty, [*makers, *empty.graph.node])
     return empty
 
 

@@ -65,7 +65,7 @@ def convert(model: Module, example: Tensor, *, plain: bool = False) -> ModelProt
     """:func:`export_onnx`, as a message that can be rewritten."""
     import onnx
 
-    from talaria_export import graph
+    from talaria_export import blocked, graph
 
     own, batch = prepared(model, example, keep_adapters=plain)
     proto = _exported(own, batch)
@@ -73,6 +73,8 @@ def convert(model: Module, example: Tensor, *, plain: bool = False) -> ModelProt
         graph.fold_batchnorm(proto)
         graph.lift_1d(proto)
     graph.strip(proto)
+    if not plain:
+        blocked.keep_blocked(proto)
     _check_form(proto)
     try:
         onnx.checker.check_model(proto, full_check=True)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from talaria_export.graph import set_nodes
 from talaria_export.preprocess import Preprocessing
 
 _RAW = "given"  # the name of the input while the graph is being built; afterwards it has the old one again
@@ -38,9 +39,7 @@ def prefixed(model: ModelProto, steps: Preprocessing) -> ModelProto:
         node.input[:] = [value if found == name else found for found in node.input]
     for node in build.nodes:
         node.input[:] = [name if found == _RAW else found for found in node.input]
-    rest = list(graph.node)
-    del graph.node[:]
-    graph.node.extend([*build.nodes, *rest])
+    set_nodes(out, [*build.nodes, *graph.node])
     return out
 
 

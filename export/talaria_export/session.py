@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import onnxruntime
 
+from talaria.device.binding import Bound
 from talaria.errors import BundleError, ConfigError, DataError
 from talaria_export.bundle import Bundle
 from talaria_export.cpu import cpu_class
@@ -48,18 +48,18 @@ class Session:
         level = onnxruntime.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         try:
-            self._session = onnxruntime.InferenceSession(model, options, providers=list(providers))
+            session = onnxruntime.InferenceSession(model, options, providers=list(providers))
         except _REFUSALS as problem:
             raise BundleError(f"model: ONNX Runtime cannot load it ({_short(problem)}); export it again") from None
-        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        inputs, outputs = session.get_inputs(), session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1 or inputs[0].type != "tensor(float)":
             raise BundleError("model: must have one float32 input and one output; export it again")
-        self._input, self._outputs = inputs[0].name, [outputs[0].name]
+        self._call = Bound(session)
 
     def __call__(self, x: Array) -> Array:
         """The outputs for a float32 batch."""
         try:
-            return np.asarray(self._session.run(self._outputs, {self._input: x})[0])
+            return self._call(x)
         except _REFUSALS as problem:
             raise DataError(f"x: ONNX Runtime refused an input of shape {x.shape} ({_short(problem)})") from None
 

@@ -16,8 +16,9 @@ import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from talaria.errors import ConfigError
+from talaria_export.blocked import tell_batches
 from talaria_export.cpu import has_vnni
-from talaria_export.graph import strip
+from talaria_export.graph import set_nodes, strip
 from talaria_export.preprocess import Array
 from talaria_export.session import Session
 
@@ -99,9 +100,7 @@ def half(model: ModelProto) -> ModelProto:
         stored = f"{tensor.name}_16"
         casts.append(helper.make_node("Cast", [stored], [tensor.name], to=TensorProto.FLOAT))
         tensor.CopyFrom(numpy_helper.from_array(value.astype(np.float16), stored))
-    nodes = [*casts, *out.graph.node]
-    del out.graph.node[:]
-    out.graph.node.extend(nodes)
+    set_nodes(out, [*casts, *out.graph.node])
     return out
 
 
@@ -195,6 +194,7 @@ def _named(model: ModelProto) -> ModelProto:
 def _stripped(path: Path) -> bytes:
     model = onnx.load(path)
     strip(model)
+    tell_batches(model)
     return _bytes(model)
 
 

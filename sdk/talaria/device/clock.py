@@ -1,7 +1,8 @@
 """CPU time of several candidates in one run, so that other work on the machine does not decide who wins.
 
 Wall time on a shared machine misjudges candidates by up to three times. Each candidate runs on the calling thread
-alone, in bursts, in alternating order; the clock is the thread's own CPU time.
+alone, in bursts, in alternating order; the clock is the thread's own CPU time. Many short bursts beat few long ones: a
+neighbour on the same core comes and goes within milliseconds, and does not slow all candidates alike.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from statistics import median
 
 BURST = 6e-3
 """Seconds of CPU time that a burst aims at."""
+
+FEWEST = 5
+"""Rounds that are measured whatever they take: a median of fewer says little."""
 
 Call = Callable[[], object]
 
@@ -29,7 +33,8 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """CPU seconds per call of each candidate in each round; all candidates of a round ran side by side.
 
-    After ``seconds`` of CPU time no further round begins, but there are at least three.
+    Each burst follows a call that is not timed: until then the caches hold what the last candidate left. After
+    ``seconds`` of CPU time no further round begins, but there are :data:`FEWEST` where ``rounds`` allows.
     """
     begin = time.thread_time()
     calls = {}
@@ -38,9 +43,10 @@ def interleaved(
         calls[name] = max(1, min(1000, round(burst / seconds_of(call, 2))))
     took: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(rounds):
-        if turn >= 3 and time.thread_time() - begin > seconds:
+        if turn >= FEWEST and time.thread_time() - begin > seconds:
             break
         for name in candidates if turn % 2 == 0 else reversed(list(candidates)):
+            candidates[name]()
             took[name].append(seconds_of(candidates[name], calls[name]))
     return took
 

@@ -29,10 +29,15 @@ from talaria.model.spec import ModelSpec
 PROBES = 15
 """Most whole-model probes per family."""
 
-ROUNDS = 80
+ROUNDS = 400
 """Most bursts per probe."""
+BURST = 3e-3
+"""Seconds of CPU time that a burst aims at."""
 SECONDS = 8.0
 """CPU time after which measuring ends."""
+
+DRIFT = 0.03
+"""How much a model's time, as a share of the unpruned one's, changes on one machine from minute to minute, as seen."""
 
 SESSIONS = 2
 """Times that each probe is loaded: where its buffers happen to lie in memory moves its speed by some percent."""
@@ -64,7 +69,7 @@ class Cost:
     @property
     def margin(self) -> float:
         """The share of latency to keep in hand, so that a planned model keeps its limit when it is measured."""
-        return min(0.25, max(0.02, 2 * self.error))
+        return min(0.25, DRIFT + 2 * self.error)
 
     def latency_ms(self, parts: Anatomy, widths: Widths) -> float:
         """CPU milliseconds for one input on one core."""
@@ -130,23 +135,35 @@ def fit(
     """Time the exported ``file`` at each of ``widths`` (the first is the unpruned model) and explain the times."""
     resizer = Resizer(file, parts)
     times, seconds = timed({str(i): resizer.at(w) for i, w in enumerate(widths)}, example, rounds)
+    return explained(resizer, widths, [times[str(i)] for i in range(len(widths))], block, seconds)
+
+
+def explained(
+    resizer: Resizer, widths: Sequence[Widths], milliseconds: Sequence[float], block: int, seconds: float
+) -> Cost:
+    """The latency model that explains the ``milliseconds`` measured at each of ``widths``, in ``seconds`` in all."""
+    parts = resizer.anatomy
     rows = np.array([parts.features(w, block) for w in widths])
-    taken = np.array([times[str(i)] for i in range(len(widths))])
+    taken = np.array(milliseconds)
     prices = _prices(rows, taken)
-    weights = sum(t.ByteSize() for t in resizer.proto.graph.initializer)
+    constants = sum(t.ByteSize() for t in resizer.proto.graph.initializer)
     return Cost(
         milliseconds=tuple(float(p) for p in prices),
         dense_ms=float(taken[0]),
         error=_unseen_error(rows, taken),
         block=block,
-        graph_bytes=len(file) - weights + 64 * len(resizer.tensors),
+        graph_bytes=resizer.proto.ByteSize() - constants + 64 * len(resizer.tensors),
         probes=len(widths),
         seconds=seconds,
     )
 
 
-def timed(files: Mapping[str, bytes], example: Tensor, rounds: int = ROUNDS) -> tuple[dict[str, float], float]:
+def timed(
+    files: Mapping[str, bytes], example: Tensor, rounds: int = ROUNDS, limit: float | None = None
+) -> tuple[dict[str, float], float]:
     """CPU milliseconds per input of each file, and the CPU seconds that finding out took.
+
+    No round of bursts begins after ``limit`` seconds (:data:`SECONDS` where it is None); loading comes on top.
 
     Times are ratios to the first file within each round, times its median: drift of the machine cancels out.
     """
@@ -157,7 +174,10 @@ def timed(files: Mapping[str, bytes], example: Tensor, rounds: int = ROUNDS) -> 
     first = next(iter(files))
     calls = {(n, i): caller(f, x) for n, f in files.items() for i in range(SESSIONS)}
     took = clock.interleaved(
-        {f"{i} {name}": call for (name, i), call in calls.items()}, max(3, rounds // SESSIONS), seconds=SECONDS
+        {f"{i} {name}": call for (name, i), call in calls.items()},
+        max(3, rounds // SESSIONS),
+        BURST,
+        SECONDS if limit is None else limit,
     )
     bases = [f"{i} {first}" for i in range(SESSIONS)]
     base = [mean(times) for times in zip(*(took[b] for b in bases), strict=True)]

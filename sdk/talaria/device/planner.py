@@ -200,6 +200,8 @@ class _Search:
     def largest(self, way: _Way) -> int | None:
         """Index of the first even cut that keeps the budget this way, or None."""
         low, high = 0, len(self.steps) - 1
+        if not self.figures(self.steps[low], way).broken(self.budget):
+            return low  # asked first: only cut models must keep a margin, so a small cut may not fit where no cut does
         if self.figures(self.steps[high], way).broken(self.budget):
             return None
         while low < high:

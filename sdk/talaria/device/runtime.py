@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.device.anatomy import Anatomy, Widths
+from talaria.device.binding import Bound
 from talaria.errors import ConfigError, ModelError
 
 Exporter = Callable[[Module, Tensor], bytes]
@@ -48,12 +49,11 @@ class Session:
 
     def __init__(self, model: bytes) -> None:
         ort = _onnxruntime()
-        self._session = ort.InferenceSession(model, _options(ort), providers=["CPUExecutionProvider"])
-        self._input = self._session.get_inputs()[0].name
+        self._call = Bound(ort.InferenceSession(model, _options(ort), providers=["CPUExecutionProvider"]))
 
     def __call__(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The output for a batch."""
-        return np.asarray(self._session.run(None, {self._input: x})[0])
+        return self._call(x)
 
 
 def caller(model: bytes, x: np.ndarray[Any, Any]) -> Callable[[], object]:

@@ -91,9 +91,10 @@ def plane_names(name: str, entries: Mapping[str, Entry]) -> tuple[str, ...]:
     if len(found) != 1:
         raise WireError(f"tensor {name!r} is missing" if not found else f"tensor {name!r} comes in two codecs")
     (first,) = found
-    if first.endswith("|q"):
+    suffix = first[len(name) :]  # a name may itself end as a plane's does
+    if suffix == "|q":
         return first, name + "|s"
-    if first.endswith("|i"):
+    if suffix == "|i":
         return first, name + "|v"
     return (first,)
 

@@ -15,10 +15,15 @@ _GAIN = 0.95
 
 
 def squeeze(data: bytes) -> bytes:
-    """``data`` in one zstd frame, or as it is where a probe of 64 KiB from its middle gains less than 5 %."""
+    """``data`` in one zstd frame, or as it is where a probe of 64 KiB from its middle gains less than 5 %.
+
+    Data that begins as a frame does is always framed, so that it is not taken for one.
+    """
     start = max(0, (len(data) - _PROBE) // 2)
     probe = data[start : start + _PROBE]
     packer = zstandard.ZstdCompressor(level=1)
+    if data.startswith(MAGIC):
+        return packer.compress(data)
     if not probe or len(packer.compress(probe)) > _GAIN * len(probe):
         return data
     packed = packer.compress(data)

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -6,7 +7,7 @@ import pytest
 
 from talaria.device import cost
 from talaria.device.anatomy import FEATURES, anatomy
-from talaria.device.cost import Cost
+from talaria.device.cost import DRIFT, Cost
 from talaria.device.runtime import Resizer, Session, convolutions, exporter
 from talaria.errors import ConfigError, ModelError
 from talaria.model import pruning, zoo
@@ -121,3 +122,9 @@ def test_two_probes_are_too_few(exported: Callable[[ModelSpec], bytes]) -> None:
     parts = anatomy(IMU)
     with pytest.raises(ModelError, match="at least 3"):
         cost.fit(parts, exported(IMU), zoo.example(IMU), cost.samples(parts, 2, 8), 8, rounds=3)
+
+
+def test_the_margin_covers_the_fit_and_the_drift_of_the_machine(cost: Cost) -> None:
+    assert replace(cost, error=0.0).margin == DRIFT > 0
+    assert replace(cost, error=0.02).margin == pytest.approx(DRIFT + 0.04)
+    assert replace(cost, error=5.0).margin == 0.25

@@ -38,6 +38,19 @@ def test_the_planner_bench_reports_each_family(
         bench.planner(families="imu")
 
 
+@pytest.mark.parametrize("name", [spec[0] for spec in bench.FAMILIES])
+@pytest.mark.parametrize("block", [8, 16])
+def test_at_least_the_named_share_of_channels_is_taken_away(name: str, block: int) -> None:
+    spec = next(ModelSpec(*spec) for spec in bench.FAMILIES if spec[0] == name)
+    full = dict(zoo.layout(spec).sizes)
+    for share in bench.SHARES:
+        widths = bench._without(share, full, block)
+        removed = 1 - sum(widths.values()) / sum(full.values())
+        assert share <= removed <= share + 0.06
+        assert all(w % block == 0 or w == full[g] for g, w in widths.items())
+        assert all(0 < w <= full[g] for g, w in widths.items())
+
+
 def test_kept_features_take_less_memory_and_the_same_step() -> None:
     spec = ModelSpec("mobilenet_v3_small", (3, 32, 32), 3)
     model = zoo.build(spec)

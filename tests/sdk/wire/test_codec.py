@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from talaria import tree
@@ -148,6 +148,7 @@ def test_any_update_comes_back_and_its_bytes_do_not_vary(shapes, codec, seed, co
 
 
 @settings(max_examples=60, deadline=None)
+@example(tensors={"|q": ((2, 3), torch.float32), "head|i": ((), torch.int64)})
 @given(
     tensors=st.dictionaries(
         st.text(min_size=1, max_size=20).filter(lambda n: n != "__metadata__" and n.isprintable()),
@@ -216,7 +217,9 @@ def test_what_does_not_shrink_is_left_as_it_is():
     assert squeeze(b"") == b""
 
 
-@given(st.binary(max_size=2000), st.integers(1, 200))
+@example(piece=MAGIC, times=1)
+@example(piece=MAGIC + b"\x00", times=3)
+@given(piece=st.binary(max_size=2000), times=st.integers(1, 200))
 def test_squeezed_bytes_come_back(piece, times):
     data = piece * times
     assert unsqueeze(squeeze(data), len(data)) == data
