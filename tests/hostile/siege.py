@@ -10,6 +10,8 @@ import shutil
 import time
 from pathlib import Path
 
+from limits import MEMORY_MIB, allowed
+
 from talaria import bodies
 from talaria.model.zoo import ModelSpec
 from talaria.protocol import actions as a
@@ -37,8 +39,6 @@ from talaria_edge.join import ask, finish
 RUN = Run(spec=ModelSpec("imu_cnn", (6, 32), 3, seed=1), algorithm="fedavg", rounds=2, seed=5)
 HONEST = ("anna", "bela")
 ATTACKERS = ("mallory", *(f"mallo-{i}" for i in range(1, 8)))
-CPU_SECONDS = 0.1
-MEMORY_MIB = 64
 PATIENCE = 240.0
 """Seconds for a whole siege, on however busy a machine."""
 ROOT = "fl/1/watch/"
@@ -288,7 +288,7 @@ class Mallory:
 
 
 class Cost:
-    """CPU and memory of what stands in its ``with``: ``messages`` times 100 ms, and 64 MiB beyond what was held.
+    """CPU and memory of what stands in its ``with``: that of so many messages, and 64 MiB beyond what was held.
 
     On a machine that others keep busy a second of CPU does less, so there the bound is stretched by the load per core.
     """
@@ -304,7 +304,7 @@ class Cost:
     def __exit__(self, kind: object, *_: object) -> None:
         spent, grown = time.process_time() - self.begin, memory("VmHWM") - self.held
         if kind is None:
-            limit = CPU_SECONDS * self.messages * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+            limit = allowed() * self.messages * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
             assert spent < limit, f"took {spent:.3f} s of CPU for {self.messages} messages; at most {limit:.3f}"
             assert grown < MEMORY_MIB, f"took {grown:.0f} MiB"
 

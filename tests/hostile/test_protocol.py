@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import time
 
 import pytest
+from limits import allowed, cpu_seconds
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
@@ -284,14 +284,16 @@ def test_31_a_body_that_never_fits_is_reported_and_does_not_loop():
 def test_32_ten_thousand_open_transfers_stay_within_bounds():
     names = tuple(f"d{i}" for i in range(10_000))
     bench = Bench(signed=False, cohort=names, max_open=10, max_bytes=2**30)
-    begin = time.thread_time()
-    for i, dev in enumerate(names):
-        bench.say(dev, offer_of(nonce=i.to_bytes(16, "big")))
-    each = (time.thread_time() - begin) / len(names)
+
+    def all_offer() -> None:
+        for i, dev in enumerate(names):
+            bench.say(dev, offer_of(nonce=i.to_bytes(16, "big")))
+
+    each = cpu_seconds(all_offer) / len(names)
     assert len(bench.state.uploads) == 10
     assert len(bench.state.waiting) <= 40
     assert len(bench.state.nonces) <= 50
-    assert each < 0.1
+    assert each < allowed()
 
 
 def test_32_one_device_has_one_transfer_and_bytes_are_bounded():
@@ -421,9 +423,8 @@ def test_messages_that_are_not_a_devices_to_say():
 def test_a_message_costs_little():
     bench = Bench()
     huge = bench.frame("anna", offer_of(describe(bytes(3600), 1)))
-    begin = time.thread_time()
-    actions = bench.hear("d/anna/evt", huge)
-    assert time.thread_time() - begin < 0.1
+    actions = []
+    assert cpu_seconds(lambda: actions.extend(bench.hear("d/anna/evt", huge))) < allowed()
     assert [type(x) for x in actions] == [a.Save, a.Publish]
 
 
