@@ -159,11 +159,18 @@ def explained(
 
 
 def timed(
-    files: Mapping[str, bytes], example: Tensor, rounds: int = ROUNDS, limit: float | None = None
+    files: Mapping[str, bytes],
+    example: Tensor,
+    rounds: int = ROUNDS,
+    limit: float | None = None,
+    *,
+    burst: float = BURST,
+    warm: int = clock.WARM_CALLS,
 ) -> tuple[dict[str, float], float]:
     """CPU milliseconds per input of each file, and the CPU seconds that finding out took.
 
     No round of bursts begins after ``limit`` seconds (:data:`SECONDS` where it is None); loading comes on top.
+    ``burst`` and ``warm`` are those of :func:`~talaria.device.clock.interleaved`.
 
     Times are ratios to the first file within each round, times its median: drift of the machine cancels out.
     """
@@ -176,8 +183,9 @@ def timed(
     took = clock.interleaved(
         {f"{i} {name}": call for (name, i), call in calls.items()},
         max(3, rounds // SESSIONS),
-        BURST,
+        burst,
         SECONDS if limit is None else limit,
+        warm,
     )
     bases = [f"{i} {first}" for i in range(SESSIONS)]
     base = [mean(times) for times in zip(*(took[b] for b in bases), strict=True)]

@@ -30,7 +30,7 @@ def test_the_planner_bench_reports_each_family(
     assert row["measuring_s"] < 10
     assert 0 <= row["mean_error"] <= row["worst_error"]
     assert len(row["budgets"]["wanted"]) == len(row["budgets"]["measured"]) == 2
-    assert all(ratio > 0 for ratio in row["pruned"].values())
+    assert all(ratio > 0 for ratio in (*row["pruned"].values(), *row["pruned_warm"].values()))
     assert row["channels_removed"]["0.3"] < row["channels_removed"]["0.7"]
     bench.planner(as_json=False, families="imu_cnn")
     assert "imu_cnn" in capsys.readouterr().out
