@@ -47,11 +47,11 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python venv is missing; on Debian: apt-get install python3-venv" >&2; exit 1; }
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
-	@echo "installing Talaria into $(VENV) (about two minutes the first time: torch is large)"
+	@echo "installing Talaria into $(VENV) (two to four minutes the first time: torch is large)"
 	$(INSTALL) -e '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	@echo "installing Talaria with its test tools into $(VENV) (about two minutes the first time)"
+	@echo "installing Talaria with its test tools into $(VENV) (two to four minutes the first time)"
 	$(INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/.demo

@@ -84,9 +84,8 @@ def planner(
 def family(named: tuple[str, tuple[int, ...], int], block: int) -> dict[str, Any]:
     """All figures of one model family.
 
-    Everything is timed in use (:mod:`~talaria.device.clock`), but ``pruned`` as latency after pruning is commonly
-    reported: bursts of 6 ms, the first calls in them slowed by what the last model left in the caches. ``pruned_warm``
-    is the same without those calls.
+    Everything is timed in use (:mod:`~talaria.device.clock`) but ``pruned``: in its bursts of 6 ms the first calls
+    count, which are slowed by what the last model left in the caches. ``pruned_warm`` is the same without them.
     """
     from talaria import seeds
     from talaria.device import clock, cost

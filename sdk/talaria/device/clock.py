@@ -4,8 +4,8 @@ Wall time on a shared machine misjudges candidates by up to three times. Each ca
 alone, in bursts, in an order that changes from round to round; the clock is the thread's own CPU time. Many short
 bursts beat few long ones: a neighbour on the same core comes and goes within milliseconds, and does not slow all alike.
 
-The caches hold what the last candidate left, so that the first three calls of a model take up to half as long again.
-They are not timed: what is measured is a model that is in use.
+The caches hold what the last candidate left: a model's first call takes half as long again or more, and the next two
+still take longer than the rest. They are not timed: what is measured is a model that is in use.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 import json
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +74,30 @@ def test_the_clock_tells_more_work_from_less() -> None:
     took = clock.interleaved({"one": lambda: sum(range(2000)), "ten": lambda: sum(range(20000))}, rounds=5, burst=1e-3)
     assert 3 < clock.ratios(took, "one")["ten"] < 30
     assert all(len(times) == 5 and min(times) > 0 for times in took.values())
+
+
+def test_each_burst_follows_untimed_calls_in_an_order_that_changes() -> None:
+    said: list[str] = []
+    clock.interleaved({name: partial(said.append, name) for name in "abcd"}, rounds=5, burst=0, warm=2)
+    bursts = ["".join(said[at : at + 3]) for at in range(12, len(said), 3)]
+    rounds = ["".join(burst[0] for burst in bursts[at : at + 4]) for at in range(0, len(bursts), 4)]
+    assert all(len(set(burst)) == 1 for burst in bursts)
+    assert len(rounds) == 5
+    assert all(sorted(order) == list("abcd") for order in rounds)
+    assert len(set(rounds)) > 2
+
+
+def test_long_calls_warm_up_once() -> None:
+    said: list[str] = []
+
+    def slow() -> None:
+        said.append("slow")
+        begin = time.thread_time()
+        while time.thread_time() - begin < clock.WARM_SECONDS:
+            pass
+
+    clock.interleaved({"slow": slow}, rounds=1)
+    assert len(said) == 3 + 2
 
 
 def test_a_cost_is_measured_once_for_a_machine_and_family(
