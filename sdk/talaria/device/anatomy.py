@@ -24,8 +24,11 @@ PRODUCTS = ("pointwise", "depthwise", "convolution", "stem", "vector")
 """Million products of 1x1, depthwise, larger and first convolutions, and of layers on single positions."""
 SPILLS = {"beyond_1mb": 0.25, "beyond_4mb": 1.0, "beyond_16mb": 4.0}
 """Million weights beyond sizes that caches have: from there on they come from slower memory at every input."""
-FEATURES = (*PRODUCTS, "moved", "weights", *SPILLS, "fixed")
-"""Products; million values moved in and out of layers; million weights, and those beyond each size; 1."""
+SET = 4
+"""Blocks of outputs that a convolution computes at once from the same inputs; a last set of fewer takes longer each."""
+FEATURES = (*PRODUCTS, "idle", "moved", "weights", *SPILLS, "fixed")
+"""Products; million products that would have filled last sets; million values moved in and out of layers; million
+weights, and those beyond each size; 1."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,9 @@ class Anatomy:
             into = 1 if layer.kind == "depthwise" else into if layer.kind == "stem" else aligned(into, whole)
             weights = out * into * layer.kernel
             found[layer.kind] += weights * layer.positions[0] / 1e6
+            if layer.kind in ("pointwise", "convolution") and not layer.linear:
+                missing = -out % (SET * block)
+                found["idle"] += missing * into * layer.kernel * layer.positions[0] / 1e6
             read = (out if layer.kind == "depthwise" else into) * layer.positions[1]
             found["moved"] += (out * layer.positions[0] + read) / 1e6
             found["weights"] += weights / 1e6

@@ -23,7 +23,8 @@ from talaria.model.spec import ModelSpec
 from talaria.model.worth import worth
 from talaria.types import Plan
 
-VERSION = 1
+VERSION = 2
+"""Of how costs are measured; those of another one are measured anew."""
 
 
 def plan(

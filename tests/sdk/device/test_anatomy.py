@@ -56,6 +56,19 @@ def test_a_width_within_a_block_costs_the_whole_block() -> None:
     assert len(by[33]) == len(FEATURES)
 
 
+def test_blocks_that_fill_no_set_of_four_leave_products_idle() -> None:
+    parts = anatomy(SPECS[0])
+    full = parts.full()
+    idle = {
+        w: dict(zip(FEATURES, parts.features({**full, "conv2": w}, block=8), strict=True))["idle"]
+        for w in (8, 16, 24, 32, 40, 64)
+    }
+    assert idle[32] == idle[64]
+    assert idle[8] - idle[32] == pytest.approx(3 * (idle[24] - idle[32]))
+    assert idle[16] - idle[32] == pytest.approx(2 * (idle[24] - idle[32]))
+    assert idle[40] == idle[8] > idle[32]
+
+
 def test_groups_are_found_again_under_their_adapted_names() -> None:
     bare, full = anatomy(SPECS[0]), anatomy(SPECS[4])
     names = bare.renamed(full)

@@ -64,7 +64,7 @@ def test_prices_are_found_again_and_never_negative() -> None:
     parts = anatomy(MOBILE)
     widths = cost.samples(parts, 15, 8)
     rows = np.array([parts.features(w, 8) for w in widths])
-    true = np.array([0.02, 0.1, 0.0, 0.0, 0.3, 0.2, 0.0, 0.0, 0.0, 0.0, 0.05])
+    true = np.array([0.02, 0.1, 0.0, 0.0, 0.3, 0.01, 0.2, 0.0, 0.0, 0.0, 0.0, 0.05])
     assert len(true) == len(FEATURES)
     found = cost._prices(rows, rows @ true)
     np.testing.assert_allclose(rows @ found, rows @ true, rtol=1e-6)
