@@ -1,10 +1,13 @@
-"""The examples run as they are printed."""
+"""The examples run as they are printed, and every benchmark begins."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
+BENCHMARKS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))
 
 
 def test_alone() -> None:
@@ -13,3 +16,12 @@ def test_alone() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "% right" in done.stdout
+
+
+@pytest.mark.parametrize("script", BENCHMARKS, ids=lambda script: script.stem)
+def test_a_benchmark_finds_what_it_imports_and_tells_its_options(script: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "usage:" in done.stdout

@@ -1,0 +1,1 @@
+"""The demo: what smartwatch wearers get from learning together."""
