@@ -19,9 +19,8 @@ def test_alone() -> None:
 
 
 @pytest.mark.parametrize("script", BENCHMARKS, ids=lambda script: script.stem)
-def test_a_benchmark_finds_what_it_imports_and_tells_its_options(script: Path) -> None:
+def test_a_benchmark_finds_what_it_imports(script: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "usage:" in done.stdout
