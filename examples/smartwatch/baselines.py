@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from smartwatch.setting import SCRATCH_EPOCHS, TUNE, run_of
-
 from talaria import evaluation, rounds
 from talaria.simulate.data import Federated
 from talaria.simulate.run import members_of, simulate

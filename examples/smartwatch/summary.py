@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from smartwatch.baselines import Baselines
-
 from talaria import rounds
 from talaria.evaluation import summarize
 from talaria.model import masks
