@@ -111,11 +111,11 @@ def family(named: tuple[str, tuple[int, ...], int], block: int) -> dict[str, Any
     told = cost.explained(resizer, probes, taken[: len(probes)], block, seconds)
     errors = [told.latency_ms(parts, w) / t - 1 for w, t in zip(unseen, taken[len(probes) :], strict=True)]
 
-    cuts = [_without(share, full, block) for share in SHARES]
-    (dense, *found), _ = _milliseconds([full, *cuts], resizer, example, cost.SECONDS / 4)
-    warm = [t / dense for t in found]
-    (dense, *found), _ = _milliseconds([full, *cuts], resizer, example, cost.SECONDS / 4, burst=clock.BURST, warm=0)
-    pruned = [t / dense for t in found]
+    cuts = {str(share): _without(share, full, block) for share in SHARES}
+    pruned = {}
+    for name, how in {"pruned": {"burst": clock.BURST, "warm": 0}, "pruned_warm": {}}.items():
+        (dense, *found), _ = _milliseconds([full, *cuts.values()], resizer, example, cost.SECONDS / 4, **how)
+        pruned[name] = {share: t / dense for share, t in zip(cuts, found, strict=True)}
 
     device = replace(cached(), block=block)
     for _ in range(ATTEMPTS):
@@ -141,11 +141,8 @@ def family(named: tuple[str, tuple[int, ...], int], block: int) -> dict[str, Any
             "measured": met,
             "speed": fitted.dense_ms / dense,
         },
-        "channels_removed": {
-            str(s): 1 - sum(cut.values()) / sum(full.values()) for s, cut in zip(SHARES, cuts, strict=True)
-        },
-        "pruned": {str(s): r for s, r in zip(SHARES, pruned, strict=True)},
-        "pruned_warm": {str(s): r for s, r in zip(SHARES, warm, strict=True)},
+        "channels_removed": {share: 1 - sum(cut.values()) / sum(full.values()) for share, cut in cuts.items()},
+        **pruned,
     }
 
 
