@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import shutil
 import time
 from pathlib import Path
@@ -288,10 +287,7 @@ class Mallory:
 
 
 class Cost:
-    """CPU and memory of what stands in its ``with``: that of so many messages, and 64 MiB beyond what was held.
-
-    On a machine that others keep busy a second of CPU does less, so there the bound is stretched by the load per core.
-    """
+    """CPU and memory of what stands in its ``with``: the :mod:`limits` of so many messages, beyond what was held."""
 
     def __init__(self, messages: int = 1) -> None:
         self.messages = messages
@@ -304,7 +300,7 @@ class Cost:
     def __exit__(self, kind: object, *_: object) -> None:
         spent, grown = time.process_time() - self.begin, memory("VmHWM") - self.held
         if kind is None:
-            limit = allowed() * self.messages * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+            limit = allowed() * self.messages
             assert spent < limit, f"took {spent:.3f} s of CPU for {self.messages} messages; at most {limit:.3f}"
             assert grown < MEMORY_MIB, f"took {grown:.0f} MiB"
 
