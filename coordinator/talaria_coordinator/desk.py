@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.control import Order
@@ -41,10 +41,10 @@ class Desk:
         if self._config.api is not None:
             self._metrics.observe(item)
 
-    def count(self, way: Literal["up", "down"], size: int) -> None:
-        """Bytes on the link."""
+    def sent(self, size: int) -> None:
+        """Bytes went out."""
         if self._config.api is not None:
-            self._metrics.count(way, size)
+            self._metrics.sent(size)
 
     def open(self, service: Service) -> Mapping[str, str]:
         """Begin to answer; call it in the service's event loop, with its store made. Says at which URL."""

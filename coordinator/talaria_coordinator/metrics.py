@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -126,6 +126,7 @@ class Metrics:
         fleet = self._fleet
         match item:
             case e.Received():
+                self._bytes.labels(fleet, "received").inc(item.size)
                 self._settle_chunk()
                 self._unsettled = item.topic.split("/")[5:6] == ["up"]
             case e.KeepChunk():
@@ -155,9 +156,9 @@ class Metrics:
             case _:
                 pass
 
-    def count(self, way: Literal["up", "down"], size: int) -> None:
-        """Bytes on the link; ``up`` is sent."""
-        self._bytes.labels(self._fleet, "sent" if way == "up" else "received").inc(size)
+    def sent(self, size: int) -> None:
+        """Bytes went out."""
+        self._bytes.labels(self._fleet, "sent").inc(size)
 
     def _settle_chunk(self) -> None:
         """A chunk that was not kept had come before, or was wrong."""

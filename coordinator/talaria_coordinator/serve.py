@@ -150,7 +150,7 @@ async def _served(
                 blobs,
                 report=desk.report,
                 observe=desk.observe,
-                count=desk.count,
+                sent=desk.sent,
                 on_members=broker.reload,
             )
             services.append(service)

@@ -15,7 +15,7 @@ from typing import Any
 from talaria.errors import ConfigError, StateError
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import Rules
-from talaria.protocol.link import Count, Link
+from talaria.protocol.link import Link, Sent
 from talaria.wire.chunks import Cut, describe
 from talaria.wire.transport import LinkDown, LinkUp, Will
 from talaria_coordinator.blobs import Blobs
@@ -51,10 +51,10 @@ class Service:
         open_transport: Open = over_mqtt,
         on_members: Callable[[], None] = lambda: None,
         observe: Callable[[object], None] = lambda item: None,
-        count: Count = lambda way, size: None,
+        sent: Sent = lambda size: None,
     ) -> None:
-        """``report`` is told what happens; ``observe`` sees every event and action of the machine, and ``count``
-        every byte on the link. None of them may wait."""
+        """``report`` is told what happens; ``observe`` sees every event and action of the machine, and ``sent``
+        how many bytes went out. None of them may wait."""
         self.config, self.store, self.blobs = config, store, blobs
         self._report, self._open, self._observe = report, open_transport, observe
         self._learning = Learning(config.run, blobs, config.aggregator, config.max_update, config.buffering)
@@ -66,7 +66,7 @@ class Service:
         self._members, self._on_members = Members(config), on_members
         self._half = self._members.half(rules, spec)
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
-        self._link = Link(self._read, count)
+        self._link = Link(self._read, sent)
         self._uploads = Uploads(config.state / "uploads", config.max_update)
         self._body: tuple[Cut, bytes] | None = None
         self._conductor = Conductor(

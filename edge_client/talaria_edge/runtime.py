@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from talaria import rounds
 from talaria.errors import ConfigError, StateError, TalariaError, WireError
@@ -69,7 +69,7 @@ class Agent:
             coordinator_key=None if own is None else own.coordinator_key,
         )
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
-        self._link = Link(lambda cut: self._upload, self._count)
+        self._link = Link(lambda cut: self._upload, lambda size: self._count("up", size))
         self._learner: Learner | None = None
         self._called: e.Train | None = None
         self._upload = b""
@@ -173,6 +173,8 @@ class Agent:
     # -- the machine
 
     def _feed(self, event: object) -> None:
+        if isinstance(event, e.Received):
+            self._count("down", event.size)
         _, actions = self._half.step(self._state, event)
         for action in actions:
             self._carry_out(action)
@@ -367,7 +369,7 @@ class Agent:
         if "deployed" in found:
             self._tell("deployed" if found["deployed"] else "kept", reason=found["why"])
 
-    def _count(self, way: str, size: int) -> None:
+    def _count(self, way: Literal["up", "down"], size: int) -> None:
         self._traffic.setdefault(self._step, {"up": 0, "down": 0})[way] += size
 
     def _tell(self, event: str, **facts: Any) -> None:

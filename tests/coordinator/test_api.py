@@ -422,12 +422,12 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
     metrics.observe(e.Received(0.0, up, b""))
     metrics.observe(e.KeepChunk("anna", "0123456789abcdef", cut, 0, b""))
     metrics.observe(e.Received(0.0, up, b""))
-    metrics.observe(e.Received(0.0, "fl/1/watch/d/anna/evt", b""))
+    metrics.observe(e.Received(0.0, "fl/1/watch/d/anna/evt", b"seven"))
     metrics.observe(e.SendChunks("watch", "", "x", 1, 0, cut, (0, 1, 2), "m"))
     metrics.observe(e.SendChunks("watch", "anna", "x", 1, 0, cut, (1,), "dn"))
     metrics.observe(e.Rejected(0.0, 4, "carl", "tensor 'w' holds values that are not finite"))
     metrics.observe(e.Refused("fl/1/watch/d/eve/evt", "eve", "message of 'eve' is not signed by its key; refused"))
-    metrics.count("up", 100), metrics.count("down", 7)
+    metrics.sent(100)
     found = figures(metrics)
     expected = {
         ("talaria_round_state", ("open",)): 1,
@@ -449,7 +449,7 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
         ("talaria_retransmitted_chunks_total", ("received",)): 1,
         ("talaria_retransmitted_chunks_total", ("sent",)): 1,
         ("talaria_transfer_bytes_total", ("sent",)): 100,
-        ("talaria_transfer_bytes_total", ("received",)): 7,
+        ("talaria_transfer_bytes_total", ("received",)): 2 * len(up) + len("fl/1/watch/d/anna/evt") + len("seven"),
         ("talaria_round_upload_bytes", ()): 300,
         ("talaria_round_dense_bytes", ()): 1200,
         ("talaria_val_accuracy", ("median",)): 0.6,

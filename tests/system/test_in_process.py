@@ -131,6 +131,24 @@ def test_a_link_that_loses_doubles_and_reorders_changes_no_byte(house, a_run, se
     assert [row.failure for row in one.store.rounds("watch")] == [None] * 3
 
 
+def test_bytes_that_come_all_at_once_are_counted_for_the_rounds_they_are_for(house, monkeypatch):
+    one = house()
+    receive = Loop.receive
+
+    async def in_bursts(link):
+        """The receipt, the next body and the next request stand in line together, as behind a busy process."""
+        if link._name in one.data and link._inbox.empty():
+            await asyncio.sleep(0.3)
+        return await receive(link)
+
+    monkeypatch.setattr(Loop, "receive", in_bursts)
+    _, *results = run_all(one.serve(), *map(one.agent, one.data))
+    for result in results:
+        body = len(one.blobs.get(one.store.fleet("watch").body))
+        assert list(result["traffic"]) == ["1", "2", "3", "4"]
+        assert all(step["down"] > body for step in result["traffic"].values())
+
+
 def test_a_newcomer_gets_the_last_body_and_a_model_of_its_own(house, a_run):
     one = house(a_run("fedper", rounds=1), stay=True)
 

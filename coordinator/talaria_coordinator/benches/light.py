@@ -103,16 +103,13 @@ class Light:
         self._state = DeviceState()
         self._update = b""
         self._events: asyncio.Queue[object] = asyncio.Queue()
-        self._link = Link(lambda cut: self._update, self._count)
+        self._link = Link(lambda cut: self._update, self._sent)
         self._part: FileAssembly | None = None
         self._parting = False
         self._over = False
 
-    def _count(self, way: str, size: int) -> None:
-        if way == "up":
-            self._tally.up += size
-        else:
-            self._tally.down += size
+    def _sent(self, size: int) -> None:
+        self._tally.up += size
 
     async def run(self, gate: asyncio.Semaphore) -> None:
         """Take part until the last body is here and the coordinator has heard the goodbye."""
@@ -150,7 +147,7 @@ class Light:
         while True:
             item = await link.receive()
             if isinstance(item, Arrival):
-                self._count("down", len(item.topic) + len(item.payload))
+                self._tally.down += len(item.topic) + len(item.payload)
                 self._tally.chunks += is_chunk(item.topic)
                 self._feed(e.Received(time.monotonic(), item.topic, item.payload, item.retained))
             elif isinstance(item, LinkUp):

@@ -31,6 +31,11 @@ class Received:
     payload: bytes = field(repr=False)
     retained: bool = False
 
+    @property
+    def size(self) -> int:
+        """Bytes of topic and payload together."""
+        return len(self.topic) + len(self.payload)
+
 
 @dataclass(frozen=True)
 class Tick:

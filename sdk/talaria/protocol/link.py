@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal
 
 from talaria.errors import WireError
 from talaria.protocol.actions import Publish, SendChunks
@@ -21,15 +20,15 @@ from talaria.wire.transport import Arrival, LinkDown, LinkUp, Transport
 logger = logging.getLogger(__name__)
 
 Read = Callable[[Cut], bytes]
-Count = Callable[[Literal["up", "down"], int], None]
+Sent = Callable[[int], None]
 
 
 class Link:
-    """``read`` gives the bytes behind a cut (``b""`` where they are gone); ``count`` is told every byte, topic and
-    payload together."""
+    """``read`` gives the bytes behind a cut (``b""`` where they are gone); ``sent`` is told how many bytes went out,
+    topic and payload together. What came in is for the reader of the events to count, in their order."""
 
-    def __init__(self, read: Read, count: Count = lambda way, size: None) -> None:
-        self._read, self._count = read, count
+    def __init__(self, read: Read, sent: Sent = lambda size: None) -> None:
+        self._read, self._sent = read, sent
         self._line: asyncio.Queue[Publish | SendChunks] = asyncio.Queue()
 
     def say(self, action: Publish | SendChunks) -> None:
@@ -54,7 +53,6 @@ class Link:
         while True:
             item = await transport.receive()
             if isinstance(item, Arrival):
-                self._count("down", len(item.topic) + len(item.payload))
                 await put(Received(time.monotonic(), item.topic, item.payload, item.retained))
                 continue
             changed(item)
@@ -81,7 +79,7 @@ class Link:
     async def _publish(self, transport: Transport, topic: str, payload: bytes, retain: bool) -> bool:
         sent = await transport.publish(topic, payload, retain=retain)
         if sent:
-            self._count("up", len(topic) + len(payload))
+            self._sent(len(topic) + len(payload))
         return sent
 
 
