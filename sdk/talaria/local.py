@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.batching import LayerDraws, cut, feed, steps_of
 from talaria.errors import ModelError
+from talaria.model.surgery import fill
 from talaria.types import Recipe, Samples, Task, Tensors
 
 Objective = Callable[[Module, Tensor, Tensor], Tensor]
@@ -40,14 +41,13 @@ def load(module: Module, state: Tensors) -> Module:
     if own.keys() != state.keys():
         missing, unknown = sorted(own.keys() - state.keys())[:4], sorted(state.keys() - own.keys())[:4]
         raise ModelError(f"state does not fit the model: missing {missing}, unknown {unknown}")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            if tensor.shape != state[name].shape:
-                raise ModelError(
-                    f"state does not fit the model: {name!r} is {tuple(state[name].shape)}, "
-                    f"the model has {tuple(tensor.shape)}"
-                )
-            tensor.copy_(state[name])
+    for name, tensor in own.items():
+        if tensor.shape != state[name].shape:
+            raise ModelError(
+                f"state does not fit the model: {name!r} is {tuple(state[name].shape)}, "
+                f"the model has {tuple(tensor.shape)}"
+            )
+    fill(module, state)
     return module
 
 

@@ -10,14 +10,14 @@ import pytest
 from talaria_export.verify import verify_bundle
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo") / "demo"
     command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--out", str(out), "--rounds", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     return out
 

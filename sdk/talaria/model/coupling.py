@@ -2,7 +2,7 @@
 
 Every conv and linear layer's outputs are followed to all that consumes them; positions that one channel touches form
 a class, and classes that touch the same layers form a channel group. The graph takes an operator that it does not
-know for an element-wise one, so nothing here is believed before :mod:`talaria.model.pruning` has checked it by
+know for an element-wise one, so nothing here is believed before :mod:`talaria.model.survey` has checked it by
 computing.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,10 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 Side = tuple[str, str]
 """A layer's name and which of its dimensions: ``out`` or ``in``."""
 Position = tuple[Side, int]
+
+LONGEST, MOST = 8, 20
+"""Where a walk through the graph ends: at this many times the widest dimension's channels, or visits per dependency.
+ResNet-18, DenseNet-121 and ViT-B/16 need 1 of each."""
 
 TRACE_ERRORS = (
     RuntimeError,
@@ -87,10 +92,17 @@ def trace(model: Module, example: Tensor) -> Coupling:
     new_graph: Callable[[], Any] = DependencyGraph  # the package ships no types
     with torch.enable_grad():
         graph = new_graph().build_dependency(twin, example_inputs=example, verbose=False)
+    walk = _Walk(graph, LONGEST * max(coupling.sides.values(), default=0))
     names = {module: name for name, module in twin.named_modules()}
     for layer, name in names.items():
         if isinstance(layer, (*CONVS, nn.Linear)) and layer in graph.module2node:
-            _follow(graph, layer, names, coupling, suspects)
+            try:
+                walk.begin()
+                _follow(graph, layer, names, coupling, suspects)
+            except _RoundAndRoundError:
+                reason = "reaches itself in a circle that tracing cannot follow"
+                coupling.refused.setdefault(name, reason)
+                _pin_all(coupling, (name, "out"), range(coupling.sides[name, "out"]), f"layer {name!r} {reason}")
         elif isinstance(layer, (*CONVS, nn.Linear)):
             # Not seen as a layer of its own (a functional call, an unused branch): nothing is known about it.
             suspects.setdefault(name, "is not reached by tracing")
@@ -151,6 +163,49 @@ def _reused(model: Module, example: Tensor) -> Iterable[tuple[str, str]]:
     for shared in owners.values():
         for key in shared if len(shared) > 1 else ():
             yield key.rpartition(".")[0], f"shares its weights ({' and '.join(shared)})"
+
+
+class _RoundAndRoundError(Exception):
+    """A walk through the graph does not end."""
+
+
+class _Walk:
+    """Ends what torch-pruning would follow for ever: channels that a reshape spreads over more each time round."""
+
+    def __init__(self, graph: Any, longest: int) -> None:
+        dependencies = [dep for node in graph.module2node.values() for dep in node.dependencies]
+        self._longest, self._most, self._left = longest, MOST * len(dependencies), 0
+        for dep in dependencies:
+            dep.index_mapping = _Watched(dep.index_mapping, self)
+
+    def begin(self) -> None:
+        """The walk from one more layer."""
+        self._left = self._most
+
+    def visit(self, mapping: Any, places: list[Any]) -> list[Any]:
+        """What ``mapping`` makes of ``places``; looked at with one of them first, for some make a thousand of each."""
+        if len(mapping(places[:1])) * len(places) > self._longest:
+            raise _RoundAndRoundError
+        out: list[Any] = mapping(places)
+        return out
+
+    def count(self) -> None:
+        """One more dependency was looked at."""
+        self._left -= 1
+        if self._left < 0:
+            raise _RoundAndRoundError
+
+
+class _Watched(list[Any]):
+    """The index mappings of one dependency, under the eyes of a walk."""
+
+    def __init__(self, mappings: Iterable[Any], walk: _Walk) -> None:
+        super().__init__(mappings)
+        self._walk = walk
+
+    def __iter__(self) -> Iterator[Any]:
+        self._walk.count()
+        return (None if mapping is None else partial(self._walk.visit, mapping) for mapping in super().__iter__())
 
 
 def _follow(graph: Any, layer: Module, names: dict[Module, str], coupling: Coupling, suspects: dict[str, str]) -> None:

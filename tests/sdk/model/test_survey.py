@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from talaria import tree
 from talaria.model.masks import apply_dense
-from talaria.model.surgery import compact
+from talaria.model.surgery import compact, expand
 from talaria.model.survey import layout, survey
 
 
@@ -186,6 +186,78 @@ def test_what_is_unsafe_is_refused_by_name_and_the_rest_still_shrinks(make, rand
     twin.load_state_dict(apply_dense(model.state_dict(), mask))
     with torch.no_grad():
         torch.testing.assert_close(compact(model, mask).eval()(x), twin.eval()(x), atol=1e-5, rtol=1e-5)
+
+
+class _Halves(nn.Module):
+    """``chunk`` cuts in the middle of what is left: right where both halves lost as many channels, else wrong."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3)
+        self.after = nn.Conv2d(8, 6, 1)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        half = F.relu(self.conv(x)).chunk(2, 1)[0]
+        return self.head(F.relu(self.after(half)).mean((2, 3)))
+
+
+def test_what_is_exact_only_where_equally_many_are_taken_out_is_refused(random_mask):
+    torch.manual_seed(0)
+    model, x = _Halves(), torch.randn(2, 3, 8, 8)
+    found = survey(model, x)
+    assert dict(found.layout.sizes) == {"after": 6}
+    assert set(found.refused) == {"conv", "conv:2"}
+    mask = random_mask(found.layout, 1)
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(apply_dense(model.state_dict(), mask))
+    with torch.no_grad():
+        torch.testing.assert_close(compact(model, mask)(x), twin(x), atol=1e-5, rtol=1e-5)
+
+
+class _Circle(nn.Module):
+    """Tracing takes the shuffle's reshape and the flattening for one another, and goes round in ever larger circles."""
+
+    def __init__(self):
+        super().__init__()
+        self.safe = nn.Conv2d(3, 6, 3)
+        self.odd = nn.Conv2d(6, 8, 1)
+        self.head = nn.Linear(8 * 36, 3)
+
+    def forward(self, x):
+        y = self.odd(F.relu(self.safe(x)))
+        n, _, h, w = y.shape
+        return self.head(y.view(n, 2, 4, h, w).transpose(1, 2).reshape(n, 8, h, w).flatten(1))
+
+
+def test_tracing_that_would_never_end_is_ended_and_the_rest_still_shrinks():
+    found = survey(_Circle(), torch.randn(2, 3, 8, 8))
+    assert dict(found.layout.sizes) == {"safe": 6}
+    assert found.refused["odd"] == "reaches itself in a circle that tracing cannot follow"
+
+
+class _Versioned(_Tail):
+    """Like torchvision's MNASNet: a state without the version that it was saved with is not taken."""
+
+    _version = 2
+
+    def middle(self, x):
+        return self.odd(x)
+
+    def _load_from_state_dict(self, state, prefix, metadata, *rest):
+        if metadata.get("version") is None:
+            raise ValueError("version should be set")
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def test_a_network_that_asks_for_the_version_of_its_state_is_pruned_and_expanded(random_mask):
+    model = _Versioned()
+    found = survey(model, torch.randn(2, 3, 8, 8))
+    assert dict(found.layout.sizes) == {"safe": 8, "odd": 8, "after": 6}
+    assert not found.refused
+    mask = random_mask(found.layout, 1)
+    back = expand(compact(model, mask), mask, like=model)
+    assert tree.equal(back.state_dict(), model.state_dict())
 
 
 class _Branches(nn.Module):
