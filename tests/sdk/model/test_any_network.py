@@ -1,0 +1,135 @@
+"""Networks drawn at random, sound and odd layers mixed: what the survey lets be pruned is exact, whatever the mask."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from talaria import tree
+from talaria.model.masks import apply_dense, gather, scatter
+from talaria.model.surgery import compact
+from talaria.model.survey import survey
+
+SIZE = 8
+
+
+class Do(nn.Module):
+    """One step: ``work(layer, a, b)`` of an earlier value ``a`` and another one ``b``."""
+
+    def __init__(self, work, layer=None):
+        super().__init__()
+        self.work, self.layer = work, layer
+
+    def forward(self, a, b):
+        return self.work(self.layer, a, b)
+
+
+def through(layer):
+    return Do(lambda layer, a, b: layer(a), layer)
+
+
+def plain(work):
+    return Do(lambda layer, a, b: work(a))
+
+
+def gate(c):
+    inner = max(1, c // 2)
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(c, inner, 1), nn.ReLU(), nn.Conv2d(inner, c, 1))
+
+
+def shuffled(a):
+    n, c, h, w = a.shape
+    return a.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+def attended(layer, a, b):
+    tokens = a.flatten(2).transpose(1, 2)
+    return layer(tokens, tokens, tokens)[0].transpose(1, 2).reshape(a.shape)
+
+
+def halves(a):
+    first, second = torch.split(a, a.shape[1] // 2, 1)
+    return first + F.relu(second)
+
+
+class Scale(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.by = nn.Parameter(torch.randn(c, 1, 1))
+
+    def forward(self, x):
+        return x * self.by
+
+
+# By width of a and b, and a new width: the step, and how wide its outcome is (0: it does not fit here).
+STEPS = {
+    "conv": lambda c, d, o: (through(nn.Conv2d(c, o, 3, padding=1)), o),
+    "conv, norm": lambda c, d, o: (through(nn.Sequential(nn.Conv2d(c, o, 1), nn.BatchNorm2d(o), nn.SiLU())), o),
+    "depthwise": lambda c, d, o: (through(nn.Sequential(nn.Conv2d(c, c, 3, padding=1, groups=c), nn.ReLU6())), c),
+    "grouped": lambda c, d, o: (through(nn.Conv2d(c, o, 1, groups=2)), o),
+    "squeeze, excite": lambda c, d, o: (Do(lambda layer, a, b: a * layer(a).sigmoid(), gate(c)), c),
+    "gate": lambda c, d, o: (Do(lambda m, a, b: a * m(a.mean((2, 3)))[:, :, None, None], nn.Linear(c, c)), c),
+    "add": lambda c, d, o: (Do(lambda layer, a, b: a + b), c if c == d else 0),
+    "multiply": lambda c, d, o: (Do(lambda layer, a, b: a * b), c if c == d else 0),
+    "concat": lambda c, d, o: (Do(lambda layer, a, b: torch.cat((a, b), 1)), c + d),
+    "first half": lambda c, d, o: (plain(lambda a: a.chunk(2, 1)[0]), c // 2),
+    "both halves": lambda c, d, o: (plain(halves), c // 2),
+    "slice": lambda c, d, o: (plain(lambda a: a[:, 1:-1]), c - 2),
+    "shuffle": lambda c, d, o: (plain(shuffled), c),
+    "softmax": lambda c, d, o: (plain(lambda a: a.softmax(1)), c),
+    "centre": lambda c, d, o: (plain(lambda a: a - a.mean(1, keepdim=True)), c),
+    "prelu": lambda c, d, o: (through(nn.PReLU(c)), c),
+    "scale": lambda c, d, o: (through(Scale(c)), c),
+    "group norm": lambda c, d, o: (through(nn.GroupNorm(2, c)), c),
+    "transposed": lambda c, d, o: (through(nn.ConvTranspose2d(c, o, 1)), o),
+    "twice": lambda c, d, o: (Do(lambda layer, a, b: layer(layer(a).relu()), nn.Conv2d(c, c, 1)), c),
+    "attention": lambda c, d, o: (Do(attended, nn.MultiheadAttention(c, 2, batch_first=True)), c),
+}
+
+
+class Drawn(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        draw, widths = random.Random(seed), [4]
+        self.first, self.steps, self.wires, self.kinds = nn.Conv2d(3, 4, 1), nn.ModuleList(), [], []
+        for _ in range(draw.randint(2, 9)):
+            a, b = max(draw.choices(range(len(widths)), k=3)), draw.randrange(len(widths))
+            kind = draw.choice(["conv", "conv, norm", draw.choice(sorted(STEPS))])
+            step, width = STEPS[kind](widths[a], widths[b], draw.choice((4, 8, 12, 16)))
+            if 4 <= width <= 48 and width % 2 == 0:
+                self.steps.append(step)
+                self.wires.append((a, b))
+                self.kinds.append(kind)
+                widths.append(width)
+        self.flat = draw.random() < 0.4
+        self.head = nn.Linear(widths[-1] * (SIZE * SIZE if self.flat else 1), 5)
+
+    def forward(self, x):
+        values = [self.first(x)]
+        for step, (a, b) in zip(self.steps, self.wires, strict=True):
+            values.append(step(values[a], values[b]))
+        return self.head(values[-1].flatten(1) if self.flat else values[-1].mean((2, 3)))
+
+
+@pytest.mark.parametrize("decade", range(12))
+def test_whatever_may_be_pruned_is_exact_for_any_mask(decade, random_mask):
+    shrunk = 0
+    for seed in range(10 * decade, 10 * decade + 10):
+        torch.manual_seed(seed)
+        model, x = Drawn(seed).eval(), torch.randn(2, 3, SIZE, SIZE)
+        state = tree.copied(model.state_dict())
+        layout = survey(model, x).layout
+        shrunk += bool(layout.sizes)
+        for number in range(3):
+            mask = random_mask(layout, number)
+            twin = copy.deepcopy(model)
+            twin.load_state_dict(apply_dense(state, mask))
+            with torch.no_grad():
+                got, want = compact(model, mask)(x), twin(x)
+            assert (got - want).abs().max() <= 1e-5 * want.abs().max().clamp(min=1e-3), (seed, model.kinds, mask.kept)
+            assert tree.equal(scatter(gather(state, mask), mask, state), state)
+        assert tree.equal(model.state_dict(), state)
+    assert shrunk >= 5
