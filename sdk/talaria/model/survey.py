@@ -43,7 +43,8 @@ def survey(model: Module, example: Tensor) -> Survey:
     """The layout of all channels that can be taken out exactly, and the reasons for the rest.
 
     The model's input and output are never pruned. A model that cannot be traced at all gives an empty layout: it
-    still trains and travels, unpruned. ``model`` keeps its weights, gradients and train mode.
+    still trains and travels, unpruned. A branch of ``forward`` that compares two shapes, or looks at values, may go the
+    other way in a smaller network; that is not seen here. ``model`` keeps its weights, gradients and train mode.
     """
     try:
         coupling = trace(model, example)
@@ -76,14 +77,14 @@ def _wrong(twin: Module, layout: ChannelLayout, example: Tensor) -> str | None:
 
     Every group is in a subset, and of any two one is in a subset without the other; there they keep one channel more.
     For some networks are exact only while two groups keep equally many (``chunk`` cuts in the middle), or an even
-    number. One example is enough for that.
+    number.
     """
     groups = list(layout.sizes)
     reason = _differs(twin, _some(layout, groups), example)
     for bit in range(len(groups).bit_length()):
         if reason is None:
             some = [group for number, group in enumerate(groups, 1) if number >> bit & 1]
-            reason = _differs(twin, _some(layout, some, more=1), example[:1])
+            reason = _differs(twin, _some(layout, some, more=1), example)
     return reason
 
 
