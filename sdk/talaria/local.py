@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.batching import LayerDraws, cut, feed, steps_of
 from talaria.errors import ModelError
-from talaria.model.surgery import fill
+from talaria.tree import fill
 from talaria.types import Recipe, Samples, Task, Tensors
 
 Objective = Callable[[Module, Tensor, Tensor], Tensor]
@@ -47,7 +47,7 @@ def load(module: Module, state: Tensors) -> Module:
                 f"state does not fit the model: {name!r} is {tuple(state[name].shape)}, "
                 f"the model has {tuple(tensor.shape)}"
             )
-    fill(module, state)
+    fill(own, state)
     return module
 
 

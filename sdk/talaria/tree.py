@@ -47,6 +47,14 @@ def minus(a: Tensors, b: Tensors) -> Tensors:
     return {k: v - b[k] for k, v in a.items()}
 
 
+def fill(own: Tensors, values: Tensors) -> None:
+    """Copy ``values`` into the tensors of ``own``, in place and by name alone: a module's ``load_state_dict`` may ask
+    for more than its tensors. Names and shapes must fit."""
+    with torch.no_grad():
+        for key, tensor in own.items():
+            tensor.copy_(values[key])
+
+
 def equal(a: Tensors, b: Tensors) -> bool:
     """True where names, dtypes, shapes and bits agree (NaN equals itself)."""
     return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)

@@ -147,9 +147,10 @@ class Light:
         while True:
             item = await link.receive()
             if isinstance(item, Arrival):
-                self._tally.down += len(item.topic) + len(item.payload)
+                received = e.Received(time.monotonic(), item.topic, item.payload, item.retained)
+                self._tally.down += received.size
                 self._tally.chunks += is_chunk(item.topic)
-                self._feed(e.Received(time.monotonic(), item.topic, item.payload, item.retained))
+                self._feed(received)
             elif isinstance(item, LinkUp):
                 self._feed(e.Connected(time.monotonic()))
             else:

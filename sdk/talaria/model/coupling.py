@@ -96,8 +96,8 @@ def trace(model: Module, example: Tensor) -> Coupling:
     names = {module: name for name, module in twin.named_modules()}
     for layer, name in names.items():
         if isinstance(layer, (*CONVS, nn.Linear)) and layer in graph.module2node:
+            walk.begin()
             try:
-                walk.begin()
                 _follow(graph, layer, names, coupling, suspects)
             except _RoundAndRoundError:
                 reason = "reaches itself in a circle that tracing cannot follow"
@@ -109,8 +109,7 @@ def trace(model: Module, example: Tensor) -> Coupling:
     _tie_groups(twin, coupling)
     for name, reason in suspects.items():
         for side in ((name, "out"), (name, "in")):
-            for at in range(coupling.sides.get(side, 0)):
-                coupling.pin((side, at), f"layer {name!r} {reason}")
+            _pin_all(coupling, side, range(coupling.sides.get(side, 0)), f"layer {name!r} {reason}")
         coupling.refused.setdefault(name, reason)
     return coupling
 

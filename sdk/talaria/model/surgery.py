@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import Module, Parameter
 
+from talaria import tree
 from talaria.errors import ModelError
 from talaria.model.coupling import CONVS, NORMS, is_depthwise
 from talaria.model.masks import gather, scatter, shrink
@@ -46,18 +47,8 @@ def compact(model: Module, mask: ChannelMask, held: ChannelMask | None = None) -
 def expand(model: Module, mask: ChannelMask, like: Module) -> Module:
     """The inverse of :func:`compact`: a copy of the dense ``like`` whose kept positions hold ``model``'s values."""
     out = copy.deepcopy(like)
-    fill(out, scatter(dict(model.state_dict()), mask, dict(like.state_dict())))
+    tree.fill(out.state_dict(), scatter(dict(model.state_dict()), mask, dict(like.state_dict())))
     return out
-
-
-def fill(model: Module, state: Tensors) -> None:
-    """Copy ``state`` into ``model`` in place, by name alone: ``load_state_dict`` asks some networks for more.
-
-    Names and shapes must fit; :func:`talaria.local.load` says so where they do not.
-    """
-    with torch.no_grad():
-        for key, tensor in model.state_dict(keep_vars=True).items():
-            tensor.copy_(state[key])
 
 
 def _named(model: Module) -> Tensors:

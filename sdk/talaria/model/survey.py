@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from talaria import tree
 from talaria.errors import ModelError
 from talaria.model.coupling import TRACE_ERRORS, Coupling, draft, trace
 from talaria.model.masks import apply_dense
-from talaria.model.surgery import compact, fill
+from talaria.model.surgery import compact
 from talaria.types import ChannelLayout, ChannelMask
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -61,25 +62,24 @@ def _checked(model: Module, coupling: Coupling, example: Tensor) -> Survey:
     while True:
         found = draft(model, coupling, without=out)
         refused = {**found.refused, **out}
-        wrong = _wrong(twin, found.layout, example)
+        wrong = _wrong(twin, found.layout, list(found.layout.sizes), example)
         if not found.layout.sizes or wrong is None:
             return Survey(found.layout, refused)
         alone = {}
         for group in found.layout.sizes:
-            reason = _differs(twin, _some(found.layout, [group]), example)
+            reason = _wrong(twin, found.layout, [group], example)
             if reason is not None:
                 alone[group] = reason
         out.update(alone or dict.fromkeys(found.layout.sizes, f"only together: {wrong}"))
 
 
-def _wrong(twin: Module, layout: ChannelLayout, example: Tensor) -> str | None:
-    """What is wrong with ``layout``: checked with all groups pruned, and then with a few subsets of them.
+def _wrong(twin: Module, layout: ChannelLayout, groups: list[str], example: Tensor) -> str | None:
+    """What is wrong with ``groups`` of ``layout``: checked with all of them pruned, and then with a few subsets.
 
     Every group is in a subset, and of any two one is in a subset without the other; there they keep one channel more.
     For some networks are exact only while two groups keep equally many (``chunk`` cuts in the middle), or an even
     number.
     """
-    groups = list(layout.sizes)
     reason = _differs(twin, _some(layout, groups), example)
     for bit in range(len(groups).bit_length()):
         if reason is None:
@@ -103,7 +103,7 @@ def _some(layout: ChannelLayout, groups: list[str], more: int = 0) -> ChannelMas
 def _differs(twin: Module, mask: ChannelMask, example: Tensor) -> str | None:
     dense = copy.deepcopy(twin)
     try:
-        fill(dense, apply_dense(dict(twin.state_dict()), mask))
+        tree.fill(dense.state_dict(), apply_dense(dict(twin.state_dict()), mask))
         got, want = _flat(compact(twin, mask)(example)), _flat(dense(example))
     except (*TRACE_ERRORS, ModelError) as error:
         return f"does not run when channels are taken out: {(str(error) or type(error).__name__).splitlines()[0][:120]}"

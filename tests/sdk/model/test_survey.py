@@ -24,6 +24,13 @@ def test_compact_equals_torch_pruning(net, random_mask, removed_by_torch_pruning
             assert torch.equal(small.eval()(x), reference.eval()(x))
 
 
+def assert_exact(model, mask, x):
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(apply_dense(model.state_dict(), mask))
+    with torch.no_grad():
+        torch.testing.assert_close(compact(model, mask).eval()(x), twin.eval()(x), atol=1e-5, rtol=1e-5)
+
+
 EXPECTED = {
     "residual": {"stem": 8, "conv1": 12, "down": 16},
     "squeeze_excite": {"conv": 16, "fc1": 6, "project": 10},
@@ -181,11 +188,7 @@ def test_what_is_unsafe_is_refused_by_name_and_the_rest_still_shrinks(make, rand
     assert "odd" not in found.layout.sizes
     assert any("odd" in name or "norm" in name or "scale" in name for name in found.refused)
     assert found.layout.sizes["after"] == 6
-    mask = random_mask(found.layout, 1)
-    twin = copy.deepcopy(model)
-    twin.load_state_dict(apply_dense(model.state_dict(), mask))
-    with torch.no_grad():
-        torch.testing.assert_close(compact(model, mask).eval()(x), twin.eval()(x), atol=1e-5, rtol=1e-5)
+    assert_exact(model, random_mask(found.layout, 1), x)
 
 
 class _Halves(nn.Module):
@@ -202,17 +205,29 @@ class _Halves(nn.Module):
         return self.head(F.relu(self.after(half)).mean((2, 3)))
 
 
+class _Even(_Tail):
+    """Wrong for an odd number of channels alone: the others are not to blame."""
+
+    def middle(self, x):
+        y = self.odd(x)
+        if y.shape[1] % 2:
+            raise ValueError("an even number of channels, please")
+        return y
+
+
+def test_what_is_exact_only_for_an_even_number_is_refused_alone():
+    found = survey(_Even(), torch.randn(2, 3, 8, 8))
+    assert dict(found.layout.sizes) == {"safe": 8, "after": 6}
+    assert set(found.refused) == {"odd"}
+
+
 def test_what_is_exact_only_where_equally_many_are_taken_out_is_refused(random_mask):
     torch.manual_seed(0)
     model, x = _Halves(), torch.randn(2, 3, 8, 8)
     found = survey(model, x)
     assert dict(found.layout.sizes) == {"after": 6}
     assert set(found.refused) == {"conv", "conv:2"}
-    mask = random_mask(found.layout, 1)
-    twin = copy.deepcopy(model)
-    twin.load_state_dict(apply_dense(model.state_dict(), mask))
-    with torch.no_grad():
-        torch.testing.assert_close(compact(model, mask)(x), twin(x), atol=1e-5, rtol=1e-5)
+    assert_exact(model, random_mask(found.layout, 1), x)
 
 
 class _Circle(nn.Module):
