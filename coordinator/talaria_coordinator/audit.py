@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
+from talaria import time
 from talaria.errors import StateError
 from talaria_coordinator.tables import EVENTS
 

@@ -13,11 +13,11 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from talaria import time
 from talaria.errors import ConfigError, StateError
 from talaria_coordinator import rows, schema
 from talaria_coordinator.blobs import Blobs, FolderBlobs, flush_folder

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from talaria import time
 from talaria.errors import StateError, TalariaError
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import CoordinatorState

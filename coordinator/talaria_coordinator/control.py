@@ -7,13 +7,13 @@ device out, ``release`` lets it in again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
+from talaria import time
 from talaria.errors import ConfigError, TalariaError
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import CoordinatorState

@@ -8,10 +8,10 @@ again: the machine, the chunks on disk, the updates stored. The same updates the
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from talaria import time
 from talaria.errors import ConfigError, StateError
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import Rules
@@ -52,12 +52,13 @@ class Service:
         on_members: Callable[[], None] = lambda: None,
         observe: Callable[[object], None] = lambda item: None,
         sent: Sent = lambda size: None,
+        learn: Callable[..., Learning] = Learning,
     ) -> None:
         """``report`` is told what happens; ``observe`` sees every event and action of the machine, and ``sent``
-        how many bytes went out. None of them may wait."""
+        how many bytes went out. None of them may wait. ``learn`` makes what checks and folds updates."""
         self.config, self.store, self.blobs = config, store, blobs
         self._report, self._open, self._observe = report, open_transport, observe
-        self._learning = Learning(config.run, blobs, config.aggregator, config.max_update, config.buffering)
+        self._learning = learn(config.run, blobs, config.aggregator, config.max_update, config.buffering)
         spec = config.run.to_json().encode()
         rules = Rules(
             retry=config.retry_s, max_update=config.max_update, stall=max(30.0, config.retry_s),

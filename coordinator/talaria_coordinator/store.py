@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, Literal
 from sqlalchemy import URL, Connection, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError
 from talaria_coordinator import schema
 from talaria_coordinator.audit import append, verify

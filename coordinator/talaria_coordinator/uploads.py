@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from talaria import time
 from talaria.errors import StateError, WireError
 from talaria.protocol import events as e
 from talaria.wire.chunks import Cut, FileAssembly

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from talaria import time
 from talaria.errors import ConfigError, TransportError
 from talaria.wire.address import Address, loopback
 from talaria.wire.credentials import Credentials, password

@@ -66,13 +66,17 @@ class Learner:
             raise StateError(
                 f"round {step} was learned before, from another body (the private state is at round {private.step})"
             )
-        member = self.member(self._data())
         own = None if private is None else private.tensors
-        update, moved = rounds.participate(self.run, member, self._shared(body), own, step)
-        data = codec.encode_update(update, rounds.codec_of(self.run, member))
+        data, moved, metrics = self._trained(step, body, own)
         trained = Trained(data, step, body.hex(), self.digest)
         self.store.stage(trained, moved)
-        return trained, dict(update.metrics)
+        return trained, metrics
+
+    def _trained(self, step: int, body: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
+        """The update as it travels, the new private tensors and the metrics of round ``step``."""
+        member = self.member(self._data())
+        update, moved = rounds.participate(self.run, member, self._shared(body), own, step)
+        return codec.encode_update(update, rounds.codec_of(self.run, member)), moved, dict(update.metrics)
 
     def _settle(self, after: int | None) -> None:
         """A round that was staged before this one is over, with us or without, and comes into force. Asynchronously

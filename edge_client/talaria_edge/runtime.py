@@ -10,13 +10,12 @@ import asyncio
 import json
 import logging
 import math
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal
 
-from talaria import rounds
+from talaria import rounds, time
 from talaria.errors import ConfigError, StateError, TalariaError, WireError
 from talaria.protocol import events as e
 from talaria.protocol.device import DeviceHalf, DeviceLimits
@@ -54,6 +53,7 @@ class Agent:
         worker: ThreadPoolExecutor | None = None,
         open_transport: Open = over_mqtt,
         read: Callable[[], Reading] = guard.read,
+        learn: Callable[[DeviceConfig, DeviceStore, Run], Learner] = Learner,
     ) -> None:
         self.config = config
         self._report, self._open = report, open_transport
@@ -70,6 +70,7 @@ class Agent:
         )
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
         self._link = Link(lambda cut: self._upload, lambda size: self._count("up", size))
+        self._learner_of = learn
         self._learner: Learner | None = None
         self._called: e.Train | None = None
         self._upload = b""
@@ -218,7 +219,7 @@ class Agent:
             self._tell("error", error=f"the coordinator's run cannot be learned here: {error}; update this device")
             return
         if self._learner is None or self._learner.run != run:
-            self._learner = Learner(self.config, self._store, run)
+            self._learner = self._learner_of(self.config, self._store, run)
             self._learner.private()
             self._look_at_plan(run)
         self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)

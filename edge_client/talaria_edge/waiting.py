@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from talaria import time
 from talaria_edge import guard
 from talaria_edge.guard import Allowed, Reading, Rules
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 
+from talaria import time
 from talaria.errors import WireError
 from talaria.protocol.actions import Publish, SendChunks
 from talaria.protocol.events import Connected, Received
