@@ -67,11 +67,15 @@ def fsck(config: Config, as_json: AsJson = False) -> None:
     facts = {"damage": list(found.damage), "orphans": list(found.orphans), "events": found.events,
              "rounds": found.rounds, "blobs": found.blobs}  # fmt: skip
     lines = [f"damaged: {text}" for text in found.damage]
-    lines += [f"orphan: {digest}" for digest in found.orphans]
     lines.append(
         f"{found.rounds} rounds, {found.events} events and {found.blobs} blobs in use are "
         + ("whole" if not found.damage else f"checked; {len(found.damage)} things are damaged")
     )
+    if found.orphans:
+        lines.append(
+            f"{len(found.orphans)} blobs are left over from earlier rounds, which is no damage: the coordinator frees "
+            "them after a later round, or `talaria coordinator gc` does"
+        )
     _say(facts, "\n".join(lines), as_json)
     if found.damage:
         raise typer.Exit(1)

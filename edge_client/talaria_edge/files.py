@@ -26,10 +26,12 @@ class DiskError(StateError):
 
 
 def write(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data`` durably, or leave it as it was and raise :class:`DiskError`."""
+    """Replace ``path`` by ``data`` durably, or leave it as it was and raise :class:`DiskError`. The file is for its
+    owner alone: what a device keeps is personal."""
     beside = path.with_name(f".{path.name}.part")
     try:
         with beside.open("wb") as out:
+            os.fchmod(out.fileno(), 0o600)
             out.write(data)
             out.flush()
             os.fsync(out.fileno())

@@ -359,8 +359,9 @@ class Agent:
         self._store.save_traffic(self._traffic)
         traffic = {str(step): dict(bytes_) for step, bytes_ in sorted(self._traffic.items())}
         self._result = {"device": self.config.device, **found, "traffic": traffic}
-        files.write(self.config.state / "result.json", json.dumps(self._result, indent=2).encode())
-        self._tell("done", **self._result)
+        path = self.config.state / "result.json"
+        files.write(path, json.dumps(self._result, indent=2).encode())
+        self._tell("done", **self._result, result=str(path))
         await self._inbox.put(e.Tick(time.monotonic()))
 
     def _tell_of_deployment(self, found: Mapping[str, Any]) -> None:

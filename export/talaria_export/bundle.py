@@ -130,7 +130,10 @@ def seal(manifest: Mapping[str, Any], members: Mapping[str, bytes], signing_key:
 
 
 def save(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes ``data`` so that ``path`` holds either its old content or all of the new, also after a power cut."""
+    """Writes ``data`` so that ``path`` holds either its old content or all of the new, also after a power cut.
+
+    For its owner alone: a bundle holds a personal head, which says much about whose it is.
+    """
     target = Path(path)
     temporary = None
     try:
@@ -140,7 +143,6 @@ def save(path: str | os.PathLike[str], data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, target)
         folder = os.open(target.parent, os.O_RDONLY)
         try:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 _HIDDEN = ("at", "event", "level")
+_WIDEST = 100
+"""Characters of a table that a line for people shows; a longer one is counted. JSON has all of it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) + "}"
+        shown = "{" + ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) + "}"
+        return shown if len(shown) <= _WIDEST else f"{{{len(value)} entries}}"
     text = str(value)
     if not text.isprintable():  # what a stranger sent must not begin a line of its own, nor steer a terminal
         return ascii(text)

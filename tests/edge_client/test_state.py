@@ -185,6 +185,11 @@ def test_a_disk_that_is_full_while_saving_leaves_the_state_before(tmp_path):
         assert not list(tmp_path.glob(".*.part"))
 
 
+def test_what_a_device_keeps_is_for_its_owner_alone(tmp_path):
+    files.write(tmp_path / "personal.safetensors", b"x")
+    assert (tmp_path / "personal.safetensors").stat().st_mode & 0o777 == 0o600
+
+
 def test_write_replaces_or_leaves_alone(tmp_path):
     path = tmp_path / "x"
     files.write(path, b"one")

@@ -56,6 +56,7 @@ def test_pruned_model_is_exported_from_files_verified_and_run(app, files, tmp_pa
     )  # fmt: skip
     figures = json.loads(done.stdout)
     assert figures["ok"]
+    assert out.stat().st_mode & 0o777 == 0o600  # a personal head is nobody else's to read
     assert figures["model_bytes"] < 0.4 * figures["dense_bytes"]
     assert open_bundle(out).labels == tuple("abcdefg")
 

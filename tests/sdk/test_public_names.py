@@ -13,6 +13,10 @@ def test_every_public_name_is_there(name: str) -> None:
     assert getattr(talaria, name).__name__ == name
 
 
+def test_dir_shows_the_public_names_alone() -> None:
+    assert dir(talaria) == sorted(talaria.__all__)
+
+
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(AttributeError, match="nosuchname"):
         _ = talaria.nosuchname
