@@ -9,28 +9,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from talaria.errors import ConfigError, StateError
 from talaria_coordinator.api_config import ApiConfig
+from talaria_coordinator.door import Door, Places
 
 START_S = 20.0
-CONNECTIONS = 64
+BACKLOG = 64
 
 
 @contextmanager
-def listening(config: ApiConfig) -> Iterator[socket.socket]:
+def listening(config: ApiConfig, places: Places | None = None) -> Iterator[Door]:
     """A socket bound as ``config`` says. Raises :class:`ConfigError` where the port or address cannot be had."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = Door(family, socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"api: host={config.host!r} cannot be used here ({error.strerror})") from None
+    sock.places = places or Places()
     with sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((config.host, config.port))
-            sock.listen(CONNECTIONS)
+            sock.listen(BACKLOG)
         except OSError as error:
             raise ConfigError(
                 f"api: cannot listen on {config.host}:{config.port} ({error.strerror}); stop the program that has the "
@@ -46,17 +48,22 @@ def url_of(config: ApiConfig, sock: socket.socket) -> str:
 
 
 @contextmanager
-def serving(app: ASGIApp, config: ApiConfig, sock: socket.socket) -> Iterator[None]:
-    """Answer requests while the block runs."""
+def serving(app: ASGIApp, config: ApiConfig, sock: Door) -> Iterator[None]:
+    """Answer requests while the block runs. How many may be here, and for how long, is the door's to say."""
+
+    async def in_place(scope: Scope, receive: Receive, send: Send) -> None:
+        with sock.places.answering(scope["client"]):
+            await app(scope, receive, send)
+
     settings = uvicorn.Config(
-        app,
+        in_place,
         http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
+        backlog=BACKLOG,
         h11_max_incomplete_event_size=32 * 1024,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=2,
