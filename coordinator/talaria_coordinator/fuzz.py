@@ -8,7 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from talaria.errors import ConfigError
-from talaria.fuzz.target import Target
+from talaria.fuzz.target import Target, deeper
 from talaria_coordinator.authority import load_certificate, new_key, requested_key
 from talaria_coordinator.records import profile_of
 
@@ -25,4 +25,6 @@ def targets() -> list[Target]:
 
 
 def _profile(data: bytes) -> None:
-    json.dumps(profile_of(data)).encode()
+    profile = profile_of(data)
+    kept = deeper(lambda: json.dumps(profile), 60)  # as deep as a store writes it,
+    json.loads(kept)  # and reads it again

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from sqlalchemy import Row
 
+from talaria.foreign import parsed
+
 Status = Literal["stored", "counted", "rejected"]
 
 
@@ -96,10 +98,10 @@ def received_of(row: Row[Any]) -> Received:
 
 
 def profile_of(data: bytes) -> dict[str, Any]:
-    """What a device's birth says of it; empty where that is not a JSON object."""
+    """What a device's birth says of it; empty where that is not a JSON object, or nests deep."""
     try:
-        profile = json.loads(data)
-    except (ValueError, RecursionError):
+        profile = parsed(data)
+    except ValueError:
         return {}
     return profile if isinstance(profile, dict) else {}
 

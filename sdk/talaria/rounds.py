@@ -20,6 +20,7 @@ from talaria.aggregate.wrap import as_delta, chain, gathered
 from talaria.algorithms import load as load_algorithm
 from talaria.algorithms.base import Algorithm
 from talaria.errors import ConfigError
+from talaria.foreign import parsed
 from talaria.local import in_fast_layout, load, state_of
 from talaria.model import masks, pruning, zoo
 from talaria.model.zoo import ModelSpec
@@ -67,12 +68,12 @@ class Run:
     def from_json(text: str) -> "Run":
         """The run that ``to_json`` wrote. Raises :class:`ConfigError` on anything else."""
         try:
-            data = json.loads(text)
+            data = parsed(text)
             spec = ModelSpec.from_json(data.pop("spec"))
             recipe = Recipe(**data.pop("recipe"))
             return Run(spec=spec, recipe=recipe, **data)
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-            why = str(error).encode(errors="backslashreplace").decode()
+            why = str(error)[:300].encode(errors="backslashreplace").decode()
             raise ConfigError(f"run: not a run description ({why}); write one with Run.to_json()") from error
 
 

@@ -402,3 +402,58 @@ def test_a_transfer_of_another_device_cannot_be_filled(siege):
         await s.finishes("anna", "bela", "mallory")
 
     siege(story)
+
+
+def nested(value: bytes, name: str = "v") -> bytes:
+    """A frame of fleet "watch", of nobody, whose header holds this msgpack value under ``name``."""
+    fields = {b"v": b"\x01", b"l": b"\x00", b"t": b"\xa3dev", b"f": b"\xa5watch", b"d": b"\xa3eve"}
+    fields |= {name.encode(): value}
+    head = bytes([0x80 + len(fields)]) + b"".join(b"\xa1" + key + packed for key, packed in fields.items())
+    whole = b"FLF1" + struct.pack("<H", len(head)) + head
+    return whole + struct.pack("<I", zlib.crc32(whole))
+
+
+def test_a_header_that_nests_as_deep_as_can_be_read_ends_nobody(siege):
+    """msgpack reads lists up to a thousand deep; to print, compare or forget one takes more stack than a program that
+    serves has left. Unsigned, by a stranger, and kept by the broker for the next start."""
+    deep = [
+        nested(b"\x91" * depth + b"\x90", name) for name in "vltfsx" for depth in (8, 400, 700, *range(900, 975, 5))
+    ]
+
+    def before(s):
+        for i, payload in enumerate(deep):
+            s.hub.retained[f"{ROOT}d/eve-{i}/state"] = payload
+        s.hub.retained[ROOT + "co/state"] = nested(b"\x91" * 950 + b"\x90")
+
+    async def story(s):
+        await s.opened("anna", "bela")
+        for i in range(len(deep)):
+            assert s.of("refused", device=f"eve-{i}")
+        for payload in deep:
+            s.publish("co/state", payload)
+            s.publish("d/anna/cmd", payload)
+        await s.until("refused", len(deep), device="")
+        assert len(s.lights["anna"].refused) >= 2 * len(deep)
+        s.release("anna", "bela")
+        s.mallory.upload(s.mallory.good())
+        await s.finishes("anna", "bela", "mallory")
+
+    siege(story, before=before)
+
+
+def test_a_profile_that_nests_as_deep_as_can_be_read_is_none(siege):
+    """What can just be read cannot be read again further down in the program: stored, it would end every start."""
+
+    async def story(s):
+        await s.opened("anna", "bela")
+        for boot, depth in enumerate((9, 300, *range(800, 1000, 10)), 2):
+            profile = b'{"a":' + b"[" * depth + b"]" * depth + b"}"
+            birth = m.DeviceBirth(online=True, key=b"", profile=profile)
+            s.mallory.publish("state", s.mallory.frame(birth, boot=boot), retain=True)
+            await s.until("device-up", boot, device="mallory")
+        assert {d.device: d.profile for d in s.store.devices("watch")}["mallory"] == {}
+        s.mallory.say(m.Decline(round=1, reason="that was all"), boot=boot)
+        s.release("anna", "bela")
+        await s.finishes("anna", "bela")
+
+    siege(story)

@@ -1,12 +1,15 @@
 """The fuzzer: it knows every decoder, it finds what is wrong with one, and a short run finds nothing wrong."""
 
+import inspect
 import os
+import sys
 
+import msgpack
 import pytest
 
 from talaria.errors import ConfigError, WireError
 from talaria.fuzz import bench
-from talaria.fuzz.target import CPU_SECONDS, Defect, Tally, Target, installed, sayable
+from talaria.fuzz.target import CPU_SECONDS, STACK, Defect, Tally, Target, awkward, installed, sayable
 from talaria.rounds import Run
 from talaria.wire import codec, messages
 
@@ -86,6 +89,26 @@ def test_without_atheris_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("talaria.fuzz.bench.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"talaria\[fuzz\]"):
         bench.measure(1)
+
+
+def test_decoders_run_as_deep_in_the_stack_as_programs_call_them():
+    """A header of lists in lists that can be read, and printed on an empty stack, but not where a program reads it."""
+    left = []
+
+    def quote(data):
+        left.append(sys.getrecursionlimit() - len(inspect.stack(0)))
+        return repr(msgpack.unpackb(data, strict_map_key=False))
+
+    target, deep = Target("quoted", quote, (WireError,), [b"\x01"]), b"\x91" * 850 + b"\x90"
+    assert deep in awkward(target.seeds, (deep,), 9)
+    with pytest.raises(RecursionError):
+        Tally().shoot(target, deep)
+    assert left[0] < sys.getrecursionlimit() - STACK
+
+
+def test_awkward_inputs_are_the_seeds_with_a_word_in_each_place():
+    assert awkward([b"ab", b"c"], [b"--", b""], 9) == [b"--b", b"b", b"a--", b"a", b"--", b""]
+    assert len(awkward([bytes(100)], [b"1", b"2"], 50)) == 50
 
 
 def test_what_quotes_a_lone_surrogate_can_be_said():

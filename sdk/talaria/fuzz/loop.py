@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from talaria.fuzz.target import Target
 
 INSTRUMENTED = [
-    *("talaria.wire", "talaria.protocol", "talaria.rounds", "talaria.model.spec", "talaria.types"),
+    *("talaria.wire", "talaria.protocol", "talaria.rounds", "talaria.foreign", "talaria.model.spec", "talaria.types"),
     *("talaria_coordinator", "talaria_export", "msgpack"),
 ]
 WORDS = (
@@ -43,6 +43,8 @@ WORDS = (
 MEMORY_MIB = 128
 """Above what the process had after a first run over the seeds: libFuzzer's own tables, and what a decoder takes."""
 LONGEST = 16_384
+AWKWARD = 1000
+"""Inputs beside the seeds that each target is given first."""
 
 
 def main(args: Sequence[str]) -> NoReturn:
@@ -69,7 +71,7 @@ def main(args: Sequence[str]) -> NoReturn:
 
 def _fuzz(atheris: Any, target: Target, place: Path, seconds: float, runs: int, seed: int, words: Path) -> NoReturn:
     """libFuzzer never returns, so this process ends here."""
-    from talaria.fuzz.target import Tally
+    from talaria.fuzz.target import NESTED, Tally, awkward
 
     log = os.open(place / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(log, 1), os.dup2(log, 2)
@@ -77,6 +79,12 @@ def _fuzz(atheris: Any, target: Target, place: Path, seconds: float, runs: int, 
     for i, data in enumerate(target.seeds):
         tally.shoot(target, data)
         (place / "corpus" / f"seed-{i:03}").write_bytes(data)
+    for data in awkward(target.seeds, (*NESTED, *WORDS), runs or AWKWARD):
+        try:
+            Tally().shoot(target, data)
+        except BaseException:
+            (place / "crash-awkward").write_bytes(data)
+            raise
     before, begin = resident(), time.monotonic()
 
     def shoot(data: bytes) -> None:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from random import Random
+from typing import TypeVar
 
 from talaria.errors import TalariaError
 
@@ -17,6 +19,16 @@ GROUP = "talaria.fuzz"
 CPU_SECONDS = 0.5
 """Of one input at most. Instrumented code runs several times slower than it does in a program."""
 LONGEST_REASON = 2000
+STACK = 200
+"""Calls under which a decoder runs here: as deep as any program of ours calls one, and then some. What nests so deep
+that a decoder itself just stands it, is found only where little of the stack is left."""
+NESTED = tuple(
+    word
+    for depth in (9, 300, *range(500, 1000, 20))
+    for word in (b"\x91" * depth + b"\x90", b"[" * depth + b"]" * depth)
+)
+"""Lists in lists, in msgpack and JSON: longer than libFuzzer takes a word."""
+T = TypeVar("T")
 
 
 class Defect(Exception):  # noqa: N818  what fuzzing looks for
@@ -50,7 +62,7 @@ class Tally:
         """One input. Anything but the target's own errors gets out: it is what was looked for."""
         begin = time.thread_time()
         try:
-            target.run(data)
+            deeper(lambda: target.run(data))
         except target.allowed as why:
             self.refused += 1
             sayable(str(why))
@@ -60,6 +72,20 @@ class Tally:
         self.slowest_s = max(self.slowest_s, spent)
         if spent > CPU_SECONDS:
             raise Defect(f"{target.name}: {len(data)} bytes took {spent:.2f} s of CPU")
+
+
+def deeper(call: Callable[[], T], frames: int = STACK) -> T:
+    """``call()``, so many calls further down."""
+    return call() if frames < 1 else deeper(call, frames - 1)
+
+
+def awkward(seeds: Sequence[bytes], words: Sequence[bytes], most: int) -> list[bytes]:
+    """The seeds with one byte replaced by a word, at every place; where these are more, ``most`` of them by lot."""
+    places = [(seed, at) for seed in seeds for at in range(len(seed))]
+    chosen = [(*place, word) for place in places[: 100 * most] for word in words]
+    if len(chosen) > most:
+        chosen = Random(0).sample(chosen, most)
+    return [seed[:at] + word + seed[at + 1 :] for seed, at, word in chosen]
 
 
 def sayable(reason: str) -> None:

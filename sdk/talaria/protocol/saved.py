@@ -15,6 +15,7 @@ from talaria.errors import StateError, WireError
 from talaria.wire.frames import unpack
 
 FORMAT = 1
+DEPTH = 16
 T = TypeVar("T")
 
 
@@ -27,7 +28,7 @@ def dump(state: object) -> bytes:
 def load(cls: type[T], data: bytes) -> T:
     """The state that :func:`dump` wrote. Raises :class:`StateError` where it is damaged or of another format."""
     try:
-        outer = unpack(data, cls.__name__)
+        outer = unpack(data, cls.__name__, DEPTH)
     except WireError as why:
         raise StateError(f"saved {cls.__name__} is damaged: {why}; restore a backup or start anew") from None
     if not isinstance(outer, list) or len(outer) != 2 or outer[0] != FORMAT:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from talaria.errors import ConfigError, ModelError, TooLarge, WireError
+from talaria.foreign import named, shown
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 from talaria.wire import tensorfile
 from talaria.wire.planes import SUFFIXES, Codec, Spec, check_planes, from_planes, to_planes
@@ -182,14 +183,14 @@ def _about(about: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """The update's facts, each checked."""
     names = {"v", "client", "weight", "base", "kind", "metrics", "mask"}
     if set(about) != names or about["v"] != VERSION:
-        raise WireError(f"update facts {sorted(about)[:12]} are not those of version {VERSION}: {sorted(names)}")
+        raise WireError(f"update facts {named(about)} are not those of version {VERSION}: {sorted(names)}")
     weight, base, metrics, mask = about["weight"], about["base"], about["metrics"], about["mask"]
     if type(weight) not in (int, float) or not 0 < weight <= limits.max_weight:
-        raise WireError(f"weight={weight!a:.40} must be above 0 and at most {limits.max_weight:g}")
+        raise WireError(f"weight={shown(weight)} must be above 0 and at most {limits.max_weight:g}")
     if type(base) is not int or not 0 <= base <= 2**53:
-        raise WireError(f"base={base!a:.40} must be a body version")
+        raise WireError(f"base={shown(base)} must be a body version")
     if about["kind"] not in ("value", "delta"):
-        raise WireError(f"kind={str(about['kind'])[:40]!r} must be 'value' or 'delta'")
+        raise WireError(f"kind={shown(about['kind'])} must be 'value' or 'delta'")
     if not isinstance(about["client"], str) or not 0 < len(about["client"]) <= 64:
         raise WireError("client must be a name of at most 64 characters")
     if not isinstance(metrics, dict) or len(metrics) > limits.metrics:

@@ -25,6 +25,7 @@ from hashlib import sha256
 from typing import Any
 
 from talaria.errors import ConfigError, WireError
+from talaria.foreign import parsed
 from talaria.wire.signing import KEY_BYTES, SIGNATURE_BYTES, Signer, verified
 from talaria.wire.topics import Topic
 
@@ -187,8 +188,8 @@ def _load(what: str, data: bytes, names: tuple[str, ...]) -> list[str]:
     if len(data) > LARGEST:
         raise ConfigError(f"enrolment: {len(data)} bytes are no {what}; one has at most {LARGEST}")
     try:
-        facts: Any = json.loads(data)
-    except (ValueError, RecursionError):
+        facts: Any = parsed(data)
+    except ValueError:
         facts = None
     good = isinstance(facts, dict) and facts.get("talaria") == f"enrolment {what} 1"
     if not good or not all(isinstance(facts.get(name), str) for name in names):

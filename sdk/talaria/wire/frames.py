@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from talaria.errors import TooLarge, WireError
+from talaria.foreign import DEPTH, named, reading, shallow, shown
 from talaria.wire.signing import SIGNATURE_BYTES, Signer, verified
 
 MAGIC = b"FLF1"
@@ -50,11 +51,11 @@ class Header:
         for name, longest in (("type", 16), ("fed", 36), ("dev", 36), ("xfer", 32)):
             value = getattr(self, name)
             if not isinstance(value, str) or len(value) > longest:
-                raise WireError(f"frame: header {name}={str(value)[:40]!r} must be text of at most {longest}")
+                raise WireError(f"frame: header {name}={shown(value)} must be text of at most {longest}")
         for name in ("boot", "seq", "round", "idx", "off"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value <= LARGEST_INT:
-                raise WireError(f"frame: header {name}={str(value)[:40]!r} must be a whole number in 0..2^53")
+                raise WireError(f"frame: header {name}={shown(value)} must be a whole number in 0..2^53")
         if not isinstance(self.sig, bytes) or len(self.sig) not in (0, SIGNATURE_BYTES):
             raise WireError(f"frame: the signature must have {SIGNATURE_BYTES} bytes or none")
 
@@ -99,6 +100,11 @@ def decode_frame(data: bytes) -> Frame:
     Raises :class:`TooLarge` before reading a header or body above its bound and :class:`WireError` for
     every other damage: wrong magic, truncation, trailing bytes, wrong checksum, unknown header fields.
     """
+    with reading("frame"):
+        return _decoded(data)
+
+
+def _decoded(data: bytes) -> Frame:
     if len(data) > MAX_FRAME:
         raise TooLarge(f"frame: {len(data)} bytes are above {MAX_FRAME}; refused unread")
     if len(data) < OVERHEAD or data[:4] != MAGIC:
@@ -116,12 +122,12 @@ def decode_frame(data: bytes) -> Frame:
         raise WireError("frame: the header is not a map")
     version, length = fields.pop("v", None), fields.pop("l", None)
     if version != VERSION:
-        raise WireError(f"frame: version {version!a:.20} is unknown; this side speaks {VERSION}")
+        raise WireError(f"frame: version {shown(version, 20)} is unknown; this side speaks {VERSION}")
     body = data[6 + size : -4]
     if length != len(body):
-        raise WireError(f"frame: declares a body of {length!a:.20} bytes but holds {len(body)}")
+        raise WireError(f"frame: declares a body of {shown(length, 20)} bytes but holds {len(body)}")
     if set(fields) - set(_KEYS) or not {"t", "f"} <= set(fields):
-        raise WireError(f"frame: header fields {sorted(map(str, fields))[:12]} are not those of version {VERSION}")
+        raise WireError(f"frame: header fields {named(fields)} are not those of version {VERSION}")
     return Frame(Header(**{_KEYS[k]: v for k, v in fields.items()}), body)
 
 
@@ -140,11 +146,12 @@ def _pack(header: Header, length: int, sig: bytes) -> bytes:
     return packed
 
 
-def unpack(data: bytes, what: str) -> Any:
-    """One msgpack value with text keys, bounded by the length of ``data``; :class:`WireError` for all else."""
+def unpack(data: bytes, what: str, depth: int = DEPTH) -> Any:
+    """One msgpack value with text keys, bounded by the length of ``data`` and at most ``depth`` deep;
+    :class:`WireError` for all else."""
     bound = len(data)
     try:
-        return msgpack.unpackb(
+        value = msgpack.unpackb(
             data,
             raw=False,
             strict_map_key=True,
@@ -156,3 +163,6 @@ def unpack(data: bytes, what: str) -> Any:
         )
     except (msgpack.exceptions.UnpackException, ValueError, TypeError, RecursionError) as why:
         raise WireError(f"{what}: not valid msgpack ({type(why).__name__}: {str(why)[:80]})") from None
+    if not shallow(value, depth):
+        raise WireError(f"{what}: lists and maps nest deeper than {depth}")
+    return value

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import msgpack
 
 from talaria.errors import TooLarge, WireError
+from talaria.foreign import named, reading, shown
 from talaria.wire.frames import LARGEST_INT, MAX_BODY, Frame, unpack
 
 MAX_CHUNKS = 3600
@@ -30,7 +31,7 @@ Check = Callable[[str, Any], None]
 def _int(low: int = 0, high: int = LARGEST_INT) -> Any:
     def check(name: str, value: Any) -> None:
         if type(value) is not int or not low <= value <= high:
-            raise WireError(f"{name}={str(value)[:40]!r} must be a whole number in {low}..{high}")
+            raise WireError(f"{name}={shown(value)} must be a whole number in {low}..{high}")
 
     return field(metadata={"check": check})
 
@@ -38,7 +39,7 @@ def _int(low: int = 0, high: int = LARGEST_INT) -> Any:
 def _seconds() -> Any:
     def check(name: str, value: Any) -> None:
         if type(value) not in (int, float) or not 0 <= value <= 1e9:
-            raise WireError(f"{name}={str(value)[:40]!r} must be seconds in 0..1e9")
+            raise WireError(f"{name}={shown(value)} must be seconds in 0..1e9")
 
     return field(metadata={"check": check})
 
@@ -68,7 +69,7 @@ def _text(high: int = MAX_TEXT, among: tuple[str, ...] = ()) -> Any:
 def _flag() -> Any:
     def check(name: str, value: Any) -> None:
         if type(value) is not bool:
-            raise WireError(f"{name}={str(value)[:40]!r} must be true or false")
+            raise WireError(f"{name}={shown(value)} must be true or false")
 
     return field(metadata={"check": check})
 
@@ -314,12 +315,17 @@ def encode_message(message: Message) -> bytes:
 def decode_message(frame: Frame) -> Message:
     """The message in ``frame``. Raises :class:`WireError` for an unknown type, a missing or unknown field or a
     value out of its bounds."""
+    with reading(f"message {frame.header.type[:20]!r}"):
+        return _decoded(frame)
+
+
+def _decoded(frame: Frame) -> Message:
     cls = BY_TYPE.get(frame.header.type)
     if cls is None:
         raise WireError(f"message type {frame.header.type[:20]!r} is unknown; known are {', '.join(BY_TYPE)}")
     values = unpack(frame.body, f"message {cls.TYPE!r}")
     names = {f.name for f in fields(cls)}
     if not isinstance(values, dict) or set(values) != names:
-        got = sorted(map(str, values))[:12] if isinstance(values, dict) else type(values).__name__
+        got = named(values) if isinstance(values, dict) else type(values).__name__
         raise WireError(f"message {cls.TYPE!r}: needs the fields {sorted(names)}, got {got}")
     return cls(**values)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from talaria.errors import ConfigError, TooLarge, WireError
+from talaria.foreign import parsed, shown
 from talaria.types import Tensors
 
 MAX_HEADER = 2**20
@@ -137,22 +138,27 @@ def _entry(name: str, value: Any, body: memoryview) -> Entry:
         raise WireError(f"tensor {name[:80]!r} needs dtype, shape and data_offsets")
     dtype = _DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
     if dtype is None or not 0 < len(name) <= MAX_NAME:
-        raise WireError(f"tensor {name[:80]!r}: dtype {str(value['dtype'])[:20]!r} or its name is not allowed")
+        raise WireError(f"tensor {name[:80]!r}: dtype {shown(value['dtype'], 20)} or its name is not allowed")
     shape, offsets = value["shape"], value["data_offsets"]
     if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(type(d) is int and d >= 0 for d in shape):
-        raise WireError(f"tensor {name[:80]!r}: shape {shape!a:.60} must be at most {MAX_DIMS} whole numbers")
+        raise WireError(f"tensor {name[:80]!r}: shape {_figures(shape)} must be at most {MAX_DIMS} whole numbers")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(o) is int for o in offsets):
-        raise WireError(f"tensor {name[:80]!r}: data_offsets {offsets!a:.60} must be two numbers")
+        raise WireError(f"tensor {name[:80]!r}: data_offsets {_figures(offsets)} must be two numbers")
     start, stop = offsets
     if not 0 <= start <= stop <= len(body) or stop - start != math.prod(shape) * dtype.itemsize:
-        raise WireError(f"tensor {name[:80]!r}: bytes {start}..{stop} do not hold shape {shape!a:.60} of {dtype}")
+        raise WireError(f"tensor {name[:80]!r}: bytes {start}..{stop} do not hold shape {_figures(shape)} of {dtype}")
     return Entry(dtype, tuple(shape), body[start:stop])
+
+
+def _figures(value: Any) -> str:
+    """The beginning of a list of numbers as an error quotes it."""
+    return f"[{', '.join(map(shown, value[: MAX_DIMS + 1]))}]" if isinstance(value, list) else shown(value)
 
 
 def _json(text: bytes, what: str) -> Any:
     try:
-        return json.loads(text.decode(), object_pairs_hook=_distinct, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as why:
+        return parsed(text.decode(), object_pairs_hook=_distinct, parse_constant=_no_constant)
+    except ValueError as why:
         raise WireError(f"{what}: not valid JSON ({str(why)[:80]})") from None
 
 

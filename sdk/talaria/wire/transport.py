@@ -384,8 +384,12 @@ class _Session:
         self._post(self._opened, problem)
 
     def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            return  # an error here would end the network thread
         if self._budget.take(len(message.payload)):
-            self._post(self._arrived, Arrival(message.topic, bytes(message.payload), message.retain))
+            self._post(self._arrived, Arrival(topic, bytes(message.payload), message.retain))
 
     def _on_publish(self, *_: Any) -> None:
         self._post(self._acked)
