@@ -10,7 +10,7 @@ twice and adds 0.02 α to it; none of that is in the paper, nor here.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import PERSONAL, WHOLE, parted, refuse_neutral, require, update
@@ -39,14 +40,15 @@ UPDATES: dict[str, Callable[[int], bool]] = {
 @dataclass(frozen=True, kw_only=True)
 class APFL:
     """``alpha`` is where α starts, ``alpha_update`` when it is learned (off, first_batch, every_step), ``alpha_lr``
-    its rate (0: the recipe's); ``join_epochs`` train v under the fixed w on a device that never took part."""
+    its rate (0: the recipe's); ``join_epochs`` train v under the fixed w on a device that never took part. The paper
+    weighs devices uniformly (``weighting="uniform"``)."""
 
     alpha: float = 0.5
     alpha_update: str = "first_batch"
     alpha_lr: float = 0.0
     join_epochs: int = 5
+    weighting: Weighting = "samples"
     allow_degenerate: bool = False
-    aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
 
     card: ClassVar[Card] = Card(
         name="apfl",
@@ -59,6 +61,7 @@ class APFL:
     )
 
     def __post_init__(self) -> None:
+        check_weighting("apfl", self.weighting)
         require(
             "apfl",
             alpha=(0 <= self.alpha <= 1, self.alpha, "must be in [0, 1]"),
@@ -68,6 +71,10 @@ class APFL:
         )
         refuse_neutral("apfl", "alpha", self.alpha, "makes it FedAvg", self.alpha != 0 or self.allow_degenerate)
         refuse_neutral("apfl", "alpha", self.alpha, "makes it Local", self.alpha != 1 or self.allow_degenerate)
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return MaskedMean(weighting=self.weighting)
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
         shared, private = parted(model, split, *WHOLE)

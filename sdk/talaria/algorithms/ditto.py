@@ -7,12 +7,13 @@ A small λ trusts the federation less, which is what protects against poisoned u
 the authors' code. Both branches draw the same shuffles, each from a generator of its own.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import PERSONAL, WHOLE, parted, refuse_neutral, require, update
@@ -24,14 +25,15 @@ from talaria.types import Recipe, Split, Task, Tensors, Update
 @dataclass(frozen=True, kw_only=True)
 class Ditto:
     """``lam`` is λ. ``personal_epochs`` and ``personal_lr`` are v's (0: the recipe's); ``join_epochs`` train v on a
-    device that never took part before it is served."""
+    device that never took part before it is served. The authors average uniformly the devices that they draw in
+    proportion to their samples; ``weighting="uniform"`` does so."""
 
     lam: float = 0.1
     personal_epochs: int = 0
     personal_lr: float = 0.0
     join_epochs: int = 5
+    weighting: Weighting = "samples"
     allow_degenerate: bool = False
-    aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
 
     card: ClassVar[Card] = Card(
         name="ditto",
@@ -44,6 +46,7 @@ class Ditto:
     )
 
     def __post_init__(self) -> None:
+        check_weighting("ditto", self.weighting)
         require(
             "ditto",
             lam=(0 <= self.lam < float("inf"), self.lam, "must be finite and at least 0"),
@@ -56,6 +59,10 @@ class Ditto:
             join_epochs=(self.join_epochs >= 0, self.join_epochs, "must be at least 0"),
         )
         refuse_neutral("ditto", "lam", self.lam, "makes it Local", self.lam != 0 or self.allow_degenerate)
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return MaskedMean(weighting=self.weighting)
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
         shared, private = parted(model, split, *WHOLE)

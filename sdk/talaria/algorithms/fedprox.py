@@ -4,12 +4,13 @@ min F_k(w) + μ/2 ‖w − wᵗ‖²: the step is w ← w − η (∇F_k(w) + μ
 The pull is added to the gradient, so that momentum sees it. Confirmed from the paper.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.fedavg import FedAvg
@@ -21,11 +22,12 @@ from talaria.types import Split, Task, Tensors, Update
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx:
-    """``mu`` is the strength of the pull; 0 would be FedAvg."""
+    """``mu`` is the strength of the pull; 0 would be FedAvg. The paper draws devices in proportion to their samples and
+    averages them uniformly (``weighting="uniform"``); here all take part and are weighed by samples."""
 
     mu: float = 0.1
+    weighting: Weighting = "samples"
     allow_degenerate: bool = False
-    aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
 
     card: ClassVar[Card] = Card(
         name="fedprox",
@@ -38,8 +40,13 @@ class FedProx:
     )
 
     def __post_init__(self) -> None:
+        check_weighting("fedprox", self.weighting)
         require("fedprox", mu=(0 <= self.mu < float("inf"), self.mu, "must be finite and at least 0"))
         refuse_neutral("fedprox", "mu", self.mu, "makes it FedAvg", self.mu != 0 or self.allow_degenerate)
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return MaskedMean(weighting=self.weighting)
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
         return FedAvg().init(model, split)

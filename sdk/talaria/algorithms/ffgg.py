@@ -22,13 +22,15 @@ from typing import ClassVar
 import torch
 from torch.nn import Module
 
+from talaria import augment
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import parted, require, update
-from talaria.local import Objective, calibrate, gradient, ready, served, train
+from talaria.batching import steps_of
+from talaria.local import Objective, calibrate, cross_entropy, gradient, ready, served, train
 from talaria.tree import minus, only
-from talaria.types import Recipe, Split, Task, Tensors, Update
+from talaria.types import Recipe, Samples, Split, Task, Tensors, Update
 
 FORMS = ("local", "gradient")
 CHUNK = 1024
@@ -41,7 +43,8 @@ def _uniform_mean() -> Aggregator:
 
 @dataclass(frozen=True, kw_only=True)
 class FFGG:
-    """``form="gradient"`` is the algorithm above: one exact gradient of the body over all local samples a round.
+    """``form="gradient"`` is the algorithm above: one gradient of the body over all local samples a round, of the loss
+    that the private part was fitted to: with the recipe's label smoothing, each sample augmented by one draw.
     ``form="local"`` (default, for networks) takes ``local_steps`` mini-batch steps on the body (0: the recipe's
     epochs) and sends how far it came; ``refit`` fits the private part again before each of them (variant A), else it
     stays as fitted at θ (variant B).
@@ -112,7 +115,7 @@ class FFGG:
         if not self.refit:
             state = self._trained(task, state, body, steps, "body")
         else:
-            for k in range(self._count(task, steps)):
+            for k in range(steps_of(steps, len(task.train))):
                 state = state if k == 0 else self._fitted(task, state, f"head {k}")
                 state = self._trained(task, state, body, steps.but(steps=1), f"body {k}")
         return self._sent(task, state, shared), only(state, private)
@@ -124,10 +127,13 @@ class FFGG:
 
     def _one_gradient(self, task: Task, state: Tensors, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         state = self._fitted(task, state, "head 0")
+        objective = self.objective or cross_entropy(task.recipe.smoothing)
+        change, draws = augment.get(task.recipe.augment), task.generator("gradient")
         total: Tensors = {}
         for index in torch.split(torch.arange(len(task.train)), CHUNK):
             piece = task.train.take(index)
-            part = gradient(task, state, only=task.split.of("body"), samples=piece, objective=self.objective)
+            piece = Samples(change(piece.x, draws), piece.y)
+            part = gradient(task, state, only=task.split.of("body"), samples=piece, objective=objective)
             share = len(piece) / len(task.train)
             total = {k: share * g + total[k] if total else share * g for k, g in part.items()}
         gamma = self.gamma or task.recipe.lr
@@ -149,10 +155,6 @@ class FFGG:
     def _body_recipe(self, task: Task) -> Recipe:
         lr = self.gamma or task.recipe.lr
         return task.recipe.but(lr=lr, steps=self.local_steps or task.recipe.steps)
-
-    def _count(self, task: Task, recipe: Recipe) -> int:
-        count = recipe.epochs * -(-len(task.train) // recipe.batch) if recipe.steps is None else recipe.steps
-        return count if recipe.most_steps is None else min(count, recipe.most_steps)
 
     def _sent(self, task: Task, state: Tensors, shared: Tensors, **metrics: float) -> Update:
         sent = update(task, state, shared, **metrics)

@@ -24,15 +24,13 @@ class Statistics:
     mean: Tensor
     scatter: Tensor
 
-    def at_least(self, few: int) -> Statistics:
-        """Without the classes of fewer than ``few`` samples. Exact for ``few <= 2``: a single sample has no scatter."""
-        held = self.count >= few
-        return Statistics(self.count * held, self.mean * held[:, None], self.scatter)
 
 
-def collect(z: Tensor, y: Tensor, classes: int, *, diagonal: bool = False) -> Statistics:
-    """The statistics of features ``z`` (N, d) with labels ``y`` (N,)."""
-    z = z.double()
+def collect(z: Tensor, y: Tensor, classes: int, *, diagonal: bool = False, at_least: int = 1) -> Statistics:
+    """The statistics of features ``z`` (N, d) with labels ``y`` (N,), without the classes of fewer than ``at_least``
+    samples: neither their counts and means nor their part of the scatter."""
+    many = torch.bincount(y, minlength=classes) >= at_least
+    z, y = z[many[y]].double(), y[many[y]]
     count = torch.bincount(y, minlength=classes).double()
     mean = torch.zeros(classes, z.shape[1], dtype=torch.float64).index_add_(0, y, z)
     mean /= count.clamp(min=1)[:, None]

@@ -99,7 +99,7 @@ class PFedGM:
         title="pFedGM",
         shares="body, adapters, class anchors; counts, means and scatter of its features",
         keeps="its own class statistics, BatchNorm statistics",
-        serves="shared features with its own Gaussian head, one linear layer",
+        serves="the shared features, tuned on the device, with its own Gaussian head, one linear layer",
         source="Hu, Ma, 2026, arXiv:2603.11620 (abstract)",
         evidence="reconstructed",
     )
@@ -152,8 +152,9 @@ class PFedGM:
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         inner = self._task(task, shared)
         state = self._trained(inner, self._state(task, shared, private), shared, private, "train")
-        stats = self._statistics(inner, ready(inner, state), shared)
-        sent = stats.at_least(self.n_min)
+        z = predict(served(inner, ready(inner, state)), inner.train.x)
+        stats = self._statistics(inner, z, shared)
+        sent = self._statistics(inner, z, shared, at_least=self.n_min)
         values = {**under(state, EXTRACTOR), **prefixed(only(state, (ANCHORS, SCALE)), NAVIGATOR)}
         values |= _as_sent(sent, shared)
         moved = update(task, values, shared)
@@ -171,7 +172,7 @@ class PFedGM:
             recipe = task.recipe.but(epochs=self.tune_epochs, steps=None, lr=self.tune_lr or task.recipe.lr)
             local = inner.but(recipe=recipe)
             state = self._trained(local, state, shared, private, "tune")
-        stats = self._statistics(inner, state, shared)
+        stats = self._statistics(inner, predict(served(inner, state), inner.train.x), shared)
         head = self.head(stats, shared, matrix)
         filler = {f"{layer}.{k}": v for k, v in task.model.get_submodule(layer).state_dict().items()}
         module = served(task, {**under(state, EXTRACTOR), **filler})
@@ -249,10 +250,9 @@ class PFedGM:
         objective = self._objective(inner.train, inner.classes, shared, private, draws)
         return train(inner, state, samples=samples, objective=objective, purpose=purpose)
 
-    def _statistics(self, inner: Task, state: Tensors, shared: Tensors) -> Statistics:
-        z = predict(served(inner, state), inner.train.x)
+    def _statistics(self, inner: Task, z: Tensor, shared: Tensors, at_least: int = 1) -> Statistics:
         flat = shared[pooled.WITHIN].dim() == 1
-        return gaussian.collect(z, inner.train.y, inner.classes, diagonal=flat)
+        return gaussian.collect(z, inner.train.y, inner.classes, diagonal=flat, at_least=at_least)
 
     def _objective(
         self, samples: Samples, classes: int, shared: Tensors, private: Tensors, draws: Generator

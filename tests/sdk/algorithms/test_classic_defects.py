@@ -165,7 +165,7 @@ def test_every_device_is_personalized_also_one_never_sampled(tiny: Tiny, rounds:
 def test_no_default_switches_the_method_off(name: str) -> None:
     """Ditto and FedProx came with a pull of 0, APFL with α = 1."""
     algorithm = load(name)
-    neutral = {"fedprox": ("mu", 0.0), "ditto": ("lam", 0.0), "perfedavg": ("inner_lr", 0.0)}
+    neutral = {"fedprox": ("mu", 0.0), "ditto": ("lam", 0.0), "perfedavg": ("form", "none")}
     assert algorithm == ALGORITHMS[name]()
     if name in neutral:
         with pytest.raises(ConfigError, match="allow_degenerate"):

@@ -108,6 +108,18 @@ def test_served_is_one_full_batch_step_without_decay_or_momentum(tiny: Tiny, rou
     assert equal(state_of(newcomer), served)
 
 
+def test_the_inner_step_follows_the_recipe_unless_it_is_given(tiny: Tiny) -> None:
+    """A fixed rate beside a recipe with momentum made steps too small to adapt anything."""
+    recipe = tiny(lr=0.02, momentum=0.9).recipe
+    assert PerFedAvg().alpha(recipe) == pytest.approx(0.2)
+    assert PerFedAvg(inner_lr=0.3).alpha(recipe) == 0.3
+    task = tiny(lr=0.02, momentum=0.9)
+    shared, private = PerFedAvg().init(task.model, task.split)
+    served = state_of(PerFedAvg().personal(task, shared, private))
+    given = state_of(PerFedAvg(inner_lr=PerFedAvg().alpha(recipe)).personal(task, shared, private))
+    assert equal(served, given)
+
+
 def test_serving_takes_every_sample_in_bounded_slices(tiny: Tiny) -> None:
     task = tiny(count=600)
     algorithm = PerFedAvg(inner_lr=0.3, adapt_steps=1)
@@ -162,11 +174,12 @@ def test_inputs_stay_untouched(tiny: Tiny, rounds: Rounds) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("inner_lr", 0.0),
         ("inner_lr", -0.1),
         ("inner_lr", float("inf")),
         ("form", "second"),
+        ("form", "none"),
         ("delta", 0.0),
+        ("delta", 1e-5),
         ("adapt_steps", 0),
         ("adapt_steps", -1),
         ("weighting", "even"),

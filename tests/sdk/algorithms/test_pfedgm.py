@@ -124,9 +124,21 @@ def test_statistics_equal_numpys_per_class() -> None:
 
 def test_classes_of_too_few_samples_are_not_sent() -> None:
     """The mean of one sample is that sample."""
-    stats = gaussian.collect(normal(1, 5, 2), torch.tensor([0, 0, 0, 0, 1]), 3).at_least(2)
+    stats = gaussian.collect(normal(1, 5, 2), torch.tensor([0, 0, 0, 0, 1]), 3, at_least=2)
     assert stats.count.tolist() == [4, 0, 0]
     assert stats.mean[1].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_the_pooled_covariance_is_that_of_the_classes_that_are_sent(flat: bool) -> None:
+    """Scatter of a class whose count is hidden would be divided by too few samples."""
+    y = torch.repeat_interleave(torch.arange(4), torch.tensor([40, 4, 3, 2]))
+    z = normal(3, len(y), 2)
+    pool = pooled.Pool(4, 2, torch.Size([2] if flat else [2, 2]))
+    sent = gaussian.collect(z, y, 4, diagonal=flat, at_least=5)
+    pool.add(sent.count, sent.mean, sent.scatter)
+    want = torch.cov(z[y == 0].double().T)
+    torch.testing.assert_close(pool.covariance(), want.diagonal() if flat else want)
 
 
 # ---- discriminants ------------------------------------------------------------------------------------
