@@ -25,8 +25,9 @@ from talaria.local import in_fast_layout, load, state_of
 from talaria.model import masks, pruning, zoo
 from talaria.model.zoo import ModelSpec
 from talaria.seeds import generator
-from talaria.tree import only, without
+from talaria.tree import only, prefixed, under, without
 from talaria.types import Buffers, ChannelLayout, ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors, Update
+from talaria.wire import feedback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,16 +172,21 @@ def cohort(run: Run, round: int, clients: Sequence[str], over: float = 0.0) -> t
 def participate(
     run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int
 ) -> tuple[Update, Tensors]:
-    """The device's half of a round: ``(update, private)``. ``private=None`` is a first participation.
+    """The device's half of a round: ``(update, private)``. ``private=None`` is a first participation. What a coarse
+    codec leaves out of this update is private state, and is added to the next one (:mod:`talaria.wire.feedback`).
 
     Round ``n`` from 1 trains from version ``n - 1`` of the body, which is the update's ``base``: in an asynchronous run
     the round is that of the body which the device downloaded, however many versions there are by now.
     """
     task, compact, own = _enter(run, member, shared, private, round)
     update, own = algorithm_of(run).fit(task, compact, own)
-    update = update.but(base=round - 1)
-    if codec_of(run, member) != "raw" or run.asynchronous:
+    update, how = update.but(base=round - 1), codec_of(run, member)
+    if how != "raw" or run.asynchronous:
         update = as_delta(update, gathered(shared, update.tensors, update.mask))
+    if feedback.is_coarse(how):
+        left = feedback.within(under(private or {}, feedback.PREFIX), task.mask, update.mask, shared)
+        update = feedback.compensate(update, left)
+        own = {**own, **prefixed(feedback.remainder(update, how), feedback.PREFIX)}
     return update, _stored(update.mask, own)
 
 
@@ -274,7 +280,7 @@ def _enter(
         load(task.model, state | only(compact, [k for k in compact if k in state]))
         _, private = algorithm_of(run).init(task.model, task.split)
         task = task.but(newcomer=True)
-    return task, compact, without(private, masks.PREFIX)
+    return task, compact, without(without(private, masks.PREFIX), feedback.PREFIX)
 
 
 def _gathered(shared: Tensors, mask: ChannelMask | None) -> Tensors:

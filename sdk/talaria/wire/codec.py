@@ -29,12 +29,10 @@ __all__ = [
     "Limits",
     "MaskUnknown",
     "Spec",
-    "compensate",
     "decode_tensors",
     "decode_update",
     "encode_tensors",
     "encode_update",
-    "remainder",
     "schema_of",
 ]
 
@@ -295,34 +293,3 @@ def _check_names(entries: Mapping[str, Entry], schema: Mapping[str, Spec], masks
             raise WireError(f"tensor {name!r} has scales without levels")
         if name + "|v" in entries and name + "|i" not in entries:
             raise WireError(f"tensor {name!r} has values without positions")
-
-
-# ---- error feedback (stays on the device) --------------------------------------------------------------
-
-
-def compensate(update: Update, residual: Tensors) -> Update:
-    """``update`` plus what the codec left out last time (Seide et al. 2014; Karimireddy et al. 2019, EF-SGD).
-
-    Names that ``residual`` lacks, or whose shape changed with the mask, start anew from zero. Only for
-    ``kind="delta"``.
-    """
-    if update.kind != "delta":
-        raise ConfigError("error feedback adds up changes; it needs kind='delta', this update has 'value'")
-    fresh = dict(update.tensors)
-    for name, value in update.tensors.items():
-        left = residual.get(name)
-        if left is not None and left.shape == value.shape and value.is_floating_point():
-            fresh[name] = value + left.to(value.dtype)
-    return update.but(tensors=fresh)
-
-
-def remainder(update: Update, codec: str) -> Tensors:
-    """What ``codec`` leaves out of the floating-point tensors of ``update``: keep it for :func:`compensate`."""
-    how = Codec.parse(codec)
-    kept: Tensors = {}
-    for name, value in update.tensors.items():
-        if value.is_floating_point():
-            entries, _ = tensorfile.unpack(tensorfile.pack(to_planes(name, value, how)), most=2)
-            sent = from_planes(name, Spec(tuple(value.shape), value.dtype), entries, float("inf"))
-            kept[name] = value.detach() - sent
-    return kept

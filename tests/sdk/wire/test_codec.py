@@ -15,12 +15,10 @@ from talaria.types import ChannelLayout, ChannelMask, Update
 from talaria.wire.codec import (
     Limits,
     MaskUnknown,
-    compensate,
     decode_tensors,
     decode_update,
     encode_tensors,
     encode_update,
-    remainder,
     schema_of,
 )
 from talaria.wire.squeeze import MAGIC, squeeze, unsqueeze
@@ -237,30 +235,6 @@ def test_the_cap_counts_what_comes_out():
 def test_a_damaged_frame_is_refused(hurt):
     with pytest.raises(WireError):
         unsqueeze(hurt(squeeze(bytes(range(256)) * 500)), 10**6)
-
-
-# ---- error feedback --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("codec", ["int8", "topk:0.25", "fp16"])
-def test_with_error_feedback_the_sum_of_what_is_sent_tracks_the_sum_of_what_was_meant(codec):
-    g = torch.Generator().manual_seed(3)
-    residual: dict[str, torch.Tensor] = {}
-    meant, arrived = torch.zeros(40), torch.zeros(40)
-    for _ in range(30):
-        update = Update(tensors={"w": torch.randn(40, generator=g)}, weight=1.0, kind="delta")
-        meant += update.tensors["w"]
-        told = compensate(update, residual)
-        arrived += decode_update(encode_update(told, codec), schema=schema_of(told.tensors)).tensors["w"]
-        residual = remainder(told, codec)
-    assert torch.allclose(arrived + residual["w"], meant, atol=1e-4)
-
-
-def test_a_residual_of_another_shape_starts_anew():
-    update = Update(tensors={"w": torch.ones(3)}, weight=1.0, kind="delta")
-    assert torch.equal(compensate(update, {"w": torch.ones(4)}).tensors["w"], torch.ones(3))
-    with pytest.raises(ConfigError, match="delta"):
-        compensate(update.but(kind="value"), {})
 
 
 # ---- refused before sending ------------------------------------------------------------------------------

@@ -1,0 +1,99 @@
+"""What a coarse codec leaves out of an update is private state, and reaches the fleet with a later one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from talaria import rounds
+from talaria.errors import ConfigError
+from talaria.model.zoo import ModelSpec
+from talaria.rounds import Member, Run
+from talaria.simulate.run import simulate
+from talaria.types import ChannelLayout, ChannelMask, Plan, Recipe, Samples, Update
+from talaria.wire import feedback
+from talaria.wire.codec import decode_update, encode_update, schema_of
+
+RUN = Run(
+    spec=ModelSpec("imu_cnn", (3, 16), 3), algorithm="fedavg", recipe=Recipe(epochs=1, batch=4), rounds=3, codec="int8"
+)
+
+
+def member(plan: Plan | None = None) -> Member:
+    g = torch.Generator().manual_seed(4)
+    return Member("anna", Samples(torch.randn(8, 3, 16, generator=g), torch.arange(8) % 3), SAMPLE, plan)
+
+
+SAMPLE = Samples(torch.zeros(1, 3, 16), torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk:0.25", "fp16"])
+def test_the_sum_of_what_is_sent_tracks_the_sum_of_what_was_meant(codec):
+    g = torch.Generator().manual_seed(3)
+    left: dict[str, torch.Tensor] = {}
+    meant, arrived = torch.zeros(40, dtype=torch.float64), torch.zeros(40, dtype=torch.float64)
+    for _ in range(30):
+        update = Update(tensors={"w": torch.randn(40, generator=g)}, weight=1.0, kind="delta")
+        meant += update.tensors["w"]
+        told = feedback.compensate(update, left)
+        arrived += decode_update(encode_update(told, codec), schema=schema_of(told.tensors)).tensors["w"]
+        left = feedback.remainder(told, codec)
+    torch.testing.assert_close(arrived + left["w"], meant, rtol=0, atol=30 * 2**-23 * float(meant.abs().max() + 4))
+
+
+def test_whole_values_are_not_compensated():
+    with pytest.raises(ConfigError, match="delta"):
+        feedback.compensate(Update(tensors={"w": torch.ones(3)}, weight=1.0), {})
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk:0.1"])
+@pytest.mark.parametrize("widths", [None, "half"])
+def test_a_round_sends_what_the_last_one_left_out(codec, widths):
+    """The second update is what the device learned plus what the codec left out of the first, to the bit."""
+    run = replace(RUN, codec=codec)
+    layout = rounds.layout_of(run.spec)
+    plan = None if widths is None else Plan(widths={g: max(1, n // 2) for g, n in layout.sizes.items()})
+    shared, _ = rounds.start(run)
+    first, private = rounds.participate(run, member(plan), shared, None, 1)
+    left = {k: v for k, v in private.items() if k.startswith(feedback.PREFIX)}
+    assert {k[len(feedback.PREFIX) :] for k in left} == {
+        k for k, v in first.tensors.items() if v.is_floating_point() and "running" not in k
+    }
+    assert any(bool(v.any()) for v in left.values())
+    assert not any(k.startswith(feedback.PREFIX) for k in first.tensors)
+
+    second, _ = rounds.participate(run, member(plan), shared, private, 2)
+    without = {k: v for k, v in private.items() if k not in left}
+    plain, _ = rounds.participate(run, member(plan), shared, without, 2)
+    for name, value in plain.tensors.items():
+        want = value + left[feedback.PREFIX + name] if feedback.PREFIX + name in left else value
+        assert torch.equal(second.tensors[name], want)
+
+
+@pytest.mark.parametrize("codec", ["raw", "fp16", "bf16"])
+def test_fine_codecs_keep_nothing(codec):
+    run = replace(RUN, codec=codec)
+    _, private = rounds.participate(run, member(), rounds.start(run)[0], None, 1)
+    assert not any(k.startswith(feedback.PREFIX) for k in private)
+
+
+def test_what_was_left_follows_the_channels_when_the_mask_changes():
+    layout = ChannelLayout({"h": 4}, {"w": ((("h", 1),), ())})
+    old, new = ChannelMask(layout, {"h": (0, 1, 3)}), ChannelMask(layout, {"h": (1, 2)})
+    shared = {"w": torch.zeros(4, 2), "free": torch.zeros(3)}
+    left = {"w": torch.arange(6.0).reshape(3, 2), "free": torch.ones(3), "gone": torch.ones(1)}
+    moved = feedback.within(left, old, new, shared)
+    assert moved["w"].tolist() == [[2, 3], [0, 0]]
+    assert moved["free"].tolist() == [1, 1, 1]
+    assert "gone" not in moved
+    assert feedback.within(left, old, old, shared)["w"].tolist() == left["w"].tolist()
+
+
+def test_small_changes_are_not_lost_to_a_coarse_codec():
+    """Top-k sends one coordinate in a hundred: without feedback it is nearly the same ones in every round."""
+    run = replace(RUN, codec="topk:0.01", rounds=6, recipe=Recipe(epochs=1, batch=8, lr=0.01))
+    result = simulate(run, {"anna": member()})
+    first, _ = rounds.start(run)
+    moved = sum(int((result.shared[k] != v).sum()) for k, v in first.items() if v.is_floating_point())
+    values = sum(v.numel() for v in first.values() if v.is_floating_point())
+    assert moved > 3 * 0.01 * values, "six rounds of one in a hundred reach other coordinates each time"
