@@ -25,7 +25,6 @@ class Statistics:
     scatter: Tensor
 
 
-
 def collect(z: Tensor, y: Tensor, classes: int, *, diagonal: bool = False, at_least: int = 1) -> Statistics:
     """The statistics of features ``z`` (N, d) with labels ``y`` (N,), without the classes of fewer than ``at_least``
     samples: neither their counts and means nor their part of the scatter."""
