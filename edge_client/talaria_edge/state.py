@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class DeviceStore:
         self._body = folder / "body.bin"
         self._protocol = folder / "protocol.bin"
         self._traffic = folder / "traffic.json"
+        self._staging = threading.Lock()  # a round is staged by the worker, and its end may be told meanwhile
         try:
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -101,26 +103,28 @@ class DeviceStore:
     def stage(self, trained: Trained, private: Tensors) -> None:
         """Keep a finished round until it is received. The private state in force is not touched."""
         facts = {"step": trained.step, "base": trained.base, "run": trained.run}
-        self._update.unlink(missing_ok=True)
-        files.write(self._next, files.pack(private, self._facts | facts))
-        files.write(self._update, _sealed(facts, trained.update))
+        with self._staging:
+            self._update.unlink(missing_ok=True)
+            files.write(self._next, files.pack(private, self._facts | facts))
+            files.write(self._update, _sealed(facts, trained.update))
 
     def publish(self) -> bool:
         """The staged private state becomes the one in force, by one rename; False where none is staged.
 
         A half-written stage (no update beside it) was never offered: it is removed, and trained again.
         """
-        trained, staged = self._opened_update(), self._staged()
-        if staged is None or trained is None or _round(staged) != _round(trained):
-            self._next.unlink(missing_ok=True)
-            return False
-        try:
-            files.rename(self._next, self.private_path)
-        except OSError as error:
-            raise files.DiskError(
-                f"state: {self.private_path} could not be replaced: {error.strerror}; free space there"
-            ) from None
-        return True
+        with self._staging:
+            trained, staged = self._opened_update(), self._staged()
+            if staged is None or trained is None or _round(staged) != _round(trained):
+                self._next.unlink(missing_ok=True)
+                return False
+            try:
+                files.rename(self._next, self.private_path)
+            except OSError as error:
+                raise files.DiskError(
+                    f"state: {self.private_path} could not be replaced: {error.strerror}; free space there"
+                ) from None
+            return True
 
     def trained(self) -> Trained | None:
         """The latest finished round, published or not, or None. What is half-written counts as none."""
@@ -134,8 +138,9 @@ class DeviceStore:
 
     def discard(self) -> None:
         """Let go of the staged round and its update; the private state in force stays."""
-        self._next.unlink(missing_ok=True)
-        self._update.unlink(missing_ok=True)
+        with self._staging:
+            self._next.unlink(missing_ok=True)
+            self._update.unlink(missing_ok=True)
 
     def _staged(self) -> Private | None:
         try:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -52,6 +53,37 @@ def test_staged_is_not_in_force_until_published(store):
     assert list(found.tensors) == list(PRIVATE)
     assert store.trained() == round_(1), "the update stays until the next round, to be offered again"
     assert not store.publish()
+
+
+@pytest.mark.parametrize("end", ["publish", "discard"])
+def test_the_end_of_a_round_that_is_being_staged_waits_for_it(store, monkeypatch, end):
+    """The worker stages a round while the loop hears that it is over: neither leaves half of it to the other."""
+    half, ended, write = threading.Event(), threading.Event(), files.write
+
+    def slow(path, data):
+        if path.name == "update.bin":
+            half.set()
+            ended.wait(0.3)
+        write(path, data)
+
+    def over():
+        getattr(store, end)()
+        ended.set()
+
+    monkeypatch.setattr(files, "write", slow)
+    staging = threading.Thread(target=store.stage, args=(round_(1), PRIVATE))
+    staging.start()
+    assert half.wait(10)
+    ending = threading.Thread(target=over)
+    ending.start()
+    staging.join(10), ending.join(10)
+    if end == "publish":
+        assert store.private().step == 1
+        assert store.trained() == round_(1)
+    else:
+        assert store.private() is None
+        assert store.trained() is None
+        assert not (store.folder / "update.bin").exists()
 
 
 def test_discard_keeps_what_is_in_force(store):

@@ -169,6 +169,45 @@ def test_25_an_older_coordinator_is_not_obeyed():
 
 
 @pytest.mark.parametrize("signer", [None, EVE, ANNA])
+def test_25_a_coordinator_is_not_fenced_by_a_birth_that_its_key_did_not_sign(signer):
+    bench = Bench()
+    birth = m.CoordinatorBirth(online=True, key=b"", chunk=500, credit=8, max_update=9, retry=1.0, spec=b"")
+
+    def rival(key):
+        return bench.hear("co/state", encode_frame(Header("co", FED, boot=99), m.encode_message(birth), key))
+
+    assert "did not sign" in reasons(rival(signer))
+    assert not bench.state.fenced
+    bench.finishes_with("anna", "ben")
+    assert [x.epoch for x in of(rival(CO), a.Fenced)] == [99]
+
+
+def test_25_a_round_before_the_last_one_asked_for_is_not_begun():
+    half, state = device()
+    state.body = WORK.body
+    later = m.Work(round=5, version=0, body=WORK.body, seconds=0.0, spec=b"")
+    assert [x.round for x in of(cmd(half, state, later, seq=1), a.Train)] == [5]
+    actions = cmd(half, state, WORK, seq=2)
+    assert "round 1 is older than 5" in reasons(actions)
+    assert not of(actions, a.Train)
+    assert not of(actions, a.Cancel)
+    assert (state.job.round, state.job.phase) == (5, "training")
+
+
+@pytest.mark.parametrize("base", [0, 2, 9])
+def test_26_an_offer_from_another_body_than_the_rounds_is_refused(base):
+    bench = Bench(cohort=("anna",))
+    bench.do(e.AbortRound(0.0, 1, "anew"))
+    bench.do(e.PublishBody(0.0, 1, describe(BODY + b"!", 500)))
+    bench.do(e.OpenRound(0.0, 2, {"anna": b""}, None, 1))
+    assert f"is based on body {base}, not 1" in reasons(bench.say("anna", offer_of(number=2, base=base)))
+    assert bench.state.rounds[2].cohort["anna"].phase == "called"
+    assert bench.state.transfers() == {}
+    bench.say("anna", offer_of(number=2, base=1))
+    assert bench.state.rounds[2].cohort["anna"].phase == "receiving"
+
+
+@pytest.mark.parametrize("signer", [None, EVE, ANNA])
 def test_26_a_body_that_the_coordinator_did_not_sign_is_not_fetched(signer):
     half, state = device()
     actions = cmd(half, state, manifest(), signer=signer, topic="co/body", dev="", retained=True)
@@ -369,6 +408,18 @@ def test_34_a_slow_flapper_is_only_a_bad_link():
         bench.now += 15.0
         bench.birth("anna", boot=boot)
     assert bench.state.quarantined() == {}
+
+
+def test_34_what_was_said_before_a_death_brings_nobody_back():
+    """A last will may overtake what the same connection said: the device is gone, whatever is heard of it late."""
+    bench = Bench()
+    late = bench.frame("anna", m.Accept(round=1), boot=1)
+    bench.birth("anna", boot=1, online=False)
+    bench.hear("d/anna/evt", late)
+    assert bench.state.rounds[1].cohort["anna"].phase == "working"  # heard it is
+    assert not bench.state.peers["anna"].online
+    bench.say("anna", m.Accept(round=1), boot=2, seq=1)
+    assert bench.state.peers["anna"].online
 
 
 def test_34_a_false_last_will_of_the_coordinator_is_corrected():

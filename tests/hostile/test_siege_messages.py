@@ -9,6 +9,7 @@ import zlib
 from dataclasses import replace
 
 import msgpack
+import pytest
 from siege import ROOT, Cost, Mallory
 
 from talaria.protocol.rounds import Rules
@@ -102,6 +103,19 @@ def test_23_a_replay_of_the_last_rounds_update(siege):
             await s.until("quarantined", device="mallory")
         await s.shut_out("it may be replayed")
         await s.finishes("anna", "bela", number=2)
+
+    siege(story)
+
+
+@pytest.mark.parametrize("base", [1, 7])
+def test_23_an_update_that_says_it_was_made_from_a_later_body(siege, base):
+    async def story(s):
+        await s.opened("bela")
+        await s.stored("anna")
+        s.mallory.upload(s.mallory.good(base=base), base=0)
+        await s.shut_out(f"made from body {base}", "learning round 1 began from 0")
+        s.release("bela")
+        await s.finishes("anna", "bela")
 
     siege(story)
 

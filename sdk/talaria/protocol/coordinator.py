@@ -281,7 +281,7 @@ class CoordinatorHalf:
         if header.boot > peer.boot:
             peer.boot = header.boot
             self._say(t, dev, m.Rebirth())
-        peer.online = True
+        peer.online = peer.online or header.boot > peer.dead  # a last will may overtake what was said before it
         match message:
             case m.Offer():
                 self._intake(t).offer(dev, message)
