@@ -17,7 +17,8 @@ folder = "."                # made by `talaria fleet init`; leave out for a flee
 deadline_s = 600            # 0 waits for ever
 quorum = 0.5                # share of the cohort without which a round is tried again
     # over = 0.2                # ask so many more than fraction, and close with those who come first
-    # aggregator = "median"     # a robust rule instead of the algorithm's own
+    # aggregator = "median"     # a robust rule instead of the algorithm's own; "trimmed_mean:f=2" with options, and
+    #                           # "akt:proxy=own.npz" teaches the mean on samples that the coordinator holds
     # mode = "asynchronous"     # no rounds in step (FedBuff); then without quorum and over, with:
     # buffer = 10               # updates, one of each device, that make a version of the body
     # max_staleness = 20        # versions that an update may be behind
@@ -56,6 +57,7 @@ from talaria.asynchrony import Buffering
 from talaria.errors import ConfigError
 from talaria.rounds import Run, check_over
 from talaria.settings import Section, read_toml
+from talaria.simulate.server_rule import located
 from talaria.wire.credentials import require_no_password
 from talaria_coordinator.api_config import ApiConfig, api_of
 from talaria_coordinator.learning import aggregator_of
@@ -91,7 +93,7 @@ class FleetConfig:
     buffering: Buffering | None = None
     """How an asynchronous run folds; None for rounds in step."""
     aggregator: str | None = None
-    """A robust rule instead of the algorithm's own."""
+    """A rule instead of the algorithm's own, as :func:`talaria.simulate.server_rule.rule_named` reads it."""
     retry_s: float = 2.0
     max_update: int = 64 << 20
     api: ApiConfig | None = None
@@ -131,6 +133,7 @@ def load_config(path: Path) -> FleetConfig:
     top = read_toml(path)
     fleet, broker, rounds = top.table("fleet"), top.table("broker"), top.table("rounds")
     identity = top.table("identity")
+    rule = rounds.text("aggregator", None)
     run = run_of(top.table("run"))
     buffering = buffering_of(rounds)
     if buffering is not None:
@@ -153,7 +156,7 @@ def load_config(path: Path) -> FleetConfig:
         over=rounds.number("over", 0.0, high=10.0),
         buffering=buffering,
         retry_s=rounds.number("retry_s", 2.0, low=0.05, high=3600),
-        aggregator=rounds.text("aggregator", None),
+        aggregator=None if rule is None else located(rule, path.parent),
         max_update=rounds.whole("max_update", 64 << 20, low=1024, high=2**32),
         store=store_of(top.table("store")),
         api=api_of(top.table("api")) if "api" in top.values else None,

@@ -9,11 +9,11 @@ from functools import cached_property
 
 from talaria import bodies, rounds
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.registry import load as load_aggregator
 from talaria.asynchrony import Buffering, buffered
 from talaria.errors import WireError
 from talaria.protocol.events import Counted
 from talaria.rounds import Run
+from talaria.simulate.server_rule import rule_named
 from talaria.types import Update
 from talaria.wire import codec
 from talaria_coordinator.blobs import Blobs
@@ -23,7 +23,7 @@ from talaria_coordinator.records import Fleet
 def aggregator_of(run: Run, rule: str | None, buffering: Buffering | None) -> Aggregator | None:
     """The rule that a fleet folds with, where it is not the algorithm's own. Raises
     :class:`~talaria.errors.ConfigError` where it does not suit the run."""
-    named = None if rule is None else load_aggregator(rule)
+    named = None if rule is None else rule_named(run, rule)
     if buffering is not None:
         return buffered(run, buffering, named)
     rounds.rule_of(run, named)

@@ -1,7 +1,8 @@
 """FedPer: base layers are shared, personal top layers never leave the device (Arivazhagan et al., 2019).
 
 Both are trained together by one optimizer; the device stores its head and uploads the base. A device that did not
-take part pairs the fresh base with its old head. Confirmed from the paper.
+take part pairs the fresh base with its old head. Confirmed from the paper, but for the head's start: all devices begin
+from the run's one initial head, where the paper's draw their own.
 """
 
 from dataclasses import dataclass, field

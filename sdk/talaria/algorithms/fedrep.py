@@ -3,6 +3,7 @@
 Each round the device first fits its head to the received body, which stands perfectly still (A), then moves the body
 by a few steps under the fixed head with a new optimizer (B), and uploads the body alone. Before it is served, every
 device fits its head once more to the latest body. Confirmed from the paper and the authors' code.
+All devices begin from the run's one initial head.
 
 Both phases draw the same shuffles as plain training, so that each alone is Local or FedBABU bit for bit.
 """

@@ -2,16 +2,18 @@
 distils the clients' models into their mean (WACV 2026, arXiv:2603.24209; code danny0628/HEART-PFL @d90e395).
 
 Confirmed from the released code: what is trained and sent, both local phases, the proximal term, the four stages,
-the form of both alignment terms and of the distillation, all constants. Reconstructed: which tensor carries the
-alignment gradient (the release computes both sides without one, so that the term does nothing) and one adversarial
-input per batch for students and teachers (:mod:`talaria.aggregate.distill`). Written from the described method.
+the form of both alignment terms and of the distillation, all constants but λ (:class:`HeartPFL` says why).
+Reconstructed: which tensor carries the alignment gradient (the release computes both sides without one, so that the
+term does nothing) and one adversarial input per batch for students and teachers (:mod:`talaria.aggregate.distill`).
+Written from the described method.
 
     v ← SGD on v of CE + λ Σ_k ||v_k − u_k||² + 0.1 L_HDA     personal, stays          (u: as received)
     u ← SGD on u of CE                                        global copy, sent
     server: θ ← unweighted mean of u; in the first 30 rounds, where it has a proxy set, distillation with keep-best
 
 ``variant="A"`` (default) pulls v's features to the fixed class means of u's; ``"B"`` compares u's fixed features with
-the class means of v's within the batch, differentiably. Without a proxy set the server is the plain mean.
+the class means of v's within the batch, differentiably. Without a proxy set the server is the plain mean;
+the aggregator ``akt:proxy=FILE.npz`` gives it one (``talaria simulate --aggregator``, ``[rounds] aggregator``).
 
 ``trains="auto"``: with adapters in the model, adapters, head and the BatchNorm affines outside of downsampling
 branches are trained and sent, all else is frozen (ResNet-18 with the paper's adapters and 100 classes: 1,459,428

@@ -15,6 +15,8 @@ class Default:
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+# On the smartwatch three algorithms tune for 20 epochs on training and validation samples before they serve; the others
+# keep their own defaults. Whoever compares algorithms sets the same for all (-o tune_epochs=5 -o tune_on=train).
 TUNE: dict[str, Any] = {"tune_epochs": 20, "tune_lr": 0.005, "tune_on": "all"}
 SMARTWATCH = Default(
     model="imu_cnn",

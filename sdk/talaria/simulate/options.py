@@ -16,6 +16,12 @@ def assignments(texts: list[str] | None, flag: str) -> dict[str, Any]:
     return out
 
 
+def taken_apart(text: str, flag: str) -> tuple[str, dict[str, Any]]:
+    """``NAME:OPTION=VALUE,OPTION=VALUE`` as the name and its options."""
+    name, _, options = text.partition(":")
+    return name, assignments(options.split(",") if options else None, flag)
+
+
 def _value(text: str) -> bool | int | float | str:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"

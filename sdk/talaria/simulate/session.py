@@ -12,8 +12,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from talaria import plans, rounds
-from talaria.aggregate.base import Aggregator
-from talaria.aggregate.registry import load as load_aggregator
 from talaria.asynchrony import Buffering
 from talaria.errors import ConfigError, some_of
 from talaria.evaluation import Report
@@ -25,8 +23,9 @@ from talaria.simulate import data as datasets
 from talaria.simulate.data import Federated
 from talaria.simulate.defaults import default_of
 from talaria.simulate.fleet import RoundFacts
-from talaria.simulate.options import assignments
+from talaria.simulate.options import taken_apart
 from talaria.simulate.run import Result, evaluate, members_of, simulate
+from talaria.simulate.server_rule import rule_named
 from talaria.types import Plan
 
 
@@ -132,7 +131,7 @@ def _spec(asked: Asked, data: Federated, default: str | None, chosen: Mapping[st
 def run(asked: Asked, *, as_json: bool) -> None:
     """Train, measure and print."""
     one, data, chosen = prepared(asked)
-    aggregator = None if asked.aggregator is None else rule(asked.aggregator)
+    aggregator = None if asked.aggregator is None else rule_named(one, asked.aggregator)
     members = members_of(data.clients, chosen)
     buffering = buffering_of(asked, len(members))
     with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
@@ -153,20 +152,8 @@ def run(asked: Asked, *, as_json: bool) -> None:
 
 def _adapters(text: str) -> AdapterSpec:
     """The adapters of ``KIND`` or ``KIND:OPTION=VALUE,OPTION=VALUE``, such as ``lowrank:rank=8``."""
-    kind, options = _with_options(text, "--adapters")
+    kind, options = taken_apart(text, "--adapters")
     return AdapterSpec.from_json({"kind": kind, **options})
-
-
-def _with_options(text: str, flag: str) -> tuple[str, dict[str, Any]]:
-    """``NAME:OPTION=VALUE,OPTION=VALUE`` taken apart."""
-    name, _, options = text.partition(":")
-    return name, assignments(options.split(",") if options else None, flag)
-
-
-def rule(text: str) -> Aggregator:
-    """The aggregator of ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``, such as ``trimmed_mean:f=2``."""
-    name, options = _with_options(text, "--aggregator")
-    return load_aggregator({"name": name, **options})
 
 
 def document(asked: Asked, result: Result, report: Report, newcomers: Report | None) -> dict[str, Any]:

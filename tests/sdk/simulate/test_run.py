@@ -15,7 +15,7 @@ from talaria.rounds import Run
 from talaria.simulate.data import load
 from talaria.simulate.options import assignments
 from talaria.simulate.run import evaluate, members_of, simulate
-from talaria.simulate.session import rule
+from talaria.simulate.server_rule import rule_named
 from talaria.tree import equal
 from talaria.types import Plan, Recipe
 
@@ -51,7 +51,9 @@ def test_a_users_own_arrays(arrays: Path) -> None:
 def test_the_server_rule_can_be_replaced(arrays: Path) -> None:
     data = load(f"npz:{arrays}")
     run = Run(spec=ModelSpec("mlp", (4,), 3), algorithm="fedavg", recipe=Recipe(), rounds=1)
-    mean, median = (simulate(run, members_of(data.clients), aggregator=a) for a in (None, rule("median:f=1")))
+    mean, median = (
+        simulate(run, members_of(data.clients), aggregator=a) for a in (None, rule_named(run, "median:f=1"))
+    )
     assert not equal(mean.shared, median.shared)
     told = command("simulate", "-d", f"npz:{arrays}", "--rounds", "1", "--json", "--aggregator", "median:f=1")
     assert told["aggregator"] == "median:f=1"

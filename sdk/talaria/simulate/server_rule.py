@@ -1,0 +1,96 @@
+"""A fleet's server rule by name, for simulation and coordinator alike: ``median``, ``trimmed_mean:f=2``, or ``akt``,
+which teaches the mean of the run's own model on samples that the server holds (:mod:`talaria.aggregate.distill`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from talaria import rounds
+from talaria.aggregate import registry
+from talaria.aggregate.adversarial import Attack, Normalization
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.distill import Distilled
+from talaria.aggregate.statistics import PooledStatistics
+from talaria.errors import ConfigError, DataError
+from talaria.rounds import Run
+from talaria.simulate.data import npz
+from talaria.simulate.options import taken_apart
+from talaria.types import Samples
+
+AKT = "akt"
+_FILES = ("proxy", "selection")
+_PLAIN: Mapping[str, type] = {
+    "labels": str, "rounds": int, "steps": int, "batch": int, "every": int, "seed": int, "lr": float
+}  # fmt: skip
+_OTHER: Mapping[str, type] = {"proxy": str, "selection": str, "attack_steps": int, "mean": float, "std": float}
+
+
+def rule_named(run: Run, text: str) -> Aggregator:
+    """The aggregator of ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE`` for ``run``.
+
+    ``akt`` takes ``proxy=FILE.npz`` (x as the devices' inputs, or uint8 for pixels, and y), perhaps ``selection``
+    likewise, the pixels' ``mean`` and ``std``, ``attack_steps`` (0: no adversarial half), and ``labels``, ``rounds``,
+    ``steps``, ``batch``, ``lr``, ``every`` and ``seed`` of :class:`~talaria.aggregate.distill.Distilled`. Raises
+    :class:`~talaria.errors.ConfigError` and :class:`~talaria.errors.DataError`.
+    """
+    name, options = taken_apart(text, "aggregator")
+    if name != AKT:
+        return registry.load({"name": name, **options})
+    return _akt(run, options)
+
+
+def located(text: str, folder: Path) -> str:
+    """``text`` with the files that it names below ``folder``, where they are not absolute."""
+    name, options = taken_apart(text, "aggregator")
+    if name != AKT:
+        return text
+    paths = {k: str((folder / str(options[k])).resolve()) for k in _FILES if k in options}
+    return f"{name}:" + ",".join(f"{k}={v}" for k, v in {**options, **paths}.items())
+
+
+def _akt(run: Run, options: Mapping[str, Any]) -> Aggregator:
+    known = {**_PLAIN, **_OTHER}
+    for option, value in options.items():
+        if option not in known:
+            raise ConfigError(f"aggregator 'akt': option {option!r} is unknown; it takes {', '.join(known)}")
+        want = known[option]
+        fits = isinstance(value, int | float if want is float else want) and not isinstance(value, bool)
+        if not fits or (want is float and not math.isfinite(value)):
+            raise ConfigError(f"aggregator 'akt': {option}={value!r} must be a {want.__name__}")
+    if "proxy" not in options:
+        raise ConfigError("aggregator 'akt' learns from samples of the server's own; name them: akt:proxy=FILE.npz")
+    own = rounds.algorithm_of(run).aggregator
+    model = rounds.template(run.spec)
+    foreign = sorted(set(rounds.first_body(run)) - set(model.state_dict()))
+    if isinstance(own, PooledStatistics) or foreign:
+        raise ConfigError(
+            f"aggregator 'akt' teaches the weights of one model, but {run.algorithm} shares more than that "
+            f"({', '.join(foreign[:3])}); choose another algorithm, or leave the rule out"
+        )
+    scale = Normalization((float(options.get("mean", 0.0)),), (float(options.get("std", 1.0)),))
+    return Distilled(
+        inner=own,
+        model=model,
+        proxy=_samples(run, options["proxy"]),
+        selection=_samples(run, options["selection"]) if "selection" in options else None,
+        normalization=scale,
+        attack=Attack(steps=int(options.get("attack_steps", Attack.steps))),
+        **{k: options[k] for k in _PLAIN if k in options},
+    )
+
+
+def _samples(run: Run, file: str) -> Samples:
+    raw = npz.read(Path(file), ("x", "y"))
+    x, y = raw["x"], raw["y"]
+    if x.shape[1:] != tuple(run.spec.input_shape):
+        raise DataError(f"{file}: x has shape {x.shape}, need (N, {', '.join(map(str, run.spec.input_shape))})")
+    if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
+        raise DataError(f"{file}: x is {x.dtype} and y {y.dtype}; need numbers and whole-number labels")
+    scaled = x / np.float32(255) if x.dtype == np.uint8 else x
+    return Samples(torch.from_numpy(scaled.astype(np.float32)), torch.from_numpy(y.astype(np.int64)))
