@@ -7,19 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn import Module
 
 from talaria import plans
+from talaria.aggregate import arrival
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.buffered import FedBuff
 from talaria.aggregate.statistics import PooledStatistics
 from talaria.aggregate.wrap import as_delta, chain, gathered
 from talaria.algorithms import load as load_algorithm
 from talaria.algorithms.base import Algorithm
-from talaria.errors import ConfigError
+from talaria.errors import AggregationError, ConfigError
 from talaria.foreign import parsed
 from talaria.local import in_fast_layout, load, state_of
 from talaria.model import masks, pruning, zoo
@@ -181,7 +182,7 @@ def participate(
     task, compact, own = _enter(run, member, shared, private, round)
     update, own = algorithm_of(run).fit(task, compact, own)
     update, how = update.but(base=round - 1), codec_of(run, member)
-    if how != "raw" or run.asynchronous:
+    if kind_of(run) == "delta":
         update = as_delta(update, gathered(shared, update.tensors, update.mask))
     if feedback.is_coarse(how):
         left = feedback.within(under(private or {}, feedback.PREFIX), task.mask, update.mask, shared)
@@ -203,6 +204,26 @@ def close(
     if isinstance(rule, FedBuff):
         return rule.fold(shared, state, _in_order(updates))
     return rule.apply(shared, state, _in_order(updates))
+
+
+def kind_of(run: Run) -> Literal["value", "delta"]:
+    """What every update of this run holds: new values, or differences to the version that it began from."""
+    steps = run.codec != "raw" or run.asynchronous or algorithm_of(run).card.differences
+    return "delta" if steps else "value"
+
+
+def require_update(run: Run, shared: Tensors, update: Update, aggregator: Aggregator | None = None) -> None:
+    """Raise :class:`~talaria.errors.AggregationError` where :func:`close` could not fold this update into ``shared``.
+
+    One rule for all: a device asks it before it sends, a coordinator when an update arrives, and once more in the fold;
+    ``aggregator`` as in :func:`close`. What an honest device makes passes.
+    """
+    kind = kind_of(run)
+    if update.kind != kind:
+        raise AggregationError(
+            f"update of client {update.client!r}: kind {update.kind!r}, but every update of this run is {kind!r}"
+        )
+    arrival.require(rule_of(run, aggregator), shared, update)
 
 
 def _in_order(updates: Iterable[Update]) -> Iterable[Update]:

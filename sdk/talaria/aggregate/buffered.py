@@ -11,7 +11,7 @@ from talaria import tree
 from talaria.aggregate import entries
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.bucketing import Bucketed
-from talaria.aggregate.checks import check, check_count, check_range, is_finite, same_layout, trained
+from talaria.aggregate.checks import check, check_count, check_range, is_finite, not_below, same_layout, trained
 from talaria.aggregate.mean import Mean
 from talaria.aggregate.rows import RowRule
 from talaria.aggregate.wrap import (
@@ -222,7 +222,7 @@ def _base(seen: torch.Tensor) -> int:
 
 
 def _scaled(name: str, old: torch.Tensor, new: torch.Tensor, lr: float) -> torch.Tensor:
-    moved = (old + lr * (new.to(torch.float64) - old)).to(old.dtype)
+    moved = not_below(name, old + lr * (new.to(torch.float64) - old)).to(old.dtype)
     if not is_finite(moved):
         raise AggregationError(f"tensor {name!r}: the step left the range of {old.dtype}; lower lr")
     return torch.where(new == old, old, moved)

@@ -101,6 +101,11 @@ def check(shared: Tensors, update: Update) -> None:
             )
 
 
+def not_below(name: str, moved: Tensor) -> Tensor:
+    """``moved`` with variances of at least 0: differences to older versions may add up to less, honestly."""
+    return moved.clamp(min=0) if name.endswith("running_var") else moved
+
+
 def is_finite(value: Tensor) -> bool:
     """True where no value is NaN or infinite."""
     # One NaN or infinity makes the sum not finite, so that a finite sum clears the tensor in one fast pass.

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from talaria import tree
-from talaria.aggregate.checks import Weighting, check_count, check_weighting, checked, is_finite, trained, weight_of
+from talaria.aggregate.checks import (
+    Weighting,
+    check_count,
+    check_weighting,
+    checked,
+    is_finite,
+    not_below,
+    trained,
+    weight_of,
+)
 from talaria.aggregate.fold import Common, Counters, Fold, restore
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import Tensors, Update
@@ -80,7 +89,7 @@ class MaskedMean:
         stays = holders < max(need, self.min_holders) if fold.count else weight == 0
         mean = total.div_(weight)
         if delta:
-            mean.add_(old)
+            mean = not_below(name, mean.add_(old))
         if self.blend:
             # lerp is exact at 1, so that a coordinate which all hold is the plain mean.
             mean = torch.lerp(old.to(torch.float64), mean, (weight / fold.total).expand_as(mean))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from talaria import tree
-from talaria.aggregate.checks import check_count, checked, is_finite, is_statistic, positions, trained
+from talaria.aggregate.checks import check_count, checked, is_finite, is_statistic, not_below, positions, trained
 from talaria.aggregate.fold import Common, Counters, indicator, outer
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import Tensors, Update
@@ -176,7 +176,7 @@ def settled(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) 
     centre, state = rule.centre(shared, state, rows)
     for name, z in centre.items():
         old = shared[name].detach()
-        full = (z.to(torch.float64) + old if rows.delta else z).to(old.dtype)
+        full = (not_below(name, z.to(torch.float64) + old) if rows.delta else z).to(old.dtype)
         new[name] = torch.where(moves[name], full, old)
         if not is_finite(new[name]):
             raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates")

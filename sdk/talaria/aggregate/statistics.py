@@ -100,8 +100,8 @@ class PooledStatistics:
     """Takes the statistics out of each update, gives the rest to ``inner``, and renews the shared statistics.
 
     ``motion`` is Q in units of Σ̄; ``blend`` is β (the first covariance is taken whole). Statistics are pooled, not
-    robust: one lying device can spoil them. Raises :class:`~talaria.errors.AggregationError` for statistics that are
-    missing, misshapen, not finite or negative.
+    robust: one lying device can spoil them. Raises :class:`~talaria.errors.AggregationError` for statistics that
+    :func:`require` refuses.
     """
 
     inner: Aggregator
@@ -151,24 +151,61 @@ class PooledStatistics:
 
 def _pooled(shared: Tensors, updates: Iterable[Update], pool: Pool) -> Iterator[Update]:
     for update in updates:
-        who = f"update of client {update.client!r}"
-        for name in SENT:
-            value = update.tensors.get(name)
-            if value is None:
-                raise AggregationError(f"{who}: tensor {name!r} is missing; send the device's class statistics")
-            if value.shape != shared[name].shape or not bool(torch.isfinite(value).all()):
-                raise AggregationError(
-                    f"{who}: tensor {name!r} must be finite of shape {tuple(shared[name].shape)}, "
-                    f"got {tuple(value.shape)}"
-                )
-        count, mean, scatter = (update.tensors[name].double() for name in SENT)
-        if update.kind == "delta":
-            count, mean, scatter = (shared[n].double() + v for n, v in zip(SENT, (count, mean, scatter), strict=True))
-            count, scatter = count.round().clamp(min=0), _not_negative(scatter)
-        if bool((count < 0).any()) or bool((diagonal(scatter) < 0).any()):
-            raise AggregationError(f"{who}: counts and variances must not be negative")
-        pool.add(count, mean, scatter)
-        yield update.but(tensors={k: v for k, v in update.tensors.items() if k not in ALL})
+        pool.add(*require(shared, update))
+        yield bare(update)
+
+
+def bare(update: Update) -> Update:
+    """The update without its statistics: what the inner rule folds."""
+    return update.but(tensors={k: v for k, v in update.tensors.items() if k not in ALL})
+
+
+def require(shared: Tensors, update: Update) -> tuple[Tensor, Tensor, Tensor]:
+    """The counts, means and scatter that ``update`` brings, float64.
+
+    Raises :class:`~talaria.errors.AggregationError` where they are missing, misshapen or not finite, where counts are
+    not whole numbers of at least 0, and where the scatter is no covariance: symmetric and positive semidefinite, but
+    for the rounding to float32. The diagonal alone would not do: one large entry beside it, and no device could factor
+    what is pooled.
+    """
+    who = f"update of client {update.client!r}"
+    for name in SENT:
+        value = update.tensors.get(name)
+        if value is None:
+            raise AggregationError(f"{who}: tensor {name!r} is missing; send the device's class statistics")
+        if value.shape != shared[name].shape or not bool(torch.isfinite(value).all()):
+            raise AggregationError(
+                f"{who}: tensor {name!r} must be finite of shape {tuple(shared[name].shape)}, got {tuple(value.shape)}"
+            )
+    count, mean, scatter = (update.tensors[name].double() for name in SENT)
+    if update.kind == "delta":
+        # A codec rounds differences: what they come to is brought back to the nearest that can be.
+        count, mean, scatter = (shared[n].double() + v for n, v in zip(SENT, (count, mean, scatter), strict=True))
+        return count.round().clamp(min=0), mean, _not_negative(scatter)
+    odd = (count < 0) | (count != count.round())
+    if bool(odd.any()):
+        bad = float(count[odd][0])
+        raise AggregationError(f"{who}: {COUNT!r} holds {bad:g}; counts must be whole numbers, none negative")
+    if bool((diagonal(scatter) < 0).any()):
+        bad = float(diagonal(scatter).min())
+        raise AggregationError(f"{who}: {WITHIN!r} holds a variance of {bad:g}; variances must not be negative")
+    return count, mean, scatter if scatter.dim() == 1 else _require_covariance(scatter, who)
+
+
+def _require_covariance(scatter: Tensor, who: str) -> Tensor:
+    """``scatter`` made exactly symmetric. In float32 entry (i, j) of S is off by at most half an epsilon of
+    sqrt(S_ii S_jj), so that an eigenvalue is by half an epsilon of the trace."""
+    spread = scatter.diagonal().sqrt()
+    rounding = torch.finfo(torch.float32).eps
+    if bool(((scatter - scatter.T).abs() > 4 * rounding * spread[:, None] * spread).any()):
+        raise AggregationError(f"{who}: {WITHIN!r} is not symmetric, as every scatter is")
+    even = (scatter + scatter.T) / 2
+    least = float(torch.linalg.eigvalsh(even)[0])
+    if least < -rounding * float(scatter.diagonal().sum()):
+        raise AggregationError(
+            f"{who}: {WITHIN!r} has an eigenvalue of {least:.3g}; a scatter is positive semidefinite"
+        )
+    return even
 
 
 def _not_negative(covariance: Tensor) -> Tensor:

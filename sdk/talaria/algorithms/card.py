@@ -17,3 +17,5 @@ class Card:
     evidence: Literal["confirmed", "reconstructed", "partly reconstructed"]
     prunes: bool = False
     """True where ``fit`` shrinks the device's mask itself; else the plan's mask is fixed from the start."""
+    differences: bool = False
+    """True where updates hold differences to what was downloaded, whatever the codec; else new values."""

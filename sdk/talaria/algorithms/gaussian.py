@@ -13,6 +13,9 @@ from torch import Tensor
 
 EPSILON = 1e-4
 """Share of the mean variance that is added to the diagonal of a covariance before it is factored."""
+LEAST = 5e-7
+"""Share of the trace that is added at least: pooled statistics travel as float32, whose rounding may take eigenvalues
+below zero by a few 1e-7 of it. Only above 200 dimensions is it the larger of the two."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def posterior(prior: Tensor, spread: Tensor, mean: Tensor, noise: Tensor) -> tup
 
 
 def regular(covariance: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """``Σ + ε tr(Σ)/d · I``; the identity where Σ is zero."""
+    """``Σ + max(ε/d, LEAST) tr(Σ) · I``; the identity where Σ is zero."""
     diagonal = covariance if covariance.dim() == 1 else covariance.diagonal()
     level = float(diagonal.mean())
     if level <= 0:
@@ -71,7 +74,7 @@ def regular(covariance: Tensor, epsilon: float = EPSILON) -> Tensor:
         return one if covariance.dim() == 1 else torch.diag(one)
     if covariance.dim() == 1:
         return covariance + epsilon * level
-    return covariance + epsilon * level * torch.eye(len(diagonal), dtype=covariance.dtype)
+    return covariance + max(epsilon, LEAST * len(diagonal)) * level * torch.eye(len(diagonal), dtype=covariance.dtype)
 
 
 def discriminant(means: Tensor, covariance: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,38 @@
+"""What a rule would refuse of one update, asked before any fold: the same checks, by the same functions."""
+
+from __future__ import annotations
+
+from talaria.aggregate import statistics
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.checks import check
+from talaria.aggregate.statistics import PooledStatistics
+from talaria.aggregate.wrap import chain
+from talaria.errors import AggregationError
+from talaria.types import Tensors, Update
+
+
+def require(rule: Aggregator, shared: Tensors, update: Update) -> None:
+    """Raise :class:`~talaria.errors.AggregationError`, naming the client, where ``rule`` cannot fold ``update`` into
+    ``shared``. Costs one pass over the values."""
+    for one in chain(rule):
+        if isinstance(one, PooledStatistics):
+            _require_statistics(shared, update)
+            update = statistics.bare(update)
+    check(shared, update)
+
+
+def _require_statistics(shared: Tensors, update: Update) -> None:
+    """All of them, and counts of no more samples than the update weighs."""
+    count, _, _ = statistics.require(shared, update)
+    for name in statistics.ALL:
+        value = update.tensors.get(name)
+        if value is None or value.shape != shared[name].shape:
+            raise AggregationError(
+                f"update of client {update.client!r}: tensor {name!r} is missing or not of shape "
+                f"{tuple(shared[name].shape)}; send all class statistics"
+            )
+    if update.kind == "value" and float(count.sum()) > update.weight:
+        raise AggregationError(
+            f"update of client {update.client!r}: its classes count {float(count.sum()):g} samples, but it was made "
+            f"from {update.weight:g}"
+        )
