@@ -21,6 +21,10 @@ LARGEST = 1 << 32
 """No blob has more bytes: the largest update that a fleet may allow."""
 
 
+class BlobLost(StateError):  # noqa: N818 - it is a state of affairs, which only a backup mends
+    """A blob is not there, or not what its name says."""
+
+
 class Blobs(Protocol):
     """Where bodies and updates lie. All digests are lower-case hex sha256."""
 
@@ -29,7 +33,8 @@ class Blobs(Protocol):
         ...
 
     def get(self, digest: str) -> bytes:
-        """The bytes, verified. Raises :class:`~talaria.errors.StateError` where missing or damaged."""
+        """The bytes, verified. Raises :class:`BlobLost` where missing or damaged, and another
+        :class:`~talaria.errors.StateError` where they cannot be read now."""
         ...
 
     def has(self, digest: str) -> bool:
@@ -63,7 +68,7 @@ class FolderBlobs:
         beside = target.parent / f".{digest[:16]}.{os.getpid()}.{get_ident()}.part"
         try:
             with suppress(FileNotFoundError):
-                if target.stat().st_size == len(data):
+                if target.stat().st_size == len(data) and target.read_bytes() == data:  # else damaged: written anew
                     os.utime(target)
                     return digest
             target.parent.mkdir(exist_ok=True)
@@ -87,14 +92,15 @@ class FolderBlobs:
         try:
             size = path.stat().st_size
             if size > LARGEST:
-                raise StateError(f"blobs: {path} is damaged ({size} bytes); restore it from a backup")
+                raise BlobLost(f"blobs: {path} is damaged ({size} bytes); restore it from a backup")
             data = path.read_bytes()
         except OSError as error:
-            raise StateError(
+            kind = BlobLost if isinstance(error, FileNotFoundError) else StateError
+            raise kind(
                 f"blobs: {digest[:16]} cannot be read from {path}: {error.strerror}; restore it from a backup"
             ) from None
         if hashlib.sha256(data).hexdigest() != digest:
-            raise StateError(f"blobs: {path} is damaged (its sha256 is another); restore it from a backup")
+            raise BlobLost(f"blobs: {path} is damaged (its sha256 is another); restore it from a backup")
         return data
 
     def has(self, digest: str) -> bool:

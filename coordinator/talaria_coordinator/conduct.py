@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from talaria.protocol import events as e
 from talaria.protocol.coordinator import CoordinatorState
 from talaria_coordinator import select
 from talaria_coordinator.config import FleetConfig
-from talaria_coordinator.learning import Learning
-from talaria_coordinator.notices import Folded
+from talaria_coordinator.learning import Learning, LeftOut, Made, NothingLeft, passing
+from talaria_coordinator.notices import Folded, FoldFailed
 from talaria_coordinator.records import Fleet
 from talaria_coordinator.store import Store
 
@@ -44,6 +44,7 @@ class Conductor:
         self.config, self.store, self._learning, self._hands = config, store, learning, hands
         self._not_before = 0.0
         self._failures = 0
+        self._called_off: set[int] = set()
 
     def begin(self) -> CoordinatorState:
         """Enter the store as a new epoch; the machine as it was saved last."""
@@ -138,35 +139,40 @@ class Conductor:
 
     async def _fold(self, action: e.RoundClosed) -> None:
         wait = AGAIN_S[0]
-        while True:
+        while action.round not in self._called_off:
             try:
-                await asyncio.to_thread(self._commit, action)
-            except StateError as error:
+                made = await asyncio.to_thread(self._commit, action)
+            except Exception as error:
+                if action.round in self._called_off:
+                    return
+                if not passing(error):
+                    left = error.left if isinstance(error, NothingLeft) else ()
+                    await self._hands.put(FoldFailed(action.round, _said(error), left))
+                    return
                 now = self.store.fleet(self.config.name)
                 if now is None or now.epoch != self.fleet.epoch:
                     raise
-                self._hands.tell("error", round=action.round, error=str(error))
+                self._hands.tell("error", round=action.round, error=_said(error))
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, AGAIN_S[1])
-            except TalariaError as error:
-                self.failed(action.round, str(error))
-                await self._hands.put(e.Committed(time.monotonic(), action.round))
-                return
             else:
-                await self._hands.put(Folded(action.round, len(action.counted), action.missing))
+                await self._hands.put(Folded(action.round, len(made.counted), action.missing, made.left))
                 return
 
-    def _commit(self, action: e.RoundClosed) -> None:
-        body, server = self._learning.fold(self.fleet, action.counted)
+    def _commit(self, action: e.RoundClosed) -> Made:
+        made = self._learning.fold(self.fleet, action.counted)
+        for out in made.left:
+            self.store.leave_out(self.config.name, out.entry.round, out.entry.dev, out.reason)
         self.store.commit_round(
             self.config.name,
             action.round,
             epoch=self.fleet.epoch,
-            counted=[(entry.round, entry.dev) for entry in action.counted],
-            body=body,
-            server=server,
+            counted=[(entry.round, entry.dev) for entry in made.counted],
+            body=made.body,
+            server=made.server,
             last=self.fleet.step + 1 >= self.config.run.rounds,
         )
+        return made
 
     def folded(self, event: Folded) -> None:
         """A round is committed."""
@@ -175,6 +181,32 @@ class Conductor:
         facts: Mapping[str, Any] = {"counted": event.counted, "missing": list(event.missing), "body": self.fleet.body}
         self._hands.tell("round-closed", round=event.number, step=self.fleet.step, **facts)
         self._hands.feed(e.Committed(time.monotonic(), event.number))
+        self._left_out(event.number, event.left)
+
+    def spoiled(self, event: FoldFailed) -> None:
+        """Nothing came of a round; who is to blame for it takes part in no other."""
+        if event.number in self._called_off:
+            return
+        for out in event.left:
+            self.store.leave_out(self.config.name, out.entry.round, out.entry.dev, out.reason)
+        self.failed(event.number, event.reason)
+        self._hands.feed(e.Committed(time.monotonic(), event.number))
+        self._left_out(event.number, event.left)
+
+    def _left_out(self, number: int, left: Sequence[LeftOut]) -> None:
+        for out in left:
+            self._hands.tell("left-out", round=number, device=out.entry.dev, reason=out.reason)
+            if out.liar:
+                self._hands.feed(e.Revoke(time.monotonic(), out.entry.dev, out.reason))
+
+    def call_off(self, number: int, reason: str) -> bool:
+        """Fail a round that is closed and not yet committed; False where it was committed first."""
+        self.store.fail_round(self.config.name, number, reason)
+        row = self.store.round_numbered(self.config.name, number)
+        if row is None or row.failure is None:
+            return False
+        self._called_off.add(number)
+        return True
 
     def failed(self, number: int, reason: str) -> None:
         """Try again a while later, under a new number; each time in a row waits longer."""
@@ -183,3 +215,8 @@ class Conductor:
         self._failures += 1
         self._not_before = time.monotonic() + wait
         self._hands.tell("round-failed", round=number, reason=reason, again_in_s=wait)
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, in words; of an error that was not foreseen, also its kind."""
+    return str(error) if isinstance(error, TalariaError) else f"{type(error).__name__}: {str(error)[:300]}"

@@ -1,8 +1,8 @@
 """What an operator may tell a running coordinator, and what that means; pure decisions over what is known.
 
-``pause`` opens no further round; the open one runs to its end. ``abort`` also calls the open round off: nothing of it
-counts. Either way the last committed body stays and is served, and ``resume`` goes on from it. ``quarantine`` shuts a
-device out, ``release`` lets it in again.
+``pause`` opens no further round; the open one runs to its end. ``abort`` also calls off the open round, or one that is
+closed and cannot be committed: nothing of it counts. Either way the last committed body stays and is served, and
+``resume`` goes on from it. ``quarantine`` shuts a device out, ``release`` lets it in again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def decide(order: Order, fleet: Fleet, state: CoordinatorState) -> tuple[Status 
     status = _TO[order.verb]
     open_ = None if state.current is None else state.rounds.get(state.current)
     event = None
-    if order.verb == "abort" and open_ is not None and open_.phase == "open":
+    if order.verb == "abort" and open_ is not None and open_.phase in ("open", "closed"):
         event = e.AbortRound(time.monotonic(), open_.number, order.reason or "called off by the operator")
     return (None if fleet.status == status else status), event
 

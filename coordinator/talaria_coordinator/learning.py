@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from talaria import bodies, rounds
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.buffered import FedBuff, least
 from talaria.asynchrony import Buffering, buffered
-from talaria.errors import WireError
+from talaria.errors import AggregationError, StateError, TalariaError, WireError
 from talaria.protocol.events import Counted
 from talaria.rounds import Run
 from talaria.simulate.server_rule import rule_named
-from talaria.types import Update
+from talaria.types import Tensors, Update
 from talaria.wire import codec
-from talaria_coordinator.blobs import Blobs
+from talaria_coordinator.blobs import BlobLost, Blobs
+from talaria_coordinator.culprits import culprits
 from talaria_coordinator.records import Fleet
 
 
@@ -40,6 +43,7 @@ class Learning:
     rule: str | None = None
     max_update: int = 64 << 20
     buffering: Buffering | None = None
+    _latest: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def aggregator(self) -> Aggregator | None:
@@ -57,30 +61,162 @@ class Learning:
         shared, server = rounds.start(self.run, self.aggregator)
         return self.blobs.put(bodies.encode_body(shared)), self.blobs.put(codec.encode_tensors(server))
 
-    def checked(self, data: bytes, device: str, step: int | None) -> Update:
+    def checked(self, data: bytes, device: str, step: int | None, base: str) -> Update:
         """The update in ``data``. Raises :class:`~talaria.errors.WireError` where it may not count; ``step`` is the
-        learning round that it must have been made for (None: any)."""
-        update = codec.decode_update(
+        learning round that it must have been made for (None: any), and ``base`` the digest of the body that it began
+        from, with which it is compared as the fold will."""
+        shared = self._shared(base)
+        try:
+            update = self._decoded(data, device)
+            if step is not None and update.base != step - 1:
+                raise WireError(
+                    f"update says it was made from body {update.base}, but learning round {step} began from "
+                    f"{step - 1}; it may be replayed"
+                )
+            rounds.require_update(self.run, shared, update, self.aggregator)
+        except WireError:
+            raise
+        except AggregationError as error:
+            raise WireError(str(error)) from None
+        except Exception as error:
+            if passing(error):
+                raise
+            raise WireError(f"update cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
+        return update
+
+    def _decoded(self, data: bytes, device: str) -> Update:
+        return codec.decode_update(
             data,
             schema=bodies.update_schema(self.run),
             layout=rounds.layout_of(self.run.spec),
             limits=codec.Limits(total=self.max_update),
             client=device,
         )
-        if step is not None and update.base != step - 1:
-            raise WireError(
-                f"update says it was made from body {update.base}, but learning round {step} began from {step - 1}; "
-                "it may be replayed"
-            )
-        return update
 
-    def fold(self, fleet: Fleet, counted: Sequence[Counted]) -> tuple[str, str]:
-        """The digests of the body and server state after these updates, one of them in memory at a time."""
+    def _shared(self, digest: str) -> Tensors:
+        """The body of this digest; the latest one asked for is kept, since all updates of a round name the same."""
+        if self._latest.get("digest") != digest:
+            self._latest.update(digest=digest, shared=bodies.decode_body(self.run, self.blobs.get(digest)))
+        shared: Tensors = self._latest["shared"]
+        return shared
+
+    def fold(self, fleet: Fleet, counted: Sequence[Counted]) -> Made:
+        """The body and server state after these updates, one of them in memory at a time.
+
+        An update that is damaged by now, or cannot be folded, is left out, and said to be. Where none does not fit by
+        itself, but they do not fold together, a minority without which the others do is found by leaving out. Raises
+        :class:`NothingLeft` where too few stay.
+        """
         shared = bodies.decode_body(self.run, self.blobs.get(fleet.body))
         server = codec.decode_tensors(self.blobs.get(fleet.server), schema=None)
-        after, state = rounds.close(self.run, shared, server, self._updates(counted), self.aggregator)
-        return self.blobs.put(bodies.encode_body(after)), self.blobs.put(codec.encode_tensors(state))
+        kept, left = list(counted), list[LeftOut]()
 
-    def _updates(self, counted: Sequence[Counted]) -> Iterator[Update]:
+        def folded(entries: Sequence[Counted]) -> tuple[Tensors, Tensors]:
+            return rounds.close(self.run, shared, server, self._updates(entries, shared), self.aggregator)
+
+        while len(kept) >= self.least:
+            try:
+                after, state = folded(kept)
+            except Exception as error:
+                if passing(error):
+                    raise
+                found = self._unfit(kept, shared, error) or self._together(kept, folded, error)
+                if not found:
+                    raise
+                left += found
+                kept = [entry for entry in kept if entry not in {out.entry for out in found}]
+            else:
+                new = self.blobs.put(bodies.encode_body(after))
+                return Made(new, self.blobs.put(codec.encode_tensors(state)), tuple(kept), tuple(left))
+        raise NothingLeft(
+            f"{len(kept)} of {len(counted)} updates can be folded, and {self.least} are needed", tuple(left)
+        )
+
+    def _unfit(self, kept: Sequence[Counted], shared: Tensors, error: Exception) -> list[LeftOut]:
+        """The update that ``error`` is about, or else the first that does not fit by itself."""
+        if isinstance(error, _UnfitError):
+            return [error.left]
+        try:
+            for _ in self._updates(kept, shared):
+                pass
+        except _UnfitError as found:
+            return [found.left]
+        return []
+
+    def _together(
+        self, kept: Sequence[Counted], folded: Callable[[Sequence[Counted]], object], error: Exception
+    ) -> list[LeftOut]:
+        """Those without whom the others fold, where each fits by itself."""
+
+        def folds(entries: Sequence[Counted]) -> bool:
+            if len(entries) < self.least:
+                return True
+            try:
+                folded(entries)
+            except Exception as trouble:
+                if passing(trouble):
+                    raise
+                return False
+            return True
+
+        reason = f"the others fold without it, and not with it: {str(error)[:200]}"
+        return [LeftOut(entry, reason, liar=True) for entry in culprits(kept, folds)]
+
+    @cached_property
+    def least(self) -> int:
+        """The fewest updates that the rule folds."""
+        rule = rounds.rule_of(self.run, self.aggregator)
+        return max(1, least(rule.inner if isinstance(rule, FedBuff) else rule))
+
+    def _updates(self, counted: Sequence[Counted], shared: Tensors) -> Iterator[Update]:
         for entry in counted:
-            yield self.checked(self.blobs.get(entry.sha256.hex()), entry.dev, None)
+            try:
+                update = self._decoded(self.blobs.get(entry.sha256.hex()), entry.dev)
+                rounds.require_update(self.run, shared, update, self.aggregator)
+            except BlobLost as error:
+                raise _UnfitError(LeftOut(entry, str(error), liar=False)) from error
+            except Exception as error:
+                if passing(error):
+                    raise
+                raise _UnfitError(LeftOut(entry, str(error)[:300], liar=True)) from error
+            yield update
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An update that a fold went on without. Where its sender is no ``liar``, our own disk lost it."""
+
+    entry: Counted
+    reason: str
+    liar: bool
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a fold made: digests of the new body and server state, what counts in them, and what was left out."""
+
+    body: str
+    server: str
+    counted: tuple[Counted, ...]
+    left: tuple[LeftOut, ...]
+
+
+class NothingLeft(AggregationError):  # noqa: N818 - it says what is, and carries why
+    """Too few updates stay; ``left`` are those that were left out, and why."""
+
+    def __init__(self, message: str, left: tuple[LeftOut, ...]) -> None:
+        super().__init__(message)
+        self.left = left
+
+
+class _UnfitError(TalariaError):
+    def __init__(self, left: LeftOut) -> None:
+        super().__init__(left.reason)
+        self.left = left
+
+
+def passing(error: BaseException) -> bool:
+    """True for trouble of this machine, which no update is to blame for: memory, disk, database. It may pass."""
+    if isinstance(error, StateError | MemoryError | OSError):
+        return True
+    return type(error) is RuntimeError and "alloc" in str(error)  # how torch says that memory is out

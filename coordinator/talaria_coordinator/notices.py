@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from talaria_coordinator.learning import LeftOut
+
 
 @dataclass(frozen=True)
 class Folded:
@@ -12,6 +14,16 @@ class Folded:
     number: int
     counted: int
     missing: tuple[str, ...]
+    left: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True)
+class FoldFailed:
+    """Nothing can be made of a round's updates; ``left`` are those that are to blame, or lost."""
+
+    number: int
+    reason: str
+    left: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import s3fs.core
 from botocore.exceptions import BotoCoreError, ClientError
 
 from talaria.errors import StateError
-from talaria_coordinator.blobs import LARGEST, digest_of, key_of, require_small
+from talaria_coordinator.blobs import LARGEST, BlobLost, digest_of, key_of, require_small
 
 _S3: Any = s3fs.core.S3FileSystem
 FRESH_S = 600.0
@@ -49,7 +49,8 @@ class S3Blobs:
         digest = hashlib.sha256(data).hexdigest()
         with self._talking("written"):
             found = self._info(digest)
-            if found is None or found["size"] != len(data) or _age(found) > FRESH_S:
+            same = found is not None and found["size"] == len(data) and _age(found) <= FRESH_S
+            if not same or bytes(self._fs.cat_file(self._path(digest))) != data:  # one that is damaged is written anew
                 self._fs.pipe_file(self._path(digest), bytes(data))
         return digest
 
@@ -58,14 +59,14 @@ class S3Blobs:
         with self._talking("read"):
             found = self._info(digest)
             if found is None:
-                raise StateError(
+                raise BlobLost(
                     f"blobs: {digest[:16]} cannot be read from {self.url}: not there; restore it from a backup"
                 )
             if found["size"] > LARGEST:
-                raise StateError(f"blobs: {path} is damaged ({found['size']} bytes); restore it from a backup")
+                raise BlobLost(f"blobs: {path} is damaged ({found['size']} bytes); restore it from a backup")
             data = bytes(self._fs.cat_file(path, start=0, end=found["size"])) if found["size"] else b""
         if hashlib.sha256(data).hexdigest() != digest:
-            raise StateError(f"blobs: {path} is damaged (its sha256 is another); restore it from a backup")
+            raise BlobLost(f"blobs: {path} is damaged (its sha256 is another); restore it from a backup")
         return data
 
     def has(self, digest: str) -> bool:

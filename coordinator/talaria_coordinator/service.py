@@ -22,10 +22,10 @@ from talaria_coordinator.blobs import Blobs
 from talaria_coordinator.conduct import AGAIN_S, Conductor, Hands
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.control import Order, decide
-from talaria_coordinator.learning import Learning
+from talaria_coordinator.learning import Learning, passing
 from talaria_coordinator.leaving import Leaving
 from talaria_coordinator.members import Members
-from talaria_coordinator.notices import Enrolled, Folded, Stop
+from talaria_coordinator.notices import Enrolled, Folded, FoldFailed, Stop
 from talaria_coordinator.store import Store
 from talaria_coordinator.uplink import Open, over_mqtt
 from talaria_coordinator.uploads import Uploads, receive
@@ -132,6 +132,8 @@ class Service:
                     if not self._tidying:
                         self._tidying = True
                         self._spawn(self._tidy())
+                case FoldFailed():
+                    self._conductor.spoiled(event)
                 case Enrolled():
                     self._on_members()
                     self._settle_members()
@@ -252,7 +254,9 @@ class Service:
             while True:
                 try:
                     answer = await asyncio.to_thread(receive, name, action, part, self._learning, self.store)
-                except StateError as error:
+                except Exception as error:
+                    if not passing(error):
+                        raise
                     self._tell("error", round=action.round, device=action.dev, error=str(error))
                     await asyncio.sleep(wait)
                     wait = min(2 * wait, AGAIN_S[1])
@@ -278,6 +282,8 @@ class Service:
             if order.verb == "release":
                 self.store.quarantine(self.config.name, order.device, None)
             self._tell(order.verb, device=order.device, reason=order.reason, status=self._conductor.fleet.status)
+            if isinstance(event, e.AbortRound) and not self._conductor.call_off(event.round, event.reason):
+                event = None  # it was committed in this moment, and counts
             if event is not None:
                 self._feed(event)
             order.done(self._conductor.fleet.status)

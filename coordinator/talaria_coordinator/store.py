@@ -194,10 +194,19 @@ class Store:
             newest = select(UPDATES.c.device, func.max(ROUNDS.c.step)).join_from(UPDATES, ROUNDS, both)
             return {row[0]: row[1] for row in tx.execute(newest.where(mine).group_by(UPDATES.c.device))}
 
-    def step_of(self, fleet: str, number: int) -> int | None:
-        """The learning round that this round tries, or None where there is no such round."""
+    def round_numbered(self, fleet: str, number: int) -> Round | None:
+        """The round of this number, or None where there is none."""
         with self.reading() as tx:
-            return tx.execute(select(ROUNDS.c.step).where(of_round(ROUNDS, fleet, number))).scalar_one_or_none()
+            row = tx.execute(select(ROUNDS).where(of_round(ROUNDS, fleet, number))).one_or_none()
+            return None if row is None else round_of(row)
+
+    def leave_out(self, fleet: str, round: int, device: str, reason: str) -> None:
+        """An update that was stored will not count after all; one that is not stored stays as it is."""
+        with self._writing(fleet) as tx:
+            entry = _key(fleet, round, device) & (UPDATES.c.status == "stored")
+            values = {"status": "rejected", "reason": storable(reason), "changed": time.time()}
+            if tx.execute(update(UPDATES).where(entry).values(**values)).rowcount:
+                append(tx, "update-left-out", {"reason": reason}, fleet=fleet, round=round, device=device)
 
     def commit_round(
         self,
@@ -259,7 +268,8 @@ class Store:
     # -- devices
 
     def see(self, fleet: str, device: str, boot: int, profile: dict[str, Any], online: bool = True) -> Device:
-        """Record a birth (or, with ``online=False``, a death) of a device. An older boot changes nothing."""
+        """Record a birth (or, with ``online=False``, a death) of a device, as the protocol's machine says it: it knows
+        late ones, and that a device enrolled anew counts its boots from one again."""
         with self._writing(fleet) as tx:
             where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
             row = tx.execute(select(DEVICES).where(where)).one_or_none()
@@ -272,7 +282,7 @@ class Store:
                     )
                 )  # fmt: skip
                 append(tx, "device-joined", {"boot": boot}, fleet=fleet, device=device)
-            elif boot >= row.boot:
+            else:
                 kept = json.dumps(profile) if profile else row.profile
                 tx.execute(update(DEVICES).where(where).values(boot=boot, online=int(online), profile=kept, seen=now))
             return device_of(tx.execute(select(DEVICES).where(where)).one())

@@ -82,8 +82,11 @@ def receive(
         return e.Damaged(now, upload.round, upload.dev, frozenset(part.found()))
     data = b"".join(part.read(i) for i in range(upload.cut.count))
     facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base": upload.base}
+    tried = store.round_numbered(fleet, upload.round)
+    if tried is None:
+        raise StateError(f"fleet {fleet!r}: round {upload.round} is not in the store; restore it from a backup")
     try:
-        update = learning.checked(data, upload.dev, store.step_of(fleet, upload.round))
+        update = learning.checked(data, upload.dev, tried.step, tried.base)
     except WireError as error:
         store.reject_update(fleet, upload.round, upload.dev, reason=str(error), **facts)
         return e.Rejected(now, upload.round, upload.dev, str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from talaria.errors import ConfigError, TalariaError
 from talaria_edge.config import DeviceConfig
 from talaria_edge.connection import Open, over_mqtt, require_safe
 from talaria_edge.files import DiskError
-from talaria_edge.runtime import Agent, Report
+from talaria_edge.runtime import Agent, Report, said
+
+logger = logging.getLogger(__name__)
 
 AGAIN_S = (5.0, 300.0)
 
@@ -24,9 +27,10 @@ async def run_agents(
 ) -> dict[str, dict[str, Any]]:
     """Run all agents to their end; what came of each, by device (``{"error": ...}`` where one failed).
 
-    An agent that fails after it was connected (a full disk, say) is started again a while later; one that cannot
-    begin is not. SIGTERM and SIGINT end all of them in good order. Raises :class:`~talaria.errors.ConfigError` where
-    two share a name or a folder, or where strangers could listen or speak and ``insecure`` does not allow it.
+    An agent that fails after it was connected (a full disk, or what nobody foresaw) is started again a while later; one
+    that cannot begin is not, and no agent's end is that of another. SIGTERM and SIGINT end all of them in good order.
+    Raises :class:`~talaria.errors.ConfigError` where two share a name or a folder, or where strangers could listen or
+    speak and ``insecure`` does not allow it.
     """
     if not insecure:
         for config in configs:
@@ -52,8 +56,8 @@ async def run_agents(
     for config, outcome in zip(configs, found, strict=True):
         if isinstance(outcome, asyncio.CancelledError):
             results[config.device] = {"device": config.device, "error": "stopped"}
-        elif isinstance(outcome, TalariaError):
-            results[config.device] = {"device": config.device, "error": str(outcome)}
+        elif isinstance(outcome, Exception):
+            results[config.device] = {"device": config.device, "error": said(outcome)}
         elif isinstance(outcome, BaseException):
             raise outcome
         else:
@@ -69,12 +73,16 @@ async def _keep_running(
         agent, begun = Agent(config, report=report, worker=worker, open_transport=open_transport), time.monotonic()
         try:
             return await agent.run()
-        except TalariaError as error:
+        except Exception as error:
             was_up = was_up or agent.was_up
-            again = was_up and isinstance(error, DiskError)
+            # What was not foreseen may be this hour's; what was, as a damaged state, is there again after a start.
+            foreseen = isinstance(error, TalariaError) and not isinstance(error, DiskError)
+            again = was_up and not foreseen
+            if not isinstance(error, TalariaError):
+                logger.error("%s: not foreseen", config.device, exc_info=error)
             if time.monotonic() - begun > AGAIN_S[1]:
                 wait = AGAIN_S[0]  # it worked for a good while: another trouble, not the same
-            facts = {"error": str(error)} | ({"again_in_s": wait} if again else {})
+            facts = {"error": said(error)} | ({"again_in_s": wait} if again else {})
             report({"at": time.time(), "device": config.device, "event": "failed", **facts})
             if not again:
                 raise

@@ -10,9 +10,9 @@ from typing import Any
 from torch.nn import Module
 
 from talaria import rounds
-from talaria.bodies import decode_body
+from talaria.bodies import decode_body, update_schema
 from talaria.device.budget import AccuracyCheck
-from talaria.errors import ModelError, StateError, WireError
+from talaria.errors import AggregationError, DataError, ModelError, StateError, WireError
 from talaria.evaluation import evaluate
 from talaria.local import state_of
 from talaria.model.widths import widths_of
@@ -75,8 +75,21 @@ class Learner:
     def _trained(self, step: int, body: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
         """The update as it travels, the new private tensors and the metrics of round ``step``."""
         member = self.member(self._data())
-        update, moved = rounds.participate(self.run, member, self._shared(body), own, step)
-        return codec.encode_update(update, rounds.codec_of(self.run, member)), moved, dict(update.metrics)
+        shared = self._shared(body)
+        update, moved = rounds.participate(self.run, member, shared, own, step)
+        data = codec.encode_update(update, rounds.codec_of(self.run, member))
+        self._require_sound(shared, data)
+        return data, moved, dict(update.metrics)
+
+    def _require_sound(self, shared: Tensors, data: bytes) -> None:
+        """Nothing leaves that the coordinator would refuse, and shut this device out for: training that went astray,
+        on a body that a liar spoiled, costs a round and not the place in the fleet."""
+        layout = rounds.layout_of(self.run.spec)
+        try:
+            sent = codec.decode_update(data, schema=update_schema(self.run), layout=layout, client=self.config.device)
+            rounds.require_update(self.run, shared, sent)
+        except (WireError, AggregationError) as error:
+            raise DataError(f"what was learned cannot be sent: {error}") from error
 
     def _settle(self, after: int | None) -> None:
         """A round that was staged before this one is over, with us or without, and comes into force. Asynchronously

@@ -73,6 +73,8 @@ class Agent:
         self._learner_of = learn
         self._learner: Learner | None = None
         self._called: e.Train | None = None
+        self._cannot = ""
+        """Why the run cannot be learned here; empty where it can, or is not known yet."""
         self._upload = b""
         self._step = 1
         """The learning round that traffic is counted for: the one trained, or the next."""
@@ -179,6 +181,16 @@ class Agent:
         _, actions = self._half.step(self._state, event)
         for action in actions:
             self._carry_out(action)
+        if self._cannot and isinstance(event, e.Received):
+            self._decline()
+
+    def _decline(self) -> None:
+        """Say no to what is asked, at once, where the run cannot be learned: a round would wait for this device."""
+        job = self._state.job
+        if job is not None and job.phase in ("fetching", "training"):
+            self._called = None
+            self._tell("declined", round=job.round, reason=self._cannot)
+            self._feed(e.Refuse(time.monotonic(), job.round, self._cannot[:300]))
 
     def _carry_out(self, action: e.Action) -> None:
         match action:
@@ -216,8 +228,11 @@ class Agent:
         try:
             run = Run.from_json(seen.spec.decode("utf-8", "replace"))
         except ConfigError as error:
-            self._tell("error", error=f"the coordinator's run cannot be learned here: {error}; update this device")
+            self._learner, self._cannot = None, f"the coordinator's run cannot be learned here: {error}"
+            self._tell("error", error=f"{self._cannot}; update this device")
+            self._decline()
             return
+        self._cannot = ""
         if self._learner is None or self._learner.run != run:
             self._learner = self._learner_of(self.config, self._store, run)
             self._learner.private()
@@ -256,14 +271,20 @@ class Agent:
             # Nobody else knows that this body is gone from here; declined, it is asked again for the newer one.
             await self._inbox.put(e.Refuse(time.monotonic(), action.round, str(error)))
             return
-        except TalariaError as error:
-            self._tell("error", round=action.round, error=str(error))
-            await self._inbox.put(e.Refuse(time.monotonic(), action.round, str(error)[:300]))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and not the agent's end
+            self._log_unforeseen(error, f"round {action.round}")
+            self._tell("error", round=action.round, error=said(error))
+            await self._inbox.put(e.Refuse(time.monotonic(), action.round, said(error)[:300]))
             return
         self._upload = trained.update
         self._tell("trained", round=action.round, step=step, update_bytes=len(trained.update), metrics=metrics)
         cut = describe(trained.update, self._state.chunk)
         await self._inbox.put(e.UpdateReady(time.monotonic(), action.round, action.version, cut))
+
+    def _log_unforeseen(self, error: Exception, where: str) -> None:
+        """The trace of an error that is none of ours, for whoever mends it."""
+        if not isinstance(error, TalariaError):
+            logger.error("%s: %s: not foreseen", self.config.device, where, exc_info=error)
 
     async def _may_learn(self, action: e.Train) -> bool:
         """Wait for the guard's leave while the round leaves time to train after it; decline where it does not come.
@@ -352,9 +373,10 @@ class Agent:
         self._tell("personalizing")
         try:
             found = await loop.run_in_executor(self._worker, learner.finish, body)
-        except TalariaError as error:
-            self._tell("error", error=str(error))
-            found = {"error": str(error)}
+        except Exception as error:  # noqa: BLE001 - what was learned is on flash, and other agents share the process
+            self._log_unforeseen(error, "personalizing")
+            self._tell("error", error=said(error))
+            found = {"error": said(error)}
         self._tell_of_deployment(found)
         self._store.save_traffic(self._traffic)
         traffic = {str(step): dict(bytes_) for step, bytes_ in sorted(self._traffic.items())}
@@ -376,6 +398,11 @@ class Agent:
 
     def _tell(self, event: str, **facts: Any) -> None:
         self._report({"at": time.time(), "device": self.config.device, "event": event, **facts})
+
+
+def said(error: BaseException) -> str:
+    """What went wrong, in words; of an error that was not foreseen, also its kind."""
+    return str(error) if isinstance(error, TalariaError) else f"{type(error).__name__}: {str(error) or 'no reason'}"
 
 
 def work_of(spec: bytes) -> tuple[int, int | None]:

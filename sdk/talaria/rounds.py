@@ -223,7 +223,8 @@ def require_update(run: Run, shared: Tensors, update: Update, aggregator: Aggreg
         raise AggregationError(
             f"update of client {update.client!r}: kind {update.kind!r}, but every update of this run is {kind!r}"
         )
-    arrival.require(rule_of(run, aggregator), shared, update)
+    rule = algorithm_of(run).aggregator if aggregator is None else rule_of(run, aggregator)
+    arrival.require(rule, shared, update)
 
 
 def _in_order(updates: Iterable[Update]) -> Iterable[Update]:

@@ -153,12 +153,20 @@ def test_a_failed_round_is_tried_again_under_a_new_number(store):
     assert [r.failure for r in store.rounds("watch")] == ["1 of at least 2 updates came", None]
 
 
-def test_devices_by_boot(store):
+def test_a_device_that_was_enrolled_anew_shows_online_though_it_counts_its_boots_from_one(store):
     store.enter("watch", RUN, A, B)
     store.see("watch", "a", 3, {"cpu": "arm"})
-    store.see("watch", "a", 2, {"cpu": "old"}, online=False)
+    store.see("watch", "a", 3, {}, online=False)
     (device,) = store.devices("watch")
-    assert (device.boot, device.online, device.profile) == (3, True, {"cpu": "arm"})
+    assert (device.boot, device.online, device.profile) == (3, False, {"cpu": "arm"})
+    store.see("watch", "a", 1, {"cpu": "arm64"})
+    (device,) = store.devices("watch")
+    assert (device.boot, device.online, device.profile) == (1, True, {"cpu": "arm64"})
+
+
+def test_a_device_in_quarantine_keeps_its_profile(store):
+    store.enter("watch", RUN, A, B)
+    store.see("watch", "a", 3, {"cpu": "arm"})
     store.see("watch", "a", 3, {}, online=False)
     store.quarantine("watch", "a", "5 damaged chunks")
     (device,) = store.devices("watch")

@@ -9,18 +9,22 @@ import pytest
 import torch
 
 from talaria import bodies, tree
-from talaria.errors import StateError
-from talaria.rounds import Member
+from talaria.errors import ConfigError, StateError
+from talaria.rounds import Member, Run
 from talaria.simulate.run import simulate
 from talaria.types import Samples
 from talaria.wire.loop import Faults, Hub, Loop
 from talaria.wire.topics import coordinator_filters, device_filters
 from talaria_coordinator.blobs import FolderBlobs
 from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.control import Order
+from talaria_coordinator.learning import Learning as CoordinatorLearning
 from talaria_coordinator.service import Service
 from talaria_coordinator.store import Store
+from talaria_edge.agents import run_agents
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
+from talaria_edge.learning import Learner
 from talaria_edge.runtime import Agent
 from talaria_edge.state import DeviceStore
 
@@ -224,18 +228,8 @@ def test_a_round_without_quorum_is_tried_again_to_the_same_bytes(house, a_run, m
         assert tree.equal(one.private(name), simulated.private[name])
 
 
-def test_an_update_that_is_not_finite_is_refused_and_its_device_shut_out(house, a_run, monkeypatch):
-    one = house(a_run(rounds=1), stay=True)
-    from talaria.wire import codec
-
-    honest = codec.encode_update
-
-    def poisoned(update, *args, **kwargs):
-        if update.client == "carl":
-            update = update.but(tensors={k: v * 1e30 for k, v in update.tensors.items()})
-        return honest(update, *args, **kwargs)
-
-    monkeypatch.setattr("talaria_edge.learning.codec.encode_update", poisoned)
+def played(one):
+    """One coordinator and all devices, until the run is over."""
 
     async def story():
         work = [asyncio.ensure_future(w) for w in (one.serve(), *map(one.agent, one.data))]
@@ -247,6 +241,39 @@ def test_an_update_that_is_not_finite_is_refused_and_its_device_shut_out(house, 
         await asyncio.gather(*work[1:], return_exceptions=True)
 
     run_all(story())
+
+
+@pytest.fixture
+def carl_is_off(monkeypatch):
+    """Whatever carl learns leaves him 1e30 times as large."""
+    from talaria.wire import codec
+
+    honest = codec.encode_update
+
+    def poisoned(update, *args, **kwargs):
+        if update.client == "carl":
+            update = update.but(tensors={k: v * 1e30 for k, v in update.tensors.items()})
+        return honest(update, *args, **kwargs)
+
+    monkeypatch.setattr("talaria_edge.learning.codec.encode_update", poisoned)
+
+
+@pytest.mark.usefixtures("carl_is_off")
+def test_a_device_whose_training_went_astray_declines_and_keeps_its_place(house, a_run):
+    one = house(a_run(rounds=1), stay=True)
+    played(one)
+    assert not one.of("quarantined")
+    (declined,) = (item for item in one.of("progress") if item["phase"] == "declined")
+    assert declined["device"] == "carl"
+    assert "cannot be sent" in declined["reason"]
+    assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "bela"))
+
+
+@pytest.mark.usefixtures("carl_is_off")
+def test_an_update_that_is_not_finite_is_refused_and_its_device_shut_out(house, a_run, monkeypatch):
+    one = house(a_run(rounds=1), stay=True)
+    monkeypatch.setattr("talaria_edge.learning.Learner._require_sound", lambda *_: None)  # nobody checks a liar
+    played(one)
     (quarantined,) = one.of("quarantined")
     assert quarantined["device"] == "carl"
     assert {d.device: d.quarantine is not None for d in one.store.devices("watch")}["carl"]
@@ -309,3 +336,210 @@ def test_old_blobs_are_freed_beside_the_rounds_and_a_bucket_that_does_not_answer
     assert asked.is_set()
     assert "the bucket does not answer" in one.of("error")[0]["error"]
     assert tree.equal(one.shared(), one.simulated().shared)
+
+
+# -- what a device cannot do, and what the disk lost, end neither an agent nor a round
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError("no kernel"), MemoryError(), AttributeError("gone"), KeyError("x")])
+def test_whatever_goes_wrong_while_it_learns_costs_a_device_the_round_and_not_its_agent(
+    house, a_run, monkeypatch, trouble
+):
+    one = house(a_run(rounds=2))
+    learned = Learner._trained
+
+    def sometimes(self, step, body, own):
+        if self.config.device == "carl" and step == 1:
+            raise trouble
+        return learned(self, step, body, own)
+
+    monkeypatch.setattr(Learner, "_trained", sometimes)
+
+    async def story():
+        await asyncio.gather(one.serve(), *map(one.agent, one.data))
+
+    run_all(story())
+    (declined,) = (item for item in one.of("progress") if item["phase"] == "declined")
+    assert (declined["device"], type(trouble).__name__ in declined["reason"]) == ("carl", True)
+    assert [r.counted for r in one.store.rounds("watch")] == [
+        ((1, "anna"), (1, "bela")), ((2, "anna"), (2, "bela"), (2, "carl")),
+    ]  # fmt: skip
+
+
+def test_whatever_goes_wrong_while_it_personalizes_is_said_and_ends_no_agent(house, a_run, monkeypatch):
+    one = house(a_run(rounds=1))
+    finished = Learner.finish
+
+    def sometimes(self, body):
+        if self.config.device == "carl":
+            raise RuntimeError("no kernel")
+        return finished(self, body)
+
+    monkeypatch.setattr(Learner, "finish", sometimes)
+    results = {}
+
+    async def agent(name):
+        results[name] = await one.agent(name)
+
+    async def story():
+        await asyncio.gather(one.serve(), *map(agent, one.data))
+
+    run_all(story())
+    assert "no kernel" in results["carl"]["error"]
+    assert "error" not in results["anna"]
+
+
+def test_an_agent_that_nobody_foresaw_to_fail_is_not_the_end_of_the_others(house, a_run, monkeypatch):
+    one = house(a_run(rounds=1))
+    fed, failures = Agent._feed, []
+
+    def sometimes(self, event):
+        if self.config.device == "carl" and self.was_up and not failures:
+            failures.append(event)
+            raise AttributeError("nobody foresaw this")
+        return fed(self, event)
+
+    monkeypatch.setattr(Agent, "_feed", sometimes)
+    monkeypatch.setattr("talaria_edge.agents.AGAIN_S", (0.1, 0.1))
+    found = {}
+
+    async def agents():
+        configs = [
+            DeviceConfig(
+                device=name, fleet="watch", broker="mqtt://127.0.0.1", state=one.folder / name, retry_s=0.1,
+                source=Given(lambda name=name: one.data[name]),
+            )
+            for name in one.data
+        ]  # fmt: skip
+        found.update(
+            await run_agents(
+                configs, one.told.append,
+                open_transport=lambda c, will: Loop(one.hub, c.device, device_filters("watch", c.device), will),
+            )
+        )  # fmt: skip
+
+    async def story():
+        await asyncio.gather(one.serve(), agents())
+
+    run_all(story())
+    assert not any("error" in result for result in found.values())
+    (failed,) = one.of("failed")
+    assert (failed["device"], failed["error"]) == ("carl", "AttributeError: nobody foresaw this")
+    assert one.store.rounds("watch")[-1].counted == tuple((1, name) for name in one.data)
+
+
+def test_a_device_that_cannot_learn_the_run_declines_at_once(house, a_run, monkeypatch):
+    one = house(a_run(rounds=1), deadline_s=600.0)
+    read = Run.from_json
+
+    def older(text):
+        raise ConfigError("algorithm 'fedavg' is unknown")
+
+    async def old_device():
+        monkeypatch.setattr("talaria_edge.runtime.Run.from_json", older)
+        carl = asyncio.ensure_future(one.agent("carl"))
+        await one.told_of("error", device="carl")
+        monkeypatch.setattr("talaria_edge.runtime.Run.from_json", read)
+        return carl
+
+    async def story():
+        serving = asyncio.ensure_future(one.serve())
+        await one.told_of("connected", fleet="watch")
+        carl = await old_device()
+        agents = [asyncio.ensure_future(one.agent(name)) for name in ("anna", "bela")]
+        await one.told_of("round-closed")  # and not after ten minutes
+        one.services[0].stop()
+        for task in (carl, *agents):
+            task.cancel()
+        await asyncio.gather(serving, carl, *agents, return_exceptions=True)
+
+    run_all(story())
+    (declined,) = (item for item in one.of("progress") if item["phase"] == "declined")
+    assert declined["device"] == "carl"
+    assert "cannot be learned here: algorithm 'fedavg' is unknown" in declined["reason"]
+
+
+def damaged(one, device):
+    """The bytes of this device's stored update are no longer what they were."""
+    (row,) = (u for u in one.store.updates("watch", 1) if u.device == device)
+    path = one.blobs.folder / row.digest[:2] / row.digest[2:]
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+def damaging(one, monkeypatch, *devices):
+    """Their updates are spoiled on disk, behind the coordinator's back, before the round is folded."""
+    fold = CoordinatorLearning.fold
+
+    def spoiled(self, fleet, counted):
+        for device in devices:
+            damaged(one, device)
+        return fold(self, fleet, counted)
+
+    monkeypatch.setattr(CoordinatorLearning, "fold", spoiled)
+
+
+def test_an_update_that_the_disk_lost_is_left_out_and_its_device_is_not_blamed(house, a_run, monkeypatch):
+    one = house(a_run(rounds=1), stay=True)
+    damaging(one, monkeypatch, "bela")
+    played(one)
+    (left,) = one.of("left-out")
+    assert (left["device"], "damaged" in left["reason"]) == ("bela", True)
+    assert not one.of("quarantined")
+    assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "carl"))
+    assert {u.device: u.status for u in one.store.updates("watch", 1)}["bela"] == "rejected"
+
+
+def test_a_round_of_which_the_disk_lost_everything_fails_and_is_tried_again(house, a_run, monkeypatch):
+    one = house(a_run(rounds=1), stay=True)
+    fold, folds = CoordinatorLearning.fold, []
+
+    def spoiled(self, fleet, counted):
+        if not folds:
+            for device in one.data:
+                damaged(one, device)
+        folds.append(fleet)
+        return fold(self, fleet, counted)
+
+    monkeypatch.setattr(CoordinatorLearning, "fold", spoiled)
+    played(one)
+    first, second = one.store.rounds("watch")
+    assert "0 of 3 updates" in first.failure
+    assert second.counted == ((2, "anna"), (2, "bela"), (2, "carl"))
+    assert not one.of("quarantined")
+
+
+def test_a_round_that_is_closed_and_cannot_be_committed_can_be_called_off(house, a_run, monkeypatch):
+    one = house(a_run(rounds=1), stay=True)
+    fold, broken = CoordinatorLearning.fold, [True]
+
+    def refused(self, fleet, counted):
+        if broken:
+            raise StateError("the disk is gone")
+        return fold(self, fleet, counted)
+
+    monkeypatch.setattr(CoordinatorLearning, "fold", refused)
+    monkeypatch.setattr("talaria_coordinator.conduct.AGAIN_S", (0.05, 0.1))
+
+    async def order(verb):
+        made = Order(verb)
+        await one.services[0].order(made)
+        return await asyncio.wrap_future(made.answer)
+
+    async def story():
+        work = [asyncio.ensure_future(w) for w in (one.serve(), *map(one.agent, one.data))]
+        await one.told_of("error", error="the disk is gone")
+        assert await order("abort") == "aborted"
+        await one.told_of("round-failed", round=1)
+        broken.clear()
+        assert await order("resume") == "running"
+        await one.told_of("done", fleet="watch")
+        one.services[0].stop()
+        await work[0]
+        for task in work[1:]:
+            task.cancel()
+        await asyncio.gather(*work[1:], return_exceptions=True)
+
+    run_all(story())
+    first, second = one.store.rounds("watch")
+    assert first.failure == "called off by the operator"
+    assert second.counted == ((2, "anna"), (2, "bela"), (2, "carl"))

@@ -159,7 +159,7 @@ def _replay(
                     ledger.wrong.append(f"round {row.round}: {name} sent another update than the undisturbed one")
                     after = [learned[0][1]]
                 private[name] = _distinct([own for _, own in after])
-                counted[name] = learning.checked(after[0][0], name, row.step)
+                counted[name] = learning.checked(after[0][0], name, row.step, row.base)
             else:
                 private[name] = _distinct([*private[name], *(own for _, (_, own) in learned)])
         named = sorted(dev for _, dev in row.counted or ())

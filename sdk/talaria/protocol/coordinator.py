@@ -81,7 +81,7 @@ class CoordinatorHalf:
             case e.Committed():
                 self._committed(t, event.round)
             case e.AbortRound():
-                self._finish(t, event.round, "failed", event.reason)
+                self._call_off(t, event)
             case e.Dismiss():
                 buffer.dismiss_all(t, self._intake(t), event.reason)
             case e.Release():
@@ -193,6 +193,13 @@ class CoordinatorHalf:
         elif verdict != "open":
             least = rnd.target if rnd.stale else rnd.quorum
             self._finish(t, rnd.number, verdict, f"{len(rnd.counted)} of at least {least} updates came")
+
+    def _call_off(self, t: Turn, event: e.AbortRound) -> None:
+        """Fail a round, also one that is closed already but could not be committed."""
+        rnd = t.state.rounds.get(event.round)
+        if rnd is not None and rnd.phase == "closed":
+            rnd.phase = "open"
+        self._finish(t, event.round, "failed", event.reason)
 
     def _finish(self, t: Turn, number: int, phase: str, reason: str) -> None:
         rnd = t.state.rounds.get(number)

@@ -142,7 +142,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class AbortRound:
-    """Call a round off."""
+    """Call a round off that is not committed."""
 
     now: float
     round: int
