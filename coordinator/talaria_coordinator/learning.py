@@ -95,10 +95,10 @@ class Learning:
 
     def _shared(self, digest: str) -> Tensors:
         """The body of this digest; the latest one asked for is kept, since all updates of a round name the same."""
-        if self._latest.get("digest") != digest:
-            self._latest.update(digest=digest, shared=bodies.decode_body(self.run, self.blobs.get(digest)))
-        shared: Tensors = self._latest["shared"]
-        return shared
+        held: tuple[str, Tensors] = self._latest.get("body", ("", {}))  # one value: several threads ask
+        if held[0] != digest:
+            held = self._latest["body"] = digest, bodies.decode_body(self.run, self.blobs.get(digest))
+        return held[1]
 
     def fold(self, fleet: Fleet, counted: Sequence[Counted]) -> Made:
         """The body and server state after these updates, one of them in memory at a time.
