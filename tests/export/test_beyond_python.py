@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tolerance import roundings
 
 from talaria_export import Predictor, make_bundle, open_bundle
 
@@ -80,7 +81,7 @@ def test_node_runs_every_variant_unchanged(bundle, many, imu):
             if variant == "int8":  # the two builds may sum products in another order
                 assert (there.argmax(1) == here.argmax(1)).mean() >= 0.95
             else:
-                np.testing.assert_allclose(there, here, atol=1e-4)
+                assert roundings(there, here) <= 1000
 
 
 def recording(length: int) -> np.ndarray:
@@ -97,7 +98,7 @@ def test_node_cuts_a_raw_recording(raw):
     assert done.returncode == 0, done.stderr.decode()
     here = Predictor(path, variant="fp32")(given).logits
     assert here.shape == (7, 7)
-    np.testing.assert_allclose(np.reshape(json.loads(done.stdout)["logits"]["fp32"], here.shape), here, atol=1e-4)
+    assert roundings(np.reshape(json.loads(done.stdout)["logits"]["fp32"], here.shape), here) <= 1000
     done = subprocess.run(command, input=given[:99].tobytes(), capture_output=True, check=False, timeout=120)
     assert done.returncode != 0
     assert "at least 100 steps" in done.stderr.decode()
@@ -209,7 +210,7 @@ def test_page_cuts_a_raw_recording_by_itself(chromium, raw, tmp_path):
     expected = Predictor(path)(given)
     assert len(answer["labels"]) == 7
     if open_bundle(path).manifest["default"] in ("fp32", "fp16"):
-        np.testing.assert_allclose(np.reshape(answer["logits"], expected.logits.shape), expected.logits, atol=1e-4)
+        assert roundings(np.reshape(answer["logits"], expected.logits.shape), expected.logits) <= 1000
     else:  # the two builds may sum 8-bit products in another order
         assert sum(map(str.__eq__, answer["labels"], expected.labels)) >= 6
     rows = evaluate("[...document.querySelectorAll('#rows tr')].map(row => row.cells[0].textContent)")
@@ -225,7 +226,7 @@ def test_page_classifies_windows_in_the_browser_from_the_disk(chromium, bundle, 
     answer = json.loads(evaluate(when("document.getElementById('results')?.textContent")))
     expected = Predictor(bundle)(windows)
     assert answer["labels"] == list(expected.labels)
-    np.testing.assert_allclose(np.reshape(answer["logits"], expected.logits.shape), expected.logits, atol=1e-4)
+    assert roundings(np.reshape(answer["logits"], expected.logits.shape), expected.logits) <= 1000
     assert evaluate("document.querySelectorAll('#rows tr').length") == 12
 
     bad = tmp_path / "bad.talaria"

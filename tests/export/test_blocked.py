@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from tolerance import roundings
 from torch import Tensor, nn
 from torchvision.ops import SqueezeExcitation
 
@@ -71,7 +72,7 @@ def test_the_numbers_are_those_of_torch(kind: type[nn.Module]) -> None:
         expected = model(x).numpy()
     session = Session(proto.SerializeToString())
     for batch in (1, 2, 7):
-        np.testing.assert_allclose(session(x[:batch].numpy()), expected[:batch], rtol=1e-5, atol=1e-5)
+        assert roundings(session(x[:batch].numpy()), expected[:batch]) <= 1000
 
 
 def test_only_gates_from_convolutions_are_spread() -> None:
@@ -105,7 +106,7 @@ def test_a_gate_over_time_is_blocked_too_and_may_follow_windows() -> None:
     windows = np.stack([(recording[begin : begin + 50].T - 0.1) / 2 for begin in range(0, 151, 25)])
     with torch.no_grad():
         expected = model(torch.from_numpy(windows)).numpy()
-    np.testing.assert_allclose(Session(export_onnx(model, x, steps=steps))(recording), expected, rtol=1e-5, atol=1e-5)
+    assert roundings(Session(export_onnx(model, x, steps=steps))(recording), expected) <= 1000
 
 
 def test_a_network_with_gates_stays_blocked() -> None:

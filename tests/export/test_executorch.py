@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from tolerance import roundings
 
 from talaria.errors import BundleError, ConfigError
 from talaria_export import Predictor, make_bundle, open_bundle, verify_bundle
@@ -49,7 +50,7 @@ def test_program_is_a_member_of_the_bundle_or_the_package_is_named(imu, tmp_path
     method = Runtime.get().load_program(data).load_method("forward")
     window = imu.x[:1] * 3 + 2
     answer = method.execute([window.contiguous()])[0].numpy()
-    np.testing.assert_allclose(answer, Predictor(path)(window[0].T).logits, atol=1e-4)
+    assert roundings(answer, Predictor(path)(window[0].T).logits) <= 1000
     assert verify_bundle(path, seconds=0).ok
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from tolerance import roundings
 from torch import Tensor, nn
 
 from talaria_export.graph import fold_batchnorm
@@ -64,8 +65,8 @@ def test_rewritten_graph_gives_the_numbers_of_torch(kind):
         expected = model.eval()(x).numpy()
     lifted, nodes = run(model, x, plain=False)
     plain, _ = run(model, x, plain=True)
-    np.testing.assert_allclose(lifted, expected, atol=1e-5)
-    np.testing.assert_allclose(lifted, plain, atol=1e-5)
+    assert roundings(lifted, expected) <= 1000
+    assert roundings(lifted, plain) <= 1000
     ranks = {len(a.ints) for n in nodes if n.op_type == "Conv" for a in n.attribute if a.name == "kernel_shape"}
     assert ranks == {2}
 
@@ -109,4 +110,4 @@ def test_batchnorm_folds_into_the_convolution_before_it():
     before = Session(model.SerializeToString())(x)
     assert fold_batchnorm(model) == 1
     assert [node.op_type for node in model.graph.node] == ["Conv", "Flatten"]
-    np.testing.assert_allclose(Session(model.SerializeToString())(x), before, rtol=1e-4, atol=1e-5)
+    assert roundings(Session(model.SerializeToString())(x), before) <= 1000

@@ -1,6 +1,7 @@
 import onnx
 import pytest
 import torch
+from tolerance import roundings
 from torch import Tensor, nn
 
 from talaria.errors import DataError, ModelError
@@ -32,7 +33,7 @@ def test_any_batch_size_agrees_with_torch(imu, exported, batch):
     with torch.no_grad():
         expected = imu.model(imu.x[:batch])
     answer = torch.from_numpy(Session(exported)(imu.x[:batch].numpy()))
-    assert torch.allclose(answer, expected, rtol=1e-5, atol=1e-6)
+    assert roundings(answer, expected) <= 1000
     assert torch.equal(answer.argmax(1), expected.argmax(1))
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tolerance import roundings
 
 from talaria.errors import BundleError, ConfigError, DataError, StateError
 from talaria_export import Predictor, make_bundle, open_bundle
@@ -36,7 +37,7 @@ def test_labels_and_probabilities_of_a_batch(predictor, imu):
     with torch.no_grad():
         expected = imu.model(imu.x).softmax(1).numpy()
     np.testing.assert_allclose(prediction.probabilities, expected, atol=1e-3)
-    np.testing.assert_allclose(prediction.probabilities.sum(1), 1, atol=1e-6)
+    assert roundings(prediction.probabilities.sum(1), 1) <= 16
 
 
 def test_single_input_has_one_label(predictor, imu):
@@ -81,7 +82,7 @@ def test_large_finite_numbers_are_not_mistaken_for_infinity(predictor):
 def test_variant_threads_and_provider_can_be_chosen(bundle, imu):
     plain = Predictor(bundle, variant="fp32", threads=2)
     with torch.no_grad():
-        np.testing.assert_allclose(plain(imu.x).logits, imu.model(imu.x).numpy(), atol=1e-5)
+        assert roundings(plain(imu.x).logits, imu.model(imu.x).numpy()) <= 1000
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tolerance import roundings
 
 from talaria.errors import BundleError, ConfigError, DataError
 from talaria_export import Predictor, export_onnx, make_bundle, open_bundle, verify_bundle
@@ -35,7 +36,7 @@ def test_recording_of_any_length_is_normalized_and_cut_inside_the_graph(imu, raw
     expected = windows_of(imu.model, recording, 50)
     assert answer.logits.shape == ((length - 100) // 50 + 1, 7)
     if variant == "fp32":
-        np.testing.assert_allclose(answer.logits, expected, atol=1e-4)
+        assert roundings(answer.logits, expected) <= 1000
     assert (answer.index == expected.argmax(1)).mean() >= 0.8
 
 
@@ -63,8 +64,8 @@ def test_normalization_alone_takes_raw_batches(imu, tmp_path):
     )  # fmt: skip
     with torch.no_grad():
         expected = imu.model(imu.x).numpy()
-    np.testing.assert_allclose(Predictor(path)(imu.x * 3 + 2).logits, expected, atol=1e-4)
-    np.testing.assert_allclose(open_bundle(path).array("parity/inputs.npy"), imu.x[:4] * 3 + 2, rtol=1e-6)
+    assert roundings(Predictor(path)(imu.x * 3 + 2).logits, expected) <= 1000
+    assert roundings(open_bundle(path).array("parity/inputs.npy"), imu.x[:4] * 3 + 2) <= 16
     assert verify_bundle(path, samples=(imu.x * 3 + 2, imu.y.numpy()), seconds=0).ok
 
 
@@ -82,7 +83,7 @@ def test_kept_samples_travel_as_one_recording(imu, tmp_path):
 def test_single_file_takes_the_steps_too(imu):
     data = export_onnx(imu.model, imu.x, steps=preprocessing((6, 100), (MEAN, STD), 25))
     recording = recording_of(225)
-    np.testing.assert_allclose(Session(data)(recording), windows_of(imu.model, recording, 25), atol=1e-4)
+    assert roundings(Session(data)(recording), windows_of(imu.model, recording, 25)) <= 1000
     with pytest.raises(ConfigError, match="steps"):
         export_onnx(imu.model, imu.x, steps=preprocessing((6, 99)))
 
@@ -97,13 +98,13 @@ def test_cutting_by_hand_gives_the_same_windows(size, stride, count, rest):
     assert found.shape == (count, 2, size)
     for number in range(count):
         window = recording[number * stride : number * stride + size].T
-        np.testing.assert_allclose(found[number], (window - [[1], [2]]) / [[3], [4]], rtol=1e-5, atol=1e-6)
+        assert roundings(found[number], (window - [[1], [2]]) / [[3], [4]]) <= 16
 
 
 def test_windows_are_raised_and_joined_without_a_change():
     steps = Preprocessing((2, 5), (1.0,), (2.0,), 5)
     x = np.random.default_rng(1).normal(size=(3, 2, 5)).astype(np.float32)
-    np.testing.assert_allclose(steps.apply(steps.joined(steps.raw(x))), x, atol=1e-6)
+    assert roundings(steps.apply(steps.joined(steps.raw(x))), x) <= 16
     assert Preprocessing.from_json({"shape": [2, 5], **steps.to_json()}) == steps
     assert Preprocessing.from_json({"shape": [2, 5]}).empty
 

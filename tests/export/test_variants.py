@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from tolerance import roundings
 from torch import nn
 
 from talaria.errors import ConfigError
@@ -195,7 +196,7 @@ def test_optimized_file_serves_its_own_machine_and_the_portable_one_all_others(e
     elsewhere = tmp_path / "elsewhere.talaria"
     save(elsewhere, seal(manifest, members))
     there = Predictor(elsewhere)(imu.x).logits
-    np.testing.assert_allclose(there, here, atol=1e-4)
+    assert roundings(there, here) <= 1000
     assert np.array_equal(there, Session(read_bundle(path.read_bytes()).model(default))(imu.x.numpy()))
 
 

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tolerance import roundings, slack
 
 from talaria import tree
 from talaria.aggregate.base import Aggregator
@@ -253,7 +254,7 @@ def test_what_all_agree_on_comes_back(member: Member) -> None:
     elif member.bits:
         assert tree.equal({k: new[k] for k in agreed}, agreed)
     else:
-        assert all(torch.allclose(new[k], agreed[k], atol=1e-6) for k in agreed)
+        assert all(roundings(new[k], agreed[k]) <= 64 for k in agreed)
 
 
 @every
@@ -267,7 +268,7 @@ def test_one_client_alone(member: Member) -> None:
         elif member.bits:
             assert tree.equal({k: new[k] for k in shared}, update.tensors)
         else:
-            assert all(torch.allclose(new[k], update.tensors[k], atol=1e-6) for k in shared)
+            assert all(roundings(new[k], update.tensors[k]) <= 64 for k in shared)
         return
     try:
         new = once(member.rule, [update], shared)
@@ -308,7 +309,7 @@ def test_with_and_without_running_statistics(member: Member) -> None:
     if not isinstance(member.rule, Clipped):
         assert tree.equal(tree.only(both, names), tree.only(local, names))
     else:
-        assert all(torch.allclose(both[k], local[k], atol=1e-6) for k in names)
+        assert all(roundings(both[k], local[k]) <= 64 for k in names)
     assert bool((both["bn.running_var"] >= 0).all())
 
 
@@ -338,8 +339,8 @@ def test_values_stay_between_the_clients(member: Member) -> None:
     new = once(member.rule, updates)
     for name in SHAPES:
         stack = torch.stack([u.tensors[name] for u in updates])
-        assert bool((new[name] >= stack.amin(0) - 1e-5).all()), name
-        assert bool((new[name] <= stack.amax(0) + 1e-5).all()), name
+        assert bool((new[name] >= stack.amin(0) - slack(stack, 64)).all()), name
+        assert bool((new[name] <= stack.amax(0) + slack(stack, 64)).all()), name
 
 
 @every
@@ -350,7 +351,7 @@ def test_scaling_all_deltas_scales_the_step(member: Member) -> None:
     eight = [u.but(tensors={k: v * 8 for k, v in u.tensors.items()}) for u in updates]
     shared = tree.only(zero, names)
     one, more = once(member.rule, updates, shared), once(member.rule, eight, shared)
-    same = all(torch.allclose(more[k], one[k] * 8, rtol=1e-4, atol=1e-6) for k in names)
+    same = all(roundings(more[k], one[k] * 8) <= 1000 for k in names)
     inert = isinstance(member.rule, Clipped) and member.rule.norm > 1e3
     wide = isinstance(member.rule, CenteredClip) and member.rule.radius is not None
     assert same == (member.scaled or inert or wide)
@@ -388,9 +389,11 @@ def test_any_values_shift_with_the_origin_and_stay_between(member: Member, data:
         return once(member.rule, sent, origin)["w"]
 
     z = fold(x, shared)
-    assert bool((z >= x.amin(0) - 1e-6).all())
-    assert bool((z <= x.amax(0) + 1e-6).all())
+    room = slack(max(float(x.abs().max()), 64.0), 10_000)  # some go round thirty-two times
+    assert bool((z >= x.amin(0) - room).all())
+    assert bool((z <= x.amax(0) + room).all())
     if not isinstance(member.rule, Clipped):
         moved = fold(x + 64.0, {"w": shared["w"] + 64.0})
-        near = torch.allclose(moved, z + 64.0, atol=1e-2 if "RFA" in str(member) else 1e-6)
+        # RFA divides by distances that may be next to nothing, and stops before it has arrived.
+        near = bool(((moved - z - 64.0).abs() <= (1e-2 if "RFA" in str(member) else 10 * room)).all())
         assert near or "Krum" in str(member), "Krum may turn at a tie that rounding breaks"

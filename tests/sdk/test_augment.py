@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tolerance import roundings
 from torch import Generator
 
 from talaria import augment
@@ -36,8 +37,8 @@ def test_other_draws_give_other_samples_and_leave_the_global_generator_alone(nam
 
 def test_rotations_are_small_proper_rotations() -> None:
     r = augment._rotations(200, draws()).double()
-    assert torch.allclose(r @ r.transpose(1, 2), torch.eye(3).double().expand(200, 3, 3), atol=1e-6)
-    assert torch.allclose(torch.linalg.det(r), torch.ones(200).double(), atol=1e-6)
+    assert roundings((r @ r.transpose(1, 2)).float(), torch.eye(3).expand(200, 3, 3)) <= 32
+    assert roundings(torch.linalg.det(r).float(), torch.ones(200)) <= 64
     angle = torch.acos(((r.diagonal(dim1=1, dim2=2).sum(1) - 1) / 2).clamp(-1, 1)).rad2deg()
     assert 10 < float(angle.max()) <= 15 + 1e-3
 
@@ -47,8 +48,8 @@ def test_imu_keeps_the_length_of_a_constant_vector_up_to_gain_and_noise(monkeypa
     monkeypatch.setattr(augment, "_JITTER", 0.0)
     x = torch.tensor([3.0, 0.0, 4.0, 0.0, 12.0, 5.0])[None, :, None].expand(8, 6, 20)
     out = augment.imu(x, draws()).reshape(8, 2, 3, 20).norm(dim=2)
-    assert torch.allclose(out[:, 0], torch.full((8, 20), 5.0), atol=1e-4)
-    assert torch.allclose(out[:, 1], torch.full((8, 20), 13.0), atol=1e-4)
+    assert roundings(out[:, 0], torch.full((8, 20), 5.0)) <= 64
+    assert roundings(out[:, 1], torch.full((8, 20), 13.0)) <= 64
 
 
 def test_imu_shifts_by_at_most_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +60,7 @@ def test_imu_shifts_by_at_most_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
     shift = out[:, 0, 50] - 50
     assert set(shift.tolist()) <= set(range(-10, 11))
     assert len(set(shift.tolist())) > 5
-    assert torch.allclose(out[:, 0], (torch.arange(100.0) + shift[:, None]).clamp(0, 99), atol=1e-4)
+    assert roundings(out[:, 0], (torch.arange(100.0) + shift[:, None]).clamp(0, 99)) <= 64
 
 
 def test_crop_flip_moves_whole_images_and_mirrors_about_half() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tolerance import roundings
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -135,7 +136,7 @@ def test_pull_enters_before_momentum() -> None:
         slope = local.gradient(t, w)
         buffer = {k: 0.9 * buffer[k] + slope[k] + 0.5 * (w[k] - anchor[k]) for k in w}
         w = {k: w[k] - 0.1 * buffer[k] for k in w}
-    assert all(torch.allclose(after[k], w[k], atol=1e-6) for k in w)
+    assert all(roundings(after[k], w[k]) <= 100 for k in w)
     assert equal(anchor, {k: v + 1 for k, v in state.items()})
 
 
@@ -144,7 +145,7 @@ def test_accumulated_slices_are_one_batch() -> None:
     whole, cut = (
         local.train(t, start(t)) for t in (task(norm=False, batch=13), task(norm=False, batch=13, accumulate=3))
     )
-    assert all(torch.allclose(whole[k], cut[k], atol=1e-6) for k in whole)
+    assert all(roundings(whole[k], cut[k]) <= 100 for k in whole)
     many = task(norm=False, batch=2, accumulate=50)
     assert all(bool(torch.isfinite(v).all()) for v in local.train(many, start(many)).values())
 
@@ -247,8 +248,8 @@ def test_calibrate_gives_the_statistics_of_the_data() -> None:
     state = local.train(t, start(t))
     after = local.calibrate(t, state)
     hidden = F.linear(t.train.x, state["body.0.weight"], state["body.0.bias"])
-    assert torch.allclose(after["body.1.running_mean"], hidden.mean(0), atol=1e-6)
-    assert torch.allclose(after["body.1.running_var"], hidden.var(0), atol=1e-6)
+    assert roundings(after["body.1.running_mean"], hidden.mean(0)) <= 64
+    assert roundings(after["body.1.running_var"], hidden.var(0)) <= 64
     rest = [k for k in state if k not in t.split.statistics | t.split.counters]
     assert equal(only(after, rest), only(state, rest))
     assert t.model.body[1].momentum == 0.1  # type: ignore[index, union-attr]
@@ -259,8 +260,8 @@ def test_calibrate_by_pieces_is_the_mean_over_them() -> None:
     state = start(t)
     after = local.calibrate(t, state, batch=4)
     hidden = F.linear(t.train.x, state["body.0.weight"], state["body.0.bias"]).split(4)
-    assert torch.allclose(after["body.1.running_mean"], torch.stack([h.mean(0) for h in hidden]).mean(0), atol=1e-6)
-    assert torch.allclose(after["body.1.running_var"], torch.stack([h.var(0) for h in hidden]).mean(0), atol=1e-6)
+    assert roundings(after["body.1.running_mean"], torch.stack([h.mean(0) for h in hidden]).mean(0)) <= 64
+    assert roundings(after["body.1.running_var"], torch.stack([h.var(0) for h in hidden]).mean(0)) <= 64
 
 
 def test_ready_calibrates_only_what_never_trained_here() -> None:
@@ -280,7 +281,7 @@ def test_predict_is_in_eval_and_puts_modes_back() -> None:
     before = {m: m.training for m in model.modules()}
     first = local.predict(model, t.train.x, batch=5)
     assert torch.equal(first, local.predict(model, t.train.x, batch=5))
-    assert torch.allclose(first, local.predict(model, t.train.x), atol=1e-6)
+    assert roundings(first, local.predict(model, t.train.x)) <= 64
     assert {m: m.training for m in model.modules()} == before
     assert local.predict(model, t.train.x[:0]).shape == (0, 3)
 
@@ -413,4 +414,4 @@ def test_curvature_is_the_hessians_product() -> None:
     ahead = local.gradient(precise, {k: v + 1e-5 * along[k].double() for k, v in w.items()})
     behind = local.gradient(precise, {k: v - 1e-5 * along[k].double() for k, v in w.items()})
     for k, bent in product.items():
-        assert torch.allclose(bent.double(), (ahead[k] - behind[k]) / 2e-5, atol=1e-5)
+        assert roundings(bent, (ahead[k] - behind[k]) / 2e-5) <= 200

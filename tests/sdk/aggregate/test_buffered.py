@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tolerance import roundings
 
 from talaria import tree
 from talaria.aggregate import entries
@@ -45,7 +46,7 @@ def test_normalisations_by_hand(normalise: str, expected: float) -> None:
     shared = {"w": torch.zeros(1)}
     sent = [delta(1.0, "a", 3), delta(2.0, "b", 2), delta(4.0, "c", 0)]
     new, state = rule.apply(shared, at(3, rule, shared), sent)
-    assert new["w"].item() == pytest.approx(expected, abs=1e-6)
+    assert new["w"].item() == pytest.approx(expected, abs=5e-6)  # six digits on paper
     assert state["version"].item() == 4
     assert occupied(state) == []
 
@@ -60,7 +61,7 @@ def test_a_full_fresh_buffer_is_synchronous_averaging() -> None:
     assert tree.equal(new, want)
     values = [u.but(tensors={"w": shared["w"] + u.tensors["w"]}, kind="value") for u in sent]
     new, _ = rule.apply(shared, rule.init(shared), values)
-    assert torch.allclose(new["w"], want["w"], atol=1e-6)
+    assert roundings(new["w"], want["w"]) <= 32
 
 
 def test_arrival_order_changes_nothing() -> None:

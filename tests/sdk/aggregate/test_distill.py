@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tolerance import roundings, slack
 from torch import Tensor, nn
 
 from talaria.aggregate.adversarial import Attack, Normalization, adversarial
@@ -64,8 +65,8 @@ def test_divergence_of_the_hand_vector_has_finite_gradients() -> None:
     """With probability and log-probability exchanged, as released, the loss and all gradients are NaN."""
     a, b = torch.tensor([[1.0, 0.0]], requires_grad=True), torch.tensor([[0.0, 1.0]])
     loss = divergence(a, b)
-    assert loss.item() == pytest.approx(2 * math.tanh(0.5), abs=1e-6)
-    assert loss.item() == pytest.approx(0.9242343, abs=1e-6)
+    assert roundings(loss, 2 * math.tanh(0.5)) <= 32
+    assert loss.item() == pytest.approx(0.9242343, rel=5e-6)
     loss.backward()
     assert a.grad is not None
     assert bool(torch.isfinite(a.grad).all())
@@ -79,8 +80,8 @@ def test_the_attack_stays_within_its_bounds_in_pixel_space() -> None:
     before = state_of(model)
     moved = adversarial(model, data.x, data.y, Attack(), SCALE, torch.Generator().manual_seed(0))
     pixels, clean = SCALE.pixels(moved), SCALE.pixels(data.x)
-    assert float((pixels - clean).abs().max()) <= 8 / 255 + 1e-6
-    assert float(pixels.min()) >= -1e-6
+    assert float((pixels - clean).abs().max()) <= 8 / 255 + slack(clean, 32)
+    assert float(pixels.min()) >= -slack(clean, 32)
     assert float(pixels.max()) <= 1 + 1e-6
     assert float((moved - data.x).abs().max()) > 2 / 255
     assert equal(state_of(model), before)
@@ -136,7 +137,7 @@ def test_teachers_and_inputs_stay_untouched_and_logits_are_averaged() -> None:
     x = images(5).x
     with torch.no_grad():
         want = torch.stack([net(k).eval()(x) for k in (1, 2)]).mean(0)
-    assert torch.allclose(taught(net(0).eval(), teachers, x), want, atol=1e-6)
+    assert roundings(taught(net(0).eval(), teachers, x), want) <= 64
     normed = state_of(net(4, norm=True))
     again = {k: v.clone() for k, v in normed.items()}
     taught(model, [normed], x)

@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from tolerance import roundings
 
 from talaria import tree
 from talaria.aggregate.checks import compact_shape, positions
@@ -105,7 +106,7 @@ def test_masked_mean_equals_the_dense_reference(net: tuple[Tensors, ChannelLayou
         m = torch.stack([seen(shared, u.mask)[name] * u.weight for u in updates])
         x = torch.stack([d[name].double() for d in dense])
         want = torch.where(m.sum(0) > 0, (m * x).sum(0) / m.sum(0), old.double())
-        assert torch.allclose(new[name].double(), want, atol=1e-6, rtol=1e-6), name
+        assert roundings(new[name], want) <= 16, name
 
 
 def test_intersection_equals_the_dense_reference(net: tuple[Tensors, ChannelLayout], masks: list[ChannelMask]) -> None:
@@ -116,7 +117,7 @@ def test_intersection_equals_the_dense_reference(net: tuple[Tensors, ChannelLayo
         common = torch.stack([seen(shared, u.mask)[name] for u in updates]).prod(0).bool()
         w = torch.tensor([u.weight for u in updates], dtype=torch.float64).view(-1, *[1] * old.dim())
         mean = (torch.stack([d[name].double() for d in dense]) * w).sum(0) / w.sum()
-        assert torch.allclose(new[name][common].double(), mean[common], atol=1e-6)
+        assert roundings(new[name][common], mean[common]) <= 16
         assert torch.equal(new[name][~common], old[~common]), "outside the intersection the server's value stays"
     assert new["mask/a"].tolist() == [0, 0, 1, 0, 0, 0]
     assert new["mask/b"].tolist() == [0, 1, 0, 0]
@@ -140,9 +141,9 @@ def test_scaling_all_weights_changes_nothing(net: tuple[Tensors, ChannelLayout],
     shared, _ = net
     _, updates = clients(net, masks)
     base, _ = MaskedMean().apply(shared, {}, updates)
-    for scale in (0.25, 1024.0, 1e-3):
+    for scale, apart in ((0.25, 0), (1024.0, 0), (1e-3, 16)):  # a power of two changes no digit
         scaled, _ = MaskedMean().apply(shared, {}, [u.but(weight=u.weight * scale) for u in updates])
-        assert tree.equal(base, scaled)
+        assert roundings(scaled, base) <= apart, scale
 
 
 @pytest.mark.parametrize("rule", [Mean(), MaskedMean(), MaskedMean(mode="intersection"), MaskedMean(blend=True)])
@@ -183,20 +184,20 @@ def test_deltas_are_added(line: ChannelLayout) -> None:
         for u in updates
     ]
     new, _ = Mean().apply(shared, {}, deltas)
-    assert torch.allclose(new["w"], torch.tensor([7 / 3, 2.0, 6.0, 5.0, 3.0]))
+    assert roundings(new["w"], torch.tensor([7 / 3, 2.0, 6.0, 5.0, 3.0])) <= 16
 
 
 def test_blend_moves_by_the_holders_share(line: ChannelLayout) -> None:
     shared, updates = table(line)
     new, _ = MaskedMean(blend=True).apply(shared, {}, updates)
     # Holders' shares of the weight: 60/60, 30/60, 30/60, 0, 40/60.
-    assert torch.allclose(new["w"], torch.tensor([7 / 3, 1.5, 3.5, 5.0, 1 + 2 * 2 / 3]))
+    assert roundings(new["w"], torch.tensor([7 / 3, 1.5, 3.5, 5.0, 1 + 2 * 2 / 3])) <= 16
 
 
 def test_min_holders_keeps_rare_coordinates(line: ChannelLayout) -> None:
     shared, updates = table(line)
     new, _ = MaskedMean(min_holders=2).apply(shared, {}, updates)
-    assert torch.allclose(new["w"], torch.tensor([7 / 3, 2.0, 1.0, 5.0, 3.0]))
+    assert roundings(new["w"], torch.tensor([7 / 3, 2.0, 1.0, 5.0, 3.0])) <= 16
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
@@ -248,7 +249,7 @@ def test_more_masks_than_are_held_back(net: tuple[Tensors, ChannelLayout]) -> No
     for name, old in shared.items():
         m = torch.stack([seen(shared, u.mask)[name] * u.weight for u in updates])
         want = torch.where(m.sum(0) > 0, (m * torch.stack([d[name] for d in dense])).sum(0) / m.sum(0), old.double())
-        assert torch.allclose(new[name].double(), want, atol=1e-6), name
+        assert roundings(new[name], want) <= 16, name
 
 
 def test_what_does_not_fit_is_refused(net: tuple[Tensors, ChannelLayout]) -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from scipy.optimize import minimize
+from tolerance import roundings
 
 from talaria.aggregate.bucketing import Bucketed, bucketed, permutation
 from talaria.aggregate.clipping import CenteredClip
@@ -264,7 +265,7 @@ def test_trimmed_mean_survives_huge_outliers_in_float32() -> None:
     shared = {"w": torch.zeros(1)}
     updates = [Update({"w": v.view(1)}, weight=1, client=f"c{i}") for i, v in enumerate(x)]
     new, _ = TrimmedMean(f=2).apply(shared, {}, updates)
-    assert new["w"].item() == pytest.approx(sum(honest) / 6, abs=1e-7)
+    assert roundings(new["w"], sum(honest) / 6, 1.0) <= 16
 
 
 def test_trimmed_mean_cuts_what_it_says_it_cuts() -> None:

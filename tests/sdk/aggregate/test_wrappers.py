@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tolerance import roundings
 
 from talaria import tree
 from talaria.aggregate.coordinatewise import Median
@@ -101,14 +102,14 @@ def test_clipping_shortens_long_steps_only() -> None:
     shared = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0])}
     far = Update({"a": torch.tensor([4.0, 0.0]), "b": torch.tensor([5.0])}, weight=1)
     near = clipped(shared, far, 1.0)
-    assert torch.allclose(near.tensors["a"], torch.tensor([1.6, 0.0]))
-    assert torch.allclose(near.tensors["b"], torch.tensor([1.8]))
+    assert roundings(near.tensors["a"], torch.tensor([1.6, 0.0])) <= 16
+    assert roundings(near.tensors["b"], torch.tensor([1.8])) <= 16
     assert clipped(shared, far, 5.0) is far
     delta = Update(tree.minus(far.tensors, shared), weight=1, kind="delta")
     short = clipped(shared, delta, 1.0)
     assert math.hypot(*short.tensors["a"].tolist(), *short.tensors["b"].tolist()) == pytest.approx(1.0)
     new, _ = Clipped(inner=Mean(), norm=1.0).apply(shared, {}, [far])
-    assert torch.allclose(new["b"], torch.tensor([1.8]))
+    assert roundings(new["b"], torch.tensor([1.8])) <= 16
 
 
 def test_clipping_measures_against_the_masked_shared_state() -> None:

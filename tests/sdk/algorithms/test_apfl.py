@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tolerance import roundings
 from torch.nn import functional as F
 
 from talaria.algorithms.apfl import ALPHA, APFL
@@ -35,7 +36,7 @@ def test_gradients_of_mixture_and_alpha_against_autograd(tiny: Tiny) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     _, after = APFL(alpha_lr=0.05).fit(task, shared, private)
     for k, own in under(after, PERSONAL).items():
-        assert torch.allclose(own, (v[k] - 0.1 * v[k].grad).detach(), atol=1e-6)
+        assert roundings(own, (v[k] - 0.1 * v[k].grad).detach()) <= 64
     assert float(after[ALPHA]) == pytest.approx(0.3 - 0.05 * float(alpha.grad), abs=1e-6)
 
 
@@ -77,7 +78,7 @@ def test_served_is_the_mixture_with_the_latest_shared_model(tiny: Tiny, rounds: 
     alpha = float(private[ALPHA])
     served = state_of(APFL().personal(task, newer, private))
     for k, w in newer.items():
-        assert torch.allclose(served[k], alpha * private[PERSONAL + k] + (1 - alpha) * w, atol=1e-6)
+        assert roundings(served[k], alpha * private[PERSONAL + k] + (1 - alpha) * w) <= 16
 
 
 @pytest.mark.parametrize("buffers", ["local", "aggregate"])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tolerance import roundings
 from torch.nn import functional as F
 
 from talaria.algorithms import ALGORITHMS, load
@@ -96,7 +97,7 @@ def test_shared_statistics_are_everyones_not_the_first_devices(tiny: Tiny) -> No
     sent = [FedAvg().fit(task, shared, private)[0] for task in tasks]
     new, _ = FedAvg().aggregator.apply(shared, {}, sent)
     key = "body.1.running_mean"
-    assert torch.allclose(new[key], (sent[0].tensors[key] + sent[1].tensors[key]) / 2)
+    assert roundings(new[key], (sent[0].tensors[key] + sent[1].tensors[key]) / 2) <= 16
     assert not torch.equal(new[key], sent[0].tensors[key])
 
 
@@ -111,7 +112,7 @@ def test_served_models_are_in_eval_and_repeat(tiny: Tiny, rounds: Rounds, name: 
     model = load(name).personal(task, shared, private)
     before = state_of(model)
     assert torch.equal(model(task.val.x), model(task.val.x))
-    assert torch.allclose(model(task.val.x)[:1], model(task.val.x[:1]), atol=1e-6)
+    assert roundings(model(task.val.x)[:1], model(task.val.x[:1])) <= 64
     assert equal(state_of(model), before)
 
 
@@ -231,7 +232,7 @@ def test_fedbabu_tunes_from_the_aggregate_not_from_its_own_last_body(tiny: Tiny)
     sent = [algorithm.fit(task, shared, private)[0] for task in tasks]
     new, _ = algorithm.aggregator.apply(shared, {}, sent)
     served = state_of(algorithm.personal(tasks[0], new, private))
-    assert all(torch.allclose(served[k], new[k], atol=1e-6) for k in new)
+    assert all(roundings(served[k], new[k]) <= 64 for k in new)
     assert any(not torch.allclose(served[k], sent[0].tensors[k], atol=1e-4) for k in new)
 
 
@@ -263,7 +264,7 @@ def test_apfl_mixes_parameters_not_logits(tiny: Tiny) -> None:
     call = torch.func.functional_call
     logits = 0.5 * call(task.model, own, (task.val.x,)) + 0.5 * call(task.model, common, (task.val.x,))
     weights = {k: 0.5 * own[k] + 0.5 * common[k] for k in own}
-    assert torch.allclose(served(task.val.x), call(task.model, weights, (task.val.x,)), atol=1e-6)
+    assert roundings(served(task.val.x), call(task.model, weights, (task.val.x,))) <= 64
     assert float((served(task.val.x) - logits).abs().max()) > 0.01
 
 
@@ -276,7 +277,7 @@ def test_apfl_own_pass_sees_the_shared_weights_before_their_step(tiny: Tiny) -> 
     slopes = dict(zip(at, torch.autograd.grad(loss, list(at.values())), strict=True))
     _, after = APFL(alpha_update="off").fit(task, shared, private)
     for k in shared:
-        assert torch.allclose(after[PERSONAL + k], private[PERSONAL + k] - 0.05 * slopes[k], atol=1e-6)
+        assert roundings(after[PERSONAL + k], private[PERSONAL + k] - 0.05 * slopes[k]) <= 64
 
 
 def test_apfl_own_model_is_not_overwritten_by_the_mixture(tiny: Tiny) -> None:
@@ -285,7 +286,7 @@ def test_apfl_own_model_is_not_overwritten_by_the_mixture(tiny: Tiny) -> None:
     shared, private = mixed_case(task)
     _, after = APFL(alpha_update="off").fit(task, shared, private)
     for k in shared:
-        assert torch.allclose(after[PERSONAL + k], private[PERSONAL + k], atol=1e-9)
+        assert roundings(after[PERSONAL + k], private[PERSONAL + k]) <= 1
 
 
 def test_shared_batchnorm_advances_once_a_batch(tiny: Tiny) -> None:
@@ -321,7 +322,7 @@ def test_ditto_pull_leaves_batchnorm_statistics_alone(tiny: Tiny) -> None:
     _, after = Ditto(lam=1.0).fit(task, shared, private)
     alone = train(task, under(private, PERSONAL))
     statistics = sorted(task.split.statistics)
-    assert all(torch.allclose(under(after, PERSONAL)[k], alone[k], atol=1e-6) for k in statistics)
+    assert all(roundings(under(after, PERSONAL)[k], alone[k]) <= 64 for k in statistics)
 
 
 def test_ditto_own_model_trains_at_the_recipes_rate_and_decay(tiny: Tiny) -> None:
@@ -331,7 +332,7 @@ def test_ditto_own_model_trains_at_the_recipes_rate_and_decay(tiny: Tiny) -> Non
     shared, private = algorithm.init(task.model, task.split)
     _, after = algorithm.fit(task, shared, private)
     alone = train(task, under(private, PERSONAL))
-    assert all(torch.allclose(under(after, PERSONAL)[k], alone[k], atol=1e-6) for k in alone)
+    assert all(roundings(under(after, PERSONAL)[k], alone[k]) <= 64 for k in alone)
 
 
 # Per-FedAvg

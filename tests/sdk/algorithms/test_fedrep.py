@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tolerance import roundings
 from torch import nn
 
 from talaria.algorithms.fedrep import FedRep
@@ -144,7 +145,7 @@ def test_uniform_weights_by_option(tiny: Tiny, start: Callable[..., tuple[Tensor
     sent = [algorithm.fit(task, shared, private)[0] for task in (small, large)]
     mean, _ = algorithm.aggregator.apply(shared, {}, sent)
     for k in shared:
-        assert torch.allclose(mean[k], (sent[0].tensors[k] + sent[1].tensors[k]) / 2)
+        assert roundings(mean[k], (sent[0].tensors[k] + sent[1].tensors[k]) / 2) <= 16
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import pytest
 import torch
+from tolerance import roundings
 from torch import Tensor, nn
 
 from talaria.aggregate.base import Aggregator
@@ -185,8 +186,8 @@ def test_the_twin_is_what_fit_sends_and_keeps(form: str) -> None:
             update, private[i] = algorithm.fit(task.but(round=k), shared, private[i])
             updates.append(update)
         sent = twin(shared["theta"])
-        assert torch.allclose(torch.stack([u.tensors["theta"] for u in updates]), sent, rtol=1e-9, atol=1e-12)
-        assert torch.allclose(torch.stack([w["w"] for w in private]), twin.w, rtol=1e-9, atol=1e-12)
+        assert roundings(torch.stack([u.tensors["theta"] for u in updates]), sent) <= 1000
+        assert roundings(torch.stack([w["w"] for w in private]), twin.w) <= 1000
         shared, _ = algorithm.aggregator.apply(shared, {}, updates)
 
 
@@ -203,7 +204,7 @@ def test_rounds_of_fit_and_the_mean_converge() -> None:
             updates.append(update)
         shared, _ = algorithm.aggregator.apply(shared, {}, updates)
     assert p.loss(shared["theta"]) < start * (1 - p.mu / p.smooth) ** 24
-    assert torch.allclose(shared["theta"], Twin(p, 1 / p.smooth).run(12), rtol=1e-9)
+    assert roundings(shared["theta"], Twin(p, 1 / p.smooth).run(12)) <= 1000
 
 
 def test_gradient_form_converges_linearly_at_the_rate_of_gradient_descent() -> None:
@@ -233,7 +234,7 @@ def test_the_gradient_sent_is_that_of_the_envelope() -> None:
         update, _ = exact(1.0).fit(task, {"theta": theta}, fresh())
         point = theta.clone().requires_grad_()
         (0.5 * (a @ point - b).square().sum()).backward()
-        assert torch.allclose(-update.tensors["theta"], point.grad, atol=1e-8)
+        assert roundings(-update.tensors["theta"], point.grad) <= 1000
         assert update.metrics["gradient_norm"] == pytest.approx(float(point.grad.norm()))
 
 
@@ -327,7 +328,7 @@ def test_at_the_optimum_stale_updates_move_nothing() -> None:
     updates = [Update({"theta": x}, 1.0, f"c{i}", base=i, kind="delta") for i, x in enumerate(sent)]
     new, state = rule.apply(shared, state, updates)
     assert int(state["version"]) == 10
-    assert torch.allclose(new["theta"], p.theta, rtol=0, atol=1e-14)
+    assert roundings(new["theta"], p.theta) <= 64
 
 
 def test_a_robust_rule_within_the_buffer_reaches_the_optimum_among_liars() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from tolerance import roundings
 from torch import Tensor, nn
 
 from talaria.algorithms.fedavg import FedAvg
@@ -111,9 +112,9 @@ def test_a_body_without_modules_has_no_stages() -> None:
 def test_alignment_of_the_hand_vector() -> None:
     f, p = torch.tensor([[3.0, 4.0]]), torch.tensor([[4.0, 3.0]])
     same = torch.zeros(1, 2)
-    assert alignment([f, same], [p, same]).item() == pytest.approx(0.04 / 2, abs=1e-7)  # direction, of two stages
-    assert alignment([same + 1, f], [same + 1, p]).item() == pytest.approx(1.0 / 2, abs=1e-7)  # value
-    assert alignment([f], [p]).item() == pytest.approx(1.0)
+    assert roundings(alignment([f, same], [p, same]), 0.04 / 2, 1.0) <= 16  # direction, of two stages
+    assert roundings(alignment([same + 1, f], [same + 1, p]), 1.0 / 2, 1.0) <= 16  # value
+    assert roundings(alignment([f], [p]), 1.0) <= 16
 
 
 @pytest.mark.parametrize(("angle", "expected"), [(0.0, 0.0), (np.pi / 2, 1.0), (np.pi, 2.0)])
@@ -122,12 +123,12 @@ def test_the_early_term_measures_direction_alone(angle: float, expected: float) 
     p = torch.tensor([[np.cos(angle), np.sin(angle)]], dtype=torch.float32)
     rest = torch.zeros(1, 3)
     for scale in (1.0, 7.0, 0.01):
-        assert 2 * alignment([f, rest], [scale * p, rest]).item() == pytest.approx(expected, abs=1e-5)
+        assert roundings(2 * alignment([f, rest], [scale * p, rest]), expected, 1.0) <= 64
 
 
 def test_the_deep_term_is_zero_only_where_features_are_equal() -> None:
     f, rest = torch.tensor([[1.0, -2.0]]), torch.ones(1, 2)
-    assert alignment([rest, f], [rest, f]).item() == pytest.approx(0.0, abs=1e-7)
+    assert roundings(alignment([rest, f], [rest, f]), 0.0, 1.0) <= 16
     assert alignment([rest, f], [rest, 2 * f]).item() > 0.1
 
 
@@ -150,7 +151,7 @@ def test_prototypes_are_the_group_means_in_eval_mode(tiny: Tiny) -> None:
     with torch.no_grad():
         f = model.body(task.train.x)
     for c in (0, 1):
-        assert torch.allclose(body[c], f[task.train.y == c].mean(0), atol=1e-6)
+        assert roundings(body[c], f[task.train.y == c].mean(0)) <= 64
     assert body[2].tolist() == [0, 0, 0, 0]  # absent, never looked up
     assert all(torch.equal(v, buffers[k]) for k, v in model.named_buffers())
 
@@ -159,14 +160,14 @@ def test_features_are_averaged_over_places() -> None:
     conv = nn.Conv2d(1, 4, 3)
     x = torch.randn(5, 1, 6, 6, generator=torch.Generator().manual_seed(0))
     (f,) = features(nn.Sequential(conv), ["0"], x, batch=2)
-    assert torch.allclose(f, conv(x).detach().mean((2, 3)), atol=1e-6)
+    assert roundings(f, conv(x).detach().mean((2, 3))) <= 64
 
 
 def test_class_means_are_differentiable() -> None:
     f = torch.randn(4, 2, requires_grad=True)
     class_means(f, torch.tensor([0, 0, 1, 1]), 2).sum().backward()
     assert f.grad is not None
-    assert torch.allclose(f.grad, torch.full((4, 2), 0.5))
+    assert roundings(f.grad, torch.full((4, 2), 0.5)) <= 16
 
 
 @pytest.mark.parametrize("variant", ["A", "B"])

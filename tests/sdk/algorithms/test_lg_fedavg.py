@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tolerance import roundings
 
 from talaria.algorithms.lg_fedavg import LGFedAvg, ensemble
 from talaria.errors import ConfigError, ModelError
@@ -51,7 +52,7 @@ def test_a_newcomer_learns_a_body_under_the_still_head(
 def test_ensemble_of_one_model_is_that_model(tiny: Tiny) -> None:
     task = tiny()
     many = predict(ensemble([task.model] * 3), task.train.x).softmax(1)
-    assert torch.allclose(many, predict(task.model, task.train.x).softmax(1), atol=1e-6)
+    assert roundings(many, predict(task.model, task.train.x).softmax(1)) <= 64
 
 
 def test_ensemble_is_the_mean_of_probabilities(tiny: Tiny, rounds: Rounds) -> None:
@@ -63,9 +64,9 @@ def test_ensemble_is_the_mean_of_probabilities(tiny: Tiny, rounds: Rounds) -> No
     x = tiny(seed=8).train.x
     mean = torch.stack([m(x).softmax(1) for m in models]).mean(0)
     both = ensemble(models)
-    assert torch.allclose(both(x).exp(), mean, atol=1e-6)
+    assert roundings(both(x).exp(), mean) <= 64
     assert not both.training
-    assert torch.allclose(both(x).exp().sum(1), torch.ones(len(x)))
+    assert roundings(both(x).exp().sum(1), torch.ones(len(x))) <= 64
 
 
 def test_ensemble_of_nothing_is_refused() -> None:

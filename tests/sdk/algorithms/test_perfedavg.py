@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tolerance import roundings
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -37,7 +38,7 @@ def meta_gradient(task: Task, state: Tensors, alpha: float, parts: list[Tensor])
     return {k: g - alpha * h for k, g, h in zip(w, slope, bent, strict=True)}
 
 
-@pytest.mark.parametrize(("form", "tolerance"), [("exact", 1e-6), ("hf", 2e-4)])
+@pytest.mark.parametrize(("form", "tolerance"), [("exact", 64), ("hf", 4000)])
 def test_meta_step_against_the_formula(tiny: Tiny, form: str, tolerance: float) -> None:
     task = tiny(steps=1, lr=1.0)
     state = state_of(task.model)
@@ -46,7 +47,7 @@ def test_meta_step_against_the_formula(tiny: Tiny, form: str, tolerance: float) 
     expected = meta_gradient(task, state, 0.5, [first, second, last])
     update, _ = PerFedAvg(inner_lr=0.5, form=form).fit(task, state, {})
     for k, g in expected.items():
-        assert torch.allclose(state[k] - update.tensors[k], g, atol=tolerance), k
+        assert roundings(state[k] - update.tensors[k], g, 1.0) <= tolerance, k
     plain, _ = PerFedAvg(inner_lr=0.5, form="fo").fit(task, state, {})
     assert any(not torch.allclose(state[k] - plain.tensors[k], g, atol=1e-3) for k, g in expected.items())
 
@@ -57,7 +58,7 @@ def test_finite_difference_holds_under_dropout(tiny: Tiny) -> None:
         task = tiny(steps=1, lr=1.0, **net)
         shared, private = PerFedAvg().init(task.model, task.split)
         sent = [PerFedAvg(inner_lr=0.5, form=form).fit(task, shared, private)[0].tensors for form in ("exact", "hf")]
-        assert all(torch.allclose(sent[0][k], sent[1][k], atol=3e-4) for k in shared)
+        assert all(roundings(sent[0][k], sent[1][k], 1.0) <= 4000 for k in shared)
 
 
 @given(count=st.integers(1, 80), size=st.integers(1, 20), seed=st.integers(0, 5))
@@ -84,7 +85,7 @@ def test_only_the_pass_at_w_moves_batchnorm(tiny: Tiny, form: str) -> None:
     first, _ = apart(30, second, 4, task.generator("train/inner"))
     hidden = F.linear(task.train.x[first], shared["body.0.weight"], shared["body.0.bias"])
     assert int(after["body.1.num_batches_tracked"]) == 1
-    assert torch.allclose(after["body.1.running_mean"], 0.1 * hidden.mean(0), atol=1e-6)
+    assert roundings(after["body.1.running_mean"], 0.1 * hidden.mean(0)) <= 64
 
 
 def test_it_takes_as_many_steps_as_the_recipe_says(tiny: Tiny) -> None:
@@ -103,7 +104,7 @@ def test_served_is_one_full_batch_step_without_decay_or_momentum(tiny: Tiny, rou
     _, shared, private = rounds(algorithm, task)
     served = state_of(algorithm.personal(task, shared, private))
     slope = gradient(task, shared)
-    assert all(torch.allclose(served[k], shared[k] - 0.3 * slope[k], atol=1e-6) for k in shared)
+    assert all(roundings(served[k], shared[k] - 0.3 * slope[k]) <= 64 for k in shared)
     newcomer = algorithm.personal(task.but(newcomer=True), shared, private)
     assert equal(state_of(newcomer), served)
 
@@ -131,7 +132,7 @@ def test_serving_takes_every_sample_in_bounded_slices(tiny: Tiny) -> None:
     assert sum(largest) == 600
     assert max(largest) <= 256
     slope = gradient(task, shared)
-    assert all(torch.allclose(after[k], shared[k] - 0.3 * slope[k], atol=1e-6) for k in shared)
+    assert all(roundings(after[k], shared[k] - 0.3 * slope[k]) <= 64 for k in shared)
 
 
 def test_it_learns_a_better_start_than_its_own_average(tiny: Tiny) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tolerance import roundings, slack
 from torch import Tensor, nn
 
 from talaria import rounds
@@ -58,15 +59,15 @@ def test_one_update_with_n_samples_is_n_updates_with_one(seed: int, n: int) -> N
     step, left = prior, spread
     for row in z:
         step, left, _ = gaussian.posterior(step, left, row, sigma)
-    assert torch.allclose(mean, step, atol=1e-9)
-    assert torch.allclose(after, left, atol=1e-9)
+    assert roundings(mean, step) <= 1000
+    assert roundings(after, left) <= 1000
     information = torch.linalg.inv(torch.linalg.inv(spread) + n * torch.linalg.inv(sigma))
-    assert torch.allclose(after, information, atol=1e-9)
-    assert float(torch.linalg.eigvalsh(spread - after).min()) > -1e-10
-    eigen = torch.linalg.eigvals(gain)
-    assert float(eigen.imag.abs().max()) < 1e-8
-    assert float(eigen.real.min()) >= -1e-10
-    assert float(eigen.real.max()) <= 1 + 1e-10
+    assert roundings(after, information) <= 1000
+    assert float(torch.linalg.eigvalsh(spread - after).min()) >= -slack(spread, 1000)
+    eigen, room = torch.linalg.eigvals(gain), slack(gain, 10_000)  # an unsymmetric matrix: the square root of rounding
+    assert float(eigen.imag.abs().max()) <= room**0.5
+    assert float(eigen.real.min()) >= -(room**0.5)
+    assert float(eigen.real.max()) <= 1 + room**0.5
 
 
 def test_the_gain_grows_with_the_samples_and_diagonal_is_the_same_form() -> None:
@@ -77,8 +78,8 @@ def test_the_gain_grows_with_the_samples_and_diagonal_is_the_same_form() -> None
     assert bool((gains[1] < gains[2]).all())
     full = gaussian.posterior(zero, torch.diag(spread), m, torch.diag(sigma / 2))
     flat = gaussian.posterior(zero, spread, m, sigma / 2)
-    assert torch.allclose(full[0], flat[0], atol=1e-12)
-    assert torch.allclose(full[1].diagonal(), flat[1], atol=1e-12)
+    assert roundings(full[0], flat[0]) <= 100
+    assert roundings(full[1].diagonal(), flat[1]) <= 100
 
 
 def test_without_samples_the_posterior_is_the_prior_exactly() -> None:
@@ -105,8 +106,8 @@ def test_merged_statistics_are_those_of_all_samples_in_any_order(seed: int, diag
     whole = gaussian.collect(z, y, 3, diagonal=diagonal)
     for merged in (gaussian.merge(gaussian.merge(a, b), c), gaussian.merge(c, gaussian.merge(b, a))):
         assert torch.equal(merged.count, whole.count)
-        assert torch.allclose(merged.mean, whole.mean, rtol=1e-13)
-        assert torch.allclose(merged.scatter, whole.scatter, rtol=1e-10, atol=1e-10)
+        assert roundings(merged.mean, whole.mean) <= 100
+        assert roundings(merged.scatter, whole.scatter, 100 * whole.scatter.abs().max()) <= 1000  # 100 off the origin
 
 
 def test_statistics_equal_numpys_per_class() -> None:
@@ -116,9 +117,9 @@ def test_statistics_equal_numpys_per_class() -> None:
     scatter = np.zeros((3, 3))
     for c in range(3):
         own = z[y == c].numpy()
-        assert np.allclose(stats.mean[c], own.mean(0))
+        assert roundings(stats.mean[c], own.mean(0)) <= 100
         scatter += np.cov(own.T, bias=True) * len(own)
-    assert np.allclose(stats.scatter, scatter)
+    assert roundings(stats.scatter, scatter) <= 100
     assert stats.count.tolist() == [10, 5, 5, 0]
 
 
@@ -156,10 +157,10 @@ def test_linear_discriminant_equals_scikit_learn_with_the_maximum_likelihood_cov
 
     def apart(scale: float) -> float:
         w, b = gaussian.discriminant(stats.mean, stats.scatter / scale, prior)
-        return float(np.abs((z @ w.T + b).numpy() - want).max())
+        return roundings(z @ w.T + b, want)
 
-    assert apart(90) < 1e-11
-    assert apart(90 - 3) > 1e-2  # the unbiased covariance is another classifier
+    assert apart(90) < 10_000
+    assert apart(90 - 3) > 1e10  # the unbiased covariance is another classifier
 
 
 def test_rotating_the_features_leaves_full_covariance_logits_alone_but_not_diagonal_ones() -> None:
@@ -172,14 +173,14 @@ def test_rotating_the_features_leaves_full_covariance_logits_alone_but_not_diago
         w, b = gaussian.discriminant(stats.mean, gaussian.regular(stats.scatter / 57), torch.zeros(3))
         return x @ w.T + b
 
-    assert torch.allclose(logits(z, False), logits(z @ turn, False), atol=1e-8)
+    assert roundings(logits(z, False), logits(z @ turn, False)) <= 10_000
     assert not torch.allclose(logits(z, True), logits(z @ turn, True), atol=1e-2)
 
 
 def test_a_regular_covariance_adds_a_share_of_its_level_to_the_diagonal_alone() -> None:
     """A known slip adds the constant to every entry and a whole identity."""
     sigma = torch.tensor([[2.0, 1.0], [1.0, 4.0]], dtype=torch.float64)
-    assert torch.allclose(gaussian.regular(sigma, 0.1), torch.tensor([[2.3, 1.0], [1.0, 4.3]], dtype=torch.float64))
+    assert roundings(gaussian.regular(sigma, 0.1), torch.tensor([[2.3, 1.0], [1.0, 4.3]], dtype=torch.float64)) <= 16
     assert torch.equal(gaussian.regular(torch.zeros(2, 2)), torch.eye(2))
     assert torch.equal(gaussian.regular(torch.zeros(2)), torch.ones(2))
 
@@ -199,9 +200,9 @@ def test_the_predictive_head_is_the_gaussian_log_density() -> None:
         want[:, c] = density.log_prob(z) + prior[c] + 1.5 * np.log(2 * np.pi)
     at = stats.mean[stats.count > 0]
     factor = float((head(z)[0] / want[0])[0])
-    assert torch.allclose(head(z), factor * want, atol=1e-9)
-    assert 0 < factor <= 1
-    assert float((head(at).amax(1) - head(at).amin(1)).max()) <= 30 + 1e-9
+    assert roundings(head(z), factor * want) <= 1000
+    assert 0 < factor <= 1 + slack(1.0, 100)
+    assert float((head(at).amax(1) - head(at).amin(1)).max()) <= 30 + slack(30.0, 100)
 
 
 # ---- the server ---------------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ def test_differences_are_added_to_the_shared_statistics() -> None:
     value = sent(stats, "b")
     delta = value.but(tensors={k: v - shared[k] for k, v in value.tensors.items()}, kind="delta")
     one, two = rule.apply(shared, {}, [value])[0], rule.apply(shared, {}, [delta])[0]
-    assert all(torch.allclose(one[k], two[k], atol=1e-5) for k in one)
+    assert all(roundings(one[k], two[k]) <= 100 for k in one)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +368,7 @@ def test_anchors_are_pushed_apart_up_to_the_margin() -> None:
 
 def test_the_projection_keeps_lengths_and_is_the_same_everywhere() -> None:
     r = projection(16, 200, torch.float64)
-    assert torch.allclose(r @ r.T, torch.eye(16, dtype=torch.float64) * 200 / 16, atol=1e-10)
+    assert roundings(r @ r.T, torch.eye(16, dtype=torch.float64) * 200 / 16) <= 1000
     assert torch.equal(r, projection(16, 200, torch.float64))
     assert torch.equal(projection(8, 5, torch.float32), torch.eye(5))
 
@@ -420,7 +421,7 @@ def test_the_served_model_ends_in_one_linear_layer_that_is_the_gaussian_formula(
     want = z.double() @ inverse @ means.T - 0.5 * torch.einsum("cd,de,ce->c", means, inverse, means)
     want = want + algorithm._log_prior(stats, shared)
     centred = (want - want.mean(1, keepdim=True)) * algorithm_scale(stats, want, z)
-    assert torch.allclose(predict(model, task.train.x).double(), centred, atol=1e-5)
+    assert roundings(predict(model, task.train.x), centred) <= 200
     assert (algorithm._covariance(stats, shared) - torch.eye(4)).abs().max() > 1e-3
 
 

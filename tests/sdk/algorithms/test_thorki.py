@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tolerance import roundings
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -82,7 +83,8 @@ def test_the_mean_of_models_is_exact_with_a_common_first_factor() -> None:
     mean, _ = MaskedMean().apply(shared, {}, updates)
     down = private["fc1.adapter.down.weight"].double()
     products = torch.stack([u.tensors["fc1.adapter.up.weight"].double() @ down for u in updates]).mean(0)
-    assert torch.allclose(mean["fc1.adapter.up.weight"].double() @ down, products, atol=2e-7)
+    merged = (mean["fc1.adapter.up.weight"].double() @ down).float()
+    assert roundings(merged, products, updates[0].tensors["fc1.adapter.up.weight"].abs().max()) <= 16
 
 
 def test_adapters_mode_without_adapters_is_refused(tiny: Tiny) -> None:
@@ -108,7 +110,7 @@ def test_with_alpha_zero_the_system_is_the_large_model(tiny: Tiny) -> None:
         assert torch.equal(Fused(large, small, ConstantGate(0.0))(x), large(x))
         assert torch.equal(Fused(large, small, ConstantGate(1.0))(x), small(x))
         same = [Fused(large, large, ConstantGate(a))(x) for a in (0.1, 0.7)]
-    assert torch.allclose(same[0], same[1], atol=1e-6)
+    assert roundings(same[0], same[1]) <= 64
 
 
 def test_neither_branch_gets_a_gradient_from_the_other(tiny: Tiny) -> None:
@@ -259,7 +261,7 @@ def test_one_graph_with_both_branches_and_the_gate_exports(tmp_path: Path, tiny:
         torch.onnx.export(whole, (task.train.x,), path, dynamo=True, external_data=False, verbose=False)
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         out = session.run(None, {session.get_inputs()[0].name: task.train.x.numpy()})[0]
-        assert np.abs(out - predict(whole, task.train.x).numpy()).max() < 1e-4
+        assert roundings(out, predict(whole, task.train.x)) <= 1000
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tolerance import roundings
 from torch.nn import functional as F
 
 from talaria.aggregate.adversarial import Attack, Normalization, adversarial
@@ -21,7 +22,7 @@ def test_kalman_gain_in_one_dimension() -> None:
     """Prior N(0, 1), four samples of variance 4 with mean 2."""
     one = torch.ones(1, 1, dtype=torch.float64)
     mean, variance, gain = gaussian.posterior(0 * one[0], one, 2 * one[0], 4 * one / 4)
-    assert (gain.item(), mean.item(), variance.item()) == pytest.approx((0.5, 1.0, 0.5), abs=1e-14)
+    assert (gain.item(), mean.item(), variance.item()) == pytest.approx((0.5, 1.0, 0.5), rel=1e-14)
 
 
 def test_linear_discriminant_in_one_dimension() -> None:
@@ -44,13 +45,13 @@ def test_predictive_discriminant_in_one_dimension() -> None:
 
 def test_symmetric_divergence_of_two_classes() -> None:
     j = divergence(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]))
-    assert j.item() == pytest.approx(2 * math.tanh(0.5), abs=1e-6)
+    assert roundings(j, 2 * math.tanh(0.5)) <= 32
 
 
 def test_alignment_terms_of_one_feature() -> None:
     f, p, same = torch.tensor([[3.0, 4.0]]), torch.tensor([[4.0, 3.0]]), torch.ones(1, 2)
-    assert 2 * alignment([f, same], [p, same]).item() == pytest.approx(0.04, abs=1e-6)
-    assert 2 * alignment([same, f], [same, p]).item() == pytest.approx(1.0, abs=1e-6)
+    assert roundings(2 * alignment([f, same], [p, same]), 0.04, 1.0) <= 16
+    assert roundings(2 * alignment([same, f], [same, p]), 1.0) <= 16
 
 
 def test_fast_gradient_step_takes_eps_times_the_l1_norm_off_the_margin() -> None:
@@ -60,7 +61,7 @@ def test_fast_gradient_step_takes_eps_times_the_l1_norm_off_the_margin() -> None
     x = torch.full((1, 3), 0.5)
     attack = Attack(eps=8 / 255, step=8 / 255, steps=1, random_start=False)
     moved = adversarial(model, x, torch.tensor([0]), attack, Normalization(), torch.Generator())
-    assert (model(x) - model(moved))[0, 0].item() == pytest.approx(8 / 255 * 3.5, abs=1e-6)
+    assert roundings((model(x) - model(moved))[0, 0], 8 / 255 * 3.5, 1.0) <= 32
 
 
 @pytest.mark.parametrize("seed", range(4))

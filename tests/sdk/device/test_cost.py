@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+from tolerance import roundings
 
 from talaria.device import cost
 from talaria.device.anatomy import FEATURES, anatomy
@@ -67,7 +68,7 @@ def test_prices_are_found_again_and_never_negative() -> None:
     true = np.array([0.02, 0.1, 0.0, 0.0, 0.3, 0.01, 0.2, 0.0, 0.0, 0.0, 0.0, 0.05])
     assert len(true) == len(FEATURES)
     found = cost._prices(rows, rows @ true)
-    np.testing.assert_allclose(rows @ found, rows @ true, rtol=1e-6)
+    assert roundings(rows @ found, rows @ true) <= 10_000
     noise = np.random.default_rng(0).uniform(0.8, 1.2, len(rows))
     assert cost._prices(rows, rows @ true * noise).min() >= 0
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tolerance import roundings
 
 from talaria.device import clock, planning, probes, runtime
 from talaria.device import profile as profiles
@@ -66,7 +67,7 @@ def test_an_odd_width_loses_the_blocked_form() -> None:
 
 def test_one_layer_computes_what_it_says() -> None:
     out = runtime.Session(runtime.chain(2, [(3, 1, 1)], 4))(np.ones((1, 2, 4, 4), np.float32))
-    np.testing.assert_allclose(out, np.full((1, 3, 4, 4), 0.02), rtol=1e-6)
+    assert roundings(out, np.full((1, 3, 4, 4), 0.02)) <= 16
     assert runtime.Session(runtime.product(4))(np.ones((1, 4), np.float32)).shape == (1, 4)
 
 

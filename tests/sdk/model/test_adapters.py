@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from tolerance import roundings
 from torch import nn
 
 from talaria import tree
@@ -65,7 +66,7 @@ def test_merging_is_exact_and_gives_the_plain_names_back(spec):
     model = _trained(adapters.insert(_model(), spec, skip=["head"]))
     merged = merge(model)
     with torch.no_grad():
-        torch.testing.assert_close(merged(X), model(X), atol=1e-5, rtol=1e-5)
+        assert roundings(merged(X), model(X)) <= 200
         assert float((model(X) - _model().eval()(X)).abs().max()) > 1e-3
     assert set(_model().state_dict()) <= set(merged.state_dict())
     assert adapters.count(merged) == 0
@@ -78,7 +79,7 @@ def test_merging_holds_for_a_pruned_model_too(random_mask):
     found = survey(model, X)
     small = compact(model, random_mask(found.layout, 2))
     with torch.no_grad():
-        torch.testing.assert_close(merge(small)(X), small(X), atol=1e-5, rtol=1e-5)
+        assert roundings(merge(small)(X), small(X)) <= 200
 
 
 def test_what_cannot_be_merged_is_named():
@@ -235,7 +236,7 @@ def test_a_head_in_two_factors_has_few_parameters_and_follows_its_seed():
     with torch.no_grad():
         x = torch.randn(5, 24)
         product = nn.functional.linear(x, made.fc.up.weight @ made.fc.down.weight, made.fc.up.bias)
-        torch.testing.assert_close(made.fc(x), product)
+        assert roundings(made.fc(x), product) <= 64
     assert isinstance(adapters.factored(whole, "fc", 8).fc, nn.Linear)  # 8 * (24 + 10) is more than 24 * 10
     with pytest.raises(ModelError, match="only a linear layer has two factors"):
         adapters.factored(whole, "conv1", 4)
@@ -251,9 +252,10 @@ def test_the_zoo_builds_the_head_that_a_spec_asks_for_and_old_specs_read_the_sam
     split = zoo.split(spec, model)
     assert set(split.of("head")) == {"head.down.weight", "head.up.weight", "head.up.bias"}
     assert not any(k.startswith("head") for k in split.of("adapters"))
-    merged = merge(_trained(model)).eval()
+    model = _trained(model).double()  # the moved weights make its inner numbers large
+    merged = merge(model).eval()
     with torch.no_grad():
-        x = zoo.example(spec, 3)
-        torch.testing.assert_close(merged(x), model.eval()(x), atol=1e-5, rtol=1e-5)
+        x = zoo.example(spec, 3).double()
+        assert roundings(merged(x), model(x)) <= 10_000
     with pytest.raises(ConfigError, match="head=0"):
         AdapterSpec("lowrank", 2, head=0)

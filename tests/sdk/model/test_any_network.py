@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from tolerance import roundings
 from torch import nn
 from torch.nn import functional as F
 
@@ -129,7 +130,7 @@ def test_whatever_may_be_pruned_is_exact_for_any_mask(decade, random_mask):
             twin.load_state_dict(apply_dense(state, mask))
             with torch.no_grad():
                 got, want = compact(model, mask)(x), twin(x)
-            assert (got - want).abs().max() <= 1e-5 * want.abs().max().clamp(min=1e-3), (seed, model.kinds, mask.kept)
+            assert roundings(got, want, want.abs().max().clamp(min=1e-3)) <= 1000, (seed, model.kinds, mask.kept)
             assert tree.equal(scatter(gather(state, mask), mask, state), state)
         assert tree.equal(model.state_dict(), state)
     assert shrunk >= 5

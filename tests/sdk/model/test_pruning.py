@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tolerance import roundings
 from torch import nn
 
 from talaria import tree
@@ -50,7 +51,7 @@ def test_bn_is_the_absolute_scale_and_falls_back_to_l1(make_net):
     scores = pruning.importance(model, layout, "bn")
     assert scores["conv1"].tolist() == model.bn1.weight.detach().double().abs().tolist()
     both = (model.bn0.weight.detach().double().abs() + model.bn2.weight.detach().double().abs()) / 2
-    torch.testing.assert_close(scores["stem"], both)
+    assert roundings(scores["stem"], both) <= 200
     assert torch.equal(scores["down"], pruning.importance(model, layout)["down"])
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tolerance import roundings
 
 from talaria import tree
 from talaria.errors import ModelError
@@ -31,7 +32,7 @@ def test_compact_equals_masked_dense_twin_and_gather_equals_its_state(net, rando
     assert list(state) == list(model.state_dict())
     assert tree.equal(state, gather(model.state_dict(), mask))
     with torch.no_grad():
-        torch.testing.assert_close(small.eval()(x), _twin(model, mask)(x), atol=1e-5, rtol=1e-5)
+        assert roundings(small.eval()(x), _twin(model, mask)(x)) <= 200
 
 
 @SETTINGS

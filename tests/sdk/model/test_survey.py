@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tolerance import roundings
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,7 +29,7 @@ def assert_exact(model, mask, x):
     twin = copy.deepcopy(model)
     twin.load_state_dict(apply_dense(model.state_dict(), mask))
     with torch.no_grad():
-        torch.testing.assert_close(compact(model, mask).eval()(x), twin.eval()(x), atol=1e-5, rtol=1e-5)
+        assert roundings(compact(model, mask).eval()(x), twin.eval()(x)) <= 200
 
 
 EXPECTED = {

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from tolerance import roundings
 from torch import nn
 
 from talaria import tree
@@ -98,7 +99,7 @@ def test_half_the_channels_gone_equals_the_masked_dense_twin(name):
     x = zoo.example(spec, 2)
     with torch.no_grad():
         got, want = small.eval()(x), twin.eval()(x)
-    torch.testing.assert_close(got, want, atol=1e-5 * max(1.0, float(want.abs().max())), rtol=0)
+    assert roundings(got, want, want.abs().max().clamp(min=1.0)) <= 1000
     dense = model.state_dict()
     assert tree.equal(small.state_dict(), gather(dense, mask))
     assert tree.equal(scatter(small.state_dict(), mask, dense), dense)

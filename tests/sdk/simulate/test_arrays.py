@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tolerance import roundings
 
 from talaria.errors import ConfigError, DataError
 from talaria.simulate.data import Federated, load, npz
@@ -76,8 +77,8 @@ def test_a_split_without_validation_gets_it_from_the_training_part(tmp_path: Pat
 def test_standardized_by_the_training_samples(tmp_path: Path) -> None:
     data = loaded(tmp_path)
     train = torch.cat([c.train.x for c in data.clients.values()])
-    assert torch.allclose(train.mean(0), torch.zeros(5), atol=1e-5)
-    assert torch.allclose(train.std(0, correction=0), torch.ones(5), atol=1e-5)
+    assert roundings(train.mean(0), torch.zeros(5), scale=1.0) <= 100
+    assert roundings(train.std(0, correction=0), torch.ones(5)) <= 100
     assert data.meta["scaled"] == "z-scored"
 
 

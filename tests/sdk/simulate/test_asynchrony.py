@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 import torch
+from tolerance import roundings
 from typer.testing import CliRunner
 
 from talaria import rounds
@@ -95,7 +96,7 @@ def test_a_buffer_of_all_members_is_learning_in_step() -> None:
     one = simulate(RUN, members(), buffering=Buffering(buffer=len(NAMES)))
     two = simulate(STEP, members())
     assert {age for facts in one.history for age in facts.staleness} == {0}
-    assert all(torch.allclose(one.shared[k], two.shared[k], atol=1e-5) for k in two.shared)
+    assert all(roundings(one.shared[k], two.shared[k]) <= 100 for k in two.shared)
 
 
 def test_nothing_older_than_allowed_counts_and_its_device_begins_anew() -> None:
