@@ -5,8 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
+CORES := $(shell nproc 2>/dev/null || echo 2)
+WORKERS ?= $(shell echo $$((2 * $(CORES))))# half of the tests wait for other processes
+SPREAD := --dist loadfile --no-loadscope-reorder
+ATEN ?= default
+ISA ?= SSE41
+NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/test_*.py tests/sdk/device/test_binding.py \
+  tests/laws tests/export/test_onnx.py tests/export/test_lift.py tests/export/test_preprocess.py tests/export/test_variants.py
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test quick masked mutants check bench clean
 .DEFAULT_GOAL := help
 
 help: ## What can be made
@@ -17,7 +24,16 @@ demo: $(VENV)/.demo ## Personalize a model for 20 smartwatch wearers over a real
 
 test: $(VENV)/.dev ## Run all tests (installs Mosquitto, PostgreSQL, Chromium and Node where they are missing)
 	scripts/needs mosquitto postgresql chromium nodejs npm
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n $(WORKERS) $(SPREAD)
+
+quick: $(VENV)/.dev ## The inner loop: the library's own tests and the laws of three algorithms, under a minute
+	$(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) -m "not slow and not broker" tests/sdk tests/laws tests/test_tolerance.py
+
+masked: $(VENV)/.dev ## The numerical tests again as on an older processor, with two threads (ATEN=, ISA=, OMP_NUM_THREADS=)
+	ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ISA) OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) $(NUMERICAL)
+
+mutants: $(VENV)/.dev ## Small faults set into the sources, one at a time: the nearest tests must notice each
+	$(BIN)/python scripts/mutants.py
 
 check: $(VENV)/.dev ## Lint, format, types, import contracts
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""For all tests: no verdict depends on how fast this machine is just now, and servers are real ones."""
+"""For all tests: no verdict depends on how fast this machine is just now, servers are real, and none is skipped."""
 
 import sys
 from pathlib import Path
@@ -6,13 +6,80 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent))  # for servers.py, which several folders use
+sys.path.insert(0, str(Path(__file__).parent))  # for servers.py and its like, which several folders use
 
 from servers import serving_postgres, serving_s3
 
 settings.register_profile("talaria", deadline=None)
 settings.register_profile("minutes", deadline=None, max_examples=4000)
 settings.load_profile("talaria")
+
+BROKER = {"mosquitto", "make_mosquitto", "fleet", "broker", "keyed"}
+"""Fixtures that start a broker."""
+BROWSER = {"page", "odd"}
+
+SLOW = (
+    "tests/coordinator", "tests/edge_client", "tests/export", "tests/hostile", "tests/system",
+    "tests/test_no_pickle.py",
+    "tests/sdk/aggregate/test_byzantine.py", "tests/sdk/algorithms/test_ffgg.py", "tests/sdk/device/test_cost.py",
+    "tests/sdk/device/test_cuts.py", "tests/sdk/device/test_device_bench.py", "tests/sdk/device/test_device_cli.py",
+    "tests/sdk/device/test_planner.py", "tests/sdk/model/test_any_network.py", "tests/sdk/model/test_zoo.py",
+    "tests/sdk/simulate", "tests/sdk/test_economy.py", "tests/sdk/test_fuzz.py", "tests/sdk/test_personalizer.py",
+)  # fmt: skip
+"""Files that ``make quick`` leaves to ``make test``: they take seconds each, or are no part of the inner loop."""
+QUICK_LAWS = {"fedavg", "hermes", "pfedgm"}
+"""The algorithms whose laws ``make quick`` looks at: a plain one, one with masks, one with statistics."""
+
+WAITS = ("tests/system", "tests/hostile", "tests/coordinator", "tests/sdk/wire/test_transport.py")
+"""Files that wait for processes, sockets and deadlines more than they compute."""
+LONG = (
+    "tests/system/test_demo.py", "tests/system/test_same_bytes.py", "tests/system/test_operator.py",
+    "tests/system/test_identity.py", "tests/system/test_crashes.py", "tests/system/test_failures.py",
+    "tests/system/test_examples.py", "tests/system/test_dashboard.py", "tests/system/test_from_init.py",
+    "tests/laws/test_algorithm_laws.py", "tests/export/test_matrix.py", "tests/export/test_command_line.py",
+    "tests/sdk/device/test_planner.py", "tests/export/test_blocked.py", "tests/sdk/device/test_device_bench.py",
+)  # fmt: skip
+"""Files that take longest, in that order: one that begins last would keep all others waiting."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        names, path = set(item.fixturenames), _path(item)
+        if names & BROKER:
+            item.add_marker("broker")
+        if "postgres" in names or "postgres" in item.name:
+            item.add_marker("postgres")
+        if names & BROWSER:
+            item.add_marker("browser")
+        algorithm = item.callspec.params.get("name") if hasattr(item, "callspec") else None
+        if path.startswith(SLOW) or (path == "tests/laws/test_algorithm_laws.py" and algorithm not in QUICK_LAWS):
+            item.add_marker("slow")
+    items[:] = _mixed(items)
+
+
+def _path(item):
+    return item.location[0].replace("\\", "/")
+
+
+def _mixed(items):
+    """Whole files, the longest first, those that wait and those that compute by turns: so few wait at the same time."""
+    files = {}
+    for item in items:
+        files.setdefault(_path(item), []).append(item)
+    order = sorted(files, key=lambda f: LONG.index(f) if f in LONG else len(LONG))
+    waiting = [f for f in order if f.startswith(WAITS)]
+    busy = [f for f in order if not f.startswith(WAITS)]
+    mixed = [f for pair in zip(waiting, busy, strict=False) for f in pair]
+    return [item for f in dict.fromkeys([*mixed, *order]) for item in files[f]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A broker, a browser or a database that is missing fails its tests: what is skipped is not noticed."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"{item.nodeid} would be skipped: {report.longrepr}"
+    return report
 
 
 @pytest.fixture(scope="session")
