@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from talaria.simulate.data import npz
+from talaria import npz
 from talaria.simulate.data.partition import dirichlet, mixed, mixes_of, stratified
 
 CLASSES = 100

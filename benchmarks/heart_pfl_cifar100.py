@@ -26,6 +26,7 @@ import torch
 from safetensors import torch as tensorfile
 from torch.nn import Module
 
+from talaria import npz
 from talaria.aggregate.adversarial import Attack, Normalization
 from talaria.algorithms.heart_pfl import HeartPFL, trainable
 from talaria.errors import ConfigError, DataError
@@ -34,7 +35,6 @@ from talaria.model import zoo
 from talaria.model.adapters import HEART_RESNET
 from talaria.model.zoo import ModelSpec
 from talaria.seeds import generator
-from talaria.simulate.data import npz
 from talaria.simulate.data.cifar100 import MEAN, SD
 from talaria.simulate.data.partition import dirichlet, mixed, mixes_of, stratified
 from talaria.types import Recipe, Samples, Split, Task, Tensors
@@ -215,7 +215,7 @@ class Fleet:
             split=self.split,
             train=train,
             val=train.take(torch.arange(0)),
-            recipe=Recipe(epochs=self.args.epochs, batch=self.args.batch, lr=self.args.lr),
+            recipe=Recipe(epochs=self.args.epochs, batch=self.args.batch, lr=self.args.lr, momentum=0.0),
             classes=CLASSES,
             run=self.args.seed,
             client=name,

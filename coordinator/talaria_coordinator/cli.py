@@ -37,6 +37,15 @@ A fleet.toml:
     name = "imu_cnn"
     input_shape = [6, 100]
     classes = 7
+    [run.recipe]                # how a device trains; left out, as here, in simulation too
+    epochs = 2
+    batch = 16
+    lr = 0.02
+    momentum = 0.9
+
+\b
+With defaults = "smartwatch" under [run], model, recipe and the algorithm's options are those of
+`talaria simulate -d smartwatch`. `talaria simulate ... --write-fleet DIR` writes what it simulates as a fleet.
 """
 
 

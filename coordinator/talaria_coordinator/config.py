@@ -38,21 +38,29 @@ port = 8420                 # API, metrics and dashboard on this machine; 0 is a
 [run]                       # what all devices must agree on: the fields of talaria.rounds.Run
 algorithm = "hermes"
 rounds = 30
+    # defaults = "smartwatch"   # model, recipe and options that `talaria simulate -d smartwatch` takes
 [run.spec]
 name = "imu_cnn"
 input_shape = [6, 100]
 classes = 7
+[run.recipe]                # how a device trains in a round; what is left out is as shown, in simulation too
+epochs = 2
+batch = 16
+lr = 0.02
+momentum = 0.9
+    # weight_decay, smoothing, steps, most_steps, accumulate, augment: see talaria.types.Recipe
+    # [run.hparams]             # the algorithm's options; `talaria algorithms --json` lists them
 """
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy import URL
 
+from talaria import defaults
 from talaria.asynchrony import Buffering
 from talaria.errors import ConfigError
 from talaria.rounds import Run, check_over
@@ -168,19 +176,12 @@ def load_config(path: Path) -> FleetConfig:
 
 def run_of(section: Section, *, asynchronous: bool = False) -> Run:
     """The run that a ``[run]`` table describes, in rounds or as ``[rounds] mode`` says."""
-    known = {f.name for f in fields(Run)}
-    for name in section.values:
-        if name not in known:
-            raise section.bad(name, f"is unknown; known are {', '.join(sorted(known))}")
     if "asynchronous" in section.values:
         raise section.bad("asynchronous", 'is said by [rounds] mode = "asynchronous"; leave it out here')
-    for name in ("spec", "algorithm"):
-        if name not in section.values:
-            raise section.bad(name, "says which model (a table) or algorithm (text) to learn with")
-    values = {"recipe": {}, **section.values, "asynchronous": asynchronous}
+    values = {name: value for name, value in section.values.items() if name != "defaults"}
     try:
-        return Run.from_json(json.dumps(values))
+        named = section.values.get("defaults")
+        dataset = None if named is None else defaults.require(named)
+        return Run.of({**defaults.completed(values, dataset), "asynchronous": asynchronous})
     except ConfigError as error:
-        raise ConfigError(f"{section.file}: {error}") from None
-    except TypeError as error:
-        raise ConfigError(f"{section.file}: [run] {error}; use numbers, text, lists and tables only") from None
+        raise ConfigError(f"{section.file}: [run] {str(error).removeprefix('run: ')}") from None

@@ -53,6 +53,11 @@ rounds = 30
 name = "imu_cnn"
 input_shape = [6, 100]
 classes = 7
+[run.recipe]                  # how a device trains in a round; what is left out is as it stands here
+epochs = 2
+batch = 16
+lr = 0.02
+momentum = 0.9
 """
 
 

@@ -24,7 +24,7 @@ A device.toml:
     name = "watch"
     broker = "mqtt://127.0.0.1:1883"
     [data]
-    source = "smartwatch"         # or "npz" with path = "data.npz"
+    source = "smartwatch"         # or "npz" with path = "data.npz": x, y and split (0 train, 1 validation, 2 test)
     client = "s01-left"
 
 \b
@@ -47,7 +47,10 @@ def edge() -> None:
 
 @app.command(epilog=EXAMPLE)
 def run(
-    configs: Annotated[list[Path], typer.Argument(metavar="DEVICE.TOML...", help="One file per agent.")],
+    configs: Annotated[
+        list[Path],
+        typer.Argument(metavar="DEVICE.TOML...", help="One file per agent; a fleet.toml among them is passed over."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines instead of text.")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads that training may use; 0: as torch decides.", min=0)] = 0,
     insecure: Annotated[
@@ -66,13 +69,13 @@ def run(
 
     from talaria.journal import Journal
     from talaria_edge.agents import run_agents
-    from talaria_edge.config import load_config
+    from talaria_edge.config import load_configs
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if threads:
         torch.set_num_threads(threads)
     journal = Journal(sys.stdout, as_json)
-    found = asyncio.run(run_agents([load_config(path) for path in configs], journal, insecure=insecure))
+    found = asyncio.run(run_agents(load_configs(configs), journal, insecure=insecure))
     failed = {name: result["error"] for name, result in found.items() if "error" in result}
     for name, error in failed.items():
         typer.echo(f"talaria: {name}: {error}", err=True)

@@ -17,8 +17,9 @@ broker = "mqtt://127.0.0.1:1883"
 folder = "identity"           # made by `talaria edge join`; leave out for a fleet on this machine alone
 
 [data]
-source = "smartwatch"         # a dataset Talaria knows (client, options), or "npz" with path = "data.npz"
-client = "s01-left"
+source = "smartwatch"         # a dataset Talaria knows (client, options), or "npz" with path = "data.npz", which
+client = "s01-left"           # holds x, y and split (0 train, 1 validation, 2 test); client says whose, where it is
+                              # of several
 
 [plan.widths]                 # instead of a plan: only the channels to keep, by group
 conv1 = 16
@@ -36,7 +37,7 @@ every_s = 10                  # how often to look again
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,14 @@ class DeviceConfig:
             )
 
 
+def load_configs(paths: Sequence[Path]) -> list[DeviceConfig]:
+    """The configurations in ``paths``. A fleet's own settings among them, as in ``DIR/*.toml``, are passed over; where
+    there is nothing else, they are an error like any other."""
+    tops = {path: read_toml(path) for path in paths}
+    own = [path for path, top in tops.items() if "device" in top.values or "run" not in top.values]
+    return [load_config(path) for path in own or paths]
+
+
 def load_config(path: Path) -> DeviceConfig:
     """The configuration in ``path``. Raises :class:`ConfigError` naming the field, its value and the mend."""
     top = read_toml(path)
@@ -115,7 +124,7 @@ def load_config(path: Path) -> DeviceConfig:
         fleet=fleet.text("name"),
         broker=fleet.text("broker"),
         state=device.path("state", f"state/{name}"),
-        source=_source(data, name),
+        source=_source(data, name, device.names("labels", ())),
         plan=_plan(device, plan),
         username=fleet.text("username", None),
         password_file=fleet.path("password_file", None),
@@ -136,10 +145,10 @@ def load_config(path: Path) -> DeviceConfig:
     return config
 
 
-def _source(data: Section, device: str) -> DataSource:
+def _source(data: Section, device: str, labels: tuple[str, ...]) -> DataSource:
     kind = data.text("source")
     if kind == "npz":
-        return NpzSource(data.path("path"))
+        return NpzSource(data.path("path"), data.text("client", device), labels)
     return NamedSource(kind, data.text("client", device), dict(data.table("options").values))
 
 

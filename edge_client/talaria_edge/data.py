@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from talaria.errors import ConfigError, DataError
+from talaria import recorded
+from talaria.errors import ConfigError, DataError, some_of
+from talaria.npz import Array
+from talaria.simulate.data import arrays
 from talaria.types import Samples
 
 LIMIT = 4 << 30
 """Bytes of arrays that one device may hold."""
-ARRAYS = ("x_train", "y_train", "x_val", "y_val")
 
 
 @dataclass(frozen=True)
@@ -38,35 +39,64 @@ class DataSource(Protocol):
 
 @dataclass(frozen=True)
 class NpzSource:
-    """Arrays ``x_train y_train x_val y_val`` (and ``x_test y_test``) in one ``.npz``, or as ``.npy`` in a folder.
+    """This device's samples from a ``.npz`` file or a folder of ``.npy`` files, in the form of
+    :mod:`talaria.recorded`: ``x``, ``y`` and, best, ``split``; nothing in it is executed.
 
-    ``x`` is float (N, ...), ``y`` integer (N,). Nothing in the files is executed (no pickled arrays).
+    Values are taken as they are, in the shape that the model takes; uint8 is divided by 255, as in simulation. Without
+    ``split`` the samples are cut as a simulation cuts them. Of a file with more than one client, ``client`` says which;
+    text labels count by their place in ``labels``.
     """
 
     path: Path
+    client: str | None = None
+    labels: tuple[str, ...] = ()
 
     def load(self) -> DeviceData:
-        arrays = self._arrays()
-        missing = [name for name in ARRAYS if name not in arrays]
-        if missing:
-            raise DataError(f"data: {self.path} lacks {', '.join(missing)}; it needs {', '.join(ARRAYS)}")
-        test = None
-        if "x_test" in arrays and "y_test" in arrays:
-            test = _samples(self.path, "test", arrays)
-        return DeviceData(_samples(self.path, "train", arrays), _samples(self.path, "val", arrays), test)
+        found = recorded.read(self.path, LIMIT)
+        y = self._classes(found.y)
+        if found.client is None:
+            rows = np.arange(len(y))
+        else:
+            names, _, owners = recorded.clients(found.client)
+            if self.client not in names:
+                raise ConfigError(
+                    f"data: {self.path} has no client {self.client!r}; set [data] client to one of {some_of(names, 20)}"
+                )
+            rows = np.flatnonzero(owners == names.index(self.client))
+        if found.split is None:
+            cuts = arrays.cut(found, y)
+            train, val, test = cuts[self.client] if found.client is not None and self.client else cuts["client-0"]
+        else:
+            train, val, test = (rows[found.split[rows] == part] for part in range(len(recorded.PARTS)))
+        parts = [
+            self._samples(part, found.x[at], y[at]) for part, at in zip(recorded.PARTS, (train, val, test), strict=True)
+        ]
+        return DeviceData(parts[0], parts[1], parts[2] if len(parts[2]) else None)
 
-    def _arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
+    def _classes(self, y: Array) -> Array:
+        """Labels as class numbers, int64 (N,)."""
+        if y.dtype.kind not in "US":
+            return recorded.whole(y, "y")
+        names, at = np.unique(y if y.dtype.kind == "U" else np.char.decode(y, "utf-8", "replace"), return_inverse=True)
+        unknown = [name for name in names.tolist() if name not in self.labels]
+        if unknown:
+            raise DataError(
+                f"data: {self.path}: label {unknown[0]!r} is none of this device's; list all classes in the fleet's "
+                "order as [device] labels, or write class numbers"
+            )
+        return np.array([self.labels.index(name) for name in names.tolist()], np.int64)[at]
+
+    def _samples(self, part: str, x: Array, y: Array) -> Samples:
+        if x.dtype.kind not in "bfiu":
+            raise DataError(f"data: {self.path}: x is {x.dtype}; need numbers")
+        with np.errstate(over="ignore"):
+            values = np.ascontiguousarray(x, dtype=np.float32)
+        if x.dtype == np.uint8:
+            values = values / np.float32(255)
         try:
-            if self.path.is_dir():
-                found = {p.stem: p for p in sorted(self.path.glob("*.npy"))}
-                _bounded(self.path, sum(p.stat().st_size for p in found.values()))
-                return {name: np.load(p, allow_pickle=False) for name, p in found.items()}
-            with zipfile.ZipFile(self.path) as archive:
-                _bounded(self.path, sum(info.file_size for info in archive.infolist()))
-            with np.load(self.path, allow_pickle=False) as loaded:
-                return {name: loaded[name] for name in loaded.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"data: {self.path} cannot be read ({error}); write it with numpy.savez") from None
+            return Samples(torch.from_numpy(values), torch.from_numpy(np.ascontiguousarray(y)))
+        except DataError as error:
+            raise DataError(f"data: {self.path}, part {part!r}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -127,23 +157,3 @@ def checked(data: DeviceData, input_shape: tuple[int, ...], classes: int) -> Dev
             "record at least two"
         )
     return data
-
-
-def _samples(path: Path, part: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Samples:
-    x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-    if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
-        raise DataError(
-            f"data: {path}: x_{part} is {x.dtype} and y_{part} is {y.dtype}; need numbers and whole-number labels"
-        )
-    try:
-        return Samples(
-            torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)),
-            torch.from_numpy(np.ascontiguousarray(y, dtype=np.int64)),
-        )
-    except DataError as error:
-        raise DataError(f"data: {path}, part {part!r}: {error}") from None
-
-
-def _bounded(path: Path, size: int) -> None:
-    if size > LIMIT:
-        raise DataError(f"data: {path} holds {size} bytes, more than {LIMIT}; give this device fewer samples")

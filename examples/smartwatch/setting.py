@@ -4,11 +4,11 @@ The recipe was chosen by leaving members out in turn as newcomers; benchmarks/RE
 """
 
 from talaria import rounds
+from talaria.defaults import SMARTWATCH
 from talaria.model import pruning
 from talaria.model.zoo import ModelSpec
 from talaria.rounds import Run
 from talaria.simulate.data import Federated
-from talaria.simulate.defaults import SMARTWATCH
 from talaria.types import Plan
 
 ROUNDS = 30

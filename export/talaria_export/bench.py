@@ -196,7 +196,7 @@ def _trained(spec: ModelSpec, model: Module, train: Samples, epochs: int) -> Mod
     from talaria.types import Recipe, Task
 
     state = local.state_of(model)
-    task = Task(model, zoo.split(spec, model), train, train, Recipe(batch=32, momentum=0.9), spec.classes)
+    task = Task(model, zoo.split(spec, model), train, train, Recipe(batch=32, lr=0.05, momentum=0.9), spec.classes)
     for phase, (count, rate) in enumerate(((epochs, 0.05), (-(-epochs // 3), 0.005))):
         state = local.train(replace(task, round=phase), state, recipe=task.recipe.but(epochs=count, lr=rate))
     return local.served(task, local.calibrate(task, state))

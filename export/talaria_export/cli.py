@@ -31,7 +31,10 @@ def export(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Held-out samples as the model takes them (.npz with x and y): variants are judged on them."),
+        typer.Option(
+            help="Held-out samples as the model takes them: .npz with x, y and, where it holds more, split (1: these). "
+            "Variants are judged on them."
+        ),
     ] = None,
     labels: Annotated[str, typer.Option(help="Names of the classes, with commas between.")] = "",
     card: Annotated[Path | None, typer.Option(help="JSON to put into the bundle as its model card.")] = None,
@@ -84,7 +87,7 @@ def export(
         out,
         model,
         example=example,
-        samples=None if data is None else source.samples(*_arrays(data)),
+        samples=None if data is None else source.samples(*_arrays(data, 1)),
         labels=labels.split(",") if labels else facts.get("labels") or None,
         meta=facts.get("card", {}) if card is None else source.read_json(card),
         normalize=moments,
@@ -116,7 +119,10 @@ def verify(
     bundles: Annotated[list[Path], typer.Argument(help="Bundles to verify.")],
     data: Annotated[
         Path | None,
-        typer.Option(help="Samples as the bundle takes them, raw (.npz with x and y), to measure the accuracy on."),
+        typer.Option(
+            help="Samples as the bundle takes them, raw, to measure the accuracy on: .npz with x, y and, where "
+            "it holds more, split (2: these)."
+        ),
     ] = None,
     trust: Annotated[str | None, typer.Option(help="Public key, 64 hex digits, that must have signed them.")] = None,
     seconds: Annotated[float, typer.Option(help="CPU seconds of latency measurement each; 0: none.")] = 0.3,
@@ -128,7 +134,7 @@ def verify(
     """
     from talaria_export.verify import verify_bundle
 
-    samples = None if data is None else _arrays(data)
+    samples = None if data is None else _arrays(data, 2)
     reports = [verify_bundle(path, samples=samples, trust=trust, seconds=seconds) for path in bundles]
     if as_json:
         typer.echo(json.dumps([report.to_json() for report in reports], indent=1))
@@ -195,37 +201,35 @@ def _figure(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def _arrays(path: Path) -> tuple[Any, Any]:
-    """``x`` and ``y`` of an npz file, without pickle."""
-    import zipfile
+def _arrays(path: Path, part: int) -> tuple[Any, Any]:
+    """``x`` and ``y`` of a file of samples (:mod:`talaria.recorded`): those of the part, where it says parts."""
+    from talaria import recorded
 
-    import numpy as np
-
-    try:
-        with zipfile.ZipFile(path) as archive:
-            total = sum(entry.file_size for entry in archive.infolist())
-        if total > ARRAY_LIMIT:
-            raise DataError(f"{path}: {total} bytes of samples are more than {ARRAY_LIMIT}; give fewer")
-        with np.load(path, allow_pickle=False) as found:
-            return found["x"], found["y"]
-    except KeyError as missing:
-        raise DataError(f"{path}: holds no array {missing}; save it with numpy.savez(path, x=..., y=...)") from None
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as problem:
-        raise DataError(f"{path}: cannot be read as .npz with x and y ({problem})") from None
+    found = recorded.read(path, ARRAY_LIMIT)
+    if found.split is None:
+        return found.x, found.y
+    chosen = found.split == part
+    if not chosen.any():
+        raise DataError(f"{path}: no sample has split={part} ({recorded.PARTS[part]}); mark some, or leave split out")
+    return found.x[chosen], found.y[chosen]
 
 
 def _array(path: Path) -> Any:
     import numpy as np
 
+    from talaria import npz
+
+    if path.suffix != ".csv":
+        return npz.read_npy(path, ARRAY_LIMIT)
     try:
         if path.stat().st_size > ARRAY_LIMIT:
             raise DataError(f"{path}: more than {ARRAY_LIMIT} bytes; give fewer inputs")
-        if path.suffix == ".csv":
-            return np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2)
-        return np.load(path, allow_pickle=False)
+        return np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2)
     except OSError as problem:
         raise DataError(f"cannot read {path}: {problem.strerror or problem}; check the path") from None
-    except (ValueError, EOFError):
+    except (ValueError, EOFError) as problem:
+        if isinstance(problem, DataError):
+            raise
         raise DataError(f"{path}: is not an array of numbers; save it with numpy.save, or as .csv") from None
 
 

@@ -149,7 +149,7 @@ class Personalizer:
         if not len(train):
             raise DataError("train: there are no samples to learn from")
         chosen = self.plan
-        recipe = recipe or Recipe(lr=0.02, momentum=0.9, weight_decay=1e-4)
+        recipe = recipe or Recipe(batch=32, lr=0.02, momentum=0.9, weight_decay=1e-4)
         recipe = recipe_under(recipe, replace(chosen, steps=None)).but(epochs=epochs, steps=None)
         model, parts = self._built(train.x[:2])
         classes = int(self._classes(model, train))

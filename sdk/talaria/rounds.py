@@ -5,14 +5,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 from torch.nn import Module
 
-from talaria import plans
+from talaria import augment, plans, valid
 from talaria.aggregate import arrival
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.buffered import FedBuff
@@ -29,6 +29,9 @@ from talaria.seeds import generator
 from talaria.tree import only, prefixed, under, without
 from talaria.types import Buffers, ChannelLayout, ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors, Update
 from talaria.wire import feedback
+from talaria.wire.planes import Codec
+
+MOST_ROUNDS = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +53,28 @@ class Run:
     (:mod:`talaria.asynchrony`). ``rounds`` then counts versions."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"run: rounds={self.rounds} must be at least 1")
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"run: fraction={self.fraction} must be in (0, 1]")
+        if not isinstance(self.spec, ModelSpec) or not isinstance(self.recipe, Recipe):
+            raise ConfigError("run: spec must be a ModelSpec and recipe a Recipe; see Run.of for plain values")
+        valid.whole("run", "rounds", self.rounds, 1, MOST_ROUNDS)
+        valid.whole("run", "seed", self.seed, 0, (1 << 63) - 1)
+        valid.among("run", "buffers", self.buffers, ("local", "aggregate"))
+        valid.number("run", "fraction", self.fraction, "in (0, 1]", low=5e-324, high=1)
+        valid.flag("run", "asynchronous", self.asynchronous)
+        if not isinstance(self.codec, str):
+            raise ConfigError(f"run: codec={valid.shown(self.codec)} must be text, such as 'raw' or 'int8'")
+        Codec.parse(self.codec)
+        zoo.require(self.spec.name)
+        augment.get(self.recipe.augment)
         if self.asynchronous and self.fraction != 1:
             raise ConfigError(
                 f"run: fraction={self.fraction} draws a cohort for each round, and an asynchronous run has none; "
                 "leave it at 1, and say by the buffer how many updates make a version"
             )
+        if not isinstance(self.hparams, Mapping) or not isinstance(self.algorithm, str):
+            raise ConfigError("run: algorithm must be a name, and hparams a table of its options")
+        for name, value in self.hparams.items():
+            if not isinstance(name, str) or not valid.plain(value):
+                raise ConfigError(f"run: hparams[{valid.shown(name)}]={valid.shown(value)} must be a number or text")
         load_algorithm(self.algorithm, self.hparams)
 
     def to_json(self) -> str:
@@ -71,12 +87,26 @@ class Run:
         """The run that ``to_json`` wrote. Raises :class:`ConfigError` on anything else."""
         try:
             data = parsed(text)
-            spec = ModelSpec.from_json(data.pop("spec"))
-            recipe = Recipe(**data.pop("recipe"))
-            return Run(spec=spec, recipe=recipe, **data)
-        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-            why = str(error)[:300].encode(errors="backslashreplace").decode()
-            raise ConfigError(f"run: not a run description ({why}); write one with Run.to_json()") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            why = str(error).encode(errors="backslashreplace").decode()
+            raise ConfigError(f"run: not a run description ({why[:200]}); write one with Run.to_json()") from error
+        return Run.of(data)
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> "Run":
+        """The run of plain values: its fields by name, with ``spec``, ``recipe`` and ``hparams`` as tables.
+
+        What is left out is as in ``Run``; :func:`talaria.defaults.completed` fills in what suits a dataset. Raises
+        :class:`ConfigError`, with field, value and mend, on whatever is not a run.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"run: need a table of its fields, got {valid.shown(values)}")
+        valid.only("run", values, [f.name for f in fields(Run)])
+        for name in ("spec", "algorithm"):
+            if name not in values:
+                raise ConfigError(f"run: {name} is missing; say which model (a table) or algorithm (text) to learn")
+        rest = {name: value for name, value in values.items() if name not in ("spec", "recipe")}
+        return Run(spec=ModelSpec.from_json(values["spec"]), recipe=Recipe.from_json(values.get("recipe", {})), **rest)
 
 
 @dataclass(frozen=True)

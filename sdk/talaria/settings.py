@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from talaria.errors import ConfigError
+from talaria.valid import shown
 
 LIMIT = 1 << 20
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _Default = TypeVar("_Default")
 _NEEDED: Any = object()
 
@@ -18,13 +22,39 @@ _NEEDED: Any = object()
 def read_toml(path: Path) -> Section:
     """The tables of a TOML file. Raises :class:`ConfigError` naming the file and the line that is wrong."""
     try:
-        if path.stat().st_size > LIMIT:
-            raise ConfigError(f"{path}: {path.stat().st_size} bytes is no settings file; it has at most {LIMIT}")
-        return Section(tomllib.loads(path.read_text("utf-8")), str(path))
+        with path.open("rb") as file:
+            data = file.read(LIMIT + 1)
+        if len(data) > LIMIT:
+            raise ConfigError(f"{path}: is no settings file; one has at most {LIMIT} bytes")
+        return Section(tomllib.loads(data.decode("utf-8")), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except ValueError as error:
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not TOML ({error}); mend that line") from None
+
+
+def write_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tables by their dotted names, with plain values and lists of them; fields that are None are left out.
+
+    >>> print(write_toml({"run": {"rounds": 3, "seed": None}, "run.recipe": {"lr": 0.1}}))
+    [run]
+    rounds = 3
+    <BLANKLINE>
+    [run.recipe]
+    lr = 0.1
+    <BLANKLINE>
+    """
+    parts = []
+    for name, fields in tables.items():
+        lines = [f"{_key(key)} = {json.dumps(value)}" for key, value in fields.items() if value is not None]
+        parts.append("\n".join([f"[{name}]", *lines]) + "\n")
+    return "\n".join(parts)
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
 
 
 class Section:
@@ -47,7 +77,7 @@ class Section:
         where = f"[{self.name}] " if self.name else ""
         if field not in self.values:
             return ConfigError(f"{self.file}: {where}{field} is missing; it {rule}")
-        return ConfigError(f"{self.file}: {where}{field}={self.values[field]!r} {rule}")
+        return ConfigError(f"{self.file}: {where}{field}={shown(self.values[field])} {rule}")
 
     @overload
     def text(self, field: str, default: str = ..., *, among: Sequence[str] = ...) -> str: ...
@@ -58,8 +88,10 @@ class Section:
         value = self._get(field, default, "must be text in quotes")
         if field not in self.values:
             return default
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str):
             raise self.bad(field, "must be text in quotes")
+        if not value or "\0" in value:
+            raise self.bad(field, "is empty; write what it is meant to be" if not value else "holds a zero byte")
         if among and value not in among:
             raise self.bad(field, f"must be one of {', '.join(map(repr, among))}")
         return value

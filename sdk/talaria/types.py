@@ -13,11 +13,14 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import Module
 
-from talaria import seeds
+from talaria import seeds, valid
 from talaria.errors import ConfigError, DataError, ModelError
 
 Tensors = dict[str, Tensor]
 """A flat dict of named tensors. Every state is one, and so is one safetensors file."""
+
+BELOW_ONE = 1 - 2**-53
+"""The largest float64 below 1."""
 
 Part = Literal["body", "adapters", "head"]
 Buffers = Literal["local", "aggregate"]
@@ -174,12 +177,16 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a device trains locally: plain SGD by default, a new optimizer in every round and phase."""
+    """How a device trains locally: SGD, a new optimizer in every round and phase.
 
-    epochs: int = 1
-    batch: int = 32
-    lr: float = 0.05
-    momentum: float = 0.0
+    What is left out here is what a run trains with where nothing is known of its data, in Python, in ``talaria
+    simulate`` and under ``[run.recipe]`` of fleet.toml alike; :mod:`talaria.defaults` has the datasets' own.
+    """
+
+    epochs: int = 2
+    batch: int = 16
+    lr: float = 0.02
+    momentum: float = 0.9
     weight_decay: float = 0.0
     smoothing: float = 0.0
     steps: int | None = None
@@ -193,20 +200,23 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 0), ("batch", 1), ("accumulate", 1)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"recipe: {name}={getattr(self, name)} must be at least {low}")
-        if not self.lr > 0:
-            raise ConfigError(f"recipe: lr={self.lr} must be above 0")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"recipe: momentum={self.momentum} must be in [0, 1)")
-        if self.weight_decay < 0 or not 0 <= self.smoothing < 1:
-            raise ConfigError(
-                f"recipe: weight_decay={self.weight_decay} must be at least 0 and smoothing={self.smoothing} in [0, 1)"
-            )
-        if self.steps is not None and self.steps < 0:
-            raise ConfigError(f"recipe: steps={self.steps} must be at least 0, or None to count epochs")
-        if self.most_steps is not None and self.most_steps < 1:
-            raise ConfigError(f"recipe: most_steps={self.most_steps} must be at least 1, or None for no limit")
+            valid.whole("recipe", name, getattr(self, name), low)
+        valid.whole("recipe", "steps", self.steps, 0, none=True)
+        valid.whole("recipe", "most_steps", self.most_steps, 1, none=True)
+        valid.number("recipe", "lr", self.lr, "above 0, such as 0.02", low=5e-324)
+        valid.number("recipe", "momentum", self.momentum, "in [0, 1)", low=0, high=BELOW_ONE)
+        valid.number("recipe", "weight_decay", self.weight_decay, "at least 0", low=0)
+        valid.number("recipe", "smoothing", self.smoothing, "in [0, 1)", low=0, high=BELOW_ONE)
+        if not isinstance(self.augment, str):
+            raise ConfigError(f"recipe: augment={valid.shown(self.augment)} must be the name of an augmentation")
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Recipe:
+        """The recipe whose fields ``data`` names; the others are as they stand here."""
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"recipe: need a table of settings such as lr = 0.02, got {valid.shown(data)}")
+        valid.only("recipe", data, [f.name for f in fields(Recipe)])
+        return Recipe(**data)
 
     def but(self, **changes: Any) -> Recipe:
         """A changed copy."""
@@ -247,22 +257,30 @@ class Plan:
     predicted: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, low in (("batch", 1), ("accumulate", 1), ("steps", 1), ("rank", 1)):
-            value = getattr(self, name)
-            if value is None and name != "accumulate":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise ConfigError(f"plan: {name}={value!r} must be a whole number of at least {low}")
+        for name in ("batch", "accumulate", "steps", "rank"):
+            valid.whole("plan", name, getattr(self, name), 1, none=name != "accumulate")
+        for name in ("widths", "reasons", "predicted"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ConfigError(f"plan: {name}={valid.shown(getattr(self, name))} must be a table")
         for group, width in self.widths.items():
-            if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-                raise ConfigError(f"plan: widths[{group!r}]={width!r} must be a whole number of at least 1")
-        if self.precision not in ("fp32", "fp16"):
-            raise ConfigError(f"plan: precision={self.precision!r} must be 'fp32' or 'fp16'")
-        if not self.trained or set(self.trained) - {"body", "adapters", "head"}:
-            raise ConfigError(f"plan: trained={self.trained!r} must name parts among body, adapters and head")
-        drop = self.accuracy_drop
-        if drop is not None and (isinstance(drop, bool) or not isinstance(drop, (int, float)) or not 0 <= drop < 1):
-            raise ConfigError(f"plan: accuracy_drop={drop!r} must be in [0, 1), such as 0.01 for one point")
+            valid.whole("plan", f"widths[{valid.shown(group)}]", width, 1)
+        for name, number in self.predicted.items():
+            valid.number("plan", f"predicted[{valid.shown(name)}]", number, "a finite number", low=-1e300)
+        for name in ("adapter", "codec"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (value is None and name == "adapter"):
+                raise ConfigError(f"plan: {name}={valid.shown(value)} must be text")
+        if self.model is not None and not isinstance(self.model, Mapping):
+            raise ConfigError(f"plan: model={valid.shown(self.model)} must be what ModelSpec.to_json() gives")
+        valid.among("plan", "precision", self.precision, ("fp32", "fp16"))
+        parts = ("body", "adapters", "head")
+        if not self.trained or not all(isinstance(part, str) and part in parts for part in self.trained):
+            raise ConfigError(
+                f"plan: trained={valid.shown(self.trained)} must name parts among body, adapters and head"
+            )
+        if self.accuracy_drop is not None:
+            rule = "in [0, 1), such as 0.01 for one point"
+            valid.number("plan", "accuracy_drop", self.accuracy_drop, rule, low=0, high=BELOW_ONE)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; :meth:`from_json` is the inverse. Equal plans, equal text."""
@@ -295,16 +313,9 @@ class Plan:
         odd = sorted(map(str, set(data) - {f.name for f in fields(cls)}))
         if odd:
             raise ConfigError(f"plan: fields {odd[:8]} are unknown; print a plan with `talaria plan --json`")
-        kinds = {"widths": dict, "reasons": dict, "predicted": dict, "trained": (list, tuple), "codec": str}
-        for name, kind in kinds.items():
-            if name in data and not isinstance(data[name], kind):  # type: ignore[arg-type]
-                raise ConfigError(f"plan: {name}={str(data[name])[:80]!r} is of the wrong kind")
-        for name, kind in {"adapter": str, "model": dict}.items():
-            if data.get(name) is not None and not isinstance(data[name], kind):
-                raise ConfigError(f"plan: {name}={str(data[name])[:80]!r} is of the wrong kind")
         trained = data.get("trained", ("body", "adapters", "head"))
-        if not all(isinstance(part, str) for part in trained):
-            raise ConfigError(f"plan: trained={trained!r} must name parts among body, adapters and head")
+        if not isinstance(trained, list | tuple):
+            raise ConfigError(f"plan: trained={valid.shown(trained)} must name parts among body, adapters and head")
         return cls(**{**data, "trained": tuple(trained)})
 
     @classmethod

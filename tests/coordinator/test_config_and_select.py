@@ -1,5 +1,8 @@
 """fleet.toml, and who is asked to take part."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +12,11 @@ from talaria.asynchrony import Buffering
 from talaria.errors import ConfigError
 from talaria.model.zoo import ModelSpec
 from talaria.rounds import Run
+from talaria.simulate.session import Asked, prepared
+from talaria.types import Recipe
 from talaria_coordinator import select
 from talaria_coordinator.config import FleetConfig, load_config
+from talaria_coordinator.fleet_folder import found
 from talaria_coordinator.records import Device
 
 GOOD = """
@@ -41,6 +47,66 @@ def test_defaults(tmp_path):
     assert config.stay
 
 
+def test_a_fleet_and_a_simulation_that_leave_the_same_unsaid_are_the_same_run(tmp_path):
+    draw = np.random.default_rng(0)
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=draw.normal(size=(60, 6, 32)), y=np.arange(60) % 3, client=np.arange(60) // 20)
+    own = Asked(algorithm="fedprox", dataset=f"npz:{path}", rounds=3, seed=5, recipe={"lr": 0.1})
+    toml = '[run]\nalgorithm = "fedprox"\nrounds = 3\nseed = 5\n[run.spec]\nname = "imu_cnn"\ninput_shape = [6, 32]\n'
+    toml += "classes = 3\n[run.recipe]\nlr = 0.1\n"
+    watch = Asked(algorithm="hermes", dataset="smartwatch", rounds=3, seed=0, options={"block": 16})
+    named = '[run]\nalgorithm = "hermes"\nrounds = 3\ndefaults = "smartwatch"\n[run.hparams]\nblock = 16\n'
+    for asked, text in ((own, toml), (watch, named)):
+        fleet = load_config(written(tmp_path, '[fleet]\nname = "w"\ndevices = 3\n' + text)).run
+        assert fleet.to_json() == prepared(asked)[0].to_json()
+    python = Run(spec=ModelSpec("imu_cnn", (6, 32), 3, seed=5), algorithm="fedprox", recipe=Recipe(lr=0.1), rounds=3)
+    assert load_config(written(tmp_path, '[fleet]\nname = "w"\ndevices = 3\n' + toml)).run == replace(python, seed=5)
+
+
+def test_a_fleet_that_init_writes_trains_as_one_that_says_nothing(tmp_path):
+    found(tmp_path / "fleet", "watch", ["127.0.0.1"], 8883, 4)
+    assert load_config(tmp_path / "fleet" / "fleet.toml").run.recipe == Recipe()
+
+
+@pytest.mark.parametrize("field", ["rounds", "seed", "fraction", "codec", "buffers", "algorithm", "defaults"])
+@pytest.mark.parametrize(
+    "value", ["nan", "2.5", "true", '"garbage"', "-1", "[]", "{}", "1e400", "9" * 30, "1979-05-27"]
+)
+def test_a_run_that_no_device_could_learn_is_never_served(tmp_path, field, value):
+    text = GOOD.replace('algorithm = "fedavg"\nrounds = 2', f"{field} = {value}")
+    text += "" if field == "algorithm" else "[run.hparams]\n"
+    text = text if field == "algorithm" else text.replace("[run]", '[run]\nalgorithm = "fedavg"')
+    with pytest.raises(ConfigError, match=field) as refused:
+        load_config(written(tmp_path, text))
+    assert len(str(refused.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("recipe", 'lr = "fast"'),
+        ("recipe", "lr = nan"),
+        ("recipe", "lr = inf"),
+        ("recipe", "epochs = 1.5"),
+        ("recipe", "batch = true"),
+        ("recipe", "momentum = 1"),
+        ("recipe", 'augment = "garbage"'),
+        ("recipe", "rate = 0.1"),
+        ("spec", 'name = "garbage"\ninput_shape = [6, 100]\nclasses = 7'),
+        ("spec", 'name = "mlp"\ninput_shape = "6x100"\nclasses = 7'),
+        ("hparams", "mu = nan"),
+        ("hparams", 'mu = "much"'),
+        ("hparams", "mu = [1]"),
+    ],
+)
+def test_every_table_of_a_run_is_checked_when_it_is_read(tmp_path, table, text):
+    base = GOOD.replace('"fedavg"', '"fedprox"')
+    if table == "spec":
+        base = base[: base.index("[run.spec]")]
+    with pytest.raises(ConfigError, match=r"fleet.toml: \[run\] "):
+        load_config(written(tmp_path, f"{base}[run.{table}]\n{text}\n"))
+
+
 def test_all_fields(tmp_path):
     text = GOOD.replace("devices = 4", 'members = ["b", "a"]\nstate = "/srv/fleet"\nstay = false')
     text += '[run.recipe]\nlr = 0.01\n[broker]\nurl = "mqtt://h:1"\n[rounds]\ndeadline_s = 0\nquorum = 1\nretry_s = 1\n'
@@ -63,7 +129,7 @@ def test_all_fields(tmp_path):
         ('"fedavg"', '"fedprox2"', "fedprox2"),
         ('algorithm = "fedavg"', "", r"\[run\] algorithm is missing"),
         ("rounds = 2", "rounds = 0", "rounds=0 must be at least 1"),
-        ("rounds = 2", "round = 2", r"\[run\] round=2 is unknown; known are"),
+        ("rounds = 2", "round = 2", r"\[run\] round=2 is unknown; did you mean 'rounds'"),
         ("classes = 7", "classes = 7\n[rounds]\nquorum = 2", "quorum=2 must be a number in 0..1"),
         ("classes = 7", "classes = 7\n[rounds]\nquorum = 0", "quorum=0.0 must be a share"),
         ("classes = 7", "classes = 7\n[broker]\nport = 70000", "port=70000 must be a whole number in 0..65535"),

@@ -100,7 +100,7 @@ def run_all(*work, seconds=280):
 
 
 def a_run(algorithm="fedavg", rounds=1, **options):
-    recipe = options.pop("recipe", Recipe(batch=8, epochs=2, lr=0.05))
+    recipe = options.pop("recipe", Recipe(batch=8, epochs=2, lr=0.05, momentum=0.0))
     return Run(spec=SPEC, algorithm=algorithm, rounds=rounds, seed=5, recipe=recipe, **options)
 
 
@@ -161,7 +161,7 @@ def finished(tmp_path):
 @pytest.fixture(scope="session")
 def learned():
     """A run, its untrained body, and one that a device learned well."""
-    run = a_run(recipe=Recipe(batch=8, epochs=8, lr=0.05))
+    run = a_run(recipe=Recipe(batch=8, epochs=8, lr=0.05, momentum=0.0))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     data = device_data(0)

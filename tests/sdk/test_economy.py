@@ -68,7 +68,7 @@ def test_training_on_kept_features_gives_the_same_weights() -> None:
 
 
 def test_the_frozen_layers_run_once_per_sample() -> None:
-    task = task_of(IMU, recipe=Recipe(epochs=5, batch=8))
+    task = task_of(IMU, recipe=Recipe(epochs=5, batch=8, lr=0.05, momentum=0.0))
     calls: list[int] = []
     handle = task.model.get_submodule("conv1").register_forward_hook(lambda _m, _i, out: calls.append(len(out)))
     economy.train(task, lived_in(task), only=task.split.of("head"))
@@ -80,7 +80,7 @@ def test_the_frozen_layers_run_once_per_sample() -> None:
 
 def test_a_round_of_fedrep_passes_its_still_body_once_whatever_the_head_takes() -> None:
     def passed(epochs: int) -> int:
-        task, calls = task_of(IMU, recipe=Recipe(epochs=1, batch=8)), list[int]()
+        task, calls = task_of(IMU, recipe=Recipe(epochs=1, batch=8, lr=0.05, momentum=0.0)), list[int]()
         task.model.get_submodule("conv1").register_forward_hook(lambda _m, _i, out: calls.append(len(out)))
         algorithm = FedRep(head_epochs=epochs, body_epochs=0, allow_degenerate=True)
         algorithm.fit(task, *algorithm.init(task.model, task.split))
@@ -94,7 +94,7 @@ def test_a_round_of_fedrep_passes_its_still_body_once_whatever_the_head_takes() 
 def test_other_samples_and_another_recipe_are_kept_as_well() -> None:
     task = task_of(IMU)
     state, only = lived_in(task), task.split.of("head")
-    options = {"recipe": Recipe(epochs=3, batch=5), "samples": task.val, "purpose": "tune"}
+    options = {"recipe": Recipe(epochs=3, batch=5, lr=0.05, momentum=0.0), "samples": task.val, "purpose": "tune"}
     plain, kept = local.train(task, state, only=only, **options), economy.train(task, state, only=only, **options)
     assert not torch.equal(plain["head.weight"], state["head.weight"])
     for key, value in plain.items():

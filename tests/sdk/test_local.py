@@ -38,7 +38,7 @@ def task(count: int = 13, norm: bool = True, dropout: float = 0.0, **recipe: obj
         model = Net(norm, dropout)
     g = torch.Generator().manual_seed(4)
     data = Samples(torch.randn(count, 6, generator=g), torch.arange(count) % 3)
-    settings = {"epochs": 2, "batch": 4, "lr": 0.1, **recipe}
+    settings = {"epochs": 2, "batch": 4, "lr": 0.1, "momentum": 0.0, **recipe}
     return Task(model, split_model(model), data, data, Recipe(**settings), 3)  # type: ignore[arg-type]
 
 
@@ -168,7 +168,7 @@ def test_few_samples_and_batches_of_one(count: int, batch: int) -> None:
     assert not torch.equal(after["head.weight"], state["head.weight"])
     lone = count == 1 or batch == 1
     assert int(after["body.1.num_batches_tracked"]) == (
-        0 if lone else 2 * batching.steps_of(Recipe(batch=batch), count)
+        0 if lone else 2 * batching.steps_of(Recipe(batch=batch, epochs=1, lr=0.05, momentum=0.0), count)
     )
 
 
@@ -367,7 +367,7 @@ def test_a_walk_of_plain_steps_is_training_in_the_fast_layout() -> None:
             )
             model = local.in_fast_layout(nn.Sequential(*layers))
         data = Samples(torch.randn(9, 3, 6, 6, generator=torch.Generator().manual_seed(4)), torch.arange(9) % 3)
-        return Task(model, split_model(model, "5"), data, data, Recipe(epochs=2, batch=4, momentum=0.9), 3)
+        return Task(model, split_model(model, "5"), data, data, Recipe(epochs=2, batch=4, momentum=0.9, lr=0.05), 3)
 
     t = make()
     state = start(t)

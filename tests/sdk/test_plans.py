@@ -19,7 +19,9 @@ from talaria.simulate.run import simulate
 from talaria.types import Plan, Recipe, Samples
 
 SPEC = ModelSpec("imu_cnn", (6, 32), 3, seed=1)
-RUN = Run(spec=SPEC, algorithm="fedavg", rounds=1, recipe=Recipe(batch=8, epochs=2), codec="fp16")
+RUN = Run(
+    spec=SPEC, algorithm="fedavg", rounds=1, recipe=Recipe(batch=8, epochs=2, lr=0.05, momentum=0.0), codec="fp16"
+)
 
 
 def member(plan: Plan | None = None, name: str = "a") -> Member:

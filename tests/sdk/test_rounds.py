@@ -16,7 +16,7 @@ from talaria.tree import equal
 from talaria.types import Plan, Recipe, Samples
 
 SPEC = ModelSpec("imu_cnn", (3, 16), 3)
-RUN = Run(spec=SPEC, algorithm="fedavg", recipe=Recipe(epochs=1, batch=4), rounds=2, seed=5)
+RUN = Run(spec=SPEC, algorithm="fedavg", recipe=Recipe(epochs=1, batch=4, lr=0.05, momentum=0.0), rounds=2, seed=5)
 
 
 def samples(seed: int, count: int = 8) -> Samples:
@@ -124,7 +124,12 @@ def test_the_personal_model_is_in_eval_mode_and_nobodys_scratch() -> None:
     ("name", "wide"), [("mobilenet_v3_small", False), ("efficientnet_lite0", False), ("resnet18", True)]
 )
 def test_what_trains_lies_in_the_layout_that_is_fast_and_what_is_served_in_the_plain_one(name: str, wide: bool) -> None:
-    run = Run(spec=ModelSpec(name, (3, 32, 32), 4), algorithm="fedavg", recipe=Recipe(), rounds=1)
+    run = Run(
+        spec=ModelSpec(name, (3, 32, 32), 4),
+        algorithm="fedavg",
+        recipe=Recipe(epochs=1, batch=32, lr=0.05, momentum=0.0),
+        rounds=1,
+    )
     samples = Samples(torch.zeros(2, 3, 32, 32), torch.arange(2))
     task = rounds.task_of(run, Member("anna", samples, samples), 1, None)
     large = [p for p in task.model.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]

@@ -76,7 +76,7 @@ def _typed(name: str, option: str, value: object, default: object) -> object:
     if isinstance(default, bool) or isinstance(value, bool):
         ok = isinstance(value, bool) and isinstance(default, bool)
     elif isinstance(default, float):
-        ok = isinstance(value, int | float)
+        ok = isinstance(value, int | float) and abs(value) < 1e300  # neither NaN nor infinity
         value = float(value) if isinstance(value, int) else value
     else:
         ok = default is None or isinstance(value, want)

@@ -148,7 +148,7 @@ class PerFedAvg:
             return served(task, state)
         count = max(1, len(task.train))
         slices = -(-count // SLICE)
-        plain = Recipe(steps=self.adapt_steps, batch=count, lr=alpha, accumulate=slices)
+        plain = Recipe(steps=self.adapt_steps, batch=count, lr=alpha, momentum=0.0, accumulate=slices)
         recipe = plain.but(smoothing=task.recipe.smoothing)
         return served(task, train(task, state, recipe=recipe, purpose="tune"))
 

@@ -17,7 +17,19 @@ from talaria.model.spec import ModelSpec
 from talaria.model.split import split_model
 from talaria.types import Buffers, ChannelLayout, Split
 
-__all__ = ["ModelSpec", "build", "example", "fitting", "head", "layout", "names", "split", "surveyed", "tuned"]
+__all__ = [
+    "ModelSpec",
+    "build",
+    "example",
+    "fitting",
+    "head",
+    "layout",
+    "names",
+    "require",
+    "split",
+    "surveyed",
+    "tuned",
+]
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,11 @@ def surveyed(spec: ModelSpec) -> survey.Survey:
 @lru_cache(maxsize=64)
 def _surveyed(spec: ModelSpec) -> survey.Survey:
     return survey.survey(build(spec), example(spec, 2))
+
+
+def require(name: str) -> None:
+    """Raise :class:`ConfigError`, with the models there are, unless ``name`` is one of them."""
+    _entry(name)
 
 
 def fitting(input_shape: Sequence[int], classes: int, samples: int, seed: int = 0) -> ModelSpec:

@@ -52,11 +52,24 @@ def simulate(
         list[str] | None, typer.Option("-o", "--option", help="An algorithm's hyper-parameter, NAME=VALUE.")
     ] = None,
     data_option: Annotated[list[str] | None, typer.Option(help="An option of the dataset, NAME=VALUE.")] = None,
+    write_fleet: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also write what is simulated as a fleet of real processes: fleet.toml with every value spelled out, "
+            "and one device.toml per client with its samples and plan.",
+        ),
+    ] = None,
+    no_training: Annotated[bool, typer.Option("--no-training", help="Only write the fleet of --write-fleet.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Train a whole fleet in one process, with the seeds and the bytes of the fleet over MQTT.
 
     Prints each client's accuracy on its own test samples after the last round, served as the algorithm serves it.
+
+    Model, recipe and the algorithm's options are the dataset's own unless others are asked for (smartwatch and
+    fashion-mnist have some), else those of talaria.types.Recipe. A fleet.toml takes the same, by what it leaves out
+    under [run.recipe] and by [run] defaults = "smartwatch".
     """
     from talaria.simulate import session
     from talaria.simulate.options import assignments
@@ -84,7 +97,7 @@ def simulate(
         options=assignments(option, "--option"),
         data_options=assignments(data_option, "--data-option"),
     )
-    session.run(asked, as_json=as_json)
+    session.run(asked, as_json=as_json, folder=write_fleet, train=not no_training)
 
 
 def algorithms(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from talaria import rounds
+from talaria import npz, rounds
 from talaria.aggregate import registry
 from talaria.aggregate.adversarial import Attack, Normalization
 from talaria.aggregate.base import Aggregator
@@ -19,7 +19,6 @@ from talaria.aggregate.distill import Distilled
 from talaria.aggregate.statistics import PooledStatistics
 from talaria.errors import ConfigError, DataError
 from talaria.rounds import Run
-from talaria.simulate.data import npz
 from talaria.simulate.options import taken_apart
 from talaria.types import Samples
 

@@ -1,5 +1,6 @@
 """What one ``talaria simulate`` command asks for, carried out and printed."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from talaria import plans, rounds
 from talaria.asynchrony import Buffering
+from talaria.defaults import completed, default_of
 from talaria.errors import ConfigError, some_of
 from talaria.evaluation import Report
 from talaria.model import zoo
@@ -21,12 +23,13 @@ from talaria.model.zoo import ModelSpec
 from talaria.rounds import Run
 from talaria.simulate import data as datasets
 from talaria.simulate.data import Federated
-from talaria.simulate.defaults import default_of
 from talaria.simulate.fleet import RoundFacts
 from talaria.simulate.options import taken_apart
 from talaria.simulate.run import Result, evaluate, members_of, simulate
-from talaria.simulate.server_rule import rule_named
+from talaria.simulate.server_rule import located, rule_named
+from talaria.simulate.write_fleet import FLEET, Written, write_fleet
 from talaria.types import Plan
+from talaria.wire import codec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,24 +63,21 @@ def prepared(asked: Asked) -> tuple[Run, Federated, dict[str, Plan]]:
     options = dict(asked.data_options)
     if asked.partition is not None:
         options["partition"] = asked.partition
-    default = default_of(asked.dataset)
-    if asked.buffers not in ("local", "aggregate"):
-        raise ConfigError(f"--buffers {asked.buffers!r} is unknown; use local or aggregate")
     data = datasets.load(asked.dataset, **options)
     chosen = planned(asked.plans, {**data.clients, **data.newcomers})
-    run = Run(
-        spec=_spec(asked, data, default.model, chosen),
-        algorithm=asked.algorithm,
-        hparams={**default.options.get(asked.algorithm, {}), **asked.options},
-        recipe=replace(default.recipe, **asked.recipe),
-        rounds=asked.rounds,
-        seed=asked.seed,
-        buffers="local" if asked.buffers == "local" else "aggregate",
-        fraction=asked.fraction,
-        codec=asked.codec,
-        asynchronous=asked.asynchronous,
-    )
-    return run, data, chosen
+    values = {
+        "spec": _spec(asked, data, default_of(asked.dataset).model, chosen).to_json(),
+        "algorithm": asked.algorithm,
+        "hparams": asked.options,
+        "recipe": asked.recipe,
+        "rounds": asked.rounds,
+        "seed": asked.seed,
+        "buffers": asked.buffers,
+        "fraction": asked.fraction,
+        "codec": asked.codec,
+        "asynchronous": asked.asynchronous,
+    }
+    return Run.of(completed(values, asked.dataset)), data, chosen
 
 
 def planned(texts: Sequence[str], clients: Iterable[str]) -> dict[str, Plan]:
@@ -128,12 +128,23 @@ def _spec(asked: Asked, data: Federated, default: str | None, chosen: Mapping[st
     return ModelSpec(named, data.input_shape, data.classes, adapters, asked.seed, asked.pretrained)
 
 
-def run(asked: Asked, *, as_json: bool) -> None:
-    """Train, measure and print."""
+def run(asked: Asked, *, as_json: bool, folder: Path | None = None, train: bool = True) -> None:
+    """Train, measure and print; where ``folder`` is given, write the fleet there first."""
+    if not train and folder is None:
+        raise ConfigError("--no-training leaves nothing to do; give --write-fleet DIR with it, or leave it out")
     one, data, chosen = prepared(asked)
     aggregator = None if asked.aggregator is None else rule_named(one, asked.aggregator)
     members = members_of(data.clients, chosen)
     buffering = buffering_of(asked, len(members))
+    if folder is not None:
+        rounds.check_over(one, asked.over)
+        rule = None if asked.aggregator is None else located(asked.aggregator, Path.cwd())
+        over = asked.over
+        written = Written(run=one, data=data, plans=chosen, aggregator=rule, over=over, buffering=buffering)
+        write_fleet(folder, written)
+        typer.echo(next_steps(folder, data, exact=buffering is None and not asked.over), err=as_json)
+        if not train:
+            return
     with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
         bar = progress.add_task(f"{asked.algorithm} on {data.name}", total=one.rounds)
 
@@ -148,6 +159,20 @@ def run(asked: Asked, *, as_json: bool) -> None:
         typer.echo(json.dumps({**document(asked, result, report, arrived), "asynchronous": arrival}, indent=2))
     else:
         print_table(asked, result, report, arrived)
+
+
+def next_steps(folder: Path, data: Federated, *, exact: bool) -> str:
+    """What to type to learn for real what is simulated."""
+    lines = [
+        f"{folder} holds the fleet. Serve it, and beside that run its devices:",
+        f"  talaria coordinator serve {folder / FLEET}",
+        f"  talaria edge run {folder}/*.toml",
+    ]
+    if data.newcomers:
+        lines.append(f"then, for those who come later:\n  talaria edge run {folder}/newcomers/*.toml")
+    if not exact:
+        lines.append("Who comes first is drawn in the simulation and real in the fleet, so their bytes will differ.")
+    return "\n".join(lines)
 
 
 def _adapters(text: str) -> AdapterSpec:
@@ -168,6 +193,7 @@ def document(asked: Asked, result: Result, report: Report, newcomers: Report | N
         "recipe": asdict(run.recipe),
         "rounds": run.rounds,
         "seed": run.seed,
+        "body": hashlib.sha256(codec.encode_tensors(result.shared)).hexdigest(),
         "aggregator": asked.aggregator,
         "over": asked.over,
         "accuracy": asdict(report.accuracy),

@@ -72,7 +72,7 @@ def build(
         split = replace(split, body=split.keys, adapters=(), head=())
     if head == "all":
         split = replace(split, body=(), adapters=(), head=split.keys)
-    settings = {"epochs": 2, "batch": 4, "lr": 0.1, **recipe}
+    settings = {"epochs": 2, "batch": 4, "lr": 0.1, "momentum": 0.0, **recipe}
     return Task(
         model=model,
         split=split,
@@ -124,7 +124,7 @@ def bowl() -> Callable[..., Task]:
     def at(steps: int = 1, lr: float = 0.1, **recipe: object) -> Task:
         model = Bowl()
         data = Samples(torch.zeros(6, 1), torch.zeros(6, dtype=torch.int64))
-        plan = Recipe(steps=steps, lr=lr, batch=6, **recipe)  # type: ignore[arg-type]
+        plan = Recipe(**{"steps": steps, "lr": lr, "batch": 6, "momentum": 0.0, **recipe})  # type: ignore[arg-type]
         return Task(model, Split(body=("w",), adapters=(), head=()), data, data, plan, classes=2)
 
     return at

@@ -116,7 +116,7 @@ def test_linear_body_finds_the_common_subspace() -> None:
         x = torch.randn(64, 8, generator=g)
         y = (x @ truth @ torch.randn(2, generator=g) > 0).long()
         data = Samples(x, y)
-        recipe = Recipe(batch=16, lr=0.3)
+        recipe = Recipe(batch=16, lr=0.3, epochs=1, momentum=0.0)
         tasks.append(Task(model, split, data, data, recipe, 2, client=str(client)))
 
     def angle(shared: Tensors) -> float:

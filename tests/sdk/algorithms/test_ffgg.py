@@ -88,7 +88,9 @@ def problem(n: int = 8, noise: float = 0.0, scale: float = 1.0, raw: bool = Fals
         worst = max(worst, float(torch.linalg.eigvalsh(h)[-1]))
         one = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
         model = Residual(a[i], b[i] if raw else scale * q, c)
-        tasks.append(Task(model, SPLIT, one, one, Recipe(lr=lr, batch=1), 2, client=f"c{i:02d}"))
+        tasks.append(
+            Task(model, SPLIT, one, one, Recipe(lr=lr, batch=1, epochs=1, momentum=0.0), 2, client=f"c{i:02d}")
+        )
     eig = torch.linalg.eigvalsh(hessian)
     return Problem(tasks, projected, theta, float(eig[0]), float(eig[-1]), worst)
 
@@ -414,7 +416,7 @@ def test_one_step_reaches_the_optimum_of_two_rows() -> None:
     for i, own in enumerate(optima):
         a, b = torch.ones(2, 1, dtype=torch.float64), torch.tensor([[1.0], [0.0]], dtype=torch.float64)
         model = Residual(a, b, torch.tensor([1.7 + own, 1.7], dtype=torch.float64))
-        task = Task(model, SPLIT, one, one, Recipe(batch=1), 2, client=f"c{i}")
+        task = Task(model, SPLIT, one, one, Recipe(batch=1, epochs=1, lr=0.05, momentum=0.0), 2, client=f"c{i}")
         zeros = torch.zeros(1, dtype=torch.float64)
         updates.append(algorithm.fit(task, {"theta": zeros}, {"w": zeros})[0])
     shared, _ = algorithm.aggregator.apply({"theta": torch.zeros(1, dtype=torch.float64)}, {}, updates)

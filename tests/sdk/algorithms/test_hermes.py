@@ -33,7 +33,13 @@ def member(name: str, seed: int, plan: Plan | None = None) -> Member:
 
 def run(**hparams: object) -> Run:
     options = {"threshold": 0.0, "step": 0.5, "cap": 0.5, **hparams}
-    return Run(spec=SPEC, algorithm="hermes", hparams=options, recipe=Recipe(epochs=1, batch=8, lr=0.05), rounds=3)
+    return Run(
+        spec=SPEC,
+        algorithm="hermes",
+        hparams=options,
+        recipe=Recipe(epochs=1, batch=8, lr=0.05, momentum=0.0),
+        rounds=3,
+    )
 
 
 def learn(run: Run, members: list[Member], count: int) -> tuple[dict, dict, list]:

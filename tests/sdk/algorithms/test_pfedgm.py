@@ -547,7 +547,9 @@ def test_a_robust_rule_takes_the_means_place_and_statistics_are_still_pooled() -
         y = torch.arange(12) % 3
         data = Samples(torch.randn(12, 6, generator=g) + y[:, None].float(), y)
         members.append(Member(name, data, data.take(torch.arange(3))))
-    run = Run(spec=ModelSpec("mlp", (6,), 3), algorithm="pfedgm", recipe=Recipe(batch=6))
+    run = Run(
+        spec=ModelSpec("mlp", (6,), 3), algorithm="pfedgm", recipe=Recipe(batch=6, epochs=1, lr=0.05, momentum=0.0)
+    )
     shared, state = rounds.start(run, Median(f=1))
     updates = [rounds.participate(run, m, shared, None, 1)[0] for m in members]
     new, _ = rounds.close(run, shared, state, updates, Median(f=1))

@@ -57,7 +57,12 @@ def test_kept_features_take_less_memory_and_the_same_step() -> None:
     draws = torch.Generator().manual_seed(0)
     samples = Samples(torch.randn(16, *spec.input_shape, generator=draws), torch.arange(16) % 3)
     task = Task(
-        model=model, split=zoo.split(spec, model), train=samples, val=samples, recipe=Recipe(batch=16), classes=3
+        model=model,
+        split=zoo.split(spec, model),
+        train=samples,
+        val=samples,
+        recipe=Recipe(batch=16, epochs=1, lr=0.05, momentum=0.0),
+        classes=3,
     )
     head = task.split.of("head")
     _, whole = economy_bench._way(task, None)

@@ -123,7 +123,7 @@ def test_a_lossy_codec_stays_near(arrays: Path) -> None:
         (["-d", "smartwach"], "smartwatch"),
         (["-o", "mu=3"], "'mu' is unknown"),
         (["-o", "mu"], "NAME=VALUE"),
-        (["--buffers", "both"], "local or aggregate"),
+        (["--buffers", "both"], "'local' or 'aggregate'"),
         (["--codec", "zip"], "codec"),
         (["--aggregator", "medain"], "median"),
         (["--model", "resnet"], "resnet18"),

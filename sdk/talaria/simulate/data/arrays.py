@@ -1,16 +1,13 @@
-"""Any user's arrays as a federated dataset: ``npz:FILE``.
-
-``x`` (N, ...) holds the samples, ``y`` (N,) the labels, ``client`` (N,) whose each sample is; ``split`` (N,), where it
-is given, says 0 train, 1 validation, 2 test.
-"""
+"""Any user's arrays as a federated dataset: ``npz:FILE``, in the form of :mod:`talaria.recorded`."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from talaria import recorded
 from talaria.errors import ConfigError, DataError
-from talaria.simulate.data import npz
+from talaria.recorded import Recorded
 from talaria.simulate.data.federated import Client, Federated, samples
 from talaria.simulate.data.partition import stratified
 
@@ -41,7 +38,8 @@ def load(
     images where they are uint8 or square from 8 x 8, else series, of which the shorter side is the channels. ``meta``
     says what was done; ``layout`` says otherwise.
 
-    **Labels** may be any integers: they become 0..C-1 in their order and keep their numbers as names.
+    **Labels** may be any integers, or text: they become 0..C-1 in their order and keep their names. Clients too may
+    be numbers or text; without them all samples are one client's.
 
     **Split.** Without one, each client's samples are cut at random, alike for each label: ``test`` of them test,
     ``validation`` of them validate, the rest train (0.2, 0.1, 0.7). With one, only a client that has no validation
@@ -56,34 +54,29 @@ def load(
         raise ConfigError(
             f"npz: validation={validation} must be at least 0, test={test} above 0, and their sum below 1"
         )
-    raw = npz.read(path, ("x", "y", "client"), ("split",))
-    y, owners = _integers(raw["y"], "y"), _integers(raw["client"], "client")
-    x, done = _oriented(_numbers(raw["x"]), layout)
-    _lengths(x, y, owners)
-    if int(owners.min()) < 0:
-        raise DataError(f"npz: client={owners.min()} is negative; number the clients from 0")
-    names, y = np.unique(y, return_inverse=True)
-    if len(names) < 2:
-        raise DataError(f"npz: y holds one class only, {names[0]}; a classifier needs at least two")
-    given = _split(raw["split"], len(y)) if "split" in raw else None
-    parts = _parts(y, owners, given, validation=validation, test=test, seed=seed)
-    scaling: dict[str, Any] = {"scaled": "divided by 255" if raw["x"].dtype == np.uint8 else "as given"}
-    if raw["x"].dtype == np.uint8:
+    raw = recorded.read(path)
+    x, done = _oriented(_numbers(raw.x), layout)
+    labels, y = np.unique(raw.y if raw.y.dtype.kind in "US" else recorded.whole(raw.y, "y"), return_inverse=True)
+    if len(labels) < 2:
+        raise DataError(f"npz: y holds one class only, {labels[0]}; a classifier needs at least two")
+    cuts = cut(raw, y, validation=validation, test=test, seed=seed)
+    for name, (train, _, tests) in cuts.items():
+        for part, index, value in (("training", train, 0), ("test", tests, 2)):
+            if not len(index):
+                raise DataError(f"npz: {name} has no {part} sample (split={value}); give it one, or drop the client")
+    scaling: dict[str, Any] = {"scaled": "divided by 255" if raw.x.dtype == np.uint8 else "as given"}
+    if raw.x.dtype == np.uint8:
         x = x.astype(np.float32) / np.float32(255)
     elif standardize:
-        mean, sd = _scale(x, np.concatenate([train for train, _, _ in parts.values()]))
+        mean, sd = _scale(x, np.concatenate([train for train, _, _ in cuts.values()]))
         x = (x - mean) / sd
         scaling = {"scaled": "z-scored", "mean": mean.ravel().tolist(), "sd": sd.ravel().tolist()}
-    width = len(str(max(parts)))
     return Federated(
         name=f"npz:{path.name}",
-        clients={
-            f"client-{owner:0{width}d}": Client(*(samples(x[index], y[index]) for index in cut))
-            for owner, cut in parts.items()
-        },
-        labels=tuple(str(name) for name in names),
+        clients={name: Client(*(samples(x[index], y[index]) for index in parts)) for name, parts in cuts.items()},
+        labels=_texts(labels),
         input_shape=x.shape[1:],
-        meta={"layout": done, "split": "as given" if given is not None else "cut at random", **scaling},
+        meta={"layout": done, "split": "as given" if raw.split is not None else "cut at random", **scaling},
     )
 
 
@@ -111,31 +104,8 @@ def _numbers(x: Array) -> Array:
     return x.astype(np.float32)
 
 
-def _integers(values: Array, name: str) -> Array:
-    if values.ndim != 1:
-        raise DataError(f"npz: {name} has shape {values.shape}, need (N,); write {name}.reshape(-1)")
-    if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.rint(values)).all():
-        whole = np.abs(values) < 2**53
-        if whole.all():
-            return values.astype(np.int64)
-    if values.dtype.kind not in "bui" or (values.dtype == np.uint64 and len(values) and values.max() >= 2**63):
-        raise DataError(f"npz: {name} has dtype {values.dtype}, need whole numbers; write {name}.astype('int64')")
-    return values.astype(np.int64)
-
-
-def _lengths(x: Array, y: Array, owners: Array) -> None:
-    if not len(x) == len(y) == len(owners):
-        raise DataError(f"npz: x has {len(x)} rows, y {len(y)}, client {len(owners)}; give one of each per sample")
-
-
-def _split(values: Array, count: int) -> Array:
-    split = _integers(values, "split")
-    if len(split) != count:
-        raise DataError(f"npz: split has {len(split)} rows, y {count}; give one per sample")
-    odd = split[(split < 0) | (split > 2)]
-    if len(odd):
-        raise DataError(f"npz: split={odd[0]} is unknown; use 0 train, 1 validation, 2 test")
-    return split
+def _texts(values: Array) -> tuple[str, ...]:
+    return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in values.tolist())
 
 
 def _oriented(x: Array, layout: str) -> tuple[Array, str]:
@@ -155,30 +125,29 @@ def _oriented(x: Array, layout: str) -> tuple[Array, str]:
     return x, "table" if x.ndim == 2 else "as given"
 
 
-def _parts(
-    y: Array, owners: Array, split: Array | None, *, validation: float, test: float, seed: int
-) -> dict[int, tuple[Array, Array, Array]]:
+def cut(
+    raw: Recorded, y: Array, *, validation: float = 0.1, test: float = 0.2, seed: int = 0
+) -> dict[str, tuple[Array, Array, Array]]:
+    """Each client's training, validation and test samples as positions in the file; ``y`` int64 (N,)."""
+    if raw.client is None:
+        names: tuple[str, ...] = ("client-0",)
+        numbers, rows = np.zeros(1, np.int64), np.zeros(len(y), np.int64)
+    else:
+        names, numbers, rows = recorded.clients(raw.client)
     out = {}
-    for owner in np.unique(owners).tolist():
-        own = np.flatnonzero(owners == owner)
-        rng = np.random.default_rng([seed, owner])
-        if split is None:
+    for place, name in enumerate(names):
+        own = np.flatnonzero(rows == place)
+        rng = np.random.default_rng([seed, int(numbers[place])])
+        if raw.split is None:
             if len(own) < 2:
-                raise DataError(
-                    f"npz: client {owner} has 1 sample, need at least 2 (one to train, one to test); drop it"
-                )
+                raise DataError(f"npz: {name} has 1 sample, need at least 2 (one to train, one to test); drop it")
             train, val, tests = (own[i] for i in stratified(y[own], validation, test, rng))
         else:
-            train, val, tests = (own[split[own] == part] for part in (0, 1, 2))
-            for name, part, value in (("training", train, 0), ("test", tests, 2)):
-                if not len(part):
-                    raise DataError(
-                        f"npz: client {owner} has no {name} sample (split={value}); give it one, or drop the client"
-                    )
-            if not len(val) and validation:
+            train, val, tests = (own[raw.split[own] == part] for part in (0, 1, 2))
+            if not len(val) and validation and len(train):
                 kept, held, _ = stratified(y[train], validation / (1 - test), 0.0, rng)
                 train, val = train[kept], train[held]
-        out[owner] = (train, val, tests)
+        out[name] = (train, val, tests)
     return out
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from talaria import npz
 from talaria.errors import ConfigError, DataError
-from talaria.simulate.data import npz
 from talaria.simulate.data.federated import Client, Federated, samples
 from talaria.simulate.data.partition import dirichlet, mixed, mixes_of, stratified
 from talaria.types import Samples

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from talaria import npz
 from talaria.errors import ConfigError, DataError
-from talaria.simulate.data import idx, npz
+from talaria.simulate.data import idx
 from talaria.simulate.data.federated import Client, Federated, samples
 from talaria.simulate.data.partition import mixed, mixes_of
 from talaria.types import Samples

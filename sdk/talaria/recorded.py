@@ -1,0 +1,116 @@
+"""The one form of a file of samples, for simulation, agents, ``talaria plan``, ``export`` and ``verify`` alike.
+
+``x`` (N, ...) holds the samples and ``y`` (N,) their labels, whole numbers or text. ``client`` (N,), numbers or text,
+says whose each sample is, where there is more than one; ``split`` (N,) says 0 train, 1 validation, 2 test. The same
+parts may stand by themselves instead, as ``x_train``, ``y_train``, ``x_val``, ``y_val``, ``x_test`` and ``y_test``.
+The file is a ``.npz``, or a folder of ``.npy`` files. Needs numpy alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from talaria import npz
+from talaria.errors import DataError
+from talaria.npz import Array
+
+PARTS = ("train", "val", "test")
+"""The parts, by their number in ``split``."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The arrays as they are in the file; ``client`` and ``split`` are None where it does not say them."""
+
+    x: Array = field(repr=False)
+    y: Array = field(repr=False)
+    client: Array | None = field(default=None, repr=False)
+    split: Array | None = field(default=None, repr=False)
+
+
+def read(path: Path, limit: int = npz.LIMIT) -> Recorded:
+    """The samples in ``path``, of at most ``limit`` bytes. :class:`DataError` names the array, the value, the mend."""
+    found = npz.names(path)
+    apart = sorted(name for name in found if name in _APART)
+    if "x" in found or not apart:
+        raw = npz.read(path, ("x", "y"), ("client", "split"), limit)
+        made = Recorded(raw["x"], raw["y"], raw.get("client"), _split(raw.get("split"), path))
+    else:
+        made = _joined(path, found, limit)
+    for name in ("y", "client", "split"):
+        values = getattr(made, name)
+        if values is not None and (values.ndim != 1 or not made.x.ndim or len(values) != len(made.x)):
+            rows = made.x.shape[0] if made.x.ndim else 0
+            raise DataError(f"data: x has {rows} rows, {name} has shape {values.shape}; give one for each, (N,)")
+    return made
+
+
+def whole(values: Array, name: str) -> Array:
+    """Labels and the like as int64; floats that are whole are taken."""
+    if values.dtype.kind == "f" and (np.abs(values) < 2**53).all() and (values == np.rint(values)).all():
+        return values.astype(np.int64)
+    if values.dtype.kind not in "bui" or (values.dtype == np.uint64 and len(values) and values.max() >= 2**63):
+        mend = f"write {name}.round().astype('int64')" if values.dtype.kind == "f" else "write numbers of classes"
+        if name == "y" and values.dtype.kind == "f":
+            mend = "a classifier needs classes, so cut the values into some (numpy.digitize)"
+        raise DataError(f"data: {name} has dtype {values.dtype}, need whole numbers; {mend}")
+    return values.astype(np.int64)
+
+
+def clients(values: Array) -> tuple[tuple[str, ...], Array, Array]:
+    """``(names, numbers, rows)``: the clients in order, the number that each client's draws derive from, and for each
+    sample its client's place. Text is taken as it is; number 7 of up to 12 is called ``client-07``."""
+    if values.dtype.kind in "US":
+        text = values.astype(np.str_) if values.dtype.kind == "U" else np.char.decode(values, "utf-8", "replace")
+        named, rows = np.unique(text, return_inverse=True)
+        if any(not name for name in named):
+            raise DataError("data: client holds an empty text; name every client")
+        return tuple(named.tolist()), np.arange(len(named)), rows
+    numbers, rows = np.unique(whole(values, "client"), return_inverse=True)
+    if len(numbers) and numbers[0] < 0:
+        raise DataError(f"data: client={numbers[0]} is negative; number the clients from 0")
+    width = len(str(numbers[-1])) if len(numbers) else 1
+    return tuple(f"client-{number:0{width}d}" for number in numbers.tolist()), numbers, rows
+
+
+_APART = frozenset(f"{array}_{part}" for part in PARTS for array in "xy")
+
+
+def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
+    parts = [part for part in PARTS if part != "test" or {"x_test", "y_test"} <= set(found)]
+    missing = [f"{array}_{part}" for part in parts for array in "xy" if f"{array}_{part}" not in found]
+    if missing:
+        raise DataError(f"data: {path} lacks {', '.join(missing)}; it needs x and y, and best client and split")
+    raw = npz.read(path, [f"{array}_{part}" for part in parts for array in "xy"], (), limit)
+    first = raw["x_train"]
+    for part in parts:
+        x, y = raw[f"x_{part}"], raw[f"y_{part}"]
+        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y):
+            raise DataError(f"data: {path}: x_{part} {x.shape} and y_{part} {y.shape}; give one label per sample, (N,)")
+        if x.shape[1:] != first.shape[1:]:
+            raise DataError(
+                f"data: {path}: {part} samples have shape {x.shape[1:]}, train {first.shape[1:]}; cut alike"
+            )
+        if x.dtype.kind not in "bfiu":
+            raise DataError(f"data: {path}: x_{part} is {x.dtype}; need numbers")
+        if (y.dtype.kind in "US") != (raw["y_train"].dtype.kind in "US"):
+            raise DataError(f"data: {path}: y_{part} is {y.dtype}, y_train {raw['y_train'].dtype}; label all alike")
+    sizes = [len(raw[f"y_{part}"]) for part in parts]
+    return Recorded(
+        np.concatenate([raw[f"x_{part}"] for part in parts]),
+        np.concatenate([raw[f"y_{part}"] for part in parts]),
+        split=np.repeat([PARTS.index(part) for part in parts], sizes),
+    )
+
+
+def _split(values: Array | None, path: Path) -> Array | None:
+    if values is None:
+        return None
+    split = whole(values, "split")
+    odd = split[(split < 0) | (split > 2)]
+    if len(odd):
+        raise DataError(f"{path}: split={odd[0]} is unknown; use 0 train, 1 validation, 2 test")
+    return split
