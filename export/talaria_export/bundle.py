@@ -21,7 +21,7 @@ import numpy as np
 
 from talaria.errors import BundleError, ConfigError
 from talaria_export.archive import Limits, pack, unpack
-from talaria_export.inspection import inspect_onnx
+from talaria_export.inspection import MANY, inspect_onnx
 from talaria_export.manifest import FORMAT, VERSION, parse_manifest
 from talaria_export.preprocess import Preprocessing
 
@@ -195,9 +195,11 @@ def read_bundle(
     signer = None if trust is None else _check_signature(bytes(text), signature, trust)
     manifest = parse_manifest(bytes(text))
     _check_members(manifest["files"], members)
+    steps = Preprocessing.from_json(manifest["input"])
+    shapes = steps.inputs(1), steps.inputs(MANY)
     for member, content in members.items():
         if member.endswith(".onnx"):
-            inspect_onnx(member, content, element_limit=limits.file)
+            inspect_onnx(member, content, element_limit=limits.file, shapes=shapes)
     digest = hashlib.sha256(text).hexdigest()
     return Bundle(path=path, manifest=manifest, members=members, digest=digest, signer=signer)
 

@@ -44,7 +44,7 @@ def test_all_fields(tmp_path):
     config = load_config(written(tmp_path, text + '[plan.widths]\nconv1 = 16\n"b.c" = 8\n[profile]\nclass = "small"\n'))
     assert config.state == Path("/var/a")
     assert config.bundle == tmp_path / "a.talaria"
-    assert config.source == NpzSource(tmp_path / "mine.npz")
+    assert config.source == NpzSource(tmp_path / "mine.npz", "a")
     assert config.plan.widths == {"conv1": 16, "b.c": 8}
     assert config.profile == {"class": "small"}
     assert config.stay
