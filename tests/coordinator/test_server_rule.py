@@ -95,7 +95,7 @@ def test_a_fleet_folds_with_knowledge_transfer_as_the_simulation_does(folder):
         sha = blobs.put(codec.encode_update(update, "raw"))
         counted.append(Counted(name, 1, 0, bytes.fromhex(sha)))
     record = Fleet("watch", run.to_json(), 1, 0, 1, "running", first, server, ("anna", "bela"))
-    body, _ = learning.fold(record, counted)
+    body = learning.fold(record, counted).body
     assert equal(bodies.decode_body(run, blobs.get(body)), taught.shared)
 
 
