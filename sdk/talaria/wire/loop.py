@@ -124,6 +124,11 @@ class Loop:
         self._bound = bound
         self._open = False
 
+    @property
+    def largest(self) -> int | None:
+        """Anything goes."""
+        return None
+
     async def start(self) -> None:
         """Join the hub."""
         self._open = True
