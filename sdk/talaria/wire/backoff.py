@@ -34,6 +34,6 @@ class Backoff:
     def pause(self, share: float) -> float:
         """Seconds until the next attempt; ``share`` in [0, 1) spreads many of them over half of the time."""
         most = min(self.longest, STEADY * self.shortest) if self._reached else self.longest
-        nominal = min(most, self.shortest * 2 ** min(self._tries, 32))
+        nominal = min(most, self.shortest * 2.0 ** min(self._tries, 32))
         self._tries += 1
         return nominal * (0.5 + share / 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,11 @@ def validity_of(path: Path) -> list[Validity]:
         return []
     begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
     return [Validity(f"the certificate {path}", begins.timestamp(), ends.timestamp())]
+
+
+def warnings(validities: Iterable[Validity], now: float) -> list[str]:
+    """What there is to say at ``now``."""
+    return [warning for found in validities if (warning := found.warning(now))]
 
 
 async def watch(ending: Callable[[float], Sequence[str]], tell: Callable[[str], None]) -> None:

@@ -310,7 +310,7 @@ def test_a_wrong_password_is_named_and_not_shown(make_mosquitto, tmp_path):
 
 
 def certificates(folder, client: bool = False, ended: bool = False) -> tuple[Tls, str]:
-    """A CA, a server certificate for 127.0.0.1, perhaps one of a client that may have ended, and what Mosquitto needs."""
+    """A CA, a server certificate for 127.0.0.1, perhaps one of a client (that has ended), and Mosquitto's lines."""
     now = datetime.datetime.now(datetime.UTC)
 
     def make(name: str, issuer_key=None, issuer=None, until=1):
