@@ -70,13 +70,14 @@ def planner(
         typer.echo(json.dumps(document, indent=1))
         return
     typer.echo(
-        f"{'model':20} {'dense':>9}  {'error':>6} {'worst':>6}  {'budgets':>7}  {'30 %':>5} {'50 %':>5} {'70 %':>5}"
+        f"{'model':20} {'dense':>9}  {'error':>6} {'worst':>6}  {'budgets':>7}  {'30 %':>5} {'50 %':>5} {'70 %':>5}  "
+        f"{'spare':>6} {'noise':>6}"
     )
     for row in rows:
         cut = " ".join(f"{row['pruned'][str(share)]:5.2f}" for share in SHARES)
         typer.echo(
             f"{row['model']:20} {row['dense_ms']:6.3f} ms  {row['mean_error']:6.1%} {row['worst_error']:6.1%}  "
-            f"{row['budgets']['kept']:3}/{BUDGETS:<3}  {cut}"
+            f"{row['budgets']['kept']:3}/{BUDGETS:<3}  {cut}  {row['margin']:6.1%} {row['noise']:6.1%}"
         )
     typer.echo(f"{kept} of {BUDGETS * len(rows)} latency budgets kept as measured")
 
@@ -135,6 +136,7 @@ def family(named: tuple[str, tuple[int, ...], int], block: int) -> dict[str, Any
         "mean_error": mean(abs(e) for e in errors),
         "worst_error": max(abs(e) for e in errors),
         "margin": fitted.margin,
+        "noise": fitted.noise,
         "budgets": {
             "kept": sum(got <= want for got, want in zip(met, wanted, strict=True)),
             "wanted": wanted,

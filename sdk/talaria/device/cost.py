@@ -37,7 +37,11 @@ SECONDS = 8.0
 """CPU time after which measuring ends."""
 
 DRIFT = 0.03
-"""How much a model's time, as a share of the unpruned one's, changes on one machine from minute to minute, as seen."""
+"""How much a model's time, as a share of the unpruned one's, changes on a quiet machine from minute to minute, as seen.
+Beside busy neighbours it changes more; then what was measured counts."""
+
+MOST_SPARE = 0.25
+"""The most that is kept in hand: on a machine that changes more than that, no plan is worth its prediction."""
 
 SESSIONS = 2
 """Times that each probe is loaded: where its buffers happen to lie in memory moves its speed by some percent."""
@@ -51,7 +55,8 @@ class Cost:
 
     ``milliseconds[i]`` is the price of feature ``i``; ``error`` the root mean square, over the probes, of the relative
     error of a fit that did not see the probe; ``graph_bytes`` the size of the exported file without its weights;
-    ``block`` what widths are rounded up to, as this device computes them.
+    ``block`` what widths are rounded up to, as this device computes them. ``noise`` is how much the probes' times, as
+    shares of the unpruned model's, changed while they were measured (:func:`changed`).
     """
 
     milliseconds: tuple[float, ...]
@@ -61,15 +66,38 @@ class Cost:
     graph_bytes: int
     probes: int
     seconds: float
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.milliseconds) != len(FEATURES) or min(self.milliseconds) < 0 or not self.dense_ms > 0:
             raise ConfigError(f"cost: need {len(FEATURES)} prices that are not negative and dense_ms above 0")
+        if not 0 <= self.noise < float("inf"):
+            raise ConfigError(f"cost: noise={self.noise} must be a number from 0")
 
     @property
     def margin(self) -> float:
         """The share of latency to keep in hand, so that a planned model keeps its limit when it is measured."""
-        return min(0.25, DRIFT + 2 * self.error)
+        return min(MOST_SPARE, self.drift + 2 * self.error)
+
+    @property
+    def drift(self) -> float:
+        """How much times are expected to change until a plan is checked: twice what they changed while they were
+        measured, at least :data:`DRIFT`."""
+        return max(DRIFT, 2 * self.noise)
+
+    @property
+    def why_margin(self) -> str:
+        """What :attr:`margin` is and what it is for, in words."""
+        if self.drift + 2 * self.error > MOST_SPARE:
+            held = f"{self.margin:.1%} to spare, the most that is kept"
+        else:
+            held = (
+                f"{self.margin:.1%} to spare ({2 * self.error:.1%} for what the prediction may miss, {self.drift:.1%} "
+            )
+            held += "for what this machine may change)"
+        if self.drift > DRIFT:
+            held += f", because times changed by {self.noise:.1%} while they were measured: the machine is busy"
+        return held
 
     def latency_ms(self, parts: Anatomy, widths: Widths) -> float:
         """CPU milliseconds for one input on one core."""
@@ -134,17 +162,23 @@ def fit(
 ) -> Cost:
     """Time the exported ``file`` at each of ``widths`` (the first is the unpruned model) and explain the times."""
     resizer = Resizer(file, parts)
-    times, seconds = timed({str(i): resizer.at(w) for i, w in enumerate(widths)}, example, rounds)
-    return explained(resizer, widths, [times[str(i)] for i in range(len(widths))], block, seconds)
+    took, seconds = side_by_side({str(i): resizer.at(w) for i, w in enumerate(widths)}, example, rounds)
+    return explained(resizer, widths, list(milliseconds(took).values()), block, seconds, changed(took))
 
 
 def explained(
-    resizer: Resizer, widths: Sequence[Widths], milliseconds: Sequence[float], block: int, seconds: float
+    resizer: Resizer,
+    widths: Sequence[Widths],
+    measured: Sequence[float],
+    block: int,
+    seconds: float,
+    noise: float = 0.0,
 ) -> Cost:
-    """The latency model that explains the ``milliseconds`` measured at each of ``widths``, in ``seconds`` in all."""
+    """The latency model that explains the milliseconds ``measured`` at each of ``widths``, in ``seconds`` in all, while
+    they changed by ``noise``."""
     parts = resizer.anatomy
     rows = np.array([parts.features(w, block) for w in widths])
-    taken = np.array(milliseconds)
+    taken = np.array(measured)
     prices = _prices(rows, taken)
     constants = sum(t.ByteSize() for t in resizer.proto.graph.initializer)
     return Cost(
@@ -155,6 +189,7 @@ def explained(
         graph_bytes=resizer.proto.ByteSize() - constants + 64 * len(resizer.tensors),
         probes=len(widths),
         seconds=seconds,
+        noise=noise,
     )
 
 
@@ -167,18 +202,30 @@ def timed(
     burst: float = BURST,
     warm: int = clock.WARM_CALLS,
 ) -> tuple[dict[str, float], float]:
-    """CPU milliseconds per input of each file, and the CPU seconds that finding out took.
+    """CPU milliseconds per input of each file, and the CPU seconds that finding out took; the arguments are those of
+    :func:`side_by_side`."""
+    took, seconds = side_by_side(files, example, rounds, limit, burst=burst, warm=warm)
+    return milliseconds(took), seconds
+
+
+def side_by_side(
+    files: Mapping[str, bytes],
+    example: Tensor,
+    rounds: int = ROUNDS,
+    limit: float | None = None,
+    *,
+    burst: float = BURST,
+    warm: int = clock.WARM_CALLS,
+) -> tuple[dict[str, list[float]], float]:
+    """CPU seconds per input of each file in each round of bursts, and the CPU seconds that finding out took.
 
     No round of bursts begins after ``limit`` seconds (:data:`SECONDS` where it is None); loading comes on top.
     ``burst`` and ``warm`` are those of :func:`~talaria.device.clock.interleaved`.
-
-    Times are ratios to the first file within each round, times its median: drift of the machine cancels out.
     """
     if len(files) < 1:
         raise ConfigError("nothing to time; give at least one exported model")
     begin = time.thread_time()
     x = example.numpy()
-    first = next(iter(files))
     calls = {(n, i): caller(f, x) for n, f in files.items() for i in range(SESSIONS)}
     took = clock.interleaved(
         {f"{i} {name}": call for (name, i), call in calls.items()},
@@ -187,13 +234,34 @@ def timed(
         SECONDS if limit is None else limit,
         warm,
     )
-    bases = [f"{i} {first}" for i in range(SESSIONS)]
-    base = [mean(times) for times in zip(*(took[b] for b in bases), strict=True)]
-    found = {}
-    for name in files:
-        own = [mean(times) for times in zip(*(took[f"{i} {name}"] for i in range(SESSIONS)), strict=True)]
-        found[name] = 1e3 * median(base) * median(a / b for a, b in zip(own, base, strict=True))
-    return found, time.thread_time() - begin
+    each = {n: [mean(t) for t in zip(*(took[f"{i} {n}"] for i in range(SESSIONS)), strict=True)] for n in files}
+    return each, time.thread_time() - begin
+
+
+def milliseconds(took: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Milliseconds of each file, from the seconds that it ``took`` in each round.
+
+    Times are ratios to the first file within each round, times its median: drift of the machine cancels out.
+    """
+    base = took[next(iter(took))]
+    return {name: 1e3 * median(base) * _share(own, base) for name, own in took.items()}
+
+
+def changed(took: Mapping[str, Sequence[float]]) -> float:
+    """How much the files' times, as shares of the first one's, changed from the first half of the rounds to the second:
+    the root mean square over the files of the relative change. 0 where there is nothing to compare."""
+    first, *others = took
+    base = took[first]
+    half = len(base) // 2
+    if not others or not half:
+        return 0.0
+    moved = [_share(took[n][half:], base[half:]) / _share(took[n][:half], base[:half]) - 1 for n in others]
+    return float(np.sqrt(np.mean(np.square(moved))))
+
+
+def _share(own: Sequence[float], base: Sequence[float]) -> float:
+    """The median, over the rounds, of one file's time to the first one's."""
+    return median(a / b for a, b in zip(own, base, strict=True))
 
 
 def lively(model: Module) -> Module:

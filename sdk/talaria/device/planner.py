@@ -257,14 +257,8 @@ class _Search:
         if self.weighed:
             why += "; those go that are worth least to the loss for the time they save"
         if self.cost is not None and self.budget.limits_latency:
-            why += (
-                f"; latency is predicted from {self.cost.probes} models measured here, with {self.margin:.1%} to spare"
-            )
+            why += f"; latency is predicted from {self.cost.probes} models measured here, with {self.cost.why_margin}"
         return why
-
-    @property
-    def margin(self) -> float:
-        return 0.0 if self.cost is None else self.cost.margin
 
     def _bought_back(self, widths: Widths, keeps: Callable[[Widths], bool]) -> Widths:
         """``widths`` with one block more in every group that it fits in, those that lost most first."""

@@ -23,7 +23,7 @@ from talaria.model.spec import ModelSpec
 from talaria.model.worth import worth
 from talaria.types import Plan
 
-VERSION = 2
+VERSION = 3
 """Of how costs are measured; those of another one are measured anew."""
 
 

@@ -129,3 +129,62 @@ def test_the_margin_covers_the_fit_and_the_drift_of_the_machine(cost: Cost) -> N
     assert replace(cost, error=0.0).margin == DRIFT > 0
     assert replace(cost, error=0.02).margin == pytest.approx(DRIFT + 0.04)
     assert replace(cost, error=5.0).margin == 0.25
+
+
+def rounds_of(shares: dict[str, tuple[float, float]], turns: int = 12, busy: float = 1.0) -> dict[str, list[float]]:
+    """Seconds in each round of a dense model and of others at ``shares`` of it in either half; the whole machine is
+    ``busy`` times slower in the second half."""
+    base = [0.01 * (1 + 0.001 * (i % 3)) * (busy if i >= turns // 2 else 1.0) for i in range(turns)]
+    took = {"dense": base}
+    for name, (before, after) in shares.items():
+        took[name] = [b * (after if i >= turns // 2 else before) for i, b in enumerate(base)]
+    return took
+
+
+def test_noise_is_what_shares_of_the_dense_time_change_not_what_slows_all_alike() -> None:
+    calm = {"a": (0.5, 0.5), "b": (0.2, 0.2)}
+    assert cost.changed(rounds_of(calm)) == pytest.approx(0.0, abs=1e-12)
+    assert cost.changed(rounds_of(calm, busy=1.5)) == pytest.approx(0.0, abs=1e-12)
+    assert cost.changed(rounds_of({"a": (0.5, 0.5), "b": (0.2, 0.22)})) == pytest.approx(0.1 / 2**0.5)
+    assert cost.changed({"dense": [1.0, 1.0]}) == 0.0
+
+
+def test_one_slow_burst_is_no_noise() -> None:
+    took = rounds_of({"a": (0.5, 0.5)})
+    took["a"][2] *= 3
+    assert cost.changed(took) == pytest.approx(0.0, abs=1e-12)
+    assert cost.milliseconds(took)["a"] == pytest.approx(0.5 * cost.milliseconds(took)["dense"])
+
+
+def test_what_is_kept_in_hand_follows_the_noise_measured_and_says_so(cost: Cost) -> None:
+    quiet, busy, wild = (replace(cost, error=0.02, noise=noise) for noise in (0.005, 0.05, 0.5))
+    assert quiet.margin == pytest.approx(DRIFT + 0.04)
+    assert busy.margin == pytest.approx(2 * 0.05 + 0.04)
+    assert wild.margin == 0.25
+    assert (
+        quiet.why_margin
+        == "7.0% to spare (4.0% for what the prediction may miss, 3.0% for what this machine may change)"
+    )
+    assert "14.0% to spare (4.0% for what the prediction may miss, 10.0% for what" in busy.why_margin
+    assert busy.why_margin.endswith("because times changed by 5.0% while they were measured: the machine is busy")
+    assert wild.why_margin.startswith("25.0% to spare, the most that is kept, because times changed by 50.0%")
+
+
+def test_bursts_of_a_busy_machine_give_a_cost_with_more_in_hand(exported: Callable[[ModelSpec], bytes]) -> None:
+    """The same architectures, once on a calm machine and once where small models become 8 % slower half way through, as
+    beside a neighbour: from the same rounds that the fit sees."""
+    parts = anatomy(IMU)
+    resizer, widths = Resizer(exported(IMU), parts), cost.samples(parts, 15, 8)
+    sizes = [parts.products(w) / parts.products(parts.full()) for w in widths]
+    made = []
+    for slower in (0.0, 0.08):
+        shares = {str(i): (0.1 + 0.9 * s, (0.1 + 0.9 * s) * (1 + slower * (1 - s))) for i, s in enumerate(sizes)}
+        took = rounds_of({k: v for k, v in shares.items() if k != "0"})
+        found = cost.milliseconds(took)
+        made.append(cost.explained(resizer, widths, list(found.values()), 8, 1.0, cost.changed(took)))
+    calm, busy = made
+    assert calm.noise == pytest.approx(0.0, abs=1e-12)
+    assert calm.drift == DRIFT
+    assert 0.03 < busy.noise < 0.08
+    assert busy.margin > calm.margin + 0.03
+    assert Cost.from_json(busy.to_json()) == busy
