@@ -48,6 +48,7 @@ bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
 	$(BIN)/talaria bench chaos --faults 200 --seed 1
 	$(BIN)/talaria bench chaos --faults 200 --seed 2
 	$(BIN)/talaria bench chaos --faults 30 --seed 3 --fresh
+	$(BIN)/talaria bench history --seeds 1000
 	$(BIN)/talaria bench load --devices 1000 --rounds 50
 	$(BIN)/talaria bench load --body-mib 100 --cuts 10
 	$(BIN)/talaria bench fuzz --seconds 300

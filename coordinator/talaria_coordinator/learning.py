@@ -58,7 +58,7 @@ class Learning:
 
     def first(self) -> tuple[str, str]:
         """The digests of the first body and server state."""
-        shared, server = rounds.start(self.run, self.aggregator)
+        shared, server = self._start()
         return self.blobs.put(bodies.encode_body(shared)), self.blobs.put(codec.encode_tensors(server))
 
     def checked(self, data: bytes, device: str, step: int | None, base: str) -> Update:
@@ -73,7 +73,7 @@ class Learning:
                     f"update says it was made from body {update.base}, but learning round {step} began from "
                     f"{step - 1}; it may be replayed"
                 )
-            rounds.require_update(self.run, shared, update, self.aggregator)
+            self._require(shared, update)
         except WireError:
             raise
         except AggregationError as error:
@@ -97,8 +97,24 @@ class Learning:
         """The body of this digest; the latest one asked for is kept, since all updates of a round name the same."""
         held: tuple[str, Tensors] = self._latest.get("body", ("", {}))  # one value: several threads ask
         if held[0] != digest:
-            held = self._latest["body"] = digest, bodies.decode_body(self.run, self.blobs.get(digest))
+            held = self._latest["body"] = digest, self._body(self.blobs.get(digest))
         return held[1]
+
+    # What follows from the run alone.
+
+    def _start(self) -> tuple[Tensors, Tensors]:
+        return rounds.start(self.run, self.aggregator)
+
+    def _body(self, data: bytes) -> Tensors:
+        return bodies.decode_body(self.run, data)
+
+    def _require(self, shared: Tensors, update: Update) -> None:
+        rounds.require_update(self.run, shared, update, self.aggregator)
+
+    def _close(self, shared: Tensors, server: Tensors, updates: Iterator[Update]) -> tuple[Tensors, Tensors]:
+        return rounds.close(self.run, shared, server, updates, self.aggregator)
+
+    # -- folding
 
     def fold(self, fleet: Fleet, counted: Sequence[Counted]) -> Made:
         """The body and server state after these updates, one of them in memory at a time.
@@ -107,12 +123,12 @@ class Learning:
         itself, but they do not fold together, a minority without which the others do is found by leaving out. Raises
         :class:`NothingLeft` where too few stay.
         """
-        shared = bodies.decode_body(self.run, self.blobs.get(fleet.body))
+        shared = self._body(self.blobs.get(fleet.body))
         server = codec.decode_tensors(self.blobs.get(fleet.server), schema=None)
         kept, left = list(counted), list[LeftOut]()
 
         def folded(entries: Sequence[Counted]) -> tuple[Tensors, Tensors]:
-            return rounds.close(self.run, shared, server, self._updates(entries, shared), self.aggregator)
+            return self._close(shared, server, self._updates(entries, shared))
 
         while len(kept) >= self.least:
             try:
@@ -172,7 +188,7 @@ class Learning:
         for entry in counted:
             try:
                 update = self._decoded(self.blobs.get(entry.sha256.hex()), entry.dev)
-                rounds.require_update(self.run, shared, update, self.aggregator)
+                self._require(shared, update)
             except BlobLost as error:
                 raise _UnfitError(LeftOut(entry, str(error), liar=False)) from error
             except Exception as error:

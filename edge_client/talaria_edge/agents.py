@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import time
 from collections.abc import Sequence
@@ -69,10 +68,9 @@ async def run_agents(
 async def _keep_running(
     config: DeviceConfig, report: Report, worker: ThreadPoolExecutor, open_transport: Open
 ) -> dict[str, Any]:
-    wait, was_up, process = AGAIN_S[0], False, os.urandom(8)
+    wait, was_up = AGAIN_S[0], False
     while True:
-        agent = Agent(config, report=report, worker=worker, open_transport=open_transport, process=process)
-        begun = time.monotonic()
+        agent, begun = Agent(config, report=report, worker=worker, open_transport=open_transport), time.monotonic()
         try:
             return await agent.run()
         except Exception as error:

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
+from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState
+from talaria.wire import messages as m
+from talaria.wire.frames import Header, encode_frame
 from talaria.wire.loop import Faults
 
 QUIET = Faults()
@@ -516,3 +519,18 @@ def test_a_command_that_comes_twice_is_obeyed_once(world):
     assert len(seen) >= 3
     assert all(actions == [] for actions in seen)
     assert len(w.closed) == 1
+
+
+def test_a_device_whose_birth_was_lost_is_told_to_be_there_by_the_first_that_it_says():
+    half, state = CoordinatorHalf("watch"), CoordinatorState()
+    half.step(state, e.Start(0.0, 1))
+
+    def say(boot, message, kind="evt", seq=0):
+        payload = encode_frame(Header(message.TYPE, "watch", "anna", boot=boot, seq=seq), m.encode_message(message))
+        return half.step(state, e.Received(1.0, f"fl/1/watch/d/anna/{kind}", payload))[1]
+
+    birth = m.DeviceBirth(online=True, key=b"", profile=b"{}")
+    assert a.DeviceUp("anna", 1, b"{}") in say(1, birth, "state")
+    assert a.DeviceDown("anna", 1) in say(1, m.DeviceBirth(online=False, key=b"", profile=b"{}"), "state")
+    assert a.DeviceUp("anna", 2, b"{}") in say(2, m.Goodbye(version=0), seq=1)
+    assert not any(isinstance(action, a.DeviceUp) for action in say(2, m.Goodbye(version=0), seq=2))

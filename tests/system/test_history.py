@@ -1,0 +1,170 @@
+"""Whole fleets as deterministic histories: seeds that keep all promises, seeds that replay to the byte, and flaws that
+are found when they are planted. `talaria bench history` lives through thousands."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from talaria import time
+from talaria.protocol import events as e
+from talaria_coordinator.benches.history.bench import live, shortest
+from talaria_coordinator.benches.history.faults import KINDS, Fault, Plan, draw
+from talaria_coordinator.benches.history.shorten import shortened
+from talaria_edge import files
+
+
+def plan(*faults, devices=("anna", "bela", "carl"), keyed=False):
+    return Plan(1, devices, keyed, tuple(replace(fault, number=n) for n, fault in enumerate(faults)))
+
+
+def fault(at, kind, target, seconds=3.0, strength=0.0, how=""):
+    return Fault(0, at, kind, target, seconds, strength, how)
+
+
+def kept(outcome):
+    assert outcome.broken == "", "\n".join((outcome.why, *outcome.last))
+    return outcome
+
+
+# ---- what must be kept ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3, 4, 5, 10, 15, 17, 21, 23, 24, 25])
+def test_a_fleet_keeps_its_promises_whatever_a_seed_draws(seed):
+    kept(live(draw(seed)))
+
+
+def test_a_fleet_that_nothing_happens_to_learns():
+    found = kept(live(plan()))
+    assert found.rounds >= 4
+    assert found.recovered < 30
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 8])
+def test_a_write_that_fails_costs_a_device_no_more_than_that_round(number):
+    """Each write of a round in turn: the body's chunk, its flush, the private state, the update, the protocol."""
+    kept(live(plan(fault(8.0, "failed-write", "anna", strength=float(number)))))
+
+
+# ---- the same again ------------------------------------------------------------------------------------
+
+
+def test_a_seed_replays_to_the_byte_in_any_process(command, monkeypatch):
+    here = live(draw(3))
+    assert here.trace == live(draw(3)).trace
+    assert here.trace != live(draw(3).only(frozenset({0}))).trace
+    monkeypatch.setenv("PYTHONHASHSEED", "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2")
+    _, out, errors = command("bench", "history", "--seed", 3, "--json")
+    assert json.loads(out)["trace"] == here.trace, errors
+
+
+def test_every_kind_of_fault_is_drawn_and_can_be_told():
+    faults = [fault for seed in range(300) for fault in draw(seed).faults]
+    assert {fault.kind for fault in faults} == set(KINDS)
+    assert all(str(fault) for fault in faults)
+    assert draw(5) == draw(5)
+    times = [[fault.at for fault in draw(seed).faults] for seed in range(50)]
+    assert times == [sorted(some) for some in times]
+
+
+# ---- flaws that are planted are found ------------------------------------------------------------------
+
+
+def change(service, **methods):
+    """Methods of the service's learning, which is frozen."""
+    for name, method in methods.items():
+        object.__setattr__(service._learning, name, method)
+
+
+def folds_one_update_twice(service):
+    close = service._learning._close
+
+    def twice(shared, server, updates):
+        updates = list(updates)
+        return close(shared, server, [*updates, updates[-1]])
+
+    change(service, _close=twice)
+
+
+def takes_what_was_made_for_another_round(service):
+    checked = service._learning.checked
+    change(service, checked=lambda data, device, step, base: checked(data, device, None, base))
+
+
+def gives_receipts_for_what_it_did_not_keep(service):
+    real = service.store.keep_update
+
+    def keep(fleet, round, device, **facts):
+        row = real(fleet, round, device, **facts)
+        with service.store._engine.begin() as tx:
+            tx.exec_driver_sql("DELETE FROM findings WHERE round = ? AND device = ?", (round, device))
+            tx.exec_driver_sql("DELETE FROM updates WHERE round = ? AND device = ?", (round, device))
+        return row
+
+    service.store.keep_update = keep
+
+
+def never_opens_again_after_a_round(service):
+    advance = service._conductor.advance
+
+    def hardly(state):
+        if service._conductor.fleet.step < 3:
+            advance(state)
+
+    service._conductor.advance = hardly
+
+
+def shuts_out_who_was_away(service):
+    carry_out = service._carry_out
+
+    def blamed(action):
+        carry_out(action)
+        if isinstance(action, e.DeviceDown):
+            service._feed(e.Revoke(time.monotonic(), action.dev, "it was away"))
+
+    service._carry_out = blamed
+
+
+@pytest.mark.parametrize(
+    ("flaw", "faults", "broken"),
+    [
+        (folds_one_update_twice, [], "body"),
+        (takes_what_was_made_for_another_round, [fault(5.0, "lie", "anna", how="replay")], "twice"),
+        (gives_receipts_for_what_it_did_not_keep, [], "lost"),
+        (never_opens_again_after_a_round, [], "stuck"),
+        (shuts_out_who_was_away, [fault(5.0, "cut", "anna"), fault(9.0, "weather", "all", strength=0.1)], "shut-out"),
+    ],
+)
+def test_a_flaw_that_is_planted_is_found_and_its_history_shortened(flaw, faults, broken):
+    given = plan(*faults)
+    kept(live(given))
+    found = live(given, flaw=flaw)
+    assert found.broken == broken, found.why
+    short = shortest(given, broken, flaw=flaw)
+    assert len(short.faults) == (0 if not faults else 1)
+
+
+def test_a_private_state_that_is_not_flushed_is_missed_after_a_power_cut(monkeypatch):
+    def unflushed(path, data):
+        beside = path.with_name(f".{path.name}.part")
+        beside.write_bytes(data)
+        beside.replace(path)
+
+    cuts = plan(*(fault(10.0 + 12 * n, "power", "anna") for n in range(4)))
+    kept(live(cuts))
+    monkeypatch.setattr(files, "write", unflushed)
+    assert live(cuts).broken
+
+
+def test_the_shortest_history_needs_all_of_its_faults():
+    tried = []
+
+    def fails(some):
+        tried.append(list(some))
+        return {2, 5, 11} <= set(some)
+
+    assert shortened(range(16), fails) == [2, 5, 11]
+    assert len(tried) < 80
+    assert shortened([1, 2, 3], lambda some: True) == []
