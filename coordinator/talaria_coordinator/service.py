@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from talaria import time
@@ -16,8 +17,9 @@ from talaria.errors import ConfigError, StateError
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import Rules
 from talaria.protocol.link import Link, Sent
-from talaria.wire.chunks import Cut, describe
+from talaria.wire.chunks import ROOM, Cut, chunk_within, describe, most_within
 from talaria.wire.transport import LinkDown, LinkUp, Will
+from talaria.wire.validity import watch
 from talaria_coordinator.blobs import Blobs
 from talaria_coordinator.conduct import AGAIN_S, Conductor, Hands
 from talaria_coordinator.config import FleetConfig
@@ -101,13 +103,14 @@ class Service:
 
     async def _live(self, url: str) -> None:
         self._resume()
-        transport = self._open(url, self.config, lambda: Will(*self._half.will(self._state)))
+        transport = self._transport = self._open(url, self.config, lambda: Will(*self._half.will(self._state)))
         try:
             await transport.start()
             helpers = [
                 self._spawn(self._link.listen(transport, self._inbox.put, self._linked)),
                 self._spawn(self._link.send(transport)),
                 self._spawn(self._tick()),
+                self._spawn(watch(self._members.ending, lambda text: self._tell("certificate", reason=text))),
             ]
             try:
                 await self._serve()
@@ -174,9 +177,25 @@ class Service:
 
     def _linked(self, change: LinkUp | LinkDown) -> None:
         if isinstance(change, LinkUp):
+            self._fit(self._transport.largest)
             self._tell("connected")
         else:
             self._tell("disconnected", error=change.reason)
+
+    def _fit(self, largest: int | None) -> None:
+        """Send in chunks that the broker takes. Raises :class:`ConfigError` where that is not possible."""
+        rules, most = self._half.rules, most_within(largest)
+        need = max(len(self._body[1]) if self._body else 0, 1)
+        if need > most or (largest is not None and len(self._half.spec) + ROOM > largest):
+            raise ConfigError(
+                f"the broker takes at most {largest} bytes as one message, in which at most {most} can be sent; the "
+                f"model has {need}, and the run's description {len(self._half.spec)}. Raise its bound (Mosquitto: "
+                "max_packet_size), or learn a smaller model"
+            )
+        chunk = chunk_within(largest)
+        if chunk != rules.chunk:
+            self._half = replace(self._half, rules=replace(rules, chunk=chunk, max_update=min(rules.max_update, most)))
+            self._publish_body(multicast=False)
 
     def _read(self, cut: Cut) -> bytes:
         """The bytes of the current body; none for one that is no longer current."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from talaria.protocol import events as e
+from talaria.protocol.coordinator import DOUBLED
 from talaria_coordinator.records import profile_of
 from talaria_coordinator.store import Store
 
@@ -20,6 +21,8 @@ def witness(action: e.Action, fleet: str, store: Store, tell: Callable[..., None
             tell("device-down", device=action.dev, boot=action.boot)
         case e.Progressed():
             tell("progress", round=action.round, device=action.dev, phase=action.phase, reason=action.reason)
+        case e.Doubled():
+            tell("doubled", device=action.dev, reason=DOUBLED)
         case e.Quarantined():
             store.quarantine(fleet, action.dev, action.reason)
             tell("quarantined", device=action.dev, reason=action.reason)

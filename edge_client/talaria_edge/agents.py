@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -68,9 +69,10 @@ async def run_agents(
 async def _keep_running(
     config: DeviceConfig, report: Report, worker: ThreadPoolExecutor, open_transport: Open
 ) -> dict[str, Any]:
-    wait, was_up = AGAIN_S[0], False
+    wait, was_up, process = AGAIN_S[0], False, os.urandom(8)
     while True:
-        agent, begun = Agent(config, report=report, worker=worker, open_transport=open_transport), time.monotonic()
+        agent = Agent(config, report=report, worker=worker, open_transport=open_transport, process=process)
+        begun = time.monotonic()
         try:
             return await agent.run()
         except Exception as error:

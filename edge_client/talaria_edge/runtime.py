@@ -21,8 +21,9 @@ from talaria.protocol import events as e
 from talaria.protocol.device import DeviceHalf, DeviceLimits
 from talaria.protocol.link import Link
 from talaria.rounds import Run
-from talaria.wire.chunks import Cut, describe
+from talaria.wire.chunks import Cut, chunk_within, describe
 from talaria.wire.transport import LinkDown, LinkUp, Will
+from talaria.wire.validity import validities, warnings, watch
 from talaria_edge import files, gate, guard
 from talaria_edge.arrivals import Arrivals
 from talaria_edge.config import DeviceConfig
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 Report = Callable[[dict[str, Any]], None]
 INBOX = 256
 GOODBYE_S = 5.0
+WARN_AGAIN_S = 3600.0
 FAREWELL_S = 30.0
 """So long a device that is done says goodbye to a coordinator that does not answer."""
 
@@ -53,8 +55,10 @@ class Agent:
         worker: ThreadPoolExecutor | None = None,
         open_transport: Open = over_mqtt,
         read: Callable[[], Reading] = guard.read,
+        process: bytes = b"",
         learn: Callable[[DeviceConfig, DeviceStore, Run], Learner] = Learner,
     ) -> None:
+        """``process`` are bytes that no other program has, by which the fleet sees that two have one name."""
         self.config = config
         self._report, self._open = report, open_transport
         self._leave = Leave(config.guard, config.guard_every_s, read)
@@ -67,7 +71,11 @@ class Agent:
             profile=json.dumps(dict(config.profile)).encode(),
             signer=None if own is None else own.signer,
             coordinator_key=None if own is None else own.coordinator_key,
+            process=process,
         )
+        self._warned = "", 0.0
+        self._largest: int | None = None
+        self._tls = None if own is None or config.username is not None else own.tls
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
         self._link = Link(lambda cut: self._upload, lambda size: self._count("up", size))
         self._learner_of = learn
@@ -121,12 +129,13 @@ class Agent:
 
     async def _live(self) -> None:
         self._boot()
-        transport = self._open(self.config, self._will)
+        transport = self._transport = self._open(self.config, self._will)
         await reach(transport, self.config.patience_s, self._tell)
         helpers = [
             self._spawn(self._link.listen(transport, self._inbox.put, self._linked)),
             self._spawn(self._link.send(transport)),
             self._spawn(self._tick()),
+            self._spawn(watch(self._ending, lambda text: self._tell("certificate", reason=text))),
         ]
         try:
             while self._result is None or self.config.stay or not self._parting.over(time.monotonic()):
@@ -164,9 +173,20 @@ class Agent:
     def _linked(self, change: LinkUp | LinkDown) -> None:
         if isinstance(change, LinkUp):
             self.was_up = True
+            self._largest = self._transport.largest
             self._tell("connected", broker=self.config.broker)
         else:
             self._tell("disconnected", error=change.reason)
+
+    def _warn(self, reason: str) -> None:
+        """What the coordinator finds wrong with this device, once an hour."""
+        if reason != self._warned[0] or time.monotonic() - self._warned[1] >= WARN_AGAIN_S:
+            self._warned = reason, time.monotonic()
+            self._tell("error", error=reason)
+
+    def _ending(self, now: float) -> list[str]:
+        """The certificates of this device's link that end within 30 days, or have ended."""
+        return [] if self._tls is None else warnings(validities(self._tls), now)
 
     async def _tick(self) -> None:
         while True:
@@ -216,6 +236,8 @@ class Agent:
                 self._spawn(self._resend(action))
             case e.Receipted():
                 self._received(action.round, action.outcome, action.reason)
+            case e.Told():
+                self._warn(action.reason)
             case e.Cancel():
                 self._received(action.round, "late", action.reason)
             case e.Refused():
@@ -278,7 +300,7 @@ class Agent:
             return
         self._upload = trained.update
         self._tell("trained", round=action.round, step=step, update_bytes=len(trained.update), metrics=metrics)
-        cut = describe(trained.update, self._state.chunk)
+        cut = self._cut(trained.update)
         await self._inbox.put(e.UpdateReady(time.monotonic(), action.round, action.version, cut))
 
     def _log_unforeseen(self, error: Exception, where: str) -> None:
@@ -313,9 +335,13 @@ class Agent:
 
     async def _resend(self, action: e.Resend) -> None:
         """The update carries its whole mask already: the same bytes answer."""
-        cut = describe(self._upload, self._state.chunk)
+        cut = self._cut(self._upload)
         version = self._state.job.version if self._state.job else 0
         await self._inbox.put(e.UpdateReady(time.monotonic(), action.round, version, cut))
+
+    def _cut(self, update: bytes) -> Cut:
+        """How an update is sent: in chunks that the coordinator takes, and our broker."""
+        return describe(update, min(self._state.chunk, chunk_within(self._largest)))
 
     def _received(self, number: int, outcome: str, reason: str) -> None:
         """What the coordinator said to our update: unless it refused it, the new private state comes into force."""

@@ -230,7 +230,7 @@ class DeviceStore:
     def traffic(self) -> dict[int, dict[str, int]]:
         """Bytes ``up`` and ``down`` by learning round; the body that a round begins from is its own download, and the
         last body stands under the round after the last."""
-        with suppress(OSError, ValueError, AttributeError, TypeError):
+        with suppress(OSError, ValueError, AttributeError, TypeError, KeyError, OverflowError, RecursionError):
             return {
                 int(k): {n: int(v[n]) for n in ("up", "down")} for k, v in json.loads(self._traffic.read_text()).items()
             }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from talaria import shares
 from talaria.errors import BundleError
 from talaria_export.preprocess import Array
 from talaria_export.session import Session
@@ -31,15 +32,17 @@ def judge(
     except BundleError as problem:
         return row | {"why": str(problem)}
     row["bytes"] = len(one.data)
-    row["agreement"] = float((answers == plain_answers).mean())
-    drop = 0.0
+    count, agree = len(answers), int((answers == plain_answers).sum())
+    row["agreement"] = agree / count
+    lost = 0
     if y is not None:
-        row["accuracy"] = float((answers == y).mean())
-        drop = float((plain_answers == y).mean()) - row["accuracy"]
-    if row["agreement"] < gate.agreement:
-        row["why"] = f"agrees with fp32 on {row['agreement']:.3f} of the inputs, {gate.agreement} is asked for"
-    elif drop > gate.accuracy_drop:
-        row["why"] = f"loses {drop:.3f} of accuracy, {gate.accuracy_drop} is allowed"
+        right = int((answers == y).sum())
+        row["accuracy"] = right / count
+        lost = int((plain_answers == y).sum()) - right
+    if not shares.at_least(agree, count, gate.agreement):
+        row["why"] = f"agrees with fp32 on {agree} of {count} inputs, a share of {gate.agreement} is asked for"
+    elif lost > 0 and not shares.at_most(lost, count, gate.accuracy_drop):
+        row["why"] = f"loses {lost} of {count} samples that fp32 labels right; accuracy_drop={gate.accuracy_drop}"
     else:
         row["passed"] = True
     return row

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from talaria import shares
 from talaria.errors import BundleError, DataError
 from talaria_export.archive import Limits
 from talaria_export.bundle import Bundle, open_bundle
@@ -107,10 +108,11 @@ def _accuracy(bundle: Bundle, sessions: dict[str, Session], samples: tuple[Any, 
     default = bundle.manifest["default"]
     answers = _classes(sessions[default], steps, x)
     figures["accuracy"] = float((answers == y).mean())
-    agreement = float((answers == _classes(sessions["fp32"], steps, x)).mean()) if "fp32" in sessions else 1.0
-    figures["agreement"] = agreement
+    agree = int((answers == _classes(sessions["fp32"], steps, x)).sum()) if "fp32" in sessions else len(x)
+    figures["agreement"] = agree / max(1, len(x))
     wanted = bundle.manifest["gate"]["agreement"]
-    return Check("agreement", agreement >= wanted, f"{default} with fp32 on {agreement:.3f}, at least {wanted}")
+    told = f"{default} with fp32 on {agree} of {len(x)}, a share of at least {wanted}"
+    return Check("agreement", shares.at_least(agree, len(x), wanted), told)
 
 
 def _classes(session: Session, steps: Preprocessing, x: Array) -> Array:

@@ -141,7 +141,13 @@ def algorithm_of(run: Run) -> Algorithm:
 
 
 def first_body(run: Run) -> Tensors:
-    """The shared state that all begin from, version 0."""
+    """The shared state that all begin from, version 0. Raises :class:`ConfigError` where the algorithm prunes and the
+    model has no channels that may go."""
+    if algorithm_of(run).card.prunes and not layout_of(run.spec).sizes:
+        raise ConfigError(
+            f"{run.algorithm}: prunes channels, but {run.spec.name!r} has none that may go (a model of linear layers "
+            "alone, or one whose layers all meet in sums); choose another model, or an algorithm that does not prune"
+        )
     shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))
     return shared
 

@@ -183,8 +183,14 @@ def test_the_protocols_memory(store):
 def test_traffic(store):
     store.save_traffic({1: {"up": 5, "down": 6}})
     assert store.traffic() == {1: {"up": 5, "down": 6}}
-    (store.folder / "traffic.json").write_text("[")
-    assert store.traffic() == {}
+    whole = (store.folder / "traffic.json").read_bytes()
+    broken = (b"[", b"[" * 90_000, b'{"1": {"up": 1e999, "down": 1}}', b"\xff")
+    for damaged in (
+        *broken,
+        *(bytes([*whole[:i], whole[i] ^ 1 << bit, *whole[i + 1 :]]) for i in range(len(whole)) for bit in range(8)),
+    ):
+        (store.folder / "traffic.json").write_bytes(damaged)
+        assert isinstance(store.traffic(), dict), "an account of bytes is no reason not to start"
 
 
 FULL = """

@@ -1,4 +1,5 @@
 import json
+from fractions import Fraction
 
 import numpy as np
 import onnx
@@ -7,6 +8,7 @@ import torch
 from tolerance import roundings
 from torch import nn
 
+from talaria import shares
 from talaria.errors import ConfigError
 from talaria_export import Predictor, make_bundle, open_bundle, verify_bundle
 from talaria_export import cpu as cpu_module
@@ -210,3 +212,30 @@ def test_convolutions_of_the_fastest_form_are_in_the_blocked_layout(proto):
         assert domains == ["com.microsoft.nchwc"] * 4
     else:
         assert len(domains) == 4
+
+
+@pytest.mark.parametrize(("limit", "count", "lost"), [(0.01, 300, 3), (0.29, 100, 29), (0.07, 100, 7), (0.1, 30, 3)])
+def test_a_loss_exactly_at_its_limit_is_allowed_and_one_sample_more_is_not(limit, count, lost):
+    for more, kept in ((0, True), (1, False)):
+        assert shares.at_most(lost + more, count, limit) is kept
+        assert shares.at_least(count - lost - more, count, float(1 - Fraction(repr(limit)))) is kept
+
+
+def test_the_gate_counts_samples_instead_of_comparing_floats(proto, imu):
+    """91 of 100 against 90 are 0.010000000000000009 of accuracy, and exactly what a limit of 0.01 allows."""
+    plain = Made("fp32", proto.SerializeToString())
+    answers = Session(plain.data)(imu.x.numpy()).argmax(1)
+    common, odd = 0, int(np.flatnonzero(answers != answers[0])[0])
+    other = onnx.ModelProto()
+    other.CopyFrom(proto)
+    bias = next(t for t in other.graph.initializer if list(t.dims) == [7])
+    always = np.zeros(7, np.float32)
+    always[answers[common]] = 1e4
+    bias.CopyFrom(onnx.numpy_helper.from_array(always, bias.name))
+    stuck = Made("fp16", other.SerializeToString())
+    for lost, passed in ((1, True), (2, False)):
+        x = imu.x.numpy()[[common] * 90 + [odd] * lost + [common] * (10 - lost)]
+        y = np.concatenate([answers[[common] * 90 + [odd] * lost], [(answers[common] + 1) % 7] * (10 - lost)])
+        row = judge(stuck, plain, (x, y), Gate(agreement=0.0, accuracy_drop=0.01), x[:2], Session(plain.data)(x[:2]))
+        assert row["passed"] is passed, row
+    assert row["why"] == "loses 2 of 100 samples that fp32 labels right; accuracy_drop=0.01"

@@ -14,7 +14,7 @@ from talaria.protocol.device import DeviceHalf, DeviceLimits, DeviceState
 from talaria.protocol.transfer import chunk_frames, transfer_of
 from talaria.wire import messages as m
 from talaria.wire.chunks import describe
-from talaria.wire.frames import Header, encode_frame
+from talaria.wire.frames import Header, decode_frame, encode_frame
 from talaria.wire.signing import Signer
 
 FED = "watch"
@@ -228,6 +228,22 @@ def test_26_chunks_of_another_body_than_the_signed_one_are_not_kept():
     assert not of(actions, a.KeepChunk)
 
 
+def test_26_a_body_that_is_cut_anew_is_fetched_by_its_new_cut():
+    """As after a coordinator came back by a broker that takes smaller messages."""
+    half, state = device()
+    cmd(half, state, manifest(), topic="co/body", dev="", retained=True)
+    assert state.fetch.cut.count == 5
+    cut = describe(BODY, 250)
+    smaller = m.BodyManifest(version=0, size=cut.size, chunk=250, sha256=cut.sha256, hashes=cut.hashes, nonce=bytes(16))
+    actions = cmd(half, state, smaller, topic="co/body", dev="", retained=True)
+    assert state.fetch.cut == cut
+    assert of(actions, a.Discard)
+    bench = Bench()
+    answer = bench.say("anna", m.Want(body=cut.sha256, bitmap=b"\xff\x03"))  # ten chunks; the coordinator has five
+    assert [decode_frame(x.payload).header.type for x in of(answer, a.Publish)] == ["body"]
+    assert bench.state.peers["anna"].strikes == 0
+
+
 def test_26_an_old_body_is_not_brought_back():
     half, state = device()
     cmd(half, state, manifest(5, UPDATE), topic="co/body", dev="", retained=True)
@@ -355,9 +371,15 @@ def test_32_a_device_cannot_pull_the_body_without_end():
     for _ in range(100):
         last = bench.say("anna", m.Want(body=body.sha256, bitmap=b"\x1f"))
         sent += sum(body.place(i)[1] for x in of(last, a.SendChunks) for i in x.indices)
-    assert "quarantined" in reasons(last)
+    assert "more than 2 times the body" in reasons(last)
     assert sent <= 2 * len(BODY) + 2 * 8 * 500
-    bench.finishes_with("ben")
+    assert bench.state.quarantined() == {}  # a broker that drops what is sent makes an honest device ask like this
+    for _ in range(3):
+        bench.now += 60.0
+        bench.do(e.Tick(bench.now))
+    again = bench.say("anna", m.Want(body=body.sha256, bitmap=b"\x1f"))
+    assert of(again, a.SendChunks)
+    bench.finishes_with("anna", "ben")
 
 
 # 33
@@ -391,15 +413,57 @@ def test_34_a_last_will_of_an_older_connection_changes_nothing():
     assert of(bench.birth("anna", boot=6), a.DeviceUp)
 
 
-def test_34_flapping_ends_in_quarantine():
+def test_34_births_without_end_are_throttled_and_shut_nobody_out():
+    """Whoever can cut a link, can have its device born again and again: it costs the device its turn, no more."""
     bench = Bench(flaps=10)
-    quarantined = []
-    for boot in range(2, 30):
+    up, told = [], ""
+    for boot in range(2, 102):
         bench.now += 0.5
-        quarantined += of(bench.birth("anna", boot=boot), a.Quarantined)
+        actions = bench.birth("anna", boot=boot)
+        up += of(actions, a.DeviceUp)
+        told += reasons(actions)
         bench.birth("anna", boot=boot, online=False)
-    assert [q.dev for q in quarantined] == ["anna"]
+    assert len(up) == 9  # of ten in a minute, one was its first
+    assert "more than 10 births within a minute" in told
+    assert bench.state.quarantined() == {}
+    assert len(bench.state.peers["anna"].births) <= 11
+    bench.say("anna", m.Accept(round=1), boot=102, seq=1)  # a word of its own brings it back at once
+    assert bench.state.peers["anna"].online
+    bench.now += 61.0
+    assert of(bench.birth("anna", boot=103), a.DeviceUp)
+    bench.say("anna", m.Decline(round=1, reason="that was all"), boot=103, seq=1)
     bench.finishes_with("ben")
+
+
+def test_34_two_programs_with_one_name_are_told_to_both_and_to_the_operator():
+    bench = Bench()
+    mine, other = b"process1", b"process2"
+    doubled, said = [], []
+
+    def born(process, boot):
+        bench.now += 2.0
+        message = m.DeviceBirth(online=True, key=b"", profile=b"", process=process)
+        actions = bench.hear("d/anna/state", bench.frame("anna", message, boot=boot))
+        doubled.extend(of(actions, a.Doubled))
+        said.extend(x for x in of(actions, a.Publish) if decode_frame(x.payload).header.type == "error")
+
+    for i in range(5):  # each has boots of its own: those of the other are behind, and are seen all the same
+        born(mine, 10 + i)
+        born(other, 3 + i)
+    assert [x.dev for x in doubled] == ["anna"]
+    assert len(said) >= 4
+    half, state = device()
+    (told,) = of(half.step(state, e.Received(0.0, said[0].topic, said[0].payload))[1], a.Told)
+    assert "another program has this device's name" in told.reason
+    assert bench.state.quarantined() == {}
+
+
+@pytest.mark.parametrize("lives", [[b"a", b"b", b"c", b"d", b"e"], [b"a"] * 9, [b"a", b"b", b"a", b"b"], [b""] * 9])
+def test_34_a_device_that_starts_anew_or_whose_link_breaks_is_not_two(lives):
+    bench = Bench()
+    for boot, process in enumerate(lives, 2):
+        message = m.DeviceBirth(online=True, key=b"", profile=b"", process=process)
+        assert not of(bench.hear("d/anna/state", bench.frame("anna", message, boot=boot)), a.Doubled)
 
 
 def test_34_a_slow_flapper_is_only_a_bad_link():

@@ -1,5 +1,6 @@
 """A round from each side: seeds, masks, order, first participation, and the run that travels."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from talaria import local, rounds
 from talaria.errors import ConfigError
-from talaria.model import masks
+from talaria.model import masks, zoo
 from talaria.model.zoo import ModelSpec
 from talaria.rounds import Member, Run
 from talaria.tree import equal
@@ -139,3 +140,19 @@ def test_what_trains_lies_in_the_layout_that_is_fast_and_what_is_served_in_the_p
     assert all(v.is_contiguous() for v in state.values())
     assert all(p.is_contiguous() for p in local.served(task, state).parameters())
     assert all(p.is_contiguous() for p in rounds.template(run.spec).parameters()), "the template is not touched"
+
+
+def test_an_algorithm_that_prunes_refuses_a_network_without_channels_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Line(torch.nn.Module):
+        def __init__(self, shape: Sequence[int], classes: int) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(shape[0], classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(x)
+            return out
+
+    monkeypatch.setitem(zoo._ZOO, "line", zoo._Entry(make=Line))
+    run = Run(spec=ModelSpec("line", (4,), 3), algorithm="hermes", rounds=1)
+    with pytest.raises(ConfigError, match=r"hermes: prunes channels, but 'line' has none .* choose another model"):
+        rounds.start(run)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from talaria import shares, valid
 from talaria.errors import ConfigError
 
 _SIZES = {"_mb": 1.0, "_kb": 1e-3, "_bytes": 1e-6}
@@ -41,8 +41,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value in self.limits().items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ConfigError(f"budget: {name}={value!r} must be a finite number")
+            valid.number("budget", name, value, "a finite number", low=-1e300)
             if name == "accuracy_drop":
                 if not 0 <= value < 1:
                     raise ConfigError(f"budget: accuracy_drop={value!r} must be in [0, 1), such as 0.01 for one point")
@@ -76,9 +75,11 @@ class Budget:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Budget:
         """The budget that :meth:`to_json` wrote. Raises :class:`ConfigError` on an unknown limit or a wrong value."""
-        odd = sorted(set(data) - {f.name for f in fields(cls)})
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"budget: need a table of limits such as latency_ms, got {valid.shown(data)}")
+        odd = sorted(map(str, set(data) - {f.name for f in fields(cls)}))
         if odd:
-            raise ConfigError(f"budget: {odd[0]!r} is unknown; use {', '.join(f.name for f in fields(cls))}")
+            raise ConfigError(f"budget: {odd[0][:80]!r} is unknown; use {', '.join(f.name for f in fields(cls))}")
         return cls(**data)
 
     @classmethod
@@ -124,12 +125,14 @@ class AccuracyCheck:
     @property
     def kept(self) -> bool | None:
         """Whether the limit is kept; None without held-out samples, on which it cannot be told."""
-        return self.drop <= self.allowed + 1e-9 if self.samples else None
+        lost = round(self.dense * self.samples) - round(self.planned * self.samples)
+        return lost <= 0 or shares.at_most(lost, self.samples, self.allowed) if self.samples else None
 
     @property
     def nearest(self) -> float:
         """The smallest ``accuracy_drop``, in tenths of a point, that this model keeps."""
-        return min(0.999, math.ceil(self.drop * 1000) / 1000)
+        lost = round(self.dense * self.samples) - round(self.planned * self.samples)
+        return min(0.999, -(-lost * 1000 // max(1, self.samples)) / 1000)
 
     @property
     def left(self) -> float:

@@ -150,6 +150,13 @@ class Progressed:
 
 
 @dataclass(frozen=True)
+class Doubled:
+    """Two programs have this device's name, and put each other out at the broker again and again."""
+
+    dev: str
+
+
+@dataclass(frozen=True)
 class Departed:
     """A device has its last body and its model, and leaves."""
 
@@ -231,6 +238,13 @@ class Resend:
 
 
 @dataclass(frozen=True)
+class Told:
+    """The coordinator says what is wrong with this device, in words for its owner."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Released:
     """The coordinator has heard our goodbye."""
 
@@ -257,6 +271,7 @@ Action = (
     | DeviceUp
     | DeviceDown
     | Progressed
+    | Doubled
     | Departed
     | Quarantined
     | Equivocation
@@ -266,6 +281,7 @@ Action = (
     | Cancel
     | Receipted
     | Resend
+    | Told
     | Released
     | CoordinatorSeen
 )

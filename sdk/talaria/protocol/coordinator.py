@@ -29,6 +29,12 @@ __all__ = ["CoordinatorHalf", "CoordinatorState", "Rules"]
 
 Keys = Callable[[str], bytes | None]
 FLAP_SECONDS = 60.0
+RETURNS = 3
+"""A broker may bring an old birth again; three times within a minute it is another program that lives."""
+DOUBLED = (
+    "another program has this device's name and keys, and the two put each other out at the broker: stop one of them, "
+    "or enroll one under a name of its own"
+)
 REPEAT_SECONDS = 60.0
 """The coordinator repeats its birth after this long, in case the broker lost it for someone."""
 
@@ -305,6 +311,8 @@ class CoordinatorHalf:
                 raise WireError(f"{message.TYPE!r} is not for a device to say")
 
     def _lifecycle(self, t: Turn, dev: str, peer: Peer, boot: int, message: m.DeviceBirth) -> None:
+        if message.online and boot != peer.boot:
+            self._count(t, dev, peer, message.process, boot > peer.boot)
         if boot < peer.boot or boot <= peer.dead:
             return
         if not message.online:
@@ -314,10 +322,10 @@ class CoordinatorHalf:
             peer.online = False
             return
         if boot > peer.boot:
-            peer.births = [b for b in peer.births if t.now - b < FLAP_SECONDS] + [t.now]
-            if len(peer.births) > self.rules.flaps:
-                self._intake(t).quarantine(dev, f"{len(peer.births)} births within a minute")
-                return
+            if sum(fresh for *_, fresh in peer.births) > self.rules.flaps:
+                # Its link breaks again and again, which anybody on the way can do to anybody: no offence.
+                peer.boot, peer.online, peer.profile = boot, False, message.profile
+                raise _IgnoredError(f"more than {self.rules.flaps} births within a minute; it is away until it speaks")
         elif peer.online and peer.profile == message.profile:
             return
         peer.boot, peer.online, peer.profile = boot, True, message.profile
@@ -325,6 +333,20 @@ class CoordinatorHalf:
         for rnd in t.state.rounds.values():
             if dev in rnd.cohort and self._intake(t).countable(rnd):
                 self._call(t, rnd, dev, again=True)
+
+    def _count(self, t: Turn, dev: str, peer: Peer, process: bytes, fresh: bool) -> None:
+        """Remember a birth, and tell where two programs have one name: each comes back after the other, for a process
+        that ended never does."""
+        recent = [birth for birth in peer.births if t.now - birth[0] < FLAP_SECONDS]
+        peer.births = [*recent, (t.now, process, fresh)][-self.rules.flaps - 1 :]
+        order = [born for _, born, _ in peer.births if born]
+        turns = [born for before, born in zip([b"", *order], order, strict=False) if born != before]
+        if len(turns) - len(set(turns)) < RETURNS:
+            return
+        if t.now - peer.doubled >= FLAP_SECONDS:
+            peer.doubled = t.now
+            t.act(a.Doubled(dev))
+        self._say(t, dev, m.Trouble(round=0, reason=DOUBLED))
 
     def _heard(self, t: Turn, dev: str, message: m.Accept | m.Decline | m.Progress | m.Trouble) -> None:
         rnd = t.state.rounds.get(message.round)
@@ -350,12 +372,21 @@ class CoordinatorHalf:
         if body is None:
             return
         if peer.served > self.rules.serve * body.cut.size + self.rules.credit * self.rules.chunk:
-            raise WireError(f"asked for more than {self.rules.serve} times the body")
+            # Not an offence: what a broker loses, or drops as too large, is asked for again by whoever is honest.
+            raise _IgnoredError(
+                f"asked for more than {self.rules.serve} times the body; it gets one more each minute. What is sent to "
+                "it may be lost on the way: look at its link, and at the broker's bound on packets"
+            )
         if want.body != body.cut.sha256 or not want.bitmap:
             peer.served += len(body.cut.hashes)  # a manifest of a large body is large itself
             self._say(t, dev, self._speech.manifest(body))
             return
-        indices = sorted(indices_of(want.bitmap, body.cut.count))[: self.rules.credit]
+        try:
+            indices = sorted(indices_of(want.bitmap, body.cut.count))[: self.rules.credit]
+        except WireError as why:  # it may know the same body by another cut, from before we began
+            peer.served += len(body.cut.hashes)
+            self._say(t, dev, self._speech.manifest(body))
+            raise _IgnoredError(str(why)) from None
         peer.served += sum(body.cut.place(i)[1] for i in indices)
         name = transfer_of(body.cut.sha256)
         t.act(a.SendChunks(self.fed, dev, name, t.state.epoch, 0, body.cut, tuple(indices), "dn"))
@@ -366,6 +397,9 @@ class CoordinatorHalf:
         self._intake(t).tick()
         if t.now - t.state.announced >= REPEAT_SECONDS:
             self._speech.announce(t)
+            whole = 0 if t.state.body is None else t.state.body.cut.size
+            for peer in t.state.peers.values():
+                peer.served = max(0, peer.served - whole)
         rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
         if rnd is not None and rnd.phase == "open":
             for dev in rnd.cohort:

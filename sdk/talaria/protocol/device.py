@@ -32,6 +32,8 @@ class DeviceHalf:
     profile: bytes = b""
     signer: Signer | None = None
     coordinator_key: bytes | None = None
+    process: bytes = b""
+    """Some bytes that no other program has: by them the coordinator sees that two have one name."""
 
     def __post_init__(self) -> None:
         Topic(self.fed, "state", self.dev)
@@ -211,6 +213,8 @@ class DeviceHalf:
                     )
             case m.Receipt():
                 self._receipt(state, message, out)
+            case m.Trouble():
+                out.append(a.Told(message.reason))
             case m.Abort():
                 if job is not None and job.round == message.round and job.phase != "done":
                     job.phase, job.outcome, job.reason = "done", "late", message.reason
@@ -269,7 +273,7 @@ class DeviceHalf:
         if message.size > self.limits.max_body:
             raise WireError(f"body of {message.size} bytes is above this device's limit of {self.limits.max_body}")
         state.version = message.version
-        fetching = state.fetch is not None and state.fetch.cut.sha256 == message.sha256
+        fetching = state.fetch is not None and state.fetch.cut == cut_of(message)
         if message.sha256 == state.body or fetching:
             return
         if state.fetch is not None:
@@ -382,7 +386,7 @@ class DeviceHalf:
 
     def _birth(self, state: DeviceState, online: bool) -> bytes:
         key = b"" if self.signer is None else self.signer.public
-        birth = m.DeviceBirth(online=online, key=key, profile=self.profile)
+        birth = m.DeviceBirth(online=online, key=key, profile=self.profile, process=self.process)
         return encode_frame(
             Header(birth.TYPE, self.fed, self.dev, boot=state.boot), m.encode_message(birth), self.signer
         )

@@ -39,7 +39,7 @@ class Rules:
     strikes: int = 5
     """Offences until a device is quarantined."""
     flaps: int = 30
-    """Births within a minute until a device is quarantined."""
+    """Births within a minute that are acted on; a device with more is taken for away until it says something."""
     serve: int = 20
     """How many times its own size a body is sent to one device before that is refused."""
     keep: int = 16
@@ -78,7 +78,10 @@ class Peer:
     said: int = 0
     """Frames sent to it in this epoch."""
     guard: Guard = field(default_factory=Guard)
-    births: list[float] = field(default_factory=list)
+    births: list[tuple[float, bytes, bool]] = field(default_factory=list)
+    """When it was born within the last minute, as which process, and whether as a boot above the one before."""
+    doubled: float = -1e18
+    """When it was last told that two programs have its name."""
     strikes: int = 0
     served: int = 0
     """Body bytes sent to it alone, of the current body."""

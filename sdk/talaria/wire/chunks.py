@@ -17,6 +17,10 @@ from talaria.wire.frames import MAX_BODY
 from talaria.wire.messages import MAX_CHUNKS, Parcel
 
 CHUNK = MAX_BODY
+ROOM = 1280
+"""Bytes of a message beside what it carries, at most: its topic, the frame's header and checksum, MQTT's own."""
+LEAST = 4096
+"""Bytes that a broker must take as one message."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,27 @@ def describe(data: bytes, chunk: int = CHUNK) -> Cut:
     view = memoryview(data)
     hashes = b"".join(hashlib.sha256(view[i : i + chunk]).digest() for i in range(0, len(data), chunk))
     return Cut(len(data), chunk, hashlib.sha256(data).digest(), hashes)
+
+
+def chunk_within(largest: int | None) -> int:
+    """The size of chunks where a broker takes ``largest`` bytes as one message (None: no bound is known).
+
+    Raises :class:`ConfigError` below 4096.
+    """
+    if largest is None:
+        return CHUNK
+    if largest < LEAST:
+        raise ConfigError(
+            f"the broker takes at most {largest} bytes as one message, and {LEAST} are needed; raise its bound "
+            "(Mosquitto: max_packet_size)"
+        )
+    return min(CHUNK, largest - ROOM)
+
+
+def most_within(largest: int | None) -> int:
+    """The most bytes that can be sent in such chunks: the sha256 of each must stand in one message too."""
+    chunk = chunk_within(largest)
+    return chunk * MAX_CHUNKS if largest is None else chunk * min(MAX_CHUNKS, (largest - ROOM) // 32)
 
 
 def pieces(data: bytes, chunk: int = CHUNK) -> Iterator[tuple[int, bytes]]:

@@ -31,7 +31,7 @@ class LinkUp:
 
 @dataclass(frozen=True)
 class LinkDown:
-    """The link is gone; it is tried again by itself."""
+    """The link is gone, or could not be had again for another reason than told before; it is tried again by itself."""
 
     reason: str
 
@@ -41,6 +41,11 @@ Incoming = Arrival | LinkUp | LinkDown
 
 class Transport(Protocol):
     """A lossy way to send and receive. It reconnects by itself; what was in flight at a cut may be lost or doubled."""
+
+    @property
+    def largest(self) -> int | None:
+        """Bytes of one message, topic included, that are taken; None where nothing is known of a bound."""
+        ...
 
     async def start(self) -> None:
         """Connect for the first time and reconnect by itself from then on.

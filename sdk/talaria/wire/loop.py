@@ -45,6 +45,8 @@ class Hub:
 
     faults: Faults = field(default_factory=Faults)
     eager: bool = False
+    largest: int | None = None
+    """Bytes of topic and payload; larger messages are dropped. None for no bound."""
     retained: dict[str, bytes] = field(default_factory=dict)
     published: int = 0
 
@@ -78,6 +80,8 @@ class Hub:
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
         """Take in one message. An empty retained one clears the topic."""
         self.published += 1
+        if self.largest is not None and len(topic) + len(payload) > self.largest:
+            return
         if retain:
             self.retained[topic] = payload
             if not payload:
@@ -123,6 +127,11 @@ class Loop:
         self._inbox: asyncio.Queue[Incoming | None] = asyncio.Queue()
         self._bound = bound
         self._open = False
+
+    @property
+    def largest(self) -> int | None:
+        """The hub's bound on a message."""
+        return self._hub.largest
 
     async def start(self) -> None:
         """Join the hub."""

@@ -44,7 +44,7 @@ def _seconds() -> Any:
     return field(metadata={"check": check})
 
 
-def _bytes(low: int, high: int) -> Any:
+def _bytes(low: int, high: int, **how: Any) -> Any:
     def check(name: str, value: Any) -> None:
         if type(value) is not bytes:
             raise WireError(f"{name} must be bytes, got {type(value).__name__}")
@@ -53,7 +53,7 @@ def _bytes(low: int, high: int) -> Any:
         if len(value) < low:
             raise WireError(f"{name} has {len(value)} bytes, below {low}")
 
-    return field(metadata={"check": check})
+    return field(metadata={"check": check}, **how)
 
 
 def _text(high: int = MAX_TEXT, among: tuple[str, ...] = ()) -> Any:
@@ -106,12 +106,14 @@ class CoordinatorBirth(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceBirth(Message):
-    """A device's birth (``online``) or last will, retained; paired by ``boot`` in the frame's header."""
+    """A device's birth (``online``) or last will, retained; paired by ``boot`` in the frame's header. ``process`` tells
+    two programs apart that have one name."""
 
     TYPE: ClassVar[str] = "dev"
     online: bool = _flag()
     key: bytes = _bytes(0, 32)
     profile: bytes = _bytes(0, MAX_PROFILE)
+    process: bytes = _bytes(0, 16, default=b"")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,14 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
+from talaria import time
 from talaria.errors import ConfigError, TransportError
 from talaria.wire.address import Address, Tls
+from talaria.wire.backoff import Backoff
 from talaria.wire.frames import MAX_FRAME
 from talaria.wire.link import Arrival, Incoming, LinkDown, LinkUp, Transport, Will
 from talaria.wire.pump import Pump
+from talaria.wire.validity import validities
 
 __all__ = ["Address", "Arrival", "Incoming", "LinkDown", "LinkUp", "Mqtt", "Tls", "Transport", "Will"]
 
@@ -34,7 +37,8 @@ class Mqtt:
 
     ``will`` is asked before each connection attempt. ``window`` bounds the messages in flight, ``inbox`` the
     bytes that wait to be received: beyond it the network thread waits, and after a third of ``keepalive``
-    drops what it holds. ``backoff`` are the shortest and longest pause between attempts, in seconds.
+    drops what it holds. ``backoff`` are the shortest and longest pause between attempts, in seconds. Each new reason
+    why the link does not come back is told as a :class:`LinkDown` of its own.
     """
 
     def __init__(
@@ -65,9 +69,11 @@ class Mqtt:
             raise ConfigError(f"transport {name!r}: keepalive, window, inbox or backoff is out of range")
         self._name, self._filters, self._will = name, filters, will
         self._login = (username or self.address.username, password or self.address.password)
-        self._context = (tls or Tls()).context() if self.address.tls else None
+        self._tls = tls or Tls()
+        self._context = self._tls.context() if self.address.tls else None
         self._keepalive, self._window, self._timeout, self._backoff = keepalive, window, timeout, backoff
         self._random = Random(name)
+        self._largest: int | None = None
         self._protocol: MQTTProtocolVersion | None = None
         self._threaded = threaded
         self._budget = _Budget(inbox, keepalive / 3 if threaded else 0.0)
@@ -81,6 +87,11 @@ class Mqtt:
     def protocol(self) -> str:
         """``"5"`` or ``"3.1.1"``, as agreed with the broker."""
         return "5" if self._protocol == MQTTProtocolVersion.MQTTv5 else "3.1.1"
+
+    @property
+    def largest(self) -> int | None:
+        """Bytes of one message, topic included, that the broker said it takes (MQTT 5); None where it did not say."""
+        return self._largest
 
     @property
     def dropped(self) -> int:
@@ -100,6 +111,7 @@ class Mqtt:
         session = self._new(self._protocol, will)
         await self._open(session, self._filters)
         self._session = session
+        self._largest = session.largest
         session.begin()
 
     async def _agree(self) -> MQTTProtocolVersion:
@@ -133,6 +145,9 @@ class Mqtt:
         how = ("TLS over " if self.address.tls else "") + ("WebSocket" if self.address.websocket else "TCP")
         if "uthori" in reason or "password" in reason or "redentials" in reason:
             return f"the broker at {self.address} refused {self._name!r}: {reason}; check its user name and password"
+        dates = [v.trouble(time.time()) for v in validities(self._tls)] if self.address.tls else []
+        if any(dates):
+            return f"cannot use the MQTT broker at {self.address}: {reason}. {'; '.join(filter(None, dates))}"
         tried = f"tried MQTT 5 and 3.1.1 as {self._name!r} by {how}"
         return (
             f"cannot use the MQTT broker at {self.address} ({tried}): {reason}. "
@@ -164,20 +179,24 @@ class Mqtt:
 
     async def _keep(self) -> None:
         """The one place that reconnects."""
-        attempt = 0
+        backoff, told, born = Backoff(*self._backoff), "", time.monotonic()
         while not self._closed:
             session = self._session
             if session is not None:
-                reason = await session.lost.wait_reason()
+                told = await session.lost.wait_reason()
                 self._session = None
                 await session.end()
-                self._inbox.put_nowait(LinkDown(reason))
-                attempt = 0
-            pause = min(self._backoff[1], self._backoff[0] * 2**attempt)
-            await asyncio.sleep(pause * (0.5 + self._random.random() / 2))
-            attempt = min(attempt + 1, 16)
-            with contextlib.suppress(TransportError):
+                self._inbox.put_nowait(LinkDown(told))
+                backoff.lived(time.monotonic() - born)
+            await asyncio.sleep(backoff.pause(self._random.random()))
+            try:
                 await self._connect()
+            except TransportError as why:
+                backoff.failed()
+                if str(why) != told:
+                    told = str(why)
+                    self._inbox.put_nowait(LinkDown(told))
+            born = time.monotonic()
 
     def _ended(self, keeper: asyncio.Task[None]) -> None:
         """The will's callback failed (a full disk, say): the reader must learn of it."""
@@ -281,6 +300,9 @@ class _Session:
         self._moved = asyncio.Event()
         self._filters: tuple[str, ...] = ()
         self._ending = False
+        self._complaint = ""
+        self.largest: int | None = None
+        client.on_log = self._on_log
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
         client.on_message = self._on_message
@@ -369,7 +391,13 @@ class _Session:
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(what, *args)
 
-    def _on_connect(self, client: paho.Client, _data: Any, _flags: Any, code: Any, _properties: Any = None) -> None:
+    def _on_log(self, _client: paho.Client, _data: Any, level: int, text: str) -> None:
+        """What paho says to its log alone: why a socket could not be read or written, such as an alert of TLS."""
+        if level == paho.MQTT_LOG_ERR:
+            self._complaint = text
+
+    def _on_connect(self, client: paho.Client, _data: Any, _flags: Any, code: Any, properties: Any = None) -> None:
+        self.largest = getattr(properties, "MaximumPacketSize", None)
         if code.is_failure:
             old = code.value in (0x84, 0x01)
             self._post(self._opened, _OldBrokerError() if old else TransportError(str(code)))
@@ -396,4 +424,4 @@ class _Session:
 
     def _on_disconnect(self, _client: paho.Client, _data: Any, _flags: Any, code: Any, _properties: Any = None) -> None:
         if not self._ending:
-            self._post(self._gone, f"link lost: {code}")
+            self._post(self._gone, f"link lost: {self._complaint or code}")

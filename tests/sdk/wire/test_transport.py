@@ -191,6 +191,87 @@ def test_a_will_that_cannot_be_made_stops_the_transport_and_says_why(mosquitto):
     asyncio.run(story())
 
 
+def test_a_link_that_is_cut_at_once_each_time_is_tried_ever_more_rarely(mosquitto, monkeypatch):
+    pauses, sleep = [], asyncio.sleep
+
+    async def short(seconds: float) -> None:
+        if asyncio.current_task().get_name() == "mqtt dev":
+            pauses.append(seconds)
+        await sleep(min(seconds, 0.01))
+
+    async def story() -> None:
+        async with Proxy(mosquitto.port) as proxy:
+            link = Mqtt(proxy.url, "dev", ("t",), backoff=(1.0, 60.0))
+            await link.start()
+            monkeypatch.setattr("talaria.wire.transport.asyncio.sleep", short)
+            for _ in range(5):
+                await until(link, LinkUp)
+                proxy.cut()
+                await until(link, LinkDown)
+            await until(link, LinkUp)
+            await link.close()
+
+    asyncio.run(story())
+    assert len(pauses) >= 5
+    assert 4.0 <= pauses[-1] < 8.0  # half to all of eight times the shortest
+
+
+def test_each_new_reason_why_the_link_does_not_come_back_is_told_once(mosquitto):
+    async def story() -> None:
+        link = Mqtt(mosquitto.url, "dev", ("t",), **FAST)
+        await link.start()
+        mosquitto.kill()
+        assert "link lost" in (await until(link, LinkDown)).reason
+        refused = await until(link, LinkDown)
+        assert "refused" in refused.reason
+        link.address = Address.parse("mqtt://no-such-host.invalid:1883")
+        assert "no-such-host.invalid" in (await until(link, LinkDown)).reason
+        link.address = Address.parse(mosquitto.url)
+        assert (await until(link, LinkDown)) == refused
+        await asyncio.sleep(0.5)  # several more attempts, for the same reason
+        mosquitto.start()
+        item = await link.receive()
+        assert isinstance(item, LinkUp)
+        await link.close()
+
+    asyncio.run(story())
+
+
+def test_a_certificate_that_ended_is_named_when_the_link_does_not_come_back(make_mosquitto, tmp_path):
+    tls, lines = certificates(tmp_path, client=True)
+    broker = make_mosquitto(lines, "mqtts")
+
+    async def story() -> None:
+        link = Mqtt(broker.url, "dev", ("t",), tls=tls, **FAST)
+        await link.start()
+        broker.kill()
+        await until(link, LinkDown)
+        certificates(tmp_path, client=True, ended=True)  # in place: the broker reads its own when it starts again
+        link._context = tls.context()
+        broker.start()
+        async with asyncio.timeout(15):
+            while "ended on" not in (told := (await until(link, LinkDown)).reason):
+                pass
+        assert str(tmp_path / "client.pem") in told
+        assert "talaria edge join" in told
+        await link.close()
+
+    asyncio.run(story())
+
+
+def test_what_the_broker_takes_at_most_is_known(make_mosquitto):
+    broker = make_mosquitto("allow_anonymous true\nmax_packet_size 65536")
+
+    async def story() -> None:
+        link = Mqtt(broker.url, "dev", ("t",), **FAST)
+        assert link.largest is None
+        await link.start()
+        assert link.largest == 65536
+        await link.close()
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("threaded", [True, False])
 def test_a_polite_close_sends_no_will(broker, threaded):
     async def story() -> None:
@@ -228,11 +309,11 @@ def test_a_wrong_password_is_named_and_not_shown(make_mosquitto, tmp_path):
     assert "hunter2" not in str(caught.value)
 
 
-def certificates(folder) -> tuple[Tls, str]:
-    """A CA and a server certificate for 127.0.0.1, and the lines that Mosquitto needs."""
+def certificates(folder, client: bool = False, ended: bool = False) -> tuple[Tls, str]:
+    """A CA, a server certificate for 127.0.0.1, perhaps one of a client (that has ended), and Mosquitto's lines."""
     now = datetime.datetime.now(datetime.UTC)
 
-    def make(name: str, issuer_key=None, issuer=None):
+    def make(name: str, issuer_key=None, issuer=None, until=1):
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         usage = x509.KeyUsage(True, False, False, False, False, issuer is None, issuer is None, False, False)
@@ -242,8 +323,8 @@ def certificates(folder) -> tuple[Tls, str]:
             .issuer_name(issuer or subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .not_valid_before(now - datetime.timedelta(days=2))
+            .not_valid_after(now + datetime.timedelta(days=until))
             .add_extension(x509.BasicConstraints(issuer is None, None), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -269,7 +350,13 @@ def certificates(folder) -> tuple[Tls, str]:
     ca_path = write("ca.pem", ca.public_bytes(pem))
     cert_path = write("cert.pem", cert.public_bytes(pem))
     key_path = write("key.pem", key.private_bytes(pem, pkcs8, plain))
-    return Tls(ca=ca_path), f"allow_anonymous true\ncertfile {cert_path}\nkeyfile {key_path}"
+    lines = f"allow_anonymous true\ncertfile {cert_path}\nkeyfile {key_path}"
+    if not client:
+        return Tls(ca=ca_path), lines
+    own_key, own, _ = make("dev", ca_key, ca_name, until=-1 if ended else 1)
+    own_path = write("client.pem", own.public_bytes(pem))
+    own_key_path = write("client.key", own_key.private_bytes(pem, pkcs8, plain))
+    return Tls(ca_path, own_path, own_key_path), f"{lines}\ncafile {ca_path}\nrequire_certificate true"
 
 
 @pytest.mark.parametrize("threaded", [True, False])

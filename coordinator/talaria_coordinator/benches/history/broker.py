@@ -180,6 +180,11 @@ class Wire:
         self._down = asyncio.Event()
         self._failure: BaseException | None = None
 
+    @property
+    def largest(self) -> int | None:
+        """This broker bounds no message."""
+        return None
+
     async def start(self) -> None:
         """Connect for the first time."""
         await self._connect()
