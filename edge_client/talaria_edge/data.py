@@ -136,8 +136,7 @@ def checked(data: DeviceData, input_shape: tuple[int, ...], classes: int) -> Dev
     Raises :class:`~talaria.errors.DataError` for an empty part, a single class, another shape, or labels out of
     range; NaN and infinity are refused by :class:`~talaria.types.Samples` already.
     """
-    if len(data.train) == 0:
-        raise DataError("data: train holds no sample; record some before this device takes part")
+    require_learnable(data)
     for name, part in (("train", data.train), ("val", data.val), ("test", data.test)):
         if part is None or len(part) == 0:
             continue
@@ -150,10 +149,17 @@ def checked(data: DeviceData, input_shape: tuple[int, ...], classes: int) -> Dev
         low, high = int(part.y.min()), int(part.y.max())
         if low < 0 or high >= classes:
             raise DataError(f"data: {name} labels span {low}..{high}, but the model knows 0..{classes - 1}; map them")
+    return data
+
+
+def require_learnable(data: DeviceData) -> None:
+    """Raise :class:`~talaria.errors.DataError` where no model can learn from the training samples: there are none, or
+    all are of one class."""
+    if len(data.train) == 0:
+        raise DataError("data: train holds no sample; record some before this device takes part")
     seen = torch.unique(data.train.y).tolist()
     if len(seen) < 2:
         raise DataError(
             f"data: train holds only class {seen[0]}; a model cannot learn to tell classes apart from one, "
             "record at least two"
         )
-    return data

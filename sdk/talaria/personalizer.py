@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria import economy, local
+from talaria import economy, local, valid
 from talaria.batching import feed
 from talaria.device import planner, planning, runtime
 from talaria.device.budget import AccuracyCheck, Budget
@@ -75,6 +75,10 @@ class Personalizer:
         by_worth: bool = False,
         seed: int = 0,
     ) -> None:
+        if budget is not None and not isinstance(budget, Budget):
+            raise ConfigError(f"budget={valid.shown(budget)} must be a Budget, such as Budget(latency_ms=5)")
+        if plan is not None and not isinstance(plan, Plan):
+            raise ConfigError(f"plan={valid.shown(plan)} must be a Plan; talaria.plans.read takes one from a file")
         self.budget = budget or Budget()
         self.seed = seed
         self._head = head
@@ -131,28 +135,37 @@ class Personalizer:
 
     def fit(
         self,
-        train: Samples | tuple[Tensor, Tensor],
-        val: Samples | tuple[Tensor, Tensor] | None = None,
+        train: Samples | tuple[Any, Any],
+        val: Samples | tuple[Any, Any] | None = None,
         *,
         epochs: int = 30,
         recipe: Recipe | None = None,
     ) -> Personalizer:
-        """Learn from this device's samples alone; ``val`` is held out and only measured on.
+        """Learn from this device's samples alone; ``val`` is held out and only measured on. Both are Samples, or
+        (x, y) as tensors, numpy arrays or lists.
 
         Where the plan prunes, the whole model learns for the first third of the epochs, then gives up its least
         important channels, and the small one learns on. Frozen layers are computed once (see
         :mod:`talaria.economy`). Where the budget limits ``accuracy_drop``, the whole model learns on as well, to tell
         what pruning cost: :attr:`check` holds it, and :meth:`export` refuses a model that broke the limit.
         """
-        train = train if isinstance(train, Samples) else Samples(*train)
-        held = train.take(torch.arange(0)) if val is None else val if isinstance(val, Samples) else Samples(*val)
+        train = _samples(train, "train")
+        held = train.take(torch.arange(0)) if val is None else _samples(val, "val")
         if not len(train):
             raise DataError("train: there are no samples to learn from")
+        if recipe is not None and not isinstance(recipe, Recipe):
+            raise ConfigError(f"recipe={valid.shown(recipe)} must be a Recipe, such as Recipe(lr=0.02)")
+        if len(held) and held.x.shape[1:] != train.x.shape[1:]:
+            raise DataError(f"val: inputs of shape {tuple(held.x.shape[1:])}, train has {tuple(train.x.shape[1:])}")
         chosen = self.plan
         recipe = recipe or Recipe(batch=32, lr=0.02, momentum=0.9, weight_decay=1e-4)
         recipe = recipe_under(recipe, replace(chosen, steps=None)).but(epochs=epochs, steps=None)
         model, parts = self._built(train.x[:2])
         classes = int(self._classes(model, train))
+        if len(held) and not 0 <= int(held.y.min()) <= int(held.y.max()) < classes:
+            raise DataError(
+                f"val: labels span {int(held.y.min())}..{int(held.y.max())}, the model has 0..{classes - 1}"
+            )
         task = Task(model=model, split=parts, train=train, val=held, recipe=recipe, classes=classes, run=self.seed)
         state = local.state_of(model)
         only = None if len(chosen.trained) == 3 else parts.of(*chosen.trained)
@@ -262,7 +275,7 @@ class Personalizer:
 
     def _classes(self, model: Module, train: Samples) -> int:
         known = None if self._spec is None else self._spec.classes
-        classes = known or local.predict(model, train.x[:2]).shape[1]
+        classes = known or _answers(model, train.x[:2])
         top = int(train.y.max())
         if top >= classes or int(train.y.min()) < 0:
             raise DataError(f"train: labels reach {top}, the model has {classes} classes 0..{classes - 1}")
@@ -282,6 +295,32 @@ def _pruned(task: Task, state: Tensors, plan: Plan) -> tuple[Task, Tensors]:
     mask: ChannelMask = pruning.choose(scores, layout.full(), widths=plan.widths, block=1)
     small = pruning.compact(model, mask)
     return replace(task, model=small, mask=mask, plan=plan), local.state_of(small)
+
+
+def _samples(given: Samples | tuple[Any, Any], name: str) -> Samples:
+    if isinstance(given, Samples):
+        return given
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise DataError(f"{name}: need Samples, or a pair (x, y) of arrays, got {type(given).__name__}")
+    return Samples.of(*given)
+
+
+def _answers(model: Module, x: Tensor) -> int:
+    """The number of classes that ``model`` tells apart. Raises :class:`~talaria.errors.ModelError` where it does not
+    map a float32 batch to logits (N, classes)."""
+    try:
+        with torch.no_grad():
+            answer = deepcopy(model).eval()(x)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"model: cannot take a float32 batch of shape {tuple(x.shape)} ({type(error).__name__}: {reason}); give "
+            "samples of the shape that it takes; where it takes whole numbers such as tokens, convert in its forward"
+        ) from error
+    if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != len(x):
+        found = tuple(answer.shape) if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+        raise ModelError(f"model: gives {found} for a batch of {len(x)}; it must give logits (N, classes) and no more")
+    return int(answer.shape[1])
 
 
 def _share(model: Module, samples: Samples) -> float:

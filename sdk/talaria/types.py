@@ -9,11 +9,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn import Module
 
-from talaria import seeds, valid
+from talaria import recorded, seeds, valid
 from talaria.errors import ConfigError, DataError, ModelError
 
 Tensors = dict[str, Tensor]
@@ -156,10 +157,13 @@ class Samples:
     y: Tensor
 
     def __post_init__(self) -> None:
-        if self.x.dtype != torch.float32 or self.y.dtype != torch.int64 or self.y.dim() != 1:
+        for name, value in (("x", self.x), ("y", self.y)):
+            if not isinstance(value, Tensor):
+                raise DataError(f"samples: {name} is a {type(value).__name__}; Samples.of(x, y) takes arrays and lists")
+        if self.x.dtype != torch.float32 or self.y.dtype != torch.int64 or self.y.dim() != 1 or self.x.dim() < 1:
             raise DataError(
                 f"samples: need x float32 (N, ...) and y int64 (N,), got x {self.x.dtype} {tuple(self.x.shape)} "
-                f"and y {self.y.dtype} {tuple(self.y.shape)}; convert them first"
+                f"and y {self.y.dtype} {tuple(self.y.shape)}; Samples.of(x, y) converts what can be"
             )
         if len(self.x) != len(self.y):
             raise DataError(f"samples: {len(self.x)} inputs but {len(self.y)} labels; give one label per input")
@@ -167,12 +171,36 @@ class Samples:
             bad = int((~torch.isfinite(self.x.flatten(1)).all(1)).nonzero()[0, 0])
             raise DataError(f"samples: x[{bad}] holds NaN or infinity; drop or repair that window")
 
+    @staticmethod
+    def of(x: Any, y: Any) -> Samples:
+        """Samples of tensors, numpy arrays or lists: numbers become float32, and whole labels int64.
+
+        Raises :class:`DataError` for what is no array of numbers, and for targets that are no classes.
+        """
+        values, labels = _array(x, "x"), recorded.whole(_array(y, "y"), "y")
+        with np.errstate(over="ignore"):
+            return Samples(torch.from_numpy(np.array(values, np.float32)), torch.from_numpy(np.array(labels)))
+
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, index: Tensor) -> Samples:
         """The samples at ``index`` (int64), in that order."""
         return Samples(self.x[index], self.y[index])
+
+
+def _array(values: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().float() if values.dtype == torch.bfloat16 else values.detach().cpu()
+    elif isinstance(values, list | tuple) and any(isinstance(value, Tensor) for value in values):
+        values = [np.asarray(value) for value in values]
+    try:
+        found = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"{name}: is no array ({str(error)[:120]}); give samples of one shape") from None
+    if found.dtype.kind not in "bfiu":
+        raise DataError(f"{name}: holds {found.dtype}, need numbers; turn texts and categories into numbers first")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,6 +353,8 @@ class Plan:
             raise ConfigError(f"plan: is no document of `talaria plan --json` (unknown: {odd[:8]}); print it again")
         made = cls.from_json(data["plan"])
         model = data.get("model")
+        if model is not None and not isinstance(model, Mapping):
+            raise ConfigError(f"plan: model={valid.shown(model)} is no model's description; print the plan again")
         if made.model is not None and model is not None and dict(model) != dict(made.model):
             raise ConfigError("plan: the document names another model than its plan; print it again")
         return made

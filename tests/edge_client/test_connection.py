@@ -3,12 +3,14 @@
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from talaria.errors import ConfigError, TransportError
 from talaria_edge.agents import run_agents
 from talaria_edge.config import load_config
 from talaria_edge.connection import require_safe
+from talaria_edge.data import NpzSource
 
 DEVICE = """
 [device]
@@ -61,7 +63,8 @@ def test_with_keys_and_tls_it_may_go_anywhere(settings):
     require_safe(settings("mqtts://broker.example:8883", '[identity]\nfolder = "keys"\n'))
 
 
-def test_insecure_is_a_choice(settings):
+def test_insecure_is_a_choice(settings, tmp_path):
+    np.savez(tmp_path / "anna.npz", x=np.zeros((6, 2, 3)), y=np.arange(6) % 2)
     config = replace(settings("mqtt://192.0.2.1:1883"), patience_s=0.001)
     told = []
 
@@ -70,3 +73,25 @@ def test_insecure_is_a_choice(settings):
 
     found = asyncio.run(run_agents([config], told.append, open_transport=closed, insecure=True))
     assert found["anna"]["error"] == "a closed door"
+
+
+def test_what_is_wrong_with_the_data_is_told_at_the_start_and_not_when_a_round_is_asked(settings, tmp_path):
+    """Nobody listens at this broker, so no round is ever asked."""
+    good, told = settings("mqtt://127.0.0.1:1"), []
+    x, y = np.zeros((6, 2, 3), np.float32), np.arange(6) % 2
+
+    def begun(path):
+        told.clear()
+        config = replace(good, source=NpzSource(path), patience_s=0.001, state=tmp_path / path.stem)
+        return asyncio.run(run_agents([config], told.append))["anna"]["error"]
+
+    assert "no such file" in begun(tmp_path / "none.npz")
+    assert [event["event"] for event in told] == ["failed"]
+    np.savez(tmp_path / "odd.npz", x=x, y=np.full(6, 0.5), split=np.zeros(6, int))
+    assert "a classifier needs classes" in begun(tmp_path / "odd.npz")
+    np.savez(tmp_path / "one.npz", x=x, y=np.zeros(6, int), split=np.zeros(6, int))
+    assert "no such file" not in begun(tmp_path / "one.npz")
+    assert (told[0]["event"], "train holds only class 0" in told[0]["error"]) == ("data", True)
+    np.savez(tmp_path / "good.npz", x=x, y=y, split=np.zeros(6, int))
+    begun(tmp_path / "good.npz")
+    assert "data" not in [event["event"] for event in told]

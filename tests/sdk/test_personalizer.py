@@ -1,5 +1,7 @@
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -171,3 +173,72 @@ def test_what_cannot_be_done_is_said() -> None:
         fresh.fit(Samples(torch.zeros(4, 6, 40), torch.tensor([0, 1, 2, 3])))
     with pytest.raises(ConfigError, match="ModelSpec"):
         Personalizer("imu_cnn")  # type: ignore[arg-type]
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head(self.body(x)), x
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Embedding(9, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x).mean(1))
+        return out
+
+
+X, Y = np.random.default_rng(0).normal(size=(20, 4)), np.arange(20) % 3
+FOUR = ModelSpec("mlp", (4,), 3)
+
+
+def test_arrays_and_lists_are_taken_as_tensors_are() -> None:
+    pairs: list[tuple[Any, Any]] = [
+        (X, Y),
+        (X.tolist(), Y.tolist()),
+        (list(X), list(Y)),
+        (torch.tensor(X), torch.tensor(Y)),
+    ]
+    given = [Personalizer(FOUR).fit(pair, epochs=1).model.state_dict() for pair in pairs]
+    for other in given[1:]:
+        assert all(torch.equal(value, given[0][name]) for name, value in other.items())
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "val", "says"),
+    [
+        (FOUR, ([X[0], X[1][:2]], [0, 1]), None, "x: is no array .* give samples of one shape"),
+        (FOUR, (X, X[:, 0]), None, "y has dtype float64, need whole numbers; a classifier needs classes"),
+        (FOUR, (X, np.array(["a"] * 20)), None, "y: holds <U1, need numbers; turn texts"),
+        (FOUR, (X[:, :3], Y), None, r"inputs of shape \(3,\), the model takes \(4,\)"),
+        (FOUR, (X, Y + 1), None, r"labels reach 3, the model has 3 classes 0\.\.2"),
+        (FOUR, (X, Y), (X[:, :3], Y), r"val: inputs of shape \(3,\), train has \(4,\)"),
+        (FOUR, (X, Y), (X, Y + 5), r"val: labels span 5\.\.7, the model has 0\.\.2"),
+        (FOUR, None, None, r"train: need Samples, or a pair \(x, y\) of arrays, got NoneType"),
+        (Pair(), (X, Y), None, r"model: gives a tuple for a batch of 2; it must give logits"),
+        (
+            Words(),
+            (np.ones((20, 4), int), Y),
+            None,
+            "model: cannot take a float32 batch .* such as tokens, convert in its",
+        ),
+    ],
+)
+def test_what_cannot_be_learned_from_says_why(model: Any, train: Any, val: Any, says: str) -> None:
+    with pytest.raises((DataError, ModelError), match=says):
+        Personalizer(model).fit(train, val, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("budget", {"latency_ms": 3}), ("plan", {"widths": {}}), ("recipe", {"lr": 1})]
+)
+def test_settings_of_another_kind_are_refused_by_name(name: str, value: Any) -> None:
+    settings, recipe = ({}, value) if name == "recipe" else ({name: value}, None)
+    with pytest.raises(ConfigError, match=f"{name}=.* must be a "):
+        Personalizer(FOUR, **settings).fit((X, Y), recipe=recipe)

@@ -61,6 +61,10 @@ def simulate(
     when is drawn (:mod:`talaria.simulate.delays`). Raises :class:`~talaria.errors.ConfigError` where these do not fit.
     """
     rounds.check_over(run, over)
+    if not members or not all(isinstance(member, Member) for member in members.values()):
+        raise ConfigError(
+            "simulate: members must be Members by name, one at least; members_of(data.clients) makes them"
+        )
     if run.asynchronous:
         buffering = buffering or Buffering()
         buffering.require(len(members))
