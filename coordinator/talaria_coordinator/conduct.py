@@ -20,7 +20,7 @@ from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.learning import Learning, LeftOut, Made, NothingLeft, passing
 from talaria_coordinator.notices import Folded, FoldFailed
 from talaria_coordinator.records import Fleet
-from talaria_coordinator.store import Store
+from talaria_coordinator.store import Store, require_same_run
 
 AGAIN_S = (2.0, 120.0)
 """Seconds until something that failed is tried again, at first and at most."""
@@ -46,13 +46,34 @@ class Conductor:
         self._failures = 0
         self._called_off: set[int] = set()
 
-    def begin(self) -> CoordinatorState:
-        """Enter the store as a new epoch; the machine as it was saved last."""
+    def inspect(self) -> int:
+        """Read all that serving needs, before anything is said or written: another coordinator must not end for one
+        that cannot go on. The fleet's last epoch; 0 where it is new.
+
+        Raises :class:`~talaria.errors.ConfigError` where the stored fleet learns another run, and
+        :class:`~talaria.errors.StateError` where something is missing or damaged, or cannot be what it seems.
+        """
+        known = self.store.fleet(self.config.name)
+        _ = self._learning.aggregator
+        if known is None:
+            if not self.store.fleets():
+                self._learning.require_unused()
+            return 0
+        require_same_run(known, self.config.run.to_json())
+        self._learning.require(known)
+        self._machine()
+        return known.epoch
+
+    def begin(self, above: int = 0) -> CoordinatorState:
+        """Enter the store as a new epoch, above ``above``; the machine as it was saved last."""
         name, run = self.config.name, self.config.run.to_json()
         known = self.store.fleet(name)
         body, server = (known.body, known.server) if known else self._learning.first()
-        self.fleet: Fleet = self.store.enter(name, run, body, server)
-        saved = self.store.machine(name)
+        self.fleet: Fleet = self.store.enter(name, run, body, server, above=above)
+        return self._machine()
+
+    def _machine(self) -> CoordinatorState:
+        saved = self.store.machine(self.config.name)
         return CoordinatorState.load(saved) if saved else CoordinatorState()
 
     def refresh(self) -> None:

@@ -61,6 +61,23 @@ class Learning:
         shared, server = self._start()
         return self.blobs.put(bodies.encode_body(shared)), self.blobs.put(codec.encode_tensors(server))
 
+    def require(self, fleet: Fleet) -> None:
+        """Read what the next round begins from. Raises :class:`~talaria.errors.StateError` where it is missing or
+        damaged."""
+        for digest in (fleet.body, fleet.server):
+            self.blobs.get(digest)
+
+    def require_unused(self) -> None:
+        """Raise :class:`~talaria.errors.StateError` where a fleet has learned into these blobs: what a database without
+        any fleet goes with holds at most the first body and server state, from a start that was cut off."""
+        first = self.first()
+        if next((digest for digest in self.blobs.digests() if digest not in first), None) is not None:
+            raise StateError(
+                "store: the database holds no fleet, but its blobs are those of one that has learned: the database was "
+                "lost, or another is meant. Correct [fleet] state or [store]; or restore a backup by `talaria "
+                "coordinator restore`; or, to begin anew and lose what was learned, move the blobs away"
+            )
+
     def checked(self, data: bytes, device: str, step: int | None, base: str) -> Update:
         """The update in ``data``. Raises :class:`~talaria.errors.WireError` where it may not count; ``step`` is the
         learning round that it must have been made for (None: any), and ``base`` the digest of the body that it began

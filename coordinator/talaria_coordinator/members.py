@@ -18,13 +18,13 @@ class Members:
 
     def __init__(self, config: FleetConfig) -> None:
         self._fleet, self._folder = config.name, config.identity
-        self._signer = None if self._folder is None else load_signer(self._folder)
+        self.signer = None if self._folder is None else load_signer(self._folder)
         self._seen, self._roll = (0, 0), Roll(config.name, "", ())
         self.refresh()
 
     def half(self, rules: Rules, spec: bytes) -> CoordinatorHalf:
         """The protocol's half that hears members only, and signs what it says."""
-        return CoordinatorHalf(self._fleet, rules, spec, self._signer, self.key, enrolled=self._folder is not None)
+        return CoordinatorHalf(self._fleet, rules, spec, self.signer, self.key, enrolled=self._folder is not None)
 
     def key(self, device: str) -> bytes | None:
         """The public key of a member, or None for anybody else."""

@@ -200,7 +200,7 @@ class _Read:
         yield states
         yield self._gauge("step", "Rounds of learning that are committed", fleet.step)
         yield self._gauge("steps_planned", "Rounds of learning that the run has", fleet.rounds)
-        yield self._gauge("epoch", "How often a coordinator began to serve this fleet", fleet.epoch)
+        yield self._gauge("epoch", "When the coordinator of this fleet began, in ms since 1970", fleet.epoch)
         yield self._gauge("devices", "Devices that ever came", fleet.devices)
         yield self._gauge("devices_online", "Devices that are here now", fleet.online)
         yield self._gauge("devices_quarantined", "Devices that are shut out now", fleet.quarantined)

@@ -1,7 +1,7 @@
 """A backup becomes an empty store's state, in any kind of database and any kind of blobs.
 
-Since the backup, devices may have heard of later epochs and rounds. The restored fleets go on far above both, so that
-nobody takes the coordinator for one that was replaced, and no late update fits a round that is counted anew.
+Since the backup, devices may have heard of later epochs and rounds. The restored fleets begin a later epoch, whenever
+and however often that is done; devices then follow their rounds from where the backup has them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from talaria_coordinator import audit, rows, schema
 from talaria_coordinator.backup import Manifest
 from talaria_coordinator.blobs import PIECE, Blobs, FolderBlobs
 from talaria_coordinator.engine import open_engine
-from talaria_coordinator.store import answering
+from talaria_coordinator.store import answering, epoch_after
 from talaria_coordinator.tables import EVENTS, FLEETS
-
-AHEAD = 10_000
-"""How far epochs and round numbers jump: more starts and rounds than anybody has between two backups."""
 
 
 def restore(where: Path | URL, blobs: Blobs, source: Path) -> Manifest:
@@ -61,9 +58,9 @@ def restore(where: Path | URL, blobs: Blobs, source: Path) -> Manifest:
 
 def _go_ahead(tx: Connection, manifest: Manifest) -> None:
     for row in tx.execute(select(FLEETS)).all():
-        values = {"epoch": row.epoch + AHEAD, "tried": row.tried + AHEAD}
-        tx.execute(update(FLEETS).where(FLEETS.c.fleet == row.fleet).values(**values))
-        audit.append(tx, "restored", {"backup": manifest.created, **values}, fleet=row.fleet)
+        epoch = epoch_after(row.epoch)
+        tx.execute(update(FLEETS).where(FLEETS.c.fleet == row.fleet).values(epoch=epoch))
+        audit.append(tx, "restored", {"backup": manifest.created, "epoch": epoch}, fleet=row.fleet)
 
 
 def _require_empty(tx: Connection, manifest: Manifest) -> None:

@@ -19,7 +19,7 @@ from talaria_coordinator.tables import METADATA
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 HEAD = REVISIONS[-1]
 _VERSION = table("alembic_version", column("version_num"))
 _ALONE = Lock()  # alembic runs its env.py with module-wide state

@@ -31,6 +31,7 @@ from talaria_coordinator.notices import Enrolled, Folded, FoldFailed, Stop
 from talaria_coordinator.store import Store
 from talaria_coordinator.uplink import Open, over_mqtt
 from talaria_coordinator.uploads import Uploads, receive
+from talaria_coordinator.vacancy import look
 from talaria_coordinator.witness import witness
 
 Report = Callable[[dict[str, Any]], None]
@@ -84,7 +85,11 @@ class Service:
     async def run(self, url: str) -> None:
         """Serve over the broker at ``url``. Raises :class:`~talaria.errors.TransportError` where it does not answer,
         and :class:`~talaria.errors.StateError` where the disk refuses or another coordinator took the fleet."""
-        self._state = self._conductor.begin()
+        known = self._conductor.inspect()
+        above = await look(
+            lambda will: self._open(url, self.config, will), self.config.name, self._members.signer, known
+        )
+        self._state = self._conductor.begin(above)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 await self._live(url)
@@ -248,14 +253,23 @@ class Service:
             case e.RoundFailed():
                 self._conductor.failed(action.round, action.reason)
             case e.Fenced():
-                raise StateError(
-                    f"fleet {name!r}: a coordinator of epoch {action.epoch} took over (ours is "
-                    f"{self._conductor.fleet.epoch}); stop one of the two, or give them different fleet names"
-                )
+                raise StateError(self._replaced(action))
             case e.Departed():
                 self._leaving.done(action.dev)
             case _:
                 witness(action, name, self.store, self._tell)
+
+    def _replaced(self, by: e.Fenced) -> str:
+        name, ours = self.config.name, self._conductor.fleet.epoch
+        if by.online:
+            return (
+                f"fleet {name!r}: a coordinator of epoch {by.epoch} took over (ours is {ours}); stop one of the "
+                "two, or give them different fleet names"
+            )
+        return (
+            f"fleet {name!r}: a coordinator of epoch {by.epoch} was here meanwhile and is gone; devices have heard it "
+            f"and hear ours ({ours}) no more; start this one again"
+        )
 
     # -- uploads
 

@@ -93,19 +93,21 @@ class Store:
 
     # -- fleets
 
-    def enter(self, fleet: str, run: str, body: str, server: str) -> Fleet:
-        """Begin a new epoch of a fleet, creating it with its first ``body`` and ``server`` where it is new.
+    def enter(self, fleet: str, run: str, body: str, server: str, *, above: int = 0) -> Fleet:
+        """Begin a new epoch of a fleet, creating it with its first ``body`` and ``server`` where it is new. The epoch
+        is above ``above``, and later than any that a store of this fleet ever began: it counts from the clock.
 
         Raises :class:`~talaria.errors.ConfigError` where the stored fleet learns another run.
         """
         with self._writing() as tx:
             row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one_or_none()
+            epoch = epoch_after(max(above, 0 if row is None else row.epoch))
             if row is None:
                 tx.execute(
                     insert(FLEETS).values(
                         fleet=fleet,
                         run=run,
-                        epoch=1,
+                        epoch=epoch,
                         step=0,
                         tried=0,
                         status="running",
@@ -115,14 +117,10 @@ class Store:
                     )
                 )
                 append(tx, "fleet-created", {"body": body}, fleet=fleet)
-            elif row.run != run:
-                raise ConfigError(
-                    f"fleet {fleet!r}: its stored run differs from this configuration ({_difference(row.run, run)}); "
-                    "take the old values back, or give the new run another name or state folder"
-                )
             else:
-                tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(epoch=row.epoch + 1))
-                append(tx, "coordinator-started", {"epoch": row.epoch + 1}, fleet=fleet)
+                require_same_run(fleet_of(row), run)
+                tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(epoch=epoch))
+                append(tx, "coordinator-started", {"epoch": epoch}, fleet=fleet)
             now = fleet_of(tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one())
         self._epochs[fleet] = now.epoch
         return now
@@ -393,6 +391,21 @@ def answering() -> Iterator[None]:
             f"store: the database refused ({cause}); free space, mend its folder or start its server, and start again. "
             "Nothing of this step was written; all earlier state is intact"
         ) from error
+
+
+def epoch_after(last: int) -> int:
+    """The epoch of a start now: milliseconds since 1970, and in any case above ``last``. A store that was lost or
+    taken back to an older state so goes on above all that devices have heard."""
+    return max(last + 1, int(time.time() * 1000))
+
+
+def require_same_run(fleet: Fleet, run: str) -> None:
+    """Raise :class:`~talaria.errors.ConfigError` where the stored fleet learns another run."""
+    if fleet.run != run:
+        raise ConfigError(
+            f"fleet {fleet.name!r}: its stored run differs from this configuration ({_difference(fleet.run, run)}); "
+            "take the old values back, or give the new run another name or state folder"
+        )
 
 
 def _require_epoch(fleet: str, now: int | None, ours: int) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy import (
 
 METADATA = MetaData()
 
-# A device may claim any base; the integers of SQLite hold it as they are.
+# A device may claim any base, and epochs are milliseconds; the integers of SQLite hold them as they are.
 CLAIMED = Integer().with_variant(BigInteger(), "postgresql")
 
 # `step` counts the rounds of learning that are committed, `tried` the rounds that were opened: a round without
@@ -27,7 +27,7 @@ FLEETS = Table(
     METADATA,
     Column("fleet", String(36), primary_key=True),
     Column("run", Text, nullable=False),
-    Column("epoch", Integer, nullable=False),
+    Column("epoch", CLAIMED, nullable=False),
     Column("step", Integer, nullable=False),
     Column("tried", Integer, nullable=False),
     Column("status", String(16), nullable=False),

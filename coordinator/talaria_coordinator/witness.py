@@ -19,6 +19,12 @@ def witness(action: e.Action, fleet: str, store: Store, tell: Callable[..., None
         case e.DeviceDown():
             store.see(fleet, action.dev, action.boot, {}, online=False)
             tell("device-down", device=action.dev, boot=action.boot)
+        case e.Forgot():
+            tell(
+                "device-forgot", device=action.dev, boot=action.boot, newest=action.newest,
+                reason="it has lost its memory or been given an older one, and is told to go on from where it was; if "
+                "this comes again and again, two devices have this name: enrol one of them under its own",
+            )  # fmt: skip
         case e.Progressed():
             tell("progress", round=action.round, device=action.dev, phase=action.phase, reason=action.reason)
         case e.Doubled():

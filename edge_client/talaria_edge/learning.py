@@ -51,9 +51,12 @@ class Learner:
             )
         return found
 
-    def round(self, step: int, body: bytes, after: int | None = None) -> tuple[Trained, dict[str, float]]:
+    def round(
+        self, step: int, body: bytes, after: int | None = None, epoch: int = 0
+    ) -> tuple[Trained, dict[str, float]]:
         """Learn round ``step`` from the body with this sha256, or find it done; ``(update, metrics)``. ``after`` is
-        this device's last round that counted, where the run is asynchronous.
+        this device's last round that counted, where the run is asynchronous; ``epoch`` is the coordinator's. A later
+        one may have gone back to an older record of the fleet: the private state goes on from what it has learned.
 
         The update and the new private state are on flash when this returns.
         """
@@ -62,13 +65,19 @@ class Learner:
             return done, {}
         self._settle(after)
         private = self.private()
-        if private is not None and private.step >= step:
+        if private is not None and private.step >= step and private.epoch < epoch:
+            logger.warning(
+                "%s: the fleet is back at round %d (its coordinator was restored or begun anew), and this device at "
+                "round %d; its private state stays as it is and goes on from there",
+                self.config.device, step, private.step,
+            )  # fmt: skip
+        elif private is not None and private.step >= step:
             raise StateError(
                 f"round {step} was learned before, from another body (the private state is at round {private.step})"
             )
         own = None if private is None else private.tensors
         data, moved, metrics = self._trained(step, body, own)
-        trained = Trained(data, step, body.hex(), self.digest)
+        trained = Trained(data, step, body.hex(), self.digest, epoch)
         self.store.stage(trained, moved)
         return trained, metrics
 

@@ -7,6 +7,7 @@ of an agent's decisions are the protocol machine's; this file carries them out a
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import math
@@ -163,7 +164,8 @@ class Agent:
         self._store.clear_parts(keep=partial[0] if partial else "")
         done = self._store.trained()
         self._upload = done.update if done else b""
-        self._feed(e.Boot(time.monotonic(), self._store.body_digest(), chunks))
+        update = hashlib.sha256(self._upload).digest() if done else b""
+        self._feed(e.Boot(time.monotonic(), self._store.body_digest(), chunks, update))
 
     def _will(self) -> Will:
         """Called before each attempt to connect: counts the boot, so that births and deaths pair up."""
@@ -227,8 +229,11 @@ class Agent:
             case e.CoordinatorSeen():
                 self._meet(action)
             case e.Train():
-                self._called = action
+                self._called, self._finishing = action, False
                 self._begin()
+            case e.Reconnect():
+                self._tell("catching-up", reason=action.reason)
+                self._transport.renew(action.reason)
             case e.Released():
                 self._parting.answered = True
             case e.Resend():
@@ -285,7 +290,7 @@ class Agent:
                 return
             self._tell("training", round=action.round, step=step)
             begun = time.monotonic()
-            work = partial(learner.round, step, action.body, after)
+            work = partial(learner.round, step, action.body, after, action.epoch)
             trained, metrics = await loop.run_in_executor(self._worker, work)
             self._took = time.monotonic() - begun
         except WireError as error:
@@ -298,6 +303,9 @@ class Agent:
             self._tell("error", round=action.round, error=said(error))
             await self._inbox.put(e.Refuse(time.monotonic(), action.round, said(error)[:300]))
             return
+        job = self._state.job
+        if job is None or (job.round, job.body) != (action.round, action.body):
+            return  # another round began meanwhile
         self._upload = trained.update
         self._tell("trained", round=action.round, step=step, update_bytes=len(trained.update), metrics=metrics)
         cut = self._cut(trained.update)

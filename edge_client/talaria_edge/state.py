@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from talaria import time
 from talaria.errors import StateError
 from talaria.protocol.device import DeviceState
 from talaria.types import Tensors
@@ -36,12 +37,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Private:
-    """The private tensors after learning round ``step``, trained from body ``base`` (hex) of run ``run`` (hex)."""
+    """The private tensors after learning round ``step``, trained from body ``base`` (hex) of run ``run`` (hex), for the
+    coordinator of epoch ``epoch``."""
 
     tensors: Tensors = field(repr=False)
     step: int
     base: str
     run: str
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Trained:
     step: int
     base: str
     run: str
+    epoch: int = 0
 
 
 class DeviceStore:
@@ -102,7 +106,7 @@ class DeviceStore:
 
     def stage(self, trained: Trained, private: Tensors) -> None:
         """Keep a finished round until it is received. The private state in force is not touched."""
-        facts = {"step": trained.step, "base": trained.base, "run": trained.run}
+        facts = {"step": trained.step, "base": trained.base, "run": trained.run, "epoch": trained.epoch}
         with self._staging:
             self._update.unlink(missing_ok=True)
             files.write(self._next, files.pack(private, self._facts | facts))
@@ -154,7 +158,7 @@ class DeviceStore:
             return None
         try:
             facts, update = _opened(files.read(self._update, "the round is trained again"))
-            return Trained(update, facts["step"], facts["base"], facts["run"])
+            return Trained(update, facts["step"], facts["base"], facts["run"], facts.get("epoch", 0))
         except StateError as error:
             logger.warning("the unfinished round is trained again: %s", error)
             return None
@@ -174,7 +178,8 @@ class DeviceStore:
                     f"state folder, or {mend}"
                 )
         try:
-            return Private(tensors, int(facts["step"]), str(facts["base"]), str(facts["run"]))
+            epoch = int(facts.get("epoch", 0))
+            return Private(tensors, int(facts["step"]), str(facts["base"]), str(facts["run"]), epoch)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"state: {path} is damaged ({error}); {mend}") from None
 
@@ -212,9 +217,10 @@ class DeviceStore:
     # -- the protocol's memory and the traffic
 
     def protocol(self) -> DeviceState:
-        """The protocol's memory as it was saved last; a new one on a new device."""
+        """The protocol's memory as it was saved last; a new one on a new device, or on one that has lost it: its boots
+        count from the clock, as it may have connected often before."""
         if not self._protocol.exists():
-            return DeviceState()
+            return DeviceState(boot=max(0, int(time.time())))
         mend = f"move {self._protocol} away; the device then introduces itself anew"
         data = files.read(self._protocol, mend)
         digest, rest = data[:32], data[32:]

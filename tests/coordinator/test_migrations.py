@@ -63,7 +63,7 @@ def test_the_series_is_what_the_code_says():
 def test_an_older_database_is_brought_up_to_date_without_loss(place):
     older(place, "0001")
     place.sql(f"INSERT INTO fleets VALUES ('watch', '{{}}', 1, 0, 0, 'running', NULL, '{A}', '{B}', 0.5)")
-    with pytest.raises(StateError, match="of revision 0001, this version's of 0002; serve it once"):
+    with pytest.raises(StateError, match="of revision 0001, this version's of 0003; serve it once"):
         place.open(make=False)
     with place.open() as store:
         assert (store.fleet("watch").body, store.fleet("watch").epoch) == (A, 1)
@@ -78,7 +78,7 @@ def test_a_database_from_before_migrations_is_adopted_without_loss(place):
     assert names == set(METADATA.tables)
     # Its rows as such a version wrote them: the statements have not changed since.
     place.sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
-    place.sql("INSERT INTO alembic_version VALUES ('0002')")
+    place.sql("INSERT INTO alembic_version VALUES ('0003')")
     filled(place)
     before = everything(place)
     place.sql("DROP TABLE alembic_version")
@@ -102,7 +102,7 @@ def test_a_newer_database_is_refused_and_left_alone(place):
     before = everything(place)
     place.sql("UPDATE alembic_version SET version_num = '0099'")
     for make in (True, False):
-        with pytest.raises(StateError, match=r"of revision 0099.*none after 0002; update Talaria"):
+        with pytest.raises(StateError, match=r"of revision 0099.*none after 0003; update Talaria"):
             place.open(make=make)
     place.sql(f"UPDATE alembic_version SET version_num = '{schema.HEAD}'")
     assert everything(place) == before

@@ -152,7 +152,8 @@ def test_a_copy_is_restored_whole_into_any_store(whole, tmp_path, request):
         assert everything(store) == everything(whole.store)
         assert check(store, blobs).damage == ()
         fleet, before = store.fleet("watch"), whole.store.fleet("watch")
-        assert (fleet.epoch, fleet.tried) == (before.epoch + 10_000, before.tried + 10_000)
+        assert fleet.epoch > before.epoch
+        assert fleet.tried == before.tried
         assert store.events("watch")[-1]["kind"] == "restored"
         # It goes on where it was: the open round can be committed by the next coordinator, and a new one opened.
         epoch = store.enter("watch", RUN, "", "").epoch

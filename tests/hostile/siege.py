@@ -264,7 +264,8 @@ class Mallory:
     def offer(self, data: bytes, number: int = 1, base: int = 0, chunk: int = 120 * 1024, **changes: object):
         """Offer these bytes; how they are cut."""
         cut = describe(data, chunk)
-        facts = {"sha256": cut.sha256, "hashes": cut.hashes, "nonce": cut.sha256[:16]} | changes
+        body = bytes.fromhex(self.siege.store.fleet("watch").body)
+        facts = {"sha256": cut.sha256, "hashes": cut.hashes, "nonce": cut.sha256[:16], "body": body} | changes
         self.say(m.Offer(round=number, base=base, attempt=0, size=cut.size, chunk=cut.chunk, **facts))
         return cut
 

@@ -24,10 +24,11 @@ UPDATE = bytes(reversed(range(250))) * 10
 CUT = describe(UPDATE, 500)
 
 
-def offer_of(cut=CUT, number=1, attempt=0, base=0, nonce=None):
+def offer_of(cut=CUT, number=1, attempt=0, base=0, nonce=None, body=hashlib.sha256(BODY).digest()):
     return m.Offer(
         round=number,
         base=base,
+        body=body,
         attempt=attempt,
         size=cut.size,
         chunk=cut.chunk,
@@ -120,7 +121,9 @@ def test_23_a_replay_of_an_earlier_rounds_update_counts_nowhere():
 def test_23_an_older_boot_is_not_heard():
     bench = Bench()
     bench.say("anna", m.Accept(round=1), boot=5, seq=1)
-    assert bench.say("anna", m.Decline(round=1, reason="late voice"), boot=4, seq=9) == []
+    actions = bench.say("anna", m.Decline(round=1, reason="late voice"), boot=4, seq=9)
+    assert [type(x) for x in actions] == [a.Forgot, a.Publish]  # told where to count on from, and nothing else
+    assert bench.say("anna", m.Decline(round=1, reason="late voice"), boot=4, seq=10) == []  # but not each time
     assert bench.state.rounds[1].cohort["anna"].phase == "working"
 
 
@@ -408,7 +411,8 @@ def test_34_a_last_will_of_an_older_connection_changes_nothing():
     assert bench.birth("anna", boot=4, online=False) == []
     assert bench.state.peers["anna"].online
     assert of(bench.birth("anna", boot=5, online=False), a.DeviceDown)
-    assert bench.birth("anna", boot=5) == []  # a birth that was overtaken by its own death
+    again = bench.birth("anna", boot=5)  # a birth that was overtaken by its own death: the device must connect anew
+    assert [(x.boot, x.newest) for x in of(again, a.Forgot)] == [(5, 5)]
     assert not bench.state.peers["anna"].online
     assert of(bench.birth("anna", boot=6), a.DeviceUp)
 
@@ -528,7 +532,7 @@ def test_garbage_on_its_own_topic_shuts_a_device_out(kind):
 
 def test_messages_that_are_not_a_devices_to_say():
     bench = Bench()
-    for message in (WORK, manifest(), m.Abort(round=1, reason="x"), m.Rebirth()):
+    for message in (WORK, manifest(), m.Abort(round=1, reason="x"), m.Rebirth(above=0)):
         assert of(bench.say("anna", message), a.Refused)
     half, state = device()
     for seq, message in enumerate((m.Accept(round=1), offer_of(), m.Want(body=bytes(32), bitmap=b"")), 1):

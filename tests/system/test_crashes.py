@@ -34,7 +34,7 @@ def test_the_coordinator_is_killed_in_every_round(fleet, a_run, broker):
     coordinator = one.serve()
     url = coordinator.wait_for("ready")["broker"]
     group = one.agents(url)
-    epoch = 1
+    epoch = 0
     for step, moment in ((1, "round-opened"), (2, "progress"), (3, "round-opened")):
         coordinator.wait_for("round-opened", step=step)
         if moment == "progress":
@@ -43,6 +43,6 @@ def test_the_coordinator_is_killed_in_every_round(fleet, a_run, broker):
         coordinator = one.serve()
         again = coordinator.wait_for("ready")
         assert again["broker"] == url, "devices must find the broker where it was"
-        epoch += 1
-        assert coordinator.wait_for("started")["epoch"] == epoch
+        before, epoch = epoch, coordinator.wait_for("started")["epoch"]
+        assert epoch > before
     finish(one, coordinator, group)

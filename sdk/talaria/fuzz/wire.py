@@ -45,7 +45,7 @@ def every_message() -> list[messages.Message]:
         ),
         messages.DeviceBirth(online=True, key=SIGNER.public, profile=b"{}"),
         messages.BodyManifest(version=1, **parcel),  # type: ignore[arg-type]
-        messages.Offer(round=1, base=1, attempt=0, **parcel),  # type: ignore[arg-type]
+        messages.Offer(round=1, base=1, body=CUT.sha256, attempt=0, **parcel),  # type: ignore[arg-type]
         messages.Work(round=1, version=1, body=CUT.sha256, seconds=10.0, spec=b'{"step":1}'),
         messages.Accept(round=1),
         messages.Decline(**told),  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def every_message() -> list[messages.Message]:
         messages.Need(**asked),  # type: ignore[arg-type]
         messages.Receipt(round=1, sha256=CUT.sha256, outcome="stored", reason=""),
         messages.Abort(**told),  # type: ignore[arg-type]
-        messages.Rebirth(),
+        messages.Rebirth(above=0),
         messages.Want(body=CUT.sha256, bitmap=b"\x0f"),
         messages.Progress(round=1, done=1, total=2),
         messages.Trouble(**told),  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def _frame(data: bytes) -> None:
 
 
 def _header(data: bytes) -> None:
-    head, body = data[: MAX_HEADER + 8], messages.encode_message(messages.Rebirth())
+    head, body = data[: MAX_HEADER + 8], messages.encode_message(messages.Rebirth(above=0))
     whole = b"".join((b"FLF1", struct.pack("<H", len(head)), head, body))
     _said(decode_frame(whole + struct.pack("<I", zlib.crc32(whole))))
 

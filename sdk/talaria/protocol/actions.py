@@ -138,6 +138,16 @@ class DeviceDown:
 
 
 @dataclass(frozen=True)
+class Forgot:
+    """A device spoke with boot ``boot``, though ``newest`` was heard: it lost or restored its memory, or two have its
+    name. It is told to count on from there."""
+
+    dev: str
+    boot: int
+    newest: int
+
+
+@dataclass(frozen=True)
 class Progressed:
     """A device accepted, declined, reports progress or trouble."""
 
@@ -183,9 +193,10 @@ class Equivocation:
 
 @dataclass(frozen=True)
 class Fenced:
-    """A coordinator with a newer epoch exists: stop at once."""
+    """A coordinator with a newer epoch exists (or, not ``online``, was there meanwhile): stop at once."""
 
     epoch: int
+    online: bool = True
 
 
 # ---- actions of the device -----------------------------------------------------------------------------
@@ -203,13 +214,15 @@ class BodyComplete:
 
 @dataclass(frozen=True)
 class Train:
-    """Begin ``round`` from the body on flash. Said again after a reboot until there is an update."""
+    """Begin ``round`` from the body on flash. Said again after a reboot until there is an update. ``epoch`` is that of
+    the coordinator which asked."""
 
     round: int
     version: int
     body: bytes
     spec: bytes
     seconds: float
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -245,6 +258,13 @@ class Told:
 
 
 @dataclass(frozen=True)
+class Reconnect:
+    """End this connection and begin another: its boot is not above those that the coordinator has heard."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Released:
     """The coordinator has heard our goodbye."""
 
@@ -270,6 +290,7 @@ Action = (
     | RoundFailed
     | DeviceUp
     | DeviceDown
+    | Forgot
     | Progressed
     | Doubled
     | Departed
@@ -282,6 +303,7 @@ Action = (
     | Receipted
     | Resend
     | Told
+    | Reconnect
     | Released
     | CoordinatorSeen
 )

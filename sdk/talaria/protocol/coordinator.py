@@ -37,6 +37,8 @@ DOUBLED = (
 )
 REPEAT_SECONDS = 60.0
 """The coordinator repeats its birth after this long, in case the broker lost it for someone."""
+KEEP_SECONDS = 10.0
+"""While a deadline runs the state is saved this often: after a crash, the time that had gone is known so well."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class CoordinatorHalf:
             case _:
                 raise StateError(f"coordinator: {type(event).__name__} is not an event of this half")
         state.clock = t.now
+        if any(isinstance(action, a.Save) for action in t.out):
+            state.kept = t.now
         return state, t.out
 
     # ---- what the program asks for ---------------------------------------------------------------------
@@ -110,7 +114,7 @@ class CoordinatorHalf:
             raise StateError(f"epoch={event.epoch} must be above the last one, {state.epoch}; count it up in the store")
         shift, state.epoch, state.announced = event.now - state.clock, event.epoch, event.now
         for peer in state.peers.values():
-            peer.online, peer.said, peer.births = False, 0, []
+            peer.online, peer.said, peer.births, peer.reminded = False, 0, [], -1e18
         for rnd in state.rounds.values():
             rnd.deadline = None if rnd.deadline is None else rnd.deadline + shift
             for dev, member in rnd.cohort.items():
@@ -152,6 +156,7 @@ class CoordinatorHalf:
             raise StateError(
                 f"round {event.round}: quorum={event.quorum} and target={target} do not fit {len(event.cohort)} devices"
             )
+        self._forget(t)
         deadline = None if event.seconds is None else event.now + event.seconds
         before = None if state.current is None else state.rounds[state.current]
         state.rounds[event.round] = rnd = Round(
@@ -181,11 +186,15 @@ class CoordinatorHalf:
         if rnd is None or rnd.phase not in ("closed", "committed"):
             raise StateError(f"round {number} is not closed; only a closed round can be committed")
         rnd.phase = "committed"
-        over = sorted(n for n, r in t.state.rounds.items() if r.idle())
-        for old in over[: max(0, len(over) - self.rules.keep)]:
+        self._forget(t)
+        t.act(a.Save())
+
+    def _forget(self, t: Turn) -> None:
+        """Let go of what is over, but for the last rounds: a fleet that only declines must not fill the memory."""
+        over = sorted(n for n, r in t.state.rounds.items() if r.idle() and n != t.state.current)
+        for old in over[: max(0, len(over) + 1 - self.rules.keep)]:
             del t.state.rounds[old]
         t.state.nonces = {k: v for k, v in t.state.nonces.items() if v[0] in t.state.rounds}
-        t.act(a.Save())
 
     # ---- the round's end -------------------------------------------------------------------------------
 
@@ -270,8 +279,9 @@ class CoordinatorHalf:
         if not isinstance(birth, m.CoordinatorBirth):
             raise WireError(f"{birth.TYPE!r} on the coordinator's topic")
         if frame.header.boot > t.state.epoch:
+            # Though it be gone: devices have heard of it, and hear nothing that is older.
             t.state.fenced = True
-            t.act(a.Fenced(frame.header.boot))
+            t.act(a.Fenced(frame.header.boot, birth.online))
         elif frame.header.boot == t.state.epoch and not birth.online:
             self._speech.announce(t)
 
@@ -289,11 +299,14 @@ class CoordinatorHalf:
                 raise WireError(f"{message.TYPE!r} on a device's state topic")
             self._lifecycle(t, dev, peer, header.boot, message)
             return
+        if header.boot < peer.boot:
+            self._remind(t, dev, peer, header.boot)
+            return
         if not peer.guard.fresh(header.boot, header.seq):
             return
         if header.boot > peer.boot:
             peer.boot = header.boot
-            self._say(t, dev, m.Rebirth())
+            self._say(t, dev, m.Rebirth(above=header.boot - 1))
         if not peer.online and header.boot > peer.dead:  # a last will may overtake what was said before it
             peer.online = True
             t.act(a.DeviceUp(dev, header.boot, peer.profile))
@@ -314,6 +327,8 @@ class CoordinatorHalf:
         if message.online and boot != peer.boot:
             self._count(t, dev, peer, message.process, boot > peer.boot)
         if boot < peer.boot or boot <= peer.dead:
+            if message.online:
+                self._remind(t, dev, peer, boot)
             return
         if not message.online:
             peer.boot, peer.dead = boot, boot
@@ -347,6 +362,17 @@ class CoordinatorHalf:
             peer.doubled = t.now
             t.act(a.Doubled(dev))
         self._say(t, dev, m.Trouble(round=0, reason=DOUBLED))
+
+    def _remind(self, t: Turn, dev: str, peer: Peer, boot: int) -> None:
+        """A device has lost its memory, or an older one was restored: nothing that it says now could count. Tell it
+        where to count on from. A frame played back by a stranger changes nothing for a device that is where it should
+        be: its boot is above what is said here."""
+        if t.now - peer.reminded < self.rules.retry:
+            return
+        peer.reminded = t.now
+        newest = max(peer.boot, peer.dead)
+        t.act(a.Forgot(dev, boot, newest))
+        self._say(t, dev, m.Rebirth(above=newest if newest == peer.dead else newest - 1))
 
     def _heard(self, t: Turn, dev: str, message: m.Accept | m.Decline | m.Progress | m.Trouble) -> None:
         rnd = t.state.rounds.get(message.round)
@@ -404,6 +430,8 @@ class CoordinatorHalf:
         if rnd is not None and rnd.phase == "open":
             for dev in rnd.cohort:
                 self._call(t, rnd, dev)
+            if rnd.deadline is not None and t.now - t.state.kept >= KEEP_SECONDS:
+                t.act(a.Save(soon=True))
         self._settle(t)
 
     # ---- what is said ----------------------------------------------------------------------------------

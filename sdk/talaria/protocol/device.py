@@ -109,6 +109,9 @@ class DeviceHalf:
         job.said = -1e18
         if job.deadline is not None:
             job.deadline += shift
+        if event.update is not None and job.cut is not None and job.cut.sha256 != event.update:
+            # What was offered is not on flash any more: it is trained again, or the job is as good as not begun.
+            job.cut, job.phase = None, "fetching" if job.phase == "offering" else job.phase
         if job.phase in ("fetching", "training"):
             job.phase = "fetching"
             self._begin(state, event.now, out)
@@ -126,11 +129,12 @@ class DeviceHalf:
         if job is not None and job.phase == "fetching" and job.body == state.body:
             job.phase = "training"
             seconds = 0.0 if job.deadline is None else max(0.0, job.deadline - now)
-            out.append(a.Train(job.round, job.version, job.body, job.spec, seconds))
+            out.append(a.Train(job.round, job.version, job.body, job.spec, seconds, job.epoch))
 
     def _ready(self, state: DeviceState, event: e.UpdateReady, out: list[a.Action]) -> None:
         job = state.job
-        if job is None or job.round != event.round or job.phase not in ("training", "fetching"):
+        known = job is not None and (job.round, job.version) == (event.round, event.base)
+        if job is None or not known or job.phase not in ("training", "fetching"):
             return  # the round is over, or this update is on its way already
         if event.cut.size > state.max_update:
             job.phase, job.reason = "refused", f"update of {event.cut.size} bytes; at most {state.max_update}"
@@ -152,6 +156,8 @@ class DeviceHalf:
                 raise WireError(f"topic {event.topic[:80]!r} is another device's")
             if event.retained and topic.kind in ("m", "cmd", "dn"):
                 raise WireError("a retained message on a topic that never retains; someone planted it")
+            if not event.payload and topic.kind in ("co/state", "co/body"):
+                return  # a retained message was cleared, or a coordinator looks whether another one is there
             frame = decode_frame(event.payload)
             if frame.header.fed != self.fed or frame.header.dev != topic.dev:
                 raise WireError(f"frame for {frame.header.dev!r} on the topic of {topic.dev!r}")
@@ -196,7 +202,12 @@ class DeviceHalf:
             case m.BodyManifest():
                 self._manifest(state, message, now, out, at_once=True)
             case m.Rebirth():
-                self._greet(state, now, out)
+                if state.boot <= message.above:
+                    # Our memory was lost or is an older one; the next connection counts on from there.
+                    state.boot = message.above
+                    out.extend((a.Save(), a.Reconnect(f"boot {message.above} of this device was heard before")))
+                else:
+                    self._greet(state, now, out)
             case m.Farewell():
                 out.append(a.Released())
             case m.Grant() | m.Need():
@@ -224,15 +235,21 @@ class DeviceHalf:
 
     def _work(self, state: DeviceState, work: m.Work, now: float, out: list[a.Action]) -> None:
         job = state.job
+        # A coordinator that began since may go on from an older record of the fleet, and count rounds from there.
+        newer = job is not None and job.epoch < state.epoch
+        deadline = None if work.seconds == 0 else now + work.seconds
         if job is not None and work.round == job.round:
-            self._repeat(state, job, now, out)
-            return
-        if job is not None and work.round < job.round:
+            if (work.version, work.body) == (job.version, job.body) and not (newer and job.spent()):
+                job.epoch, job.deadline = state.epoch, deadline
+                self._repeat(state, job, now, out)
+                return
+            if not newer:
+                raise WireError(f"round {work.round} is asked again, from body {work.version} and not {job.version}")
+        if job is not None and work.round < job.round and not newer:
             raise WireError(f"round {work.round} is older than {job.round}, which this device was asked for already")
         if job is not None and job.phase != "done":
             out.append(a.Cancel(job.round, f"round {work.round} began"))
-        deadline = None if work.seconds == 0 else now + work.seconds
-        state.job = Job(work.round, work.version, work.body, work.spec, deadline)
+        state.job = Job(work.round, work.version, work.body, work.spec, deadline, state.epoch)
         out.append(a.Save())
         self._say(state, m.Accept(round=work.round), out)
         self._begin(state, now, out)
@@ -363,6 +380,7 @@ class DeviceHalf:
         offer = m.Offer(
             round=job.round,
             base=job.base,
+            body=job.body,
             attempt=job.attempt,
             size=cut.size,
             chunk=cut.chunk,

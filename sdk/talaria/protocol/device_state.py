@@ -41,6 +41,8 @@ class Job:
     body: bytes
     spec: bytes
     deadline: float | None
+    epoch: int = 0
+    """That of the coordinator which asked last. Within one, rounds only count upward."""
     phase: str = "fetching"
     """fetching, training, offering, done, refused."""
     attempt: int = 0
@@ -49,6 +51,10 @@ class Job:
     said: float = -1e18
     outcome: str = ""
     reason: str = ""
+
+    def spent(self) -> bool:
+        """Whether it is over and there is no update left to offer again."""
+        return self.phase == "done" and self.cut is None
 
 
 @dataclass

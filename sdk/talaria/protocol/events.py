@@ -180,11 +180,13 @@ class Revoke:
 @dataclass(frozen=True)
 class Boot:
     """The process began. ``body`` is the sha256 of the body on flash, if any; ``chunks`` the intact chunks of a
-    partial one (of the body that the saved state names)."""
+    partial one (of the body that the saved state names); ``update`` the sha256 of the update on flash, empty where
+    there is none (None: it is where the saved state says)."""
 
     now: float
     body: bytes = b""
     chunks: frozenset[int] = frozenset()
+    update: bytes | None = None
 
 
 @dataclass(frozen=True)

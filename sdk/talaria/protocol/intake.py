@@ -40,12 +40,19 @@ class Intake:
         used = state.nonces.get(offer.nonce)
         if used is not None and used != (offer.round, dev, offer.sha256):
             raise WireError(f"offer for round {offer.round} repeats the nonce of another offer")
+        if offer.body != rnd.body:
+            # Made before the fleet's record was restored or began anew, for a round that had this number then.
+            self._answer(dev, offer.round, offer.sha256, "late", "this round began from another body")
+            return
         if offer.attempt < member.attempt:
             self._answer(dev, rnd.number, offer.sha256, "resend", member.reason)
             return
         if member.sha256 and member.sha256 != offer.sha256 and member.phase != "rejected":
-            self._equivocated(rnd, dev, member, offer)
-            return
+            if member.boot == self.t.peer(dev).boot:
+                self._equivocated(rnd, dev, member, offer)
+                return
+            if not self._gave_way(rnd, dev, member, offer):
+                return
         if member.phase == "stored":
             self._answer(dev, rnd.number, offer.sha256, "stored", "")
         elif member.phase == "rejected":
@@ -74,6 +81,7 @@ class Intake:
             return  # no room to remember it: the device offers again
         self.t.state.nonces[offer.nonce] = (rnd.number, dev, cut.sha256)
         member.phase, member.sha256, member.base = "waiting", cut.sha256, offer.base
+        member.boot = self.t.peer(dev).boot
         member.xfer = transfer_of(cut.sha256)
         self.t.state.waiting.append((rnd.number, dev))
         self.t.state.offers[rnd.number, dev] = cut
@@ -84,6 +92,18 @@ class Intake:
         self.t.act(a.Equivocation(dev, rnd.number, member.sha256, offer.sha256))
         self._answer(dev, rnd.number, offer.sha256, "equivocation", "another update of this round came first")
         self.quarantine(dev, f"two different updates for round {rnd.number}")
+
+    def _gave_way(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> bool:
+        """Another update of this round, from another boot: the device may have lost the first with its memory. What has
+        not come in whole gives way; what has stays, and counts."""
+        if member.phase in ("waiting", "receiving"):
+            self.drop(rnd, dev, "working", "another boot of this device offers another update")
+        if member.phase in ("called", "working"):
+            return True
+        if member.phase != "storing":
+            reason = "another update of this device is here for this round, from before it lost its memory"
+            self._answer(dev, rnd.number, offer.sha256, "late", reason)
+        return False
 
     def countable(self, rnd: Round) -> bool:
         """Whether an update of this round may still count: in the open round, or, asynchronously, in a later one."""

@@ -82,6 +82,8 @@ class Peer:
     """When it was born within the last minute, as which process, and whether as a boot above the one before."""
     doubled: float = -1e18
     """When it was last told that two programs have its name."""
+    reminded: float = -1e18
+    """When it was last told which boots were heard of it."""
     strikes: int = 0
     served: int = 0
     """Body bytes sent to it alone, of the current body."""
@@ -101,6 +103,8 @@ class Member:
     attempt: int = 0
     xfer: str = ""
     sha256: bytes = b""
+    boot: int = 0
+    """The boot in which the update with this sha256 was offered."""
     base: int = 0
     reason: str = ""
 
@@ -170,6 +174,8 @@ class CoordinatorState:
 
     epoch: int = 0
     clock: float = 0.0
+    kept: float = 0.0
+    """The clock when this state was last to be saved."""
     announced: float = 0.0
     fenced: bool = False
     body: Body | None = None

@@ -66,6 +66,10 @@ class Transport(Protocol):
         """Wait until the broker has acknowledged all that was published; False after ``timeout`` seconds."""
         ...
 
+    def renew(self, reason: str) -> None:
+        """End this connection, and begin another one with a new last will. No last will is sent."""
+        ...
+
     async def close(self) -> None:
         """Say goodbye (no last will is sent) and end the thread."""
         ...

@@ -152,6 +152,12 @@ class Loop:
         self._inbox.put_nowait(LinkDown("cut"))
         self._join()
 
+    def renew(self, reason: str) -> None:
+        """Leave in good order and come back at once."""
+        self._hub.leave(self._name)
+        self._inbox.put_nowait(LinkDown(reason))
+        self._join()
+
     async def receive(self) -> Incoming:
         """The next thing that happened."""
         item = await self._inbox.get()

@@ -150,11 +150,13 @@ class BodyManifest(Parcel):
 
 @dataclass(frozen=True, kw_only=True)
 class Offer(Parcel):
-    """A device has its update of ``round`` ready, made from body ``base``. ``attempt`` counts asked-for resends."""
+    """A device has its update of ``round`` ready, made from version ``base`` of the body, whose sha256 is ``body``.
+    ``attempt`` counts asked-for resends."""
 
     TYPE: ClassVar[str] = "offer"
     round: int = _int()
     base: int = _int()
+    body: bytes = _bytes(32, 32)
     attempt: int = _int(0, 100)
 
 
@@ -234,9 +236,11 @@ class Abort(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Rebirth(Message):
-    """Publish your birth again: the coordinator does not know this boot."""
+    """Publish your birth again: the coordinator does not know this boot. A boot that is not above ``above`` is older
+    than one that it has heard: the device counts on from there, and connects anew."""
 
     TYPE: ClassVar[str] = "rebirth"
+    above: int = _int()
 
 
 @dataclass(frozen=True, kw_only=True)

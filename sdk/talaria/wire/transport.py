@@ -229,6 +229,11 @@ class Mqtt:
         except TimeoutError:
             return False
 
+    def renew(self, reason: str) -> None:
+        """End this connection; the next one asks for its last will anew."""
+        if self._session is not None:
+            self._session.lost.set(reason)
+
     async def close(self) -> None:
         """Say goodbye and end the thread."""
         self._closed = True

@@ -258,6 +258,12 @@ class Wire:
             self._broker.cut(self.client, "dead", noticed)
             self.client = None
 
+    def renew(self, reason: str) -> None:
+        """Leave in good order, and come back with a new last will."""
+        if self.client is not None:
+            self._broker.leave(self.client)
+            self._come(LinkDown(reason))
+
     async def close(self) -> None:
         """Say goodbye."""
         if self._keeper is not None:
