@@ -240,6 +240,8 @@ class DeviceHalf:
         deadline = None if work.seconds == 0 else now + work.seconds
         if job is not None and work.round == job.round:
             if (work.version, work.body) == (job.version, job.body) and not (newer and job.spent()):
+                if newer and job.phase == "done":
+                    job.phase = "offering"  # its record of our update may be gone; if not, it says so
                 job.epoch, job.deadline = state.epoch, deadline
                 self._repeat(state, job, now, out)
                 return
