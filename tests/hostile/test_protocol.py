@@ -203,10 +203,11 @@ def test_26_an_offer_from_another_body_than_the_rounds_is_refused(base):
     bench.do(e.AbortRound(0.0, 1, "anew"))
     bench.do(e.PublishBody(0.0, 1, describe(BODY + b"!", 500)))
     bench.do(e.OpenRound(0.0, 2, {"anna": b""}, None, 1))
-    assert f"is based on body {base}, not 1" in reasons(bench.say("anna", offer_of(number=2, base=base)))
+    body = hashlib.sha256(BODY + b"!").digest()
+    assert f"is based on body {base}, not 1" in reasons(bench.say("anna", offer_of(number=2, base=base, body=body)))
     assert bench.state.rounds[2].cohort["anna"].phase == "called"
     assert bench.state.transfers() == {}
-    bench.say("anna", offer_of(number=2, base=1))
+    bench.say("anna", offer_of(number=2, base=1, body=body))
     assert bench.state.rounds[2].cohort["anna"].phase == "receiving"
 
 
@@ -553,3 +554,88 @@ def test_a_changed_file_is_not_sent():
     action = a.SendChunks(FED, "anna", "ab", 1, 1, CUT, (0,), "up")
     with pytest.raises(WireError, match="changed"):
         list(chunk_frames(action, lambda off, n: bytes(n)))
+
+
+# a device that lost its memory, or a coordinator that went back
+def test_an_offer_made_from_another_body_is_late_and_no_offence():
+    bench = Bench(cohort=("anna",))
+    actions = bench.say("anna", offer_of(body=bytes(32)))
+    (receipt,) = [x for x in of(actions, a.Publish) if x.topic.endswith("anna/cmd")]
+    assert m.decode_message(decode_frame(receipt.payload)).outcome == "late"
+    assert bench.state.peers["anna"].strikes == 0
+    bench.finishes_with("anna")
+
+
+def test_another_update_from_another_boot_is_a_lost_memory_and_not_equivocation():
+    bench = Bench(cohort=("anna",))
+    bench.say("anna", offer_of(), boot=1)
+    bench.birth("anna", boot=2)
+    second = describe(UPDATE[::-1], 500)
+    actions = bench.say("anna", offer_of(second), boot=2)
+    assert of(actions, a.Equivocation) == []
+    assert bench.state.rounds[1].cohort["anna"].sha256 == second.sha256
+    third = describe(UPDATE + b"!", 500)
+    assert of(bench.say("anna", offer_of(third), boot=2), a.Equivocation)  # within one boot it is one
+
+
+def test_a_stored_update_stays_when_its_device_forgot_it_and_offers_another():
+    bench = Bench(cohort=("anna", "ben"))
+    bench.upload("anna")
+    bench.birth("anna", boot=2)
+    actions = bench.say("anna", offer_of(describe(UPDATE[::-1], 500)), boot=2)
+    (receipt,) = [m.decode_message(decode_frame(x.payload)) for x in of(actions, a.Publish)]
+    assert receipt.outcome == "late"
+    assert bench.state.quarantined() == {}
+    assert [entry[3] for entry in bench.state.rounds[1].counted] == [CUT.sha256]
+
+
+def test_an_older_boot_is_told_where_to_count_on_from_and_connects_anew():
+    bench = Bench()
+    bench.birth("anna", boot=7)
+    half, state = device()
+    actions = bench.birth("anna", boot=state.boot)
+    (word,) = [m.decode_message(decode_frame(x.payload)) for x in of(actions, a.Publish)]
+    assert word == m.Rebirth(above=6)
+    assert of(cmd(half, state, word), a.Reconnect)
+    half.step(state, e.Connecting(0.0))
+    assert state.boot == 7
+    # Played back to a device that is where it should be, it costs a birth and nothing more.
+    again = cmd(half, state, m.Rebirth(above=6), seq=2)
+    assert [type(x) for x in again] == [a.Publish]
+
+
+def test_a_coordinator_that_went_back_may_ask_for_older_rounds_in_a_later_epoch_only():
+    half, state = device()
+    later = m.Work(round=5, version=4, body=bytes(32), seconds=0.0, spec=b"{}")
+    older = m.Work(round=3, version=2, body=bytes(32), seconds=0.0, spec=b"{}")
+    cmd(half, state, later, epoch=7, seq=1)
+    assert "older than 5" in reasons(cmd(half, state, older, epoch=7, seq=2))
+    cmd(half, state, older, epoch=8, seq=1)
+    assert (state.job.round, state.job.epoch) == (3, 8)
+    assert "from body 9 and not 2" in reasons(
+        cmd(half, state, m.Work(round=3, version=9, body=bytes(32), seconds=0.0, spec=b"{}"), epoch=8, seq=2)
+    )
+
+
+def test_a_deadline_keeps_the_time_that_had_gone_before_a_crash():
+    bench = Bench()
+    bench.do(e.AbortRound(0.0, 1, "anew"))
+    bench.do(e.OpenRound(0.0, 2, {"anna": b""}, 100.0, 1))
+    kept = bench.state.dump()
+    for _ in range(90):
+        bench.now += 1.0
+        if of(bench.do(e.Tick(bench.now)), a.Save):
+            kept = bench.state.dump()
+    state = type(bench.state).load(kept)
+    bench.half.step(state, e.Start(5000.0, state.epoch + 1))
+    assert 5010.0 <= state.rounds[2].deadline <= 5010.0 + 11.0
+
+
+def test_rounds_that_all_decline_are_not_remembered_for_ever():
+    bench = Bench(keep=4)
+    bench.do(e.AbortRound(0.0, 1, "anew"))
+    for number in range(2, 30):
+        bench.do(e.OpenRound(bench.now, number, {"anna": b"", "ben": b""}, None, 1))
+        for name in ("anna", "ben"):
+            bench.say(name, m.Decline(round=number, reason="battery"))
+    assert len(bench.state.rounds) <= 5
