@@ -114,7 +114,8 @@ class CoordinatorHalf:
             raise StateError(f"epoch={event.epoch} must be above the last one, {state.epoch}; count it up in the store")
         shift, state.epoch, state.announced = event.now - state.clock, event.epoch, event.now
         for peer in state.peers.values():
-            peer.online, peer.said, peer.births, peer.reminded = False, 0, [], -1e18
+            peer.online, peer.said, peer.births = False, 0, []
+            peer.reminded = peer.doubled = -1e18
         for rnd in state.rounds.values():
             rnd.deadline = None if rnd.deadline is None else rnd.deadline + shift
             for dev, member in rnd.cohort.items():

@@ -105,6 +105,30 @@ def test_the_link_comes_back_with_a_new_will_after_the_broker_died(mosquitto):
     assert len(boots) >= 2
 
 
+def test_a_link_that_is_renewed_brings_a_new_will_and_leaves_without_the_old_one(mosquitto):
+    boots = []
+
+    def will() -> Will:
+        boots.append(len(boots) + 1)
+        return Will("t/state", b"gone %d" % boots[-1])
+
+    async def story() -> None:
+        hear = Mqtt(mosquitto.url, "hear", ("t/#",), **FAST)
+        link = Mqtt(mosquitto.url, "dev", ("t/#",), will=will, **FAST)
+        await hear.start()
+        await link.start()
+        link.renew("its boot is an old one")
+        assert (await until(link, LinkDown)).reason == "its boot is an old one"
+        await until(link, LinkUp)
+        await link.publish("t/again", b"1")
+        assert await arrivals(hear, 1) == [Arrival("t/again", b"1")]
+        await link.close()
+        await hear.close()
+
+    asyncio.run(story())
+    assert boots == [1, 2]
+
+
 class Proxy:
     """A link between client and broker that a test can cut."""
 
