@@ -6,7 +6,6 @@ import queue
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nursery import nursery
 
 from talaria import bodies
 from talaria.model.zoo import ModelSpec
@@ -26,7 +26,6 @@ from talaria_coordinator.store import Store
 from talaria_edge.data import NpzSource
 from talaria_edge.state import DeviceStore
 
-MAIN = [sys.executable, "-c", "from talaria.cli import main; main()"]
 DEVICES = ("anna", "bela", "carl", "dora")
 
 
@@ -39,9 +38,7 @@ class Program:
     """A process that tells its events as JSON lines."""
 
     def __init__(self, *args):
-        self.process = subprocess.Popen(
-            [*MAIN, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-        )
+        self.process = nursery().start([*map(str, args)], environment())
         self.events, self._new, self.errors = [], queue.Queue(), ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._complainer = threading.Thread(target=self._complain, daemon=True)
@@ -256,10 +253,9 @@ def command():
     """Runs ``talaria ...`` to its end: exit status, stdout and stderr."""
 
     def run(*args, seconds=120):
-        done = subprocess.run(
-            [*MAIN, *map(str, args)], capture_output=True, text=True, timeout=seconds, env=environment(), check=False
-        )
-        return done.returncode, done.stdout, done.stderr
+        program = nursery().start([*map(str, args)], environment())
+        out, errors = program.communicate(seconds)
+        return program.returncode, out, errors
 
     return run
 

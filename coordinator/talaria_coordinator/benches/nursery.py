@@ -1,9 +1,10 @@
 """A process that has imported what takes seconds, and forks each program from there: a program killed a hundred times
 need not import torch a hundred times. Each is a process of its own all the same, with memory and files of its own.
 
-The nursery talks over one socket. It takes ``{"start": ARGUMENTS, "clock": PATH}`` with two file descriptors (the
-program's stdout and stderr) and answers ``{"pid": PID}``; it takes ``{"signal": NUMBER, "pid": PID}``; and it tells
-``{"ended": PID, "status": STATUS}``. It is Linux's and other Unixes' own; the nursery must have no threads.
+The nursery talks over one socket. It takes ``{"start": ARGUMENTS}`` with two file descriptors (the program's stdout and
+stderr), and where they are to differ ``"clock": PATH`` (:func:`shift`), ``"environment"`` and ``"folder"``, and answers
+``{"pid": PID}``; it takes ``{"signal": NUMBER, "pid": PID}``; and it tells ``{"ended": PID, "status": STATUS}``. It is
+Linux's and other Unixes' own; the nursery must have no threads.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def main() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(wake)
             os.close(waker)
-            _become(asked["start"], asked["clock"], fds)
+            _become(asked, fds)
         running.add(pid)
         for fd in fds:
             os.close(fd)
@@ -177,17 +178,22 @@ def _warm() -> None:
     rounds.participate(run, rounds.Member("nobody", samples, samples), shared, None, 1)
 
 
-def _become(arguments: list[str], clock: str, fds: list[int]) -> None:
+def _become(asked: dict[str, Any], fds: list[int]) -> None:
     """Be the program, and never come back."""
     status = 1
     try:
         for fd, number in zip(fds, (1, 2), strict=True):
             os.dup2(fd, number)
             os.close(fd)
-        shift(clock)
+        if "environment" in asked:
+            os.environ.clear()
+            os.environ.update(asked["environment"])
+        os.chdir(asked.get("folder", "."))
+        if "clock" in asked:
+            shift(asked["clock"])
         from talaria.cli import main as talaria
 
-        sys.argv = ["talaria", *arguments]
+        sys.argv = ["talaria", *asked["start"]]
         talaria()
         status = 0
     except SystemExit as end:
