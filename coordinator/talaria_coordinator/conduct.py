@@ -45,6 +45,8 @@ class Conductor:
         self._not_before = 0.0
         self._failures = 0
         self._called_off: set[int] = set()
+        self._here: set[str] = set()
+        self._shut_out: set[str] = set()
 
     def inspect(self) -> int:
         """Read all that serving needs, before anything is said or written: another coordinator must not end for one
@@ -117,9 +119,11 @@ class Conductor:
         busy = current is not None and current.phase in ("open", "closed")
         if busy or self.over or self.fleet.status != "running" or time.monotonic() < self._not_before:
             return
-        roster = self.fleet.roster or self._gathered()
         online = {name for name, peer in state.peers.items() if peer.online}
-        asked = select.ask(self.config, self.fleet.step + 1, roster, online, state.quarantined())
+        self._here, self._shut_out = online, set(state.quarantined())
+        roster = self._refilled() or self._gathered()
+        gone = {name for name, peer in state.peers.items() if peer.away}
+        asked = select.ask(self.config, self.fleet.step + 1, roster, online, state.quarantined(), gone)
         if asked is None:
             return
         row = self.store.open_round(self.config.name, asked.step, asked.cohort, self.fleet.body)
@@ -139,13 +143,34 @@ class Conductor:
         last = self.store.counted_steps(self.config.name)
         return {name: json.dumps({"step": asked.step, "after": last.get(name, 0)}).encode() for name in asked.cohort}
 
+    def _refilled(self) -> tuple[str, ...]:
+        """The roster, if there is one, without those who were shut out since and whose place another waits for."""
+        roster = self.fleet.roster
+        if roster and not self.config.members and set(roster) & self._shut_out:
+            found = select.refilled(self.config, roster, self.store.devices(self.config.name))
+            if found != roster:
+                self._fix(found)
+        return self.fleet.roster
+
+    def _fix(self, roster: tuple[str, ...]) -> None:
+        self.store.set_roster(self.config.name, roster)
+        self.refresh()
+        self._hands.tell("roster", devices=list(roster))
+        for name in sorted(self._here - set(roster)):
+            self.not_asked(name)
+
+    def not_asked(self, device: str) -> None:
+        """Tell a device, and the operator, that no round will ask it, and why."""
+        reason = select.why_not(self.config, self.fleet.roster, device)
+        if self.fleet.roster and reason:
+            self._hands.tell("not-asked", device=device, reason=reason)
+            self._hands.feed(e.Tell(time.monotonic(), device, reason))
+
     def _gathered(self) -> tuple[str, ...]:
         """The roster, fixed once all that are waited for have come."""
         roster = select.roster(self.config, self.store.devices(self.config.name))
         if roster:
-            self.store.set_roster(self.config.name, roster)
-            self.refresh()
-            self._hands.tell("roster", devices=list(roster))
+            self._fix(roster)
         return roster
 
     # -- closing

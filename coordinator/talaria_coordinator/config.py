@@ -56,6 +56,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from sqlalchemy import URL
@@ -68,7 +69,7 @@ from talaria.settings import Section, read_toml
 from talaria.simulate.server_rule import located
 from talaria.wire.credentials import require_no_password
 from talaria_coordinator.api_config import ApiConfig, api_of
-from talaria_coordinator.learning import aggregator_of
+from talaria_coordinator.learning import aggregator_of, least_of
 from talaria_coordinator.mode import buffering_of, require_mode
 from talaria_coordinator.store_config import StoreConfig, store_of
 
@@ -79,7 +80,8 @@ _DEVICE = re.compile(r"[a-z0-9-]{1,36}")
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
     """Everything that a coordinator needs for one fleet. ``members`` (or, where empty, the first ``devices`` to
-    come) are the roster that cohorts are drawn from."""
+    come) are the roster that cohorts are drawn from. Who is shut out gives its place among the first up to the next who
+    comes; ``members`` is a list that nobody else gets into."""
 
     name: str
     run: Run
@@ -129,6 +131,11 @@ class FleetConfig:
         check_over(self.run, self.over)
         require_mode(self.run, self.buffering, len(self.members) or self.devices, self.deadline_s)
         aggregator_of(self.run, self.aggregator, self.buffering)
+
+    @cached_property
+    def least(self) -> int:
+        """The fewest updates that the rule folds: no round has a smaller quorum."""
+        return least_of(self.run, aggregator_of(self.run, self.aggregator, self.buffering))
 
     @property
     def database(self) -> Path | URL:

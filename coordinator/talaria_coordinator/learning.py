@@ -33,6 +33,12 @@ def aggregator_of(run: Run, rule: str | None, buffering: Buffering | None) -> Ag
     return named
 
 
+def least_of(run: Run, aggregator: Aggregator | None) -> int:
+    """The fewest updates that the run's rule folds."""
+    rule = rounds.rule_of(run, aggregator)
+    return max(1, least(rule.inner if isinstance(rule, FedBuff) else rule))
+
+
 @dataclass(frozen=True)
 class Learning:
     """One run's learning over blobs; ``rule`` names an aggregator that replaces the algorithm's own, and ``buffering``
@@ -198,8 +204,7 @@ class Learning:
     @cached_property
     def least(self) -> int:
         """The fewest updates that the rule folds."""
-        rule = rounds.rule_of(self.run, self.aggregator)
-        return max(1, least(rule.inner if isinstance(rule, FedBuff) else rule))
+        return least_of(self.run, self.aggregator)
 
     def _updates(self, counted: Sequence[Counted], shared: Tensors) -> Iterator[Update]:
         for entry in counted:

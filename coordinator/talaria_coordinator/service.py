@@ -258,6 +258,8 @@ class Service:
                 self._leaving.done(action.dev)
             case _:
                 witness(action, name, self.store, self._tell)
+                if isinstance(action, e.DeviceUp):
+                    self._conductor.not_asked(action.dev)
 
     def _replaced(self, by: e.Fenced) -> str:
         name, ours = self.config.name, self._conductor.fleet.epoch

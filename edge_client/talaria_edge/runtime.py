@@ -245,6 +245,8 @@ class Agent:
                 self._warn(action.reason)
             case e.Cancel():
                 self._received(action.round, "late", action.reason)
+            case e.Noticed():
+                self._tell("notice", reason=action.text)
             case e.Refused():
                 self._tell("refused", topic=action.topic, reason=action.reason)
 

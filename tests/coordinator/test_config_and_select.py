@@ -242,3 +242,31 @@ def test_cohorts_are_those_of_the_simulation(names, fraction, step):
     chosen = config(devices=1, fraction=fraction)
     asked = select.ask(chosen, step, sorted(names), names, ())
     assert asked.cohort == rounds.cohort(chosen.run, step, tuple(names))
+
+
+def test_who_is_shut_out_gives_its_place_to_the_next_who_came():
+    counted = config(devices=2)
+    wrong, right, later = device("wrong", 2, quarantine="not ours"), device("right", 3), device("later", 4)
+    assert select.refilled(counted, ("a", "wrong"), [device("a", 1), wrong]) == ("a", "wrong")  # nobody waits
+    assert select.refilled(counted, ("a", "wrong"), [device("a", 1), wrong, later, right]) == ("a", "right")
+    named = config(members=("a", "wrong"))
+    assert select.refilled(named, ("a", "wrong"), [device("a", 1), wrong, right]) == ("a", "wrong")
+
+
+def test_a_draw_that_hit_those_who_have_gone_is_made_again_among_those_who_stay():
+    few = config(devices=10, fraction=0.2)
+    names = tuple(f"d{i}" for i in range(10))
+    drawn = select.ask(few, 1, names, set(names), ()).cohort
+    here = set(names) - set(drawn)
+    assert select.ask(few, 1, names, here, ()) is None  # not heard yet, which is not gone
+    again = select.ask(few, 1, names, here, (), gone=set(drawn))
+    assert len(again.cohort) == 2
+    assert set(again.cohort) <= here
+    assert select.ask(few, 1, names, set(names), (), gone=set()).cohort == drawn
+
+
+def test_no_round_has_a_smaller_quorum_than_its_rule_can_fold():
+    robust = config(devices=8, quorum=0.1, aggregator="median")
+    names = tuple(f"d{i}" for i in range(8))
+    assert select.ask(robust, 1, names, set(names), ()).quorum == 3
+    assert select.ask(robust, 1, names, {"d1", "d2"}, ()) is None

@@ -52,8 +52,16 @@ def siege_keys(tmp_path_factory):
     return keys(tmp_path_factory.mktemp("keys"))
 
 
+@pytest.fixture(scope="session")
+def liar_keys(tmp_path_factory):
+    """The same for a fleet of liars."""
+    from siege import LIARS, keys
+
+    return keys(tmp_path_factory.mktemp("keys"), LIARS)
+
+
 @pytest.fixture
-def siege(tmp_path, siege_keys):
+def siege(tmp_path, request):
     """``siege(story, **options)`` runs ``async def story(s)`` on a :class:`siege.Siege` of its own; ``before(s)`` is
     called before its coordinator starts."""
     from siege import Siege
@@ -62,7 +70,8 @@ def siege(tmp_path, siege_keys):
     torch.set_num_threads(1)
 
     def run(story, before=lambda s: None, **options):
-        one = Siege(tmp_path, siege_keys, **options)
+        keys = request.getfixturevalue(options.pop("keys", "siege_keys"))
+        one = Siege(tmp_path, keys, **options)
         before(one)
         try:
             one.run(story)

@@ -38,15 +38,16 @@ from talaria_edge.join import ask, finish
 RUN = Run(spec=ModelSpec("imu_cnn", (6, 32), 3, seed=1), algorithm="fedavg", rounds=2, seed=5)
 HONEST = ("anna", "bela")
 ATTACKERS = ("mallory", *(f"mallo-{i}" for i in range(1, 8)))
+LIARS = tuple(f"liar-{i:02}" for i in range(64))
 PATIENCE = 240.0
 """Seconds for a whole siege, on however busy a machine."""
 ROOT = "fl/1/watch/"
 
 
-def keys(folder: Path) -> Path:
+def keys(folder: Path, attackers: tuple[str, ...] = ATTACKERS) -> Path:
     """A fleet's folder with the keys of its members beside it, and an empty store."""
     identity.create(folder / "fleet", "watch", "mqtts://localhost:8883", ["localhost"])
-    for name in HONEST + ATTACKERS:
+    for name in HONEST + attackers:
         request = ask(folder / name, identity.enroll(folder / "fleet", name))
         finish(folder / name, identity.admit(folder / "fleet", request.read_bytes()).encode())
     Store(folder / "empty.db").close()
@@ -118,14 +119,20 @@ class Light:
 class Siege:
     """One coordinator with an open round of anna, bela and some attackers, the first of whom is mallory."""
 
-    def __init__(self, folder: Path, keys: Path, attackers: int = 1, **options: object) -> None:
+    def __init__(
+        self, folder: Path, keys: Path, attackers: int | tuple[str, ...] = 1, run: Run = RUN, **options: object
+    ) -> None:
         self.keys, self.hub, self.told, self.news = keys, Hub(), [], asyncio.Event()
         self.coordinator = identity.load_signer(keys / "fleet")
         self.lights: dict[str, Light] = {}
-        names = ATTACKERS[:attackers]
-        options = {"retry_s": 2.0, "quorum": 2 / (2 + attackers), "deadline_s": 60.0} | options
+        self.learned: dict[str, Update] = {}
+        """What devices learned from the first body, where it is not made up."""
+        names = ATTACKERS[:attackers] if isinstance(attackers, int) else attackers
+        if not run.asynchronous:
+            options = {"quorum": 2 / (2 + len(names))} | options
+        options = {"retry_s": 2.0, "deadline_s": 60.0} | options
         self.config = FleetConfig(
-            name="watch", run=RUN, state=folder, members=HONEST + names, identity=keys / "fleet", **options
+            name="watch", run=run, state=folder, members=HONEST + names, identity=keys / "fleet", **options
         )
         shutil.copy(keys / "empty.db", folder / "coordinator.db")  # making the tables costs more than all the rest
         self.store, self.blobs = Store(folder / "coordinator.db"), FolderBlobs(folder / "blobs")
@@ -233,6 +240,8 @@ class Siege:
 
     def update(self, name: str, body: bytes, base: int, **changes: object) -> bytes:
         """A good update of this body."""
+        if name in self.learned:
+            return encode_update(self.learned[name].but(base=base), compress=False)
         shared = bodies.decode_body(RUN, body)
         tensors = {n: shared[n] for n in bodies.update_schema(RUN)}
         return encode_update(Update(tensors=tensors, weight=8.0, client=name, base=base).but(**changes), compress=False)

@@ -544,3 +544,47 @@ def test_a_round_that_is_closed_and_cannot_be_committed_can_be_called_off(house,
     first, second = one.store.rounds("watch")
     assert first.failure == "called off by the operator"
     assert second.counted == ((2, "anna"), (2, "bela"), (2, "carl"))
+
+
+def test_a_wrong_device_does_not_hold_its_place_for_good_and_who_is_not_asked_is_told_why(house, a_run):
+    one = house(a_run(rounds=2), members=(), devices=2, deadline_s=600.0)
+
+    async def order(verb, device):
+        made = Order(verb, device)
+        await one.services[0].order(made)
+        await asyncio.wrap_future(made.answer)
+
+    async def story():
+        serving = asyncio.ensure_future(one.serve())
+        await one.told_of("connected", fleet="watch")
+        wrong = asyncio.ensure_future(one.agent("carl", data=DeviceData(samples(9).train.take(torch.arange(0)), None)))
+        await one.told_of("device-up", device="carl")
+        anna = asyncio.ensure_future(one.agent("anna"))
+        await one.told_of("roster", devices=["anna", "carl"])
+        bela = asyncio.ensure_future(one.agent("bela"))
+        assert "quarantine" in (await one.told_of("notice", device="bela"))["reason"]
+        assert (await one.told_of("not-asked", device="bela"))["reason"] == one.of("notice")[0]["reason"]
+        await order("quarantine", "carl")
+        assert "shut out by the operator" in (await one.told_of("notice", device="carl"))["reason"]
+        await one.told_of("roster", devices=["anna", "bela"])
+        await asyncio.gather(serving, anna, bela)
+        wrong.cancel()
+        await asyncio.gather(wrong, return_exceptions=True)
+
+    run_all(story())
+    assert "bela" in {dev for _, dev in one.store.rounds("watch")[-1].counted}
+
+
+def test_a_device_that_left_does_not_hold_a_round_to_its_deadline(house, a_run):
+    one = house(a_run(rounds=2), deadline_s=600.0)
+
+    async def story():
+        serving = asyncio.ensure_future(one.serve())
+        agents = {name: asyncio.ensure_future(one.agent(name)) for name in one.data}
+        await one.told_of("trained", device="carl", step=1)
+        one.hub.cut("carl")  # its link is gone, and its will is said
+        agents.pop("carl").cancel()
+        await asyncio.gather(serving, *agents.values())  # and not after twenty minutes
+
+    run_all(story())
+    assert {(2, "anna"), (2, "bela")} <= set(one.store.rounds("watch")[-1].counted)

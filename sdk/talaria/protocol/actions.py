@@ -270,6 +270,13 @@ class Released:
 
 
 @dataclass(frozen=True)
+class Noticed:
+    """The coordinator says this to whoever looks after the device."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class CoordinatorSeen:
     """The coordinator's birth or last will; ``spec`` is what it tells every device."""
 
@@ -305,5 +312,6 @@ Action = (
     | Told
     | Reconnect
     | Released
+    | Noticed
     | CoordinatorSeen
 )

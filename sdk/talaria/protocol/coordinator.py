@@ -95,6 +95,8 @@ class CoordinatorHalf:
             case e.Release():
                 t.peer(event.dev).out, t.peer(event.dev).strikes = "", 0
                 t.act(a.Save())
+            case e.Tell():
+                self._say(t, event.dev, m.Notice(text=event.text[: m.MAX_TEXT]))
             case e.Revoke():
                 t.peer(event.dev)
                 self._intake(t).quarantine(event.dev, event.reason)
@@ -203,7 +205,7 @@ class CoordinatorHalf:
         rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
         if rnd is None or rnd.phase != "open":
             return
-        verdict = rnd.verdict(t.now)
+        verdict = rnd.verdict(t.now, lambda dev: t.peer(dev).away)
         if verdict == "closed":
             self._finish(t, rnd.number, verdict, "the round is closed")
         elif verdict != "open":

@@ -210,6 +210,8 @@ class DeviceHalf:
                     self._greet(state, now, out)
             case m.Farewell():
                 out.append(a.Released())
+            case m.Notice():
+                out.append(a.Noticed(message.text))
             case m.Grant() | m.Need():
                 if job is not None and job.round == message.round and job.phase == "offering" and job.cut is not None:
                     name = transfer_of(job.cut.sha256)

@@ -166,6 +166,15 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Tell:
+    """Say something to a device, for whoever looks after it."""
+
+    now: float
+    dev: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Revoke:
     """Shut a device out, for this reason."""
 

@@ -269,6 +269,7 @@ class Intake:
             if dev in rnd.cohort and rnd.cohort[dev].phase in LIVE:
                 self.drop(rnd, dev, "dropped", reason)
         self.t.act(a.Save(), a.Quarantined(dev, peer.out))
+        self.say(dev, m.Notice(text=f"shut out by the coordinator: {peer.out}"[: m.MAX_TEXT]))
         self.admit()
 
     # ---- time ------------------------------------------------------------------------------------------

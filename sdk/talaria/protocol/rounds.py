@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -92,6 +93,12 @@ class Peer:
     key: bytes = b""
     """The public key that signed what was last heard of it."""
 
+    @property
+    def away(self) -> bool:
+        """Whether it left, by its last will or its own word, and has not come back; or never came. Who is merely not
+        heard yet, after a start of the coordinator, is not away."""
+        return self.dead >= self.boot
+
 
 @dataclass(slots=True)
 class Member:
@@ -138,16 +145,24 @@ class Round:
         under_way = any(member.phase in LIVE or member.phase == HELD for member in self.cohort.values())
         return self.phase in ("committed", "failed", "carried") and not under_way
 
-    def verdict(self, now: float) -> Literal["open", "closed", "failed", "carried"]:
-        """The phase that the round, open until now, is in at ``now``."""
+    def verdict(self, now: float, away: Callable[[str], bool]) -> Literal["open", "closed", "failed", "carried"]:
+        """The phase that the round, open until now, is in at ``now``. Who is ``away`` is waited for only until there is
+        a quorum: a watch in a drawer would make every round as long as its deadline."""
         if len(self.counted) >= self.target:
             return "closed"
         over = self.deadline is not None and now >= self.deadline
         if self.stale:
             return "carried" if over else "open"
-        if not over and any(m.phase in LIVE for m in self.cohort.values()):
+        enough = len(self.counted) >= self.quorum
+        live = (dev for dev, m in self.cohort.items() if m.phase in LIVE and not (enough and _gone(m, away(dev))))
+        if not over and any(live):
             return "open"
-        return "closed" if len(self.counted) >= self.quorum else "failed"
+        return "closed" if enough else "failed"
+
+
+def _gone(member: Member, away: bool) -> bool:
+    """Whether nothing will come of this member's part soon; what is complete here needs its device no more."""
+    return away and member.phase != "storing"
 
 
 @dataclass

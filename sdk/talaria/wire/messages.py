@@ -286,6 +286,14 @@ class Farewell(Message):
     TYPE: ClassVar[str] = "farewell"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Notice(Message):
+    """The coordinator says something to whoever looks after the device: why no round asks it, or why it is shut out."""
+
+    TYPE: ClassVar[str] = "notice"
+    text: str = _text()
+
+
 CHUNK = "chunk"
 """Header type of a frame whose body is raw bytes of a transfer."""
 
@@ -307,6 +315,7 @@ _ALL: tuple[type[Message], ...] = (
     Trouble,
     Goodbye,
     Farewell,
+    Notice,
 )
 BY_TYPE: dict[str, type[Message]] = {m.TYPE: m for m in _ALL}
 

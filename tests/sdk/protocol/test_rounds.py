@@ -122,7 +122,7 @@ def test_an_update_that_the_store_holds_is_not_asked_for_again(world):
 def test_the_deadline_closes_with_quorum_and_the_late_one_gets_a_late_receipt(world):
     w = world(3, QUIET)
     w.begin()
-    w.crash_device("dev-2")
+    w.devices.pop("dev-2")  # it is there, and says nothing
     w.open(1, seconds=10, quorum=2)
     w.run(8)
     assert w.closed == []
@@ -134,6 +134,48 @@ def test_the_deadline_closes_with_quorum_and_the_late_one_gets_a_late_receipt(wo
     w.run(6)
     assert w.receipts["dev-2", 1] == ["late"]
     assert len(w.closed) == 1
+
+
+def test_a_round_does_not_wait_for_who_has_gone_once_there_is_a_quorum(world):
+    w = world(4, QUIET)
+    w.begin()
+    w.run(2)
+    w.crash_device("dev-3")  # before it is asked
+    w.run(1)
+    w.devices.pop("dev-2")  # it trains for long
+    w.open(1, seconds=600, quorum=2)
+    w.run(3)
+    assert w.closed == []
+    w.crash_device("dev-2")
+    w.run(1)
+    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    assert w.closed[0].missing == ("dev-2", "dev-3")
+
+
+def test_without_a_quorum_who_has_gone_is_waited_for_and_counts_when_it_comes_back(world):
+    w = world(2, QUIET)
+    w.begin()
+    w.run(2)
+    w.crash_device("dev-1")
+    w.open(1, seconds=600, quorum=2)
+    w.run(20)
+    assert w.closed == w.failed == []
+    w.start_device("dev-1")
+    w.run(5)
+    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+
+
+def test_a_start_of_the_coordinator_takes_nobody_for_gone(world):
+    w = world(2, QUIET)
+    w.begin()
+    w.run(2)
+    w.devices.pop("dev-1")  # it trains for long
+    w.open(1, seconds=600, quorum=1)
+    w.run(5)
+    w.crash_coordinator()
+    w.start_coordinator()
+    w.run(5)
+    assert w.closed == w.failed == []
 
 
 def _work(w, dev, number):
