@@ -128,6 +128,44 @@ def test_inputs_stay_untouched(name: str, setting: str) -> None:
     assert equal(private, saved[1])
 
 
+def require_arrives(run: Run, shared: Tensors, update: Update, how: str = "raw") -> None:
+    """What a coordinator asks of the update's bytes when they arrive."""
+    data = codec.encode_update(update, how)
+    schema, layout = codec.schema_of(rounds.first_body(run)), rounds.layout_of(run.spec)
+    rounds.require_update(run, shared, codec.decode_update(data, schema=schema, layout=layout, client=update.client))
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_what_an_honest_device_sends_is_never_refused(name: str, setting: str) -> None:
+    done = learned(name, setting)
+    for update in done.updates:
+        require_arrives(done.run, done.shared, update)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("changes", "count", "classes"),
+    [
+        ({}, 1, 3),
+        ({}, 2, 3),
+        ({}, 7, 1),
+        ({"codec": "int8"}, 12, 3),
+        ({"codec": "topk:0.05", "buffers": "aggregate"}, 12, 3),
+        ({"asynchronous": True, "buffers": "aggregate"}, 12, 3),
+    ],
+    ids=["one sample", "two samples", "one class", "int8", "top-k", "asynchronous"],
+)
+def test_nor_is_what_it_learns_from_little_or_sends_in_short(
+    name: str, changes: dict[str, object], count: int, classes: int
+) -> None:
+    run = replace(run_of(name, "plain"), **changes)
+    shared, private = rounds.first_body(run), None
+    who = member("anna", 0, count=count, classes=classes)
+    for number in (1, 2):
+        update, private = rounds.participate(run, who, shared, private, number)
+        require_arrives(run, shared, update, rounds.codec_of(run, who))
+
+
 @pytest.mark.parametrize(("name", "setting"), CASES)
 def test_only_shared_names_are_in_an_update(name: str, setting: str) -> None:
     done = learned(name, setting)
