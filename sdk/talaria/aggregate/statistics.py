@@ -22,8 +22,9 @@ COUNT, MEAN, WITHIN = "stats/count", "stats/mean", "stats/within"
 BETWEEN, PRIOR = "stats/between", "stats/prior"
 SENT = (COUNT, MEAN, WITHIN)
 """What a device sends: its counts (C,), means (C, d) and scatter; the server answers with pooled counts, smoothed
-means, the covariance in the scatter's place, and T (d,) and P (C, d), which devices send back as zeros."""
-ALL = (*SENT, BETWEEN, PRIOR)
+means, the covariance in the scatter's place, and T (d,) and P (C, d), :data:`ANSWERED`, which come back as zeros."""
+ANSWERED = (BETWEEN, PRIOR)
+ALL = (*SENT, *ANSWERED)
 DIFFUSE = 1e6
 """Prior variance before anything is known."""
 

@@ -9,6 +9,7 @@ import torch
 from talaria import tree
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.checks import check, check_count, check_range, is_statistic
+from talaria.aggregate.statistics import ANSWERED
 from talaria.errors import AggregationError, ConfigError
 from talaria.model import masks
 from talaria.types import ChannelMask, Tensors, Update
@@ -166,4 +167,7 @@ def as_delta(update: Update, downloaded: Tensors) -> Update:
     """The same update as a difference to the (compact) shared tensors that the device had downloaded."""
     if update.kind == "delta":
         return update
-    return update.but(tensors=tree.minus(update.tensors, downloaded), kind="delta")
+    steps = tree.minus(update.tensors, downloaded)
+    # What only the server says comes back as zeros, also here: less what was downloaded, it would be beyond any bound.
+    steps |= {k: torch.zeros_like(v) for k, v in steps.items() if k in ANSWERED}
+    return update.but(tensors=steps, kind="delta")
