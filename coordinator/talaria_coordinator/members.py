@@ -18,13 +18,15 @@ class Members:
 
     def __init__(self, config: FleetConfig) -> None:
         self._fleet, self._folder = config.name, config.identity
+        self._apart = "://" not in config.broker  # our own broker has the rights of mosquitto.acl
         self.signer = None if self._folder is None else load_signer(self._folder)
         self._seen, self._roll = (0, 0), Roll(config.name, "", ())
         self.refresh()
 
     def half(self, rules: Rules, spec: bytes) -> CoordinatorHalf:
         """The protocol's half that hears members only, and signs what it says."""
-        return CoordinatorHalf(self._fleet, rules, spec, self.signer, self.key, enrolled=self._folder is not None)
+        keys = self._folder is not None
+        return CoordinatorHalf(self._fleet, rules, spec, self.signer, self.key, enrolled=keys, apart=self._apart)
 
     def key(self, device: str) -> bytes | None:
         """The public key of a member, or None for anybody else."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from limits import allowed, cpu_seconds
@@ -529,6 +530,30 @@ def test_garbage_on_its_own_topic_shuts_a_device_out(kind):
         bench.hear(f"d/anna/{kind}", b"garbage" * 20)
     assert "offences" in bench.state.quarantined()["anna"]
     bench.finishes_with("ben")
+
+
+@pytest.mark.parametrize("kind", ["evt", "state", "up/abc", "chunks"])
+def test_what_a_stranger_says_in_a_members_name_is_not_the_members_offence(kind):
+    """Where a broker lets everybody speak on all topics, as some hosted ones do, only a signature tells who it was."""
+    bench = Bench()
+    bench.half = replace(bench.half, apart=False)
+    bench.say("anna", m.Accept(round=1))
+    bench.say("anna", offer_of())
+    forged = encode_frame(Header("decline", FED, "anna", boot=1, seq=99), b"\x80", EVE)
+    for _ in range(20):
+        if kind == "chunks":
+            assert of(bench.chunk("anna", 0, b"x" * 500), a.Refused)
+        else:
+            assert of(bench.hear(f"d/anna/{kind}", b"garbage" * 20), a.Refused)
+            assert of(bench.hear(f"d/anna/{kind}", forged), a.Refused)
+    assert bench.state.quarantined() == {}
+    for index in range(CUT.count):
+        bench.chunk("anna", index)
+    bench.do(e.Stored(0.0, 1, "anna", CUT.sha256))
+    assert of(bench.upload("ben"), a.RoundClosed)
+    for _ in range(5):  # what it signed itself, is
+        bench.say("ben", m.Rebirth())
+    assert "ben" in bench.state.quarantined()
 
 
 def test_messages_that_are_not_a_devices_to_say():

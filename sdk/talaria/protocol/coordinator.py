@@ -46,7 +46,8 @@ class CoordinatorHalf:
     """The coordinator of one fleet. ``spec`` is told to every device; ``keys`` gives a device's public key.
 
     Where a device's key is known, every message of it must be signed. With ``enrolled`` a device without a
-    key is refused altogether.
+    key is refused altogether. ``apart``: the broker lets nobody but a device itself speak on its topics; without that,
+    and with keys, what is not signed is nobody's offence.
     """
 
     fed: str
@@ -55,6 +56,7 @@ class CoordinatorHalf:
     signer: Signer | None = None
     keys: Mapping[str, bytes] | Keys = field(default_factory=dict)
     enrolled: bool = False
+    apart: bool = True
 
     def __post_init__(self) -> None:
         Topic(self.fed, "co/state")
@@ -234,7 +236,7 @@ class CoordinatorHalf:
     # ---- what arrives ----------------------------------------------------------------------------------
 
     def _received(self, t: Turn, event: e.Received) -> None:
-        dev = ""
+        dev, proven = "", self.apart or not self.enrolled
         try:
             topic = parse(event.topic)
             if topic.fed != self.fed or topic.kind not in ("co/state", "state", "evt", "up"):
@@ -256,13 +258,14 @@ class CoordinatorHalf:
             if not t.known(dev) and len(t.state.peers) >= self.rules.max_peers:
                 raise _IgnoredError(f"{self.rules.max_peers} devices are known; raise max_peers")
             if key is not None:
+                proven = True
                 t.bind(dev, key)
-            self._from_device(t, topic, frame)
+            self._from_device(t, topic, frame, proven)
         except _IgnoredError as why:
             t.act(a.Refused(event.topic[:160], dev, str(why)))
         except WireError as why:
             t.act(a.Refused(event.topic[:160], dev, str(why)))
-            if dev and t.known(dev):
+            if proven and dev and t.known(dev):
                 self._intake(t).strike(dev, str(why))
         self._settle(t)
 
@@ -288,12 +291,12 @@ class CoordinatorHalf:
         elif frame.header.boot == t.state.epoch and not birth.online:
             self._speech.announce(t)
 
-    def _from_device(self, t: Turn, topic: Topic, frame: Frame) -> None:
+    def _from_device(self, t: Turn, topic: Topic, frame: Frame, proven: bool) -> None:
         dev, header = topic.dev, frame.header
         if topic.kind == "up":
             if header.type != m.CHUNK or header.xfer != topic.xfer:
                 raise WireError(f"{header.type!r} of transfer {header.xfer!r} on the topic of upload {topic.xfer!r}")
-            self._intake(t).chunk(dev, frame)
+            self._intake(t).chunk(dev, frame, proven)
             return
         message = m.decode_message(frame)
         peer = t.peer(dev)

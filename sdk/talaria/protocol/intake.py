@@ -146,8 +146,9 @@ class Intake:
             kind = m.Grant if first or again else m.Need
             self.say(dev, kind(round=upload.round, xfer=xfer, bitmap=bitmap, credit=self.rules.credit))
 
-    def chunk(self, dev: str, frame: Frame) -> None:
-        """A piece of an upload. Raises :class:`WireError` where it does not fit; many of those shut the device out."""
+    def chunk(self, dev: str, frame: Frame, proven: bool = True) -> None:
+        """A piece of an upload. Raises :class:`WireError` where it does not fit; many of those shut the device out,
+        where it is ``proven`` that it sent them."""
         key = (dev, frame.header.xfer)
         upload = self.t.state.uploads.get(key)
         if upload is None or upload.receiver.whole:
@@ -155,7 +156,7 @@ class Intake:
         try:
             new = upload.receiver.take(frame, self.t.now)
         except WireError:
-            if upload.receiver.bad >= self.rules.strikes:
+            if proven and upload.receiver.bad >= self.rules.strikes:
                 self.quarantine(dev, f"{upload.receiver.bad} wrong chunks in upload {key[1]}")
             raise
         if new:
