@@ -67,6 +67,7 @@ from talaria.errors import ConfigError
 from talaria.rounds import Run, check_over
 from talaria.settings import Section, read_toml
 from talaria.simulate.server_rule import located
+from talaria.valid import shown
 from talaria.wire.credentials import require_no_password
 from talaria_coordinator.api_config import ApiConfig, api_of
 from talaria_coordinator.learning import aggregator_of, least_of
@@ -117,11 +118,11 @@ class FleetConfig:
         require_no_password(self.broker)
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"fleet: name={self.name!r} must be 1 to 36 of a-z, 0-9, '-' and '_', beginning with a letter or digit"
+                f"fleet: name={shown(self.name)} must be 1 to 36 of a-z, 0-9, '-' and '_', beginning with a letter or digit"
             )
         for member in self.members:
             if not _DEVICE.fullmatch(member):
-                raise ConfigError(f"fleet: member {member!r} must be 1 to 36 of a-z, 0-9 and '-'")
+                raise ConfigError(f"fleet: member {shown(member)} must be 1 to 36 of a-z, 0-9 and '-'")
         if not self.members and self.devices < 1:
             raise ConfigError(
                 f"fleet: devices={self.devices} must be at least 1: how many to wait for; or name them in members=[...]"

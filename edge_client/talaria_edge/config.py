@@ -47,6 +47,7 @@ from talaria import plans
 from talaria.errors import ConfigError
 from talaria.settings import Section, read_toml
 from talaria.types import Plan
+from talaria.valid import shown
 from talaria.wire.credentials import require_no_password
 from talaria_edge.data import DataSource, NamedSource, NpzSource
 from talaria_edge.guard import Rules, hours
@@ -86,7 +87,7 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
-            raise ConfigError(f"device: id={self.device!r} must be 1 to 36 of a-z, 0-9 and '-'")
+            raise ConfigError(f"device: id={shown(self.device)} must be 1 to 36 of a-z, 0-9 and '-'")
         require_no_password(self.broker)
         try:
             parts = urlsplit(self.broker)
@@ -95,7 +96,7 @@ class DeviceConfig:
             good = False
         if not good:
             raise ConfigError(
-                f"fleet: broker={self.broker!r} is no broker's URL; "
+                f"fleet: broker={shown(self.broker)} is no broker's URL; "
                 "write mqtt://host:1883, as the coordinator prints it"
             )
         if self.plan is not None and self.plan.precision == "fp16" and self.variants and "fp16" not in self.variants:

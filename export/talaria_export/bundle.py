@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from talaria.errors import BundleError, ConfigError
+from talaria.npz import UNREADABLE
 from talaria_export.archive import Limits, pack, unpack
 from talaria_export.inspection import MANY, inspect_onnx
 from talaria_export.manifest import FORMAT, VERSION, parse_manifest
@@ -89,7 +90,7 @@ def read_array(name: str, data: bytes | memoryview) -> np.ndarray[Any, Any]:
         if version != (1, 0):
             raise ValueError(f"npy version {version}")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream, max_header_size=1000)
-    except (ValueError, EOFError, SyntaxError, TypeError) as problem:
+    except UNREADABLE as problem:
         raise BundleError(f"{name}: not a plain array ({problem}); export the model again") from None
     count = 1
     for size in shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -224,10 +225,12 @@ def _array(path: Path) -> Any:
     try:
         if path.stat().st_size > ARRAY_LIMIT:
             raise DataError(f"{path}: more than {ARRAY_LIMIT} bytes; give fewer inputs")
-        return np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # an empty file is only warned of
+            return np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2)
     except OSError as problem:
         raise DataError(f"cannot read {path}: {problem.strerror or problem}; check the path") from None
-    except (ValueError, EOFError) as problem:
+    except (ValueError, EOFError, UserWarning) as problem:
         if isinstance(problem, DataError):
             raise
         raise DataError(f"{path}: is not an array of numbers; save it with numpy.save, or as .csv") from None

@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LIMIT = 8 << 30
 """Bytes that the arrays of one file may fill."""
+UNREADABLE = (ValueError, EOFError, SyntaxError, TypeError, RecursionError, TokenError)
+"""What numpy raises for a header that is none: it parses it as Python's literals."""
 _MEMBERS = 4096
 _DENSEST = 1100
 """Deflate makes at most 1032 bytes of one; a member that claims more is not what it says."""
@@ -123,7 +126,7 @@ def _array(stream: IO[bytes], size: int, what: str) -> Array:
             return np.empty(shape, dtype)
         values = _whole(stream, size - header).view(dtype)
         return values.reshape(shape[::-1]).T if fortran else values.reshape(shape)
-    except (ValueError, EOFError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+    except (*UNREADABLE, MemoryError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{what} is damaged ({str(error)[:200]}); write it again with numpy.savez") from None

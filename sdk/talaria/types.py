@@ -338,9 +338,7 @@ class Plan:
             raise ConfigError(f"plan: need an object, got {type(data).__name__}; print one with `talaria plan --json`")
         if "plan" in data:
             return cls._from_document(data)
-        odd = sorted(map(str, set(data) - {f.name for f in fields(cls)}))
-        if odd:
-            raise ConfigError(f"plan: fields {odd[:8]} are unknown; print a plan with `talaria plan --json`")
+        valid.only("plan", data, [f.name for f in fields(cls)])
         trained = data.get("trained", ("body", "adapters", "head"))
         if not isinstance(trained, list | tuple):
             raise ConfigError(f"plan: trained={valid.shown(trained)} must name parts among body, adapters and head")
@@ -350,7 +348,9 @@ class Plan:
     def _from_document(cls, data: Mapping[str, Any]) -> Plan:
         odd = sorted(map(str, set(data) - {"plan", "model", "machine", "checked"}))
         if odd or not isinstance(data["plan"], Mapping) or "plan" in data["plan"]:
-            raise ConfigError(f"plan: is no document of `talaria plan --json` (unknown: {odd[:8]}); print it again")
+            raise ConfigError(
+                f"plan: is no document of `talaria plan --json` (unknown: {valid.shown(odd[:8])}); print it again"
+            )
         made = cls.from_json(data["plan"])
         model = data.get("model")
         if model is not None and not isinstance(model, Mapping):
