@@ -118,7 +118,7 @@ class FleetConfig:
         require_no_password(self.broker)
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"fleet: name={shown(self.name)} must be 1 to 36 of a-z, 0-9, '-' and '_', beginning with a letter or digit"
+                f"fleet: name={shown(self.name)} must be 1 to 36 of a-z, 0-9, '-' and '_', and not begin with a sign"
             )
         for member in self.members:
             if not _DEVICE.fullmatch(member):
