@@ -552,7 +552,7 @@ def test_what_a_stranger_says_in_a_members_name_is_not_the_members_offence(kind)
     bench.do(e.Stored(0.0, 1, "anna", CUT.sha256))
     assert of(bench.upload("ben"), a.RoundClosed)
     for _ in range(5):  # what it signed itself, is
-        bench.say("ben", m.Rebirth())
+        bench.say("ben", m.Farewell())
     assert "ben" in bench.state.quarantined()
 
 
