@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from talaria.errors import StateError
+from talaria.errors import StateError, so_that_it_can_be_written
 from talaria.types import Tensors
 
 HEADER_LIMIT = 1 << 20
@@ -40,7 +40,8 @@ def write(path: Path, data: bytes) -> None:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise DiskError(
-            f"state: {len(data)} bytes could not be written to {path}: {error.strerror}; free space there. "
+            f"state: {len(data)} bytes could not be written to {path}: {error.strerror}; "
+            f"{so_that_it_can_be_written(error)}. "
             "The state saved before is intact"
         ) from None
 

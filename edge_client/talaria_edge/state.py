@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from talaria import time
-from talaria.errors import StateError
+from talaria.errors import StateError, so_that_it_can_be_written
 from talaria.protocol.device import DeviceState
 from talaria.types import Tensors
 from talaria_edge import files
@@ -126,7 +126,8 @@ class DeviceStore:
                 files.rename(self._next, self.private_path)
             except OSError as error:
                 raise files.DiskError(
-                    f"state: {self.private_path} could not be replaced: {error.strerror}; free space there"
+                    f"state: {self.private_path} could not be replaced: {error.strerror}; "
+                    f"{so_that_it_can_be_written(error)}"
                 ) from None
             return True
 
@@ -195,7 +196,7 @@ class DeviceStore:
             files.rename(self.body_part(transfer), self._body)
         except OSError as error:
             raise files.DiskError(
-                f"state: {self._body} could not be replaced: {error.strerror}; free space there"
+                f"state: {self._body} could not be replaced: {error.strerror}; {so_that_it_can_be_written(error)}"
             ) from None
 
     def body_digest(self) -> bytes:

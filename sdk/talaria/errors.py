@@ -13,6 +13,7 @@ TalariaError
 └── BundleError       a bundle that is damaged, unsafe, or not what its manifest says
 """
 
+import errno
 from collections.abc import Sequence
 
 
@@ -67,3 +68,14 @@ class BundleError(TalariaError):
 def some_of(names: Sequence[str], most: int) -> str:
     """The first of ``names`` for a message, and dots where there are more."""
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def so_that_it_can_be_written(error: OSError) -> str:
+    """What to do about a file that could not be written, by what the system said."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free space there"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "let this program write there"
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return "make that folder"
+    return "check that disk"

@@ -1,5 +1,7 @@
 """Private state on flash: replaced by rename only, checked when read, never half there."""
 
+import errno
+import os
 import re
 import subprocess
 import sys
@@ -235,3 +237,17 @@ def test_write_replaces_or_leaves_alone(tmp_path):
     assert path.read_bytes() == b"two"
     with pytest.raises(StateError, match="could not be written"):
         files.write(tmp_path / "missing" / "x", b"one")
+
+
+@pytest.mark.parametrize(
+    ("code", "mend"),
+    [(errno.ENOSPC, "free space there"), (errno.EROFS, "let this program write"), (errno.ENOENT, "make that folder"),
+     (errno.EIO, "check that disk")],
+)  # fmt: skip
+def test_what_could_not_be_written_says_the_mend_for_its_own_cause(tmp_path, monkeypatch, code, mend):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(files.DiskError, match=mend):
+        files.write(tmp_path / "x", b"1")

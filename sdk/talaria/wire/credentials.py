@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from talaria.errors import ConfigError, StateError
+from talaria.errors import ConfigError, StateError, so_that_it_can_be_written
 from talaria.wire.address import Tls
 from talaria.wire.signing import KEY_BYTES, Signer
 
@@ -85,7 +85,9 @@ def write(path: Path, data: bytes, *, private: bool = False) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise StateError(f"identity: {path} could not be written: {error.strerror}; free space there") from None
+        raise StateError(
+            f"identity: {path} could not be written: {error.strerror}; {so_that_it_can_be_written(error)}"
+        ) from None
 
 
 def read(path: Path, mend: str, largest: int = LARGEST_FILE) -> bytes:
