@@ -40,8 +40,9 @@ SLICE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg:
-    """``inner_lr`` is α (0: the step that the recipe's optimizer comes to, lr / (1 − momentum)), ``form`` the treatment
-    of the second derivative ("none" takes no inner step: FedAvg, to compare), ``adapt_steps`` the steps before serving.
+    """``inner_lr`` is α (0: the recipe's learning rate), ``form`` the treatment of the second derivative ("none" takes no
+    inner step: FedAvg, to compare), ``adapt_steps`` the steps before serving: the paper's objective is after one, a few
+    were better on every data set that was tried.
 
     The paper weighs devices uniformly. A device with fewer than three batches of samples takes smaller batches.
     """
@@ -49,7 +50,7 @@ class PerFedAvg:
     inner_lr: float = 0.0
     form: str = "fo"
     delta: float = 0.01
-    adapt_steps: int = 1
+    adapt_steps: int = 5
     weighting: Weighting = "samples"
     allow_degenerate: bool = False
 
@@ -67,7 +68,7 @@ class PerFedAvg:
         check_weighting("perfedavg", self.weighting)
         require(
             "perfedavg",
-            inner_lr=(0 <= self.inner_lr < float("inf"), self.inner_lr, "must be at least 0 (0: the recipe's step)"),
+            inner_lr=(0 <= self.inner_lr < float("inf"), self.inner_lr, "must be at least 0 (0: the recipe's)"),
             form=(self.form in FORMS, self.form, f"must be one of {sorted(FORMS)}"),
             delta=(
                 LEAST_DELTA <= self.delta < float("inf"),
@@ -85,7 +86,7 @@ class PerFedAvg:
         """α under ``recipe``."""
         if self.form == "none":
             return 0.0
-        return self.inner_lr or recipe.lr / (1 - recipe.momentum)
+        return self.inner_lr or recipe.lr
 
     @property
     def aggregator(self) -> Aggregator:

@@ -80,5 +80,5 @@ def test_perfedavg_momentum_sees_outer_gradients_alone(bowl: Bowl) -> None:
 
 
 def test_perfedavg_serves_one_inner_step(bowl: Bowl) -> None:
-    served = PerFedAvg(inner_lr=0.1).personal(bowl(lr=0.01, momentum=0.9, weight_decay=0.5), w(0.0), {})
+    served = PerFedAvg(inner_lr=0.1, adapt_steps=1).personal(bowl(lr=0.01, momentum=0.9, weight_decay=0.5), w(0.0), {})
     assert float(served.w) == near(0.6)  # type: ignore[arg-type]
