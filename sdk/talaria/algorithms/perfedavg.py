@@ -40,9 +40,9 @@ SLICE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg:
-    """``inner_lr`` is α (0: the recipe's learning rate), ``form`` the treatment of the second derivative ("none" takes no
-    inner step: FedAvg, to compare), ``adapt_steps`` the steps before serving: the paper's objective is after one, a few
-    were better on every data set that was tried.
+    """``inner_lr`` is α (0: the recipe's learning rate), ``form`` the treatment of the second derivative ("none" takes
+    no inner step: FedAvg, to compare), ``adapt_steps`` the steps before serving: the paper's objective is after one, a
+    few were better on every data set that was tried.
 
     The paper weighs devices uniformly. A device with fewer than three batches of samples takes smaller batches.
     """
