@@ -19,7 +19,13 @@ from talaria.errors import ConfigError, StateError
 IN_LINE = 0x7461_6C61_7269
 """The advisory lock of all writers in one database: "talari" in ASCII."""
 CONNECT_S = 10
-PATIENCE = "SET lock_timeout = '30s'; SET idle_in_transaction_session_timeout = '60s'"
+# Who falls silent in the midst of a transaction is put out before those who wait for its lock give up.
+PATIENCE = "SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '10s'"
+SILENCE_S = 30.0
+"""So long a server may take over one answer: longer than anybody waits for a lock there."""
+ALIVE = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
+         "tcp_user_timeout": 20_000}  # fmt: skip
+"""How libpq finds out that nobody is at the other end (seconds; the last in milliseconds)."""
 # A server may be told to answer a commit before it is on disk; a receipt may not be given then.
 DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
@@ -34,7 +40,8 @@ def open_engine(where: Path | URL | str, *, reader: bool = False) -> Engine:
         return _sqlite(where, reader)
     try:
         url = make_url(where)
-        timeout: dict[str, Any] = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_S}
+        asked = {"connect_timeout": CONNECT_S, **ALIVE}
+        timeout = {name: value for name, value in asked.items() if name not in url.query}
         engine = create_engine(
             url,
             isolation_level="REPEATABLE READ" if reader else "READ COMMITTED",
@@ -46,6 +53,8 @@ def open_engine(where: Path | URL | str, *, reader: bool = False) -> Engine:
         raise ConfigError(f"store: {error}; give a path, or a URL like postgresql+psycopg://host/name") from None
     except ModuleNotFoundError:
         raise ConfigError("store: PostgreSQL needs the postgres extra; pip install 'talaria[postgres]'") from None
+    if engine.dialect.driver == "psycopg":
+        event.listen(engine, "do_connect", _connected)
     event.listen(engine, "connect", _ordered)
     if not reader:
         event.listen(engine, "begin", _stand_in_line)
@@ -94,6 +103,22 @@ def _ordered(connection: Any, _record: object) -> None:
         cursor.execute(PATIENCE)
         cursor.execute(DURABLE)
     connection.commit()
+
+
+def _connected(_dialect: object, _record: object, args: list[Any], options: dict[str, Any]) -> Any:
+    """A connection on which no answer is waited for for ever: a server that was stopped, or a link that swallows all,
+    closes no socket."""
+    import psycopg
+
+    class Bounded(psycopg.Connection[Any]):
+        def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+            try:
+                return super().wait(gen, interval, SILENCE_S if timeout is None else timeout)
+            except psycopg.errors._WaitTimeout:
+                self.pgconn.finish()  # what it was about to do is undone by the server
+                raise psycopg.OperationalError(f"no answer from the server within {SILENCE_S:g} s") from None
+
+    return Bounded.connect(*args, **options)
 
 
 def _stand_in_line(connection: Connection) -> None:

@@ -97,10 +97,14 @@ def admit(
     answer: Annotated[Path, typer.Option("-o", "--out", help="Where the answer for the device goes.")],
 ) -> None:
     """Let in the device whose request was made with an open code, and write the answer for it."""
+    from talaria.errors import ConfigError
     from talaria.wire import credentials
     from talaria.wire.enrolment import LARGEST
     from talaria_coordinator import identity
 
+    if not answer.parent.is_dir() or answer.is_dir():
+        # Admitting spends the code: the answer must have its place before.
+        raise ConfigError(f"admit: {answer} cannot be written; give -o a file in a folder that is there")
     data = credentials.read(request, "give the file that `talaria edge join` wrote", LARGEST)
     made = identity.admit(folder, data)
     credentials.write(answer, made.encode())

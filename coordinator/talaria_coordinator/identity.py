@@ -112,8 +112,7 @@ def renew(folder: Path, roll: Roll) -> None:
     ):
         key = authority.new_key()
         certificate = signed_by.sign(key.public_key(), name, server=bool(hosts), hosts=hosts)
-        credentials.write(path.with_suffix(".key"), credentials.pem(key), private=True)
-        credentials.write(path.with_suffix(".crt"), authority.to_pem(certificate))
+        credentials.write_pair(path, credentials.pem(key), authority.to_pem(certificate))
     credentials.write(folder / "broker" / "ca.crt", authority.to_pem(signed_by.certificate))
 
 
@@ -223,6 +222,7 @@ def load_signer(folder: Path) -> Signer:
 
 def tls(folder: Path) -> Tls:
     """The coordinator's link to its broker."""
+    credentials.settle_pair(folder / "coordinator")
     credentials.require_private(folder / "coordinator.key")
     return Tls(folder / "ca.crt", folder / "coordinator.crt", folder / "coordinator.key")
 

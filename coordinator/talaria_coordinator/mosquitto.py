@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from talaria.wire import credentials
+
 FILES = ("ca.crt", "server.crt", "server.key", "revoked.pem", "acl")
 
 
@@ -88,6 +90,7 @@ _SECURE = (
 
 def copy(source: Path, target: Path) -> None:
     """Bring the files of ``source`` to the broker's own folder, in place: they keep the owner they have there."""
+    credentials.settle_pair(source / "server")
     target.mkdir(mode=0o700, exist_ok=True)
     for name in FILES:
         data = (source / name).read_bytes()

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import URL, Connection, func, insert, select, update
+from sqlalchemy import URL, Connection, delete, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from talaria import time
@@ -49,6 +49,9 @@ from talaria_coordinator.tables import (
     UPDATES,
     of_round,
 )
+
+FAILED_KEPT = 100
+"""So many rounds back, those that failed and got no update are kept with their cohorts."""
 
 
 class Store:
@@ -159,9 +162,8 @@ class Store:
             tx.execute(
                 insert(ROUNDS).values(fleet=fleet, round=number, step=step, cohort=names, base=base, opened=time.time())
             )
-            append(
-                tx, "round-opened", {"step": step, "cohort": sorted(cohort), "base": base}, fleet=fleet, round=number
-            )
+            asked = {"devices": len(cohort), "sha256": hashlib.sha256(names.encode()).hexdigest()}
+            append(tx, "round-opened", {"step": step, "cohort": asked, "base": base}, fleet=fleet, round=number)
             return round_of(tx.execute(select(ROUNDS).where(of_round(ROUNDS, fleet, number))).one())
 
     def fail_round(self, fleet: str, number: int, reason: str) -> None:
@@ -171,6 +173,11 @@ class Store:
             done = tx.execute(update(ROUNDS).where(open_).values(closed=time.time(), failure=storable(reason)))
             if done.rowcount:
                 append(tx, "round-failed", {"reason": reason}, fleet=fleet, round=number)
+                # The audit log has them all; their cohorts would fill the disk of a fleet that declines.
+                old = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round <= number - FAILED_KEPT)
+                came = select(UPDATES.c.round).where(UPDATES.c.fleet == fleet)
+                spent = ROUNDS.c.failure.is_not(None) & ROUNDS.c.body.is_(None) & ROUNDS.c.round.not_in(came)
+                tx.execute(delete(ROUNDS).where(old & spent))
 
     def rounds(self, fleet: str, *, last: int | None = None) -> list[Round]:
         """All rounds, or the ``last`` ones, in order."""

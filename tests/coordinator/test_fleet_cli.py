@@ -85,6 +85,16 @@ def test_what_init_comments_out_is_what_opens_the_view(tmp_path):
     assert api.token() is not None
 
 
+def test_an_answer_that_has_no_place_spends_no_code(keys, tmp_path):
+    code = json.loads(ran(fleet, "enroll", keys, "anna", "--json"))["code"]
+    ran(edge, "join", tmp_path / "anna", text=code + "\n")
+    request = tmp_path / "anna" / "anna.request"
+    with pytest.raises(ConfigError, match="give -o a file in a folder that is there"):
+        ran(fleet, "admit", keys, request, "-o", tmp_path / "not there" / "anna.answer")
+    ran(fleet, "admit", keys, request, "-o", tmp_path / "anna.answer")  # the code is good still
+    assert "mqtts://" in ran(edge, "join", tmp_path / "anna", "--answer", tmp_path / "anna.answer")
+
+
 def test_a_device_takes_its_own_keys_only(keys, tmp_path):
     join(keys, tmp_path / "anna", "anna")
     assert credentials_of(tmp_path / "anna", "watch", "anna").device == "anna"

@@ -4,12 +4,13 @@ import datetime as dt
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from talaria.errors import ConfigError
@@ -343,6 +344,36 @@ def test_renewed_links_keep_the_members(fleet, tmp_path):
     server = load_certificate((fleet / "broker" / "server.crt").read_bytes())
     server.verify_directly_issued_by(load_certificate(own.tls.ca.read_bytes()))
     assert Members(config_of(fleet)).key("anna") == own.signer.public
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_new_links_that_are_cut_off_between_key_and_certificate_fit_again(fleet, tmp_path, monkeypatch, step):
+    """At each rename of a renewal the machine goes dark; the next to use a pair finds two that belong together."""
+    real, left = Path.replace, [step]
+
+    def until_dark(self, target):
+        if left[0] == 0:
+            raise SystemExit("the lights went out")
+        left[0] -= 1
+        return real(self, target)
+
+    with monkeypatch.context() as dark:
+        dark.setattr(Path, "replace", until_dark)
+        with pytest.raises(SystemExit), identity.changing(fleet) as change:
+            identity.renew(fleet, change.roll)
+    mosquitto.copy(fleet / "broker", tmp_path / "broker's own")
+    identity.tls(fleet)
+    for stem in (tmp_path / "broker's own" / "server", fleet / "coordinator"):
+        certificate = load_certificate(stem.with_suffix(".crt").read_bytes())
+        key = load_pem_private_key(stem.with_suffix(".key").read_bytes(), None)
+        assert certificate.public_key() == key.public_key()
+    assert list(fleet.rglob("*.next")) == []
+
+
+@pytest.mark.parametrize("name", ["-", "--help", "-x"])
+def test_a_name_that_reads_as_an_option_is_nobodys(fleet, name):
+    with pytest.raises(ConfigError, match="a letter or digit first"):
+        identity.enroll(fleet, name)
 
 
 def test_strangers_cannot_be_revoked(fleet):

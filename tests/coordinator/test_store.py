@@ -1,6 +1,8 @@
 """The store: exactly once, one commit, fenced, and a log that shows tampering; the same on SQLite and PostgreSQL."""
 
 import json
+import os
+import signal
 import threading
 import uuid
 
@@ -19,6 +21,7 @@ from hypothesis.stateful import (
 from talaria.errors import ConfigError, StateError
 from talaria.time import Clocks, told_by
 from talaria_coordinator.store import Store
+from talaria_coordinator.tables import EVENTS
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 RUN = '{"rounds": 3, "seed": 0}'
@@ -124,6 +127,60 @@ def test_epochs_count_from_the_clock_so_that_a_lost_store_does_not_repeat_one(st
         assert other.enter("watch", RUN, A, B, above=anew.epoch + 99).epoch == anew.epoch + 100
     with told_by(Clocks(wall=lambda: 0.0)):  # a clock that was never set
         assert store.enter("watch", RUN, A, B).epoch == first.epoch + 1
+
+
+def test_a_fleet_that_declines_all_day_does_not_fill_the_disk(store):
+    """A thousand devices, asked again each two minutes: 720 tries a day."""
+    cohort = [f"device-{i:04}" for i in range(1000)]
+    store.enter("watch", RUN, A, B)
+    for _ in range(150):
+        store.fail_round("watch", store.open_round("watch", 1, cohort, A).round, "all declined")
+    assert [row.round for row in store.rounds("watch")] == list(range(51, 151))
+    with store.reading() as tx:
+        told = sum(len(row.detail) for row in tx.execute(EVENTS.select()))
+    assert told < 150 * 1000, f"{told / 150:.0f} bytes a try in the audit log"
+    store.verify_log()
+    assert store.open_round("watch", 1, cohort, A).round == 151
+
+
+def test_a_server_that_falls_silent_in_mid_transaction_is_given_up_and_asked_again(postgres, monkeypatch):
+    """SIGSTOP: its sockets stay open, and its kernel answers for it."""
+    monkeypatch.setattr("talaria_coordinator.engine.SILENCE_S", 1.0)
+    with Store(postgres.database()) as store:
+        store.enter("watch", RUN, A, B)
+        with pytest.raises(StateError, match="no answer from the server within 1 s"):
+            falls_silent(store)
+        pid = store_pid(store)
+        os.kill(pid, signal.SIGSTOP)  # between two transactions nobody needs to know
+        try:
+            store.set_status("watch", "paused")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert store.fleet("watch").status == "paused"
+
+
+def falls_silent(store):
+    with store._writing("watch") as tx:
+        pid = tx.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            tx.exec_driver_sql("SELECT 1")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def store_pid(store):
+    with store.reading() as tx:
+        return tx.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+
+
+def test_who_falls_silent_within_a_transaction_is_put_out_before_others_give_up(postgres):
+    with Store(postgres.database()) as store, store.reading() as tx:
+        idle, lock = (
+            int(tx.exec_driver_sql(f"SELECT setting FROM pg_settings WHERE name = '{name}'").scalar_one())
+            for name in ("idle_in_transaction_session_timeout", "lock_timeout")
+        )
+    assert 0 < idle < lock
 
 
 def test_an_older_coordinator_is_fenced(store):

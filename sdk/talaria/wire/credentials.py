@@ -158,6 +158,29 @@ def load_signer(path: Path) -> Signer:
     return Signer(key)
 
 
+def write_pair(stem: Path, key: bytes, certificate: bytes) -> None:
+    """Replace ``stem.key`` and ``stem.crt`` together: where it is cut off, :func:`settle_pair` makes them fit again."""
+    settle_pair(stem)
+    write(stem.with_suffix(".key.next"), key, private=True)
+    write(stem.with_suffix(".crt.next"), certificate)
+    settle_pair(stem)
+
+
+def settle_pair(stem: Path) -> None:
+    """Finish, or let go of, a change of key and certificate that was cut off. With the new certificate both are new."""
+    key, certificate = stem.with_suffix(".key.next"), stem.with_suffix(".crt.next")
+    if not key.exists() and not certificate.exists():
+        return
+    try:
+        if certificate.exists():
+            if key.exists():
+                key.replace(stem.with_suffix(".key"))
+            certificate.replace(stem.with_suffix(".crt"))
+        key.unlink(missing_ok=True)
+    except OSError as error:
+        raise StateError(f"identity: {stem}.key and .crt could not be replaced: {error.strerror}") from None
+
+
 def pem(key: EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
     """A private key as PEM, for :func:`write` with ``private=True``."""
     encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()

@@ -21,7 +21,7 @@ from talaria.errors import WireError
 Kind = Literal["co/state", "co/body", "m", "state", "cmd", "evt", "up", "dn"]
 
 _FED = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
-_DEV = re.compile(r"[a-z0-9-]{1,36}")
+_DEV = re.compile(r"[a-z0-9][a-z0-9-]{0,35}")
 _XFER = re.compile(r"[a-z0-9]{1,32}")
 _BODY8 = re.compile(r"[0-9a-f]{8}")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
@@ -43,7 +43,7 @@ class Topic:
         _need(_FED, "fleet", self.fed, "lower-case letters, digits, '-' or '_', at most 36")
         of_device = self.kind in ("state", "cmd", "evt", "up", "dn")
         if of_device:
-            _need(_DEV, "device", self.dev, "1 to 36 of a-z, 0-9 and '-'")
+            _need(_DEV, "device", self.dev, "1 to 36 of a-z, 0-9 and '-', a letter or digit first")
         if self.kind in ("up", "dn"):
             _need(_XFER, "transfer", self.xfer, "1 to 32 of a-z and 0-9")
         if self.kind == "m":
