@@ -506,6 +506,15 @@ def test_a_device_that_reboots_after_its_receipt_offers_nothing_new(world):
     assert len(w.closed[0].counted) == 2
 
 
+def test_a_receipt_is_given_as_soon_as_the_store_has_the_update(world):
+    """Not only once the device offers again."""
+    w = world(3, QUIET, retry=20.0)
+    w.begin()
+    w.open(1)
+    w.run(10)
+    assert w.receipts == {(n, 1): ["stored"] for n in w.names}
+
+
 def test_a_receipt_that_was_lost_is_given_again(world):
     w = world(2, QUIET)
     w.begin()

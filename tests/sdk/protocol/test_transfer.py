@@ -71,6 +71,22 @@ def test_the_guard_lets_nothing_pass_twice_and_nothing_of_an_older_boot(heard):
             passed.append((boot, seq))
 
 
+def test_the_guard_refuses_what_is_older_than_the_numbers_it_remembers():
+    guard = Guard()
+    assert all(guard.fresh(1, seq) for seq in range(1, 101))
+    assert not any(guard.fresh(1, seq) for seq in range(1, 101))
+    assert guard.fresh(1, 1000)
+    assert not guard.fresh(1, 936)
+    assert guard.fresh(1, 937), "63 behind is still told apart"
+
+
+def test_a_new_boot_counts_from_the_beginning():
+    guard = Guard()
+    assert guard.fresh(1, 500)
+    assert all(guard.fresh(2, seq) for seq in range(1, 101))
+    assert not guard.fresh(1, 501)
+
+
 @given(st.permutations(range(1, 60)))
 def test_the_guard_lets_everything_recent_pass_once_in_any_order(order):
     guard = Guard()

@@ -43,6 +43,14 @@ def test_a_wrong_chunk_is_refused_and_changes_nothing():
         whole.take()
 
 
+@pytest.mark.parametrize("index", [-1, 3, 4])
+def test_no_chunk_before_the_first_or_after_the_last_has_a_place(index):
+    cut = describe(DATA, 1000)
+    assert [cut.place(i) for i in range(cut.count)] == [(0, 1000), (1000, 1000), (2000, 816)]
+    with pytest.raises(WireError, match="this transfer has 3 chunks"):
+        cut.place(index)
+
+
 def test_a_wrong_whole_is_noticed():
     cut = describe(DATA, 1000)
     lying = type(cut)(cut.size, cut.chunk, bytes(32), cut.hashes)
