@@ -6,21 +6,28 @@ lost. Updates are learned on a tiny model, once for each algorithm, and then cha
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cache
 
+import msgpack
 import pytest
 import torch
 from lies import lies
-from siege import HONEST, LIARS
+from siege import HONEST, LIARS, Mallory
 
 from talaria import rounds
 from talaria.algorithms import ALGORITHMS
 from talaria.asynchrony import Buffering
 from talaria.model.zoo import ModelSpec
+from talaria.protocol.rounds import Rules
 from talaria.rounds import Member, Run
 from talaria.types import Recipe, Samples, Update
+from talaria.wire import messages as m
+from talaria.wire.frames import Header, encode_frame
+from talaria.wire.signing import Signer
 
 SPEC = ModelSpec("imu_cnn", (3, 16), 3)
+STRIKES = Rules().strikes
 NAMES = sorted(ALGORITHMS)
 IN_STEP = ("local", "pfedgm")
 """What cannot learn asynchronously."""
@@ -84,3 +91,103 @@ def test_every_liar_is_shut_out_by_name_and_the_round_completes_with_the_honest(
 
     options = {"buffering": Buffering(buffer=2)} if mode == "asynchronous" else {}
     siege(story, attackers=tuple(told), run=run, keys="liar_keys", **options)
+
+
+# -- lies about the protocol itself; what an update holds is no matter here
+
+
+RUN = run_of("fedavg", "in step")
+MESSAGES = (
+    m.Accept(round=1),
+    m.Decline(round=1, reason="no"),
+    m.Progress(round=1, done=1, total=2),
+    m.Trouble(round=1, reason="no"),
+    m.Want(body=bytes(32), bitmap=b"\1"),
+    m.Offer(
+        round=1, base=0, attempt=0, size=1, chunk=1, sha256=bytes(32), hashes=bytes(32), nonce=bytes(16), body=bytes(32)
+    ),
+    m.Goodbye(version=0),
+)
+
+
+def deep(levels: int) -> object:
+    """Lists in lists, as many as the packer takes."""
+    found: object = 0
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+def nested(liar, kind: str, facts: dict[str, object]) -> list[bytes]:
+    """A message once for each of its fields, which is nested deep there; and once in its header."""
+    made = []
+    for name in facts:
+        body = msgpack.packb(facts | {name: deep(400)})
+        made.append(encode_frame(Header(kind, "watch", liar.name, boot=1, seq=10**6 + len(made)), body, liar.signer))
+    return made
+
+
+def fields_of(message) -> dict[str, object]:
+    return {f.name: getattr(message, f.name) for f in fields(message)}
+
+
+def test_lies_about_the_protocol_hold_up_nothing_and_blame_nobody_else(siege):
+    """Silence, a wrong round, a wrong base, two updates, another's bytes, births without end, nesting everywhere."""
+
+    async def story(s):
+        silent, late, astray, twice, replay, births, nests = s.attackers
+        s.learned.update(learned("fedavg", "in step"))
+        await s.opened(*HONEST)
+        silent.say(m.Accept(round=1))
+        late.upload(s.update(LIARS[0], b"", 0), number=9)
+        for i in range(STRIKES):
+            astray.offer(bytes([i]) * 9, base=4)
+        twice.offer(b"one")
+        twice.offer(b"two")
+        s.release("anna")
+        await s.stored("anna")
+        for topic, payload in s.lights["anna"].said * STRIKES:
+            replay.publish(topic.split("/", 5)[-1], payload)
+        for boot in range(2, 200):
+            births.birth(boot)
+        for message in MESSAGES:
+            for frame in nested(nests, message.TYPE, fields_of(message)):
+                nests.publish("evt", frame)
+        birth = fields_of(m.DeviceBirth(online=True, key=b"", profile=b"")) | {"profile": b"[" * 900 + b"]" * 900}
+        for frame in nested(nests, "dev", birth):
+            nests.publish("state", frame, retain=True)
+        for one in (astray, twice, replay, nests):
+            await s.until("quarantined", device=one.name)
+        s.release("bela")
+        await s.stored("bela")
+        s.service._state.rounds[1].deadline = 0.0  # the deadline passes
+        await s.finishes(*HONEST)
+        assert {item["device"] for item in s.of("quarantined")} == {one.name for one in (astray, twice, replay, nests)}
+        assert all((1, "stored") in s.lights[who].receipts for who in HONEST)
+
+    siege(story, attackers=LIARS[:7], run=RUN, keys="liar_keys", deadline_s=600.0)
+
+
+def test_who_has_the_broker_alone_shuts_nobody_out(siege):
+    """Nothing here is signed by the device on whose topic it stands: births and wills, offers, declines, goodbyes."""
+
+    async def story(s):
+        s.learned.update(learned("fedavg", "in step"))
+        (member,) = s.attackers
+        await s.opened(*HONEST, honest=(*HONEST, member.name))
+        stranger = Mallory(s, member.name)
+        for signer in (False, Signer.of(bytes(32)), stranger.signer):
+            for who in HONEST:
+                for message in (*MESSAGES, *MESSAGES):
+                    stranger.publish("evt", stranger.frame(message, boot=9, dev=who, signer=signer), dev=who)
+                for online in (True, False):
+                    birth = m.DeviceBirth(online=online, key=b"", profile=b"")
+                    frame = stranger.frame(birth, boot=9, dev=who, signer=signer)
+                    stranger.publish("state", frame, retain=True, dev=who)
+        s.lights[member.name].held = False
+        s.release(*HONEST, member.name)
+        await s.finishes(*HONEST, member.name)
+        assert not s.of("quarantined")
+        assert all((1, "stored") in s.lights[who].receipts for who in HONEST)
+
+    siege(story, attackers=LIARS[:1], run=RUN, keys="liar_keys")

@@ -1,0 +1,131 @@
+"""What a fold goes on without: the culprit that leaving out finds, and never an honest device."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from talaria import rounds
+from talaria.errors import AggregationError, StateError
+from talaria.model.zoo import ModelSpec
+from talaria.protocol.events import Counted
+from talaria.rounds import Run
+from talaria.types import Update
+from talaria.wire.codec import encode_update
+from talaria_coordinator.blobs import FolderBlobs
+from talaria_coordinator.culprits import culprits
+from talaria_coordinator.learning import Learning, NothingLeft
+from talaria_coordinator.records import Fleet
+
+RUN = Run(spec=ModelSpec("imu_cnn", (3, 16), 3), algorithm="fedavg", rounds=2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=(n - 1) // 2)))
+)
+def test_a_minority_that_spoils_is_found_wherever_it_sorts(case):
+    count, bad = case
+    items = list(range(count))
+    assert set(culprits(items, lambda kept: not bad & set(kept))) == bad
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))))
+def test_of_those_that_do_not_go_together_the_one_against_many_is_named(case):
+    count, odd = case
+    found = culprits(list(range(count)), lambda kept: odd not in kept or len(kept) == 1)
+    assert found == (odd,)
+
+
+def test_where_it_is_one_word_against_another_nobody_is_named():
+    assert culprits([1, 2], lambda kept: len(kept) < 2) == ()
+    assert culprits([1, 2, 3], lambda kept: not kept) == ()
+
+
+def test_one_culprit_among_many_takes_few_questions():
+    asked = []
+    assert culprits(list(range(1024)), lambda kept: asked.append(kept) or 777 not in kept) == (777,)
+    assert len(asked) < 100
+
+
+class Desk:
+    """Updates of the first round, as they lie in the store."""
+
+    def __init__(self, folder):
+        self.blobs = FolderBlobs(folder)
+        self.learning = Learning(RUN, self.blobs)
+        body, server = self.learning.first()
+        self.fleet = Fleet("watch", RUN.to_json(), 1, 0, 1, "running", body, server, ())
+        self.shared = rounds.first_body(RUN)
+
+    def entry(self, name, **changes):
+        update = Update(tensors=self.shared, weight=4.0, client=name).but(**changes)
+        digest = self.blobs.put(encode_update(update, compress=False))
+        return Counted(name, 1, 0, bytes.fromhex(digest))
+
+    def fold(self, *entries):
+        return self.learning.fold(self.fleet, entries)
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path)
+
+
+@pytest.mark.parametrize("liar", ["aaron", "zoe"])
+def test_a_lie_that_was_stored_already_costs_its_sender_and_not_the_round(desk, liar):
+    """As an older coordinator stored it, which looked at less."""
+    honest = [desk.entry("mia"), desk.entry("noah")]
+    made = desk.fold(*sorted([*honest, desk.entry(liar, kind="delta")], key=lambda entry: entry.dev))
+    assert [(out.entry.dev, out.liar) for out in made.left] == [(liar, True)]
+    assert "kind 'delta'" in made.left[0].reason
+    assert made.counted == tuple(honest)
+    assert made.body == desk.fold(*honest).body
+
+
+@pytest.mark.parametrize("liar", ["aaron", "zoe"])
+def test_what_only_the_fold_refuses_is_found_by_leaving_out(desk, liar, monkeypatch):
+    honest = [desk.entry(name) for name in ("mia", "noah", "olga")]
+    close = rounds.close
+
+    def refusing(run, shared, state, updates, aggregator=None):
+        kept = list(updates)
+        if any(update.client == liar for update in kept) and len(kept) > 1:
+            raise RuntimeError("linalg.eigh: the algorithm failed to converge")
+        return close(run, shared, state, kept, aggregator)
+
+    monkeypatch.setattr(rounds, "close", refusing)
+    made = desk.fold(*sorted([*honest, desk.entry(liar)], key=lambda entry: entry.dev))
+    assert [(out.entry.dev, out.liar) for out in made.left] == [(liar, True)]
+    assert made.counted == tuple(honest)
+
+
+def test_trouble_of_this_machine_is_nobodys_fault(desk, monkeypatch):
+    entries = [desk.entry(name) for name in ("mia", "noah", "olga")]
+    for trouble in (MemoryError(), OSError("disk"), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
+
+        def failing(*_, trouble=trouble):
+            raise trouble
+
+        monkeypatch.setattr(rounds, "close", failing)
+        with pytest.raises(type(trouble)):
+            desk.fold(*entries)
+
+
+def test_where_nothing_is_left_the_round_fails_and_says_who_spoiled_it(desk):
+    with pytest.raises(NothingLeft, match="0 of 2 updates") as caught:
+        desk.fold(desk.entry("mia", kind="delta"), desk.entry("noah", kind="delta"))
+    assert {out.entry.dev for out in caught.value.left} == {"mia", "noah"}
+    assert isinstance(caught.value, AggregationError)
+    assert not isinstance(caught.value, StateError)
+
+
+def test_differences_that_add_up_to_a_negative_variance_end_at_zero():
+    """Honest ones may, asynchronously: each began from another version."""
+    run = Run(spec=RUN.spec, algorithm="fedavg", codec="fp16", buffers="aggregate")
+    shared = rounds.first_body(run)
+    name = next(n for n in shared if n.endswith("running_var"))
+    steps = {n: torch.zeros_like(v) for n, v in shared.items()} | {name: torch.full_like(shared[name], -2.0)}
+    after, _ = rounds.close(run, shared, {}, [Update(tensors=steps, weight=1.0, client="a", kind="delta")])
+    assert float(after[name].min()) == 0.0
