@@ -7,9 +7,11 @@ it. That keeps the audit log one chain and makes the epoch a fence. Readers take
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -69,6 +71,8 @@ def snapshots(engine: Engine) -> Engine:
 
 
 def _sqlite(path: Path, reader: bool) -> Engine:
+    if path.exists() and not os.access(path.parent, os.W_OK):
+        return _snapshot(path)
     if not reader:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +82,20 @@ def _sqlite(path: Path, reader: bool) -> Engine:
     event.listen(engine, "connect", _reader if reader else _durable)
     if not reader:
         event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _snapshot(path: Path) -> Engine:
+    """A database in a folder that nobody may write, as a snapshot of a disk is: read without a file beside it. What
+    its ``-wal`` holds is read too, where the index that belongs to it is there."""
+    wal = path.with_name(f"{path.name}-wal")
+    fixed = "" if wal.exists() and wal.stat().st_size else "&immutable=1"
+    where = f"file:{quote(str(path.absolute()))}?mode=ro{fixed}"
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)),
+        creator=lambda: sqlite3.connect(where, uri=True, check_same_thread=False),
+    )
+    event.listen(engine, "connect", _reader)
     return engine
 
 

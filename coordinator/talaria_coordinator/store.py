@@ -395,9 +395,23 @@ def answering() -> Iterator[None]:
     except SQLAlchemyError as error:
         cause = str(error.__cause__ or error).splitlines()[0]
         raise StateError(
-            f"store: the database refused ({cause}); free space, mend its folder or start its server, and start again. "
-            "Nothing of this step was written; all earlier state is intact"
+            f"store: the database refused ({cause}); {_mend(cause)}. Nothing of this step was written; all earlier "
+            "state is intact"
         ) from error
+
+
+def _mend(cause: str) -> str:
+    """What helps against a refusal, as far as the database's own words tell."""
+    for words, mend in (
+        (("full", "no space", "disk i/o"), "free space there, and start again"),
+        (("readonly", "read-only", "unable to open"), "let this user write its folder, and start again"),
+        (("locked", "lock timeout"), "another program holds it: look which one, and start again"),
+        (("malformed", "not a database"), "run `talaria coordinator fsck`, or restore a backup"),
+        (("connect", "no answer", "server", "terminat"), "start its server or mend the way to it, and start again"),
+    ):
+        if any(word in cause.lower() for word in words):
+            return mend
+    return "mend what its words say, and start again"
 
 
 def epoch_after(last: int) -> int:

@@ -17,10 +17,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from sqlalchemy.exc import OperationalError
 
 from talaria.errors import ConfigError, StateError
 from talaria.time import Clocks, told_by
-from talaria_coordinator.store import Store
+from talaria_coordinator.store import Store, answering
 from talaria_coordinator.tables import EVENTS
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -157,6 +158,27 @@ def test_a_server_that_falls_silent_in_mid_transaction_is_given_up_and_asked_aga
         finally:
             os.kill(pid, signal.SIGCONT)
         assert store.fleet("watch").status == "paused"
+
+
+@pytest.mark.parametrize(
+    ("cause", "mend"),
+    [
+        ("database or disk is full", "free space"),
+        ("unable to open database file", "let this user write its folder"),
+        ("database is locked", "another program holds it"),
+        ("database disk image is malformed", "talaria coordinator fsck"),
+        ("server closed the connection unexpectedly", "start its server"),
+        ("table x has no column y", "mend what its words say"),
+    ],
+)
+def test_a_refusal_says_what_helps_against_its_cause(cause, mend):
+    def refuse():
+        with answering():
+            raise OperationalError("", {}, Exception(cause)) from Exception(cause)
+
+    with pytest.raises(StateError, match=mend) as told:
+        refuse()
+    assert ("free space" in str(told.value)) == (mend == "free space")
 
 
 def falls_silent(store):

@@ -1,6 +1,7 @@
 """Backup, restore, fsck and gc: whatever is damaged is found, and a copy taken in the midst of things is whole."""
 
 import json
+import os
 import shutil
 import uuid
 from types import SimpleNamespace
@@ -364,3 +365,19 @@ def test_the_commands(config):
         done = talaria("restore", config, copy)
         assert done.exit_code == 0, done.exception
         assert talaria("fsck", config).exit_code == 0
+
+
+def test_a_snapshot_that_nobody_may_write_is_checked_and_copied_without_a_trace(tmp_path, monkeypatch):
+    folder = tmp_path / "snapshot"
+    with Store(folder / "coordinator.db") as store:
+        learn(store, FolderBlobs(folder / "blobs"))
+    there = sorted(folder.rglob("*"))
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: real(path, mode) and not (mode & os.W_OK and path == folder))
+    with Store(folder / "coordinator.db", make=False) as store:
+        blobs = FolderBlobs(folder / "blobs")
+        assert check(store, blobs).damage == ()
+        back_up(store, blobs, tmp_path / "copy")
+        with pytest.raises(StateError, match=r"read-?only.*let this user write its folder"):
+            store.set_status("watch", "paused")
+        assert sorted(folder.rglob("*")) == there
