@@ -32,6 +32,8 @@ LIMITS = codec.Limits(total=1 << 20)
 BODY = bytes(range(250)) * 4
 CUT = describe(BODY, 300)
 CAP = 1 << 16
+WORD = messages.encode_message(messages.Rebirth(above=0))
+"""The message behind a fuzzed header."""
 
 
 def every_message() -> list[messages.Message]:
@@ -54,6 +56,7 @@ def every_message() -> list[messages.Message]:
         messages.Receipt(round=1, sha256=CUT.sha256, outcome="stored", reason=""),
         messages.Abort(**told),  # type: ignore[arg-type]
         messages.Rebirth(above=0),
+        messages.Notice(text="asked once others have left"),
         messages.Want(body=CUT.sha256, bitmap=b"\x0f"),
         messages.Progress(round=1, done=1, total=2),
         messages.Trouble(**told),  # type: ignore[arg-type]
@@ -76,7 +79,7 @@ def targets() -> list[Target]:
     spoken = every_message()
     frames = [encode_frame(Header(m.TYPE, "watch", "anna", 1, 2), messages.encode_message(m), SIGNER) for m in spoken]
     bodies = [bytes([TYPES.index(m.TYPE)]) + messages.encode_message(m) for m in spoken]
-    heads = [msgpack.packb({"v": 1, "l": 1, "t": "rebirth", "f": "watch", "d": "anna", "b": 1, "k": bytes(64)})]
+    heads = [msgpack.packb({"v": 1, "l": len(WORD), "t": "rebirth", "f": "watch", "d": "anna", "b": 1, "k": bytes(64)})]
     kinds = ("co/state", "co/body", "m/00112233/7", "d/anna/state", "d/anna/evt", "d/anna/up/ab", "d/anna/dn/ab")
     code = enrolment.Code("watch", "anna", bytes(16), bytes(16))
     request = enrolment.Request("watch", "anna", "-----BEGIN-----", SIGNER.public).signed(SIGNER, code)
@@ -112,7 +115,7 @@ def _frame(data: bytes) -> None:
 
 
 def _header(data: bytes) -> None:
-    head, body = data[: MAX_HEADER + 8], messages.encode_message(messages.Rebirth(above=0))
+    head, body = data[: MAX_HEADER + 8], WORD
     whole = b"".join((b"FLF1", struct.pack("<H", len(head)), head, body))
     _said(decode_frame(whole + struct.pack("<I", zlib.crc32(whole))))
 
