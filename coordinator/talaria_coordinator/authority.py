@@ -68,13 +68,19 @@ class Authority:
         credentials.write(folder / "ca.crt", to_pem(self.certificate))
 
     def sign(
-        self, public: ec.EllipticCurvePublicKey, name: str, *, server: bool = False, hosts: Sequence[str] = ()
+        self,
+        public: ec.EllipticCurvePublicKey,
+        name: str,
+        *,
+        server: bool = False,
+        hosts: Sequence[str] = (),
+        days: float = LEAF_DAYS,
     ) -> x509.Certificate:
         """A leaf for 397 days: for a client called ``name``, or for a server reached under ``hosts``."""
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
         issuer = self.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
         builder = (
-            _builder(_name(name), self.certificate.subject, public, LEAF_DAYS)
+            _builder(_name(name), self.certificate.subject, public, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(authority=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -132,7 +138,7 @@ def to_der(certificate: x509.Certificate) -> bytes:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (

@@ -113,9 +113,10 @@ def admit(
 
 @app.command()
 def revoke(folder: Folder, device: Device) -> None:
-    """Shut a device out: nothing it says counts any more, and the broker denies it every topic.
+    """Shut a device out: nothing it says counts any more, and the broker refuses its certificate and every topic.
 
-    A coordinator that is running notices at once. A broker of your own: copy DIR/broker to it and reload it.
+    A coordinator that is running notices at once: its broker reads its lists again, the device's link is cut, and what
+    it left there is cleared. A broker of your own: copy DIR/broker to it and reload it.
     """
     from talaria_coordinator import identity
 

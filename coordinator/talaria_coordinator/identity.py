@@ -4,6 +4,7 @@ ca.crt, ca.key             the authority; the key is needed to enrol and revoke,
 sign.key                   the coordinator's Ed25519 key
 coordinator.crt, .key      the coordinator's link to the broker
 broker/                    what Mosquitto needs: server.crt, server.key, ca.crt, revoked.pem, acl
+barred.json                devices that the running coordinator has shut out
 members.json               devices, their public keys and certificates, open codes (public halves only)
 fleet.toml                 the coordinator's settings
 """
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +33,7 @@ from talaria_coordinator.authority import Authority
 
 COORDINATOR = "_coordinator"
 """The coordinator's name at the broker: no device can have it."""
+BARRED = "barred.json"
 HOURS = 24.0
 MOST = 64 * 2**20
 """Bytes of the list of members at most: about 200,000 devices."""
@@ -126,21 +129,63 @@ class Change:
 @contextmanager
 def changing(folder: Path, roll: Roll | None = None) -> Iterator[Change]:
     """Change the list, for one process at a time; the broker's lists are written first, the members' last."""
+    with _alone(folder):
+        change = Change(roll or Roll.load(folder))
+        yield change
+        _tell_broker(folder, change.roll, Authority.load(folder))
+        credentials.write(folder / "members.json", change.roll.encode(), private=True)
+
+
+def bar(folder: Path, out: Collection[str]) -> bool:
+    """Have the broker's lists keep ``out`` away, whoever was barred before and is not among them let in again; True
+    where that changed the lists. Where ``ca.key`` is not kept here, they lose their rights, but can still connect."""
+    text = json.dumps(sorted(out)).encode()
+    with _alone(folder):
+        if text == _barred(folder):
+            return False
+        credentials.write(folder / BARRED, text, private=True)
+        signed_by = Authority.load(folder) if (folder / "ca.key").exists() else None
+        _tell_broker(folder, Roll.load(folder), signed_by)
+    return True
+
+
+@contextmanager
+def standing_in(folder: Path, device: str) -> Iterator[Tls]:
+    """Means to connect as ``device``, for a quarter of an hour: a broker that takes names from certificates then ends
+    the link that the device has. Needs ``ca.key``."""
+    signed_by, key = Authority.load(folder), authority.new_key()
+    certificate = signed_by.sign(key.public_key(), device, days=1 / 96)
+    with tempfile.TemporaryDirectory(prefix="talaria-") as name:
+        place = Path(name)
+        credentials.write(place / "tls.key", credentials.pem(key), private=True)
+        credentials.write(place / "tls.crt", authority.to_pem(certificate))
+        yield Tls(folder / "ca.crt", place / "tls.crt", place / "tls.key")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
     try:
         lock = (folder / "members.lock").open("wb")
     except OSError as error:
         raise ConfigError(f"identity: cannot use {folder}: {error.strerror}; is it a fleet's folder?") from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        change = Change(roll or Roll.load(folder))
-        yield change
-        after = change.roll
-        out = [name for name, member in after.members.items() if member.revoked is not None]
-        credentials.write(folder / "broker" / "revoked.pem", Authority.load(folder).revoked(after.taken))
-        credentials.write(
-            folder / "broker" / "acl", mosquitto.acl(after.fleet, COORDINATOR, out).encode(), private=True
-        )
-        credentials.write(folder / "members.json", after.encode(), private=True)
+        yield
+
+
+def _tell_broker(folder: Path, roll: Roll, signed_by: Authority | None) -> None:
+    """Write the broker's lists: who is revoked or barred has no rights, and no certificate that is good."""
+    barred = {name for name in json.loads(_barred(folder)) if name in roll.members}
+    out = barred | {name for name, member in roll.members.items() if member.revoked is not None}
+    if signed_by is not None:
+        taken = [*roll.taken, *(roll.members[name].serial for name in sorted(barred))]
+        credentials.write(folder / "broker" / "revoked.pem", signed_by.revoked(taken))
+    credentials.write(folder / "broker" / "acl", mosquitto.acl(roll.fleet, COORDINATOR, out).encode(), private=True)
+
+
+def _barred(folder: Path) -> bytes:
+    path = folder / BARRED
+    return credentials.read(path, "remove it; the coordinator writes it again", MOST) if path.exists() else b"[]"
 
 
 def enroll(folder: Path, device: str, hours: float = HOURS) -> Code:

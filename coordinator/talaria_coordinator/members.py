@@ -21,6 +21,8 @@ class Members:
         self._apart = "://" not in config.broker  # our own broker has the rights of mosquitto.acl
         self.signer = None if self._folder is None else load_signer(self._folder)
         self._seen, self._roll = (0, 0), Roll(config.name, "", ())
+        self.renewed: set[str] = set()
+        """Members that got new keys: what links they have by the old ones are to be cut."""
         self.refresh()
 
     def half(self, rules: Rules, spec: bytes) -> CoordinatorHalf:
@@ -51,7 +53,12 @@ class Members:
             raise ConfigError(
                 f"identity: {self._folder} is of fleet {roll.fleet!r}, not {self._fleet!r}; give the right folder"
             )
-        self._roll = roll
+        before, self._roll = self._roll, roll
+        self.renewed |= {
+            name
+            for name, member in roll.members.items()
+            if name in before.members and before.members[name].serial != member.serial
+        }
         return True
 
     def ending(self, now: float) -> list[str]:

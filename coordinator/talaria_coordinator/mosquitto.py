@@ -7,14 +7,23 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from talaria.wire import credentials
+from talaria.wire.frames import MAX_FRAME
 
+LARGEST_PACKET = MAX_FRAME + 1024
+"""A frame with its topic and MQTT's own header."""
+IN_FLIGHT = 20
+"""Messages under way to one client."""
+MEMORY = 256 * 2**20
+"""Bytes that the broker may use beside what is in flight to the devices."""
+AUTOSAVE_S = 300
 FILES = ("ca.crt", "server.crt", "server.key", "revoked.pem", "acl")
 
 
-def acl(fleet: str, coordinator: str, revoked: Iterable[str]) -> str:
+def acl(fleet: str, coordinator: str, out: Iterable[str]) -> str:
     """Each device its own topics (``%u`` is the name in its certificate); the coordinator its side of them.
 
-    A revoked device is denied everything, as lists of certificates are read when the broker starts only.
+    Who is ``out``, revoked or in quarantine, is denied everything: also on a link that stands already, whose
+    certificate the broker does not look at again.
     """
     root = f"fl/1/{fleet}"
     lines = [
@@ -24,12 +33,13 @@ def acl(fleet: str, coordinator: str, revoked: Iterable[str]) -> str:
         f"topic write {root}/m/#",
         f"topic write {root}/d/+/cmd",
         f"topic write {root}/d/+/dn/+",
-        f"topic read {root}/d/+/state",
-        f"topic read {root}/d/+/evt",
-        f"topic read {root}/d/+/up/+",
+        # To write there too is to clear what somebody left, and to hear whether the broker still delivers.
+        f"topic readwrite {root}/d/+/state",
+        f"topic readwrite {root}/d/+/evt",
+        f"topic readwrite {root}/d/+/up/+",
         "",
     ]
-    for device in sorted(revoked):
+    for device in sorted(out):
         lines += [f"user {device}", "topic deny #", ""]
     lines += [
         f"pattern read {root}/co/#",
@@ -43,9 +53,12 @@ def acl(fleet: str, coordinator: str, revoked: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def config(host: str, port: int, data: Path, *, user: str | None = None, security: Path | None = None) -> str:
+def config(
+    host: str, port: int, data: Path, *, user: str | None = None, security: Path | None = None, devices: int = 16
+) -> str:
     """The configuration file. ``security`` is a folder with :data:`FILES`: TLS 1.2 or newer, a certificate from
-    everyone, and its name as user name and client id, so that nobody can put another's connection out."""
+    everyone, and its name as user name and client id, so that nobody can put another's connection out. ``devices`` is
+    how many are expected."""
     who = [] if security is None else [line.format(folder=security) for line in _SECURE]
     lines = [
         f"listener {port} {host}",
@@ -54,13 +67,14 @@ def config(host: str, port: int, data: Path, *, user: str | None = None, securit
         "set_tcp_nodelay true",
         "persistence true",
         f"persistence_location {data}/",
-        # The default saves every 30 minutes only; this counts changes instead.
-        "autosave_on_changes true",
-        "autosave_interval 64",
+        # By time: counted in changes, one device could have all that is retained written again and again.
+        "autosave_on_changes false",
+        f"autosave_interval {AUTOSAVE_S}",
         "persistent_client_expiration 7d",
-        # Frames are at most 128 KiB; whatever is larger does not come from us.
-        "max_packet_size 262144",
-        "max_inflight_messages 20",
+        # Whatever is larger than a frame does not come from us.
+        f"max_packet_size {LARGEST_PACKET}",
+        f"memory_limit {MEMORY + devices * IN_FLIGHT * LARGEST_PACKET}",
+        f"max_inflight_messages {IN_FLIGHT}",
         "max_queued_messages 1000",
         # A reader that stops reading must not fill our memory.
         "max_queued_bytes 33554432",

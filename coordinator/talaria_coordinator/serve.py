@@ -11,6 +11,7 @@ from pathlib import Path
 
 from talaria.errors import ConfigError, TalariaError
 from talaria.wire.address import Address, loopback
+from talaria_coordinator.barring import Barring
 from talaria_coordinator.broker import Broker, open_broker
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.desk import desk_of
@@ -151,7 +152,7 @@ async def _served(
                 report=desk.report,
                 observe=desk.observe,
                 sent=desk.sent,
-                on_members=broker.reload,
+                keep_out=Barring(config, broker),
             )
             services.append(service)
             (config.state / "broker.url").write_text(broker.url + "\n")

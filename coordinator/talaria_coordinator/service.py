@@ -13,21 +13,25 @@ from dataclasses import replace
 from typing import Any
 
 from talaria import time
-from talaria.errors import ConfigError, StateError
+from talaria.errors import ConfigError, StateError, TalariaError
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import Rules
 from talaria.protocol.link import Link, Sent
 from talaria.wire.chunks import ROOM, Cut, chunk_within, describe, most_within
-from talaria.wire.transport import LinkDown, LinkUp, Will
+from talaria.wire.topics import Topic
+from talaria.wire.transport import LinkDown, LinkUp, Transport, Will
 from talaria.wire.validity import watch
+from talaria_coordinator.barring import KeepOut, nowhere
 from talaria_coordinator.blobs import Blobs
 from talaria_coordinator.conduct import AGAIN_S, Conductor, Hands
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.control import Order, decide
+from talaria_coordinator.hearing import QUIET_S, Hearing
 from talaria_coordinator.learning import Learning, passing
 from talaria_coordinator.leaving import Leaving
 from talaria_coordinator.members import Members
 from talaria_coordinator.notices import Enrolled, Folded, FoldFailed, Stop
+from talaria_coordinator.refusals import Refusals
 from talaria_coordinator.store import Store
 from talaria_coordinator.uplink import Open, over_mqtt
 from talaria_coordinator.uploads import Uploads, receive
@@ -36,7 +40,7 @@ from talaria_coordinator.witness import witness
 
 Report = Callable[[dict[str, Any]], None]
 INBOX = 1024
-GOODBYE_S = 5.0
+GOODBYE_S, PARTING_S = 5.0, 2.0
 SOON_S = 1.0
 """What may be saved soon is saved once for all that happens in this time: the machine of a large fleet is large."""
 
@@ -52,13 +56,14 @@ class Service:
         *,
         report: Report = lambda event: None,
         open_transport: Open = over_mqtt,
-        on_members: Callable[[], None] = lambda: None,
+        keep_out: KeepOut = nowhere,
         observe: Callable[[object], None] = lambda item: None,
         sent: Sent = lambda size: None,
         learn: Callable[..., Learning] = Learning,
     ) -> None:
         """``report`` is told what happens; ``observe`` sees every event and action of the machine, and ``sent``
-        how many bytes went out. None of them may wait. ``learn`` makes what checks and folds updates."""
+        how many bytes went out. None of them may wait. ``learn`` makes what checks and folds updates, and
+        ``keep_out`` tells the broker who is shut out."""
         self.config, self.store, self.blobs = config, store, blobs
         self._report, self._open, self._observe = report, open_transport, observe
         self._learning = learn(config.run, blobs, config.aggregator, config.max_update, config.buffering)
@@ -67,7 +72,11 @@ class Service:
             retry=config.retry_s, max_update=config.max_update, stall=max(30.0, config.retry_s),
             max_bytes=max(Rules.max_bytes, config.max_update),
         )  # fmt: skip
-        self._members, self._on_members = Members(config), on_members
+        self._members, self._bar = Members(config), keep_out
+        self._out_changed = asyncio.Event()
+        self._refusals = Refusals(self._tell)
+        self._planted = 0
+        self._hearing, self._up = Hearing(max(QUIET_S, 5 * config.retry_s)), False
         self._half = self._members.half(rules, spec)
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
         self._link = Link(self._read, sent)
@@ -114,7 +123,8 @@ class Service:
             helpers = [
                 self._spawn(self._link.listen(transport, self._inbox.put, self._linked)),
                 self._spawn(self._link.send(transport)),
-                self._spawn(self._tick()),
+                self._spawn(self._tick(transport)),
+                self._spawn(self._keep_out(transport)),
                 self._spawn(watch(self._members.ending, lambda text: self._tell("certificate", reason=text))),
             ]
             try:
@@ -143,7 +153,6 @@ class Service:
                 case FoldFailed():
                     self._conductor.spoiled(event)
                 case Enrolled():
-                    self._on_members()
                     self._settle_members()
                 case Stop():
                     return
@@ -179,10 +188,29 @@ class Service:
             if isinstance(change, e.Release):
                 self.store.quarantine(self.config.name, change.dev, None)
             self._feed(change)
+        self._out_changed.set()
+
+    async def _keep_out(self, transport: Transport) -> None:
+        """Have the broker keep away whoever is shut out, once the device was told why."""
+        while True:
+            await self._out_changed.wait()
+            self._out_changed.clear()
+            await self._link.said(PARTING_S)
+            await transport.flush(PARTING_S)
+            renewed, self._members.renewed = self._members.renewed, set()
+            try:
+                left = await self._bar(set(self._state.quarantined()), renewed)
+            except TalariaError as error:
+                self._tell("error", error=str(error))
+                continue
+            if left:
+                self._tell("broker-lists", mend=left)
 
     def _linked(self, change: LinkUp | LinkDown) -> None:
+        self._up = isinstance(change, LinkUp)
         if isinstance(change, LinkUp):
             self._fit(self._transport.largest)
+            self._hearing.heard(time.monotonic())
             self._tell("connected")
         else:
             self._tell("disconnected", error=change.reason)
@@ -206,19 +234,39 @@ class Service:
         """The bytes of the current body; none for one that is no longer current."""
         return self._body[1] if self._body and self._body[0].sha256 == cut.sha256 else b""
 
-    async def _tick(self) -> None:
+    async def _tick(self, transport: Transport) -> None:
+        before = 0
         while True:
             await asyncio.sleep(self.config.retry_s / 2)
             await self._inbox.put(e.Tick(time.monotonic()))
+            self._refusals.due(time.monotonic())
+            if self._planted and self._planted == before:
+                # All that was told is cleared; what a flood left may be more than the broker tells in one go.
+                self._planted = 0
+                await transport.recall()
+            before = self._planted
+            await self._listen_for_myself(transport)
             try:
                 if self._members.refresh():
                     await self._inbox.put(Enrolled())
             except ConfigError as error:
                 self._tell("error", error=str(error))
 
+    async def _listen_for_myself(self, transport: Transport) -> None:
+        if not self._up:
+            return
+        match self._hearing.next(time.monotonic()):
+            case "ask":  # empty, so that it means nothing to anybody
+                self._link.say(e.Publish(str(Topic(self.config.name, "evt", "echo")), b""))
+            case "renew":
+                self._hearing.heard(time.monotonic())
+                transport.renew("deaf: the broker delivers nothing any more")
+
     # -- the machine
 
     def _feed(self, event: object) -> None:
+        if isinstance(event, e.Received):
+            self._hearing.heard(event.now)
         self._observe(event)
         _, actions = self._half.step(self._state, event)
         # The state is already that after the whole step: one save covers all that stands behind it.
@@ -241,7 +289,14 @@ class Service:
         name = self.config.name
         match action:
             case e.Publish() | e.SendChunks():
+                self._planted += isinstance(action, e.Publish) and not action.payload
                 self._link.say(action)
+            case e.Refused():
+                self._refusals.heard(action, time.monotonic())
+            case e.Quarantined():
+                witness(action, name, self.store, self._tell)
+                self._link.say(e.Publish(str(Topic(name, "state", action.dev)), b"", retain=True))
+                self._out_changed.set()
             case e.KeepChunk():
                 self._keep(action)
             case e.Complete():
@@ -316,6 +371,7 @@ class Service:
                 self._conductor.at_once()
             if order.verb == "release":
                 self.store.quarantine(self.config.name, order.device, None)
+                self._out_changed.set()
             self._tell(order.verb, device=order.device, reason=order.reason, status=self._conductor.fleet.status)
             if isinstance(event, e.AbortRound) and not self._conductor.call_off(event.round, event.reason):
                 event = None  # it was committed in this moment, and counts

@@ -293,11 +293,15 @@ class Store:
             return device_of(tx.execute(select(DEVICES).where(where)).one())
 
     def quarantine(self, fleet: str, device: str, reason: str | None) -> None:
-        """Keep a device out of further rounds for ``reason``, or (None) let it in again."""
+        """Keep a device out of further rounds for ``reason``, or (None) let it in again. One that never announced
+        itself is entered, so that it can be seen among those that are out."""
         with self._writing(fleet) as tx:
             where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
-            kept = None if reason is None else storable(reason)
-            tx.execute(update(DEVICES).where(where).values(quarantine=kept))
+            kept, now = None if reason is None else storable(reason), time.time()
+            changed = tx.execute(update(DEVICES).where(where).values(quarantine=kept))
+            if kept is not None and not changed.rowcount:
+                row = {"boot": 0, "online": 0, "profile": "{}", "joined": now, "seen": now, "quarantine": kept}
+                tx.execute(insert(DEVICES).values(fleet=fleet, device=device, **row))
             append(tx, "quarantined" if reason else "released", {"reason": reason}, fleet=fleet, device=device)
 
     def devices(self, fleet: str) -> list[Device]:

@@ -24,4 +24,5 @@ def over_mqtt(url: str, config: FleetConfig, will: Callable[[], Will]) -> Transp
         username=config.username,
         password=None if config.password_file is None else credentials.password(config.password_file),
         tls=None if own is None else identity.tls(own),
+        as_published=True,
     )

@@ -35,5 +35,3 @@ def witness(action: e.Action, fleet: str, store: Store, tell: Callable[..., None
         case e.Equivocation():
             store.equivocation(fleet, action.round, action.dev, action.first.hex(), action.second.hex())
             tell("equivocation", round=action.round, device=action.dev)
-        case e.Refused():
-            tell("refused", device=action.dev, topic=action.topic, reason=action.reason)

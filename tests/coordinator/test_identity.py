@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -419,8 +420,13 @@ def test_two_changes_at_once_lose_nothing(fleet):
 
 def test_the_broker_is_told_bounds_and_rights(tmp_path):
     text = mosquitto.config("0.0.0.0", 8883, tmp_path, security=tmp_path)
-    for line in ("require_certificate true", "use_username_as_clientid true", "max_packet_size 262144", "crlfile"):
+    for line in ("require_certificate true", "use_username_as_clientid true", "crlfile"):
         assert line in text
+    assert f"max_packet_size {mosquitto.LARGEST_PACKET}\n" in text
+    assert "autosave_on_changes false" in text  # by changes, one device could have all that is retained written again
+    few, many = (mosquitto.config("127.0.0.1", 1883, tmp_path, devices=n) for n in (1, 1001))
+    limits = [int(re.findall(r"memory_limit (\d+)", text)[0]) for text in (few, many)]
+    assert limits[1] - limits[0] == 1000 * mosquitto.IN_FLIGHT * mosquitto.LARGEST_PACKET
     assert "allow_anonymous true" in mosquitto.config("127.0.0.1", 1883, tmp_path)
     rights = mosquitto.acl("watch", "_coordinator", [])
     assert "pattern write fl/1/watch/d/%u/up/+" in rights

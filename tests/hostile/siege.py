@@ -138,7 +138,7 @@ class Siege:
         self.store, self.blobs = Store(folder / "coordinator.db"), FolderBlobs(folder / "blobs")
         self.views = Views(folder / "coordinator.db")
         self.service = Service(
-            self.config, self.store, self.blobs, report=self.hear,
+            self.config, self.store, self.blobs, report=self.hear, observe=self.see,
             open_transport=lambda url, config, will: Loop(self.hub, "co", coordinator_filters("watch"), will),
         )  # fmt: skip
 
@@ -152,9 +152,16 @@ class Siege:
     # -- what goes on
 
     def hear(self, event: dict) -> None:
-        """The coordinator tells something."""
-        self.told.append(event)
-        self.news.set()
+        """The coordinator tells something; of refusals it tells a flood only once, so they are taken from below."""
+        if event["event"] != "refused":
+            self.told.append(event)
+            self.news.set()
+
+    def see(self, action: object) -> None:
+        """The protocol machine refuses a message."""
+        if isinstance(action, a.Refused):
+            self.told.append({"event": "refused", "device": action.dev, "topic": action.topic, "reason": action.reason})
+            self.news.set()
 
     def run(self, story) -> None:
         """The coordinator serves and ``story`` (a coroutine function of this siege) happens."""

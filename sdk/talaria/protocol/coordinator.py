@@ -95,8 +95,7 @@ class CoordinatorHalf:
             case e.Dismiss():
                 buffer.dismiss_all(t, self._intake(t), event.reason)
             case e.Release():
-                t.peer(event.dev).out, t.peer(event.dev).strikes = "", 0
-                t.act(a.Save())
+                self._release(t, event.dev)
             case e.Tell():
                 self._say(t, event.dev, m.Notice(text=event.text[: m.MAX_TEXT]))
             case e.Revoke():
@@ -120,6 +119,7 @@ class CoordinatorHalf:
         for peer in state.peers.values():
             peer.online, peer.said, peer.births = False, 0, []
             peer.reminded = peer.doubled = -1e18
+            peer.idle, peer.heard, peer.told = 0.0, event.now, -1e18
         for rnd in state.rounds.values():
             rnd.deadline = None if rnd.deadline is None else rnd.deadline + shift
             for dev, member in rnd.cohort.items():
@@ -242,12 +242,10 @@ class CoordinatorHalf:
             if topic.fed != self.fed or topic.kind not in ("co/state", "state", "evt", "up"):
                 raise WireError(f"topic {event.topic[:80]!r} is not for this coordinator")
             dev = topic.dev
-            if dev and t.known(dev) and t.peer(dev).out:
-                raise _IgnoredError(f"quarantined: {t.peer(dev).out}")
-            if event.retained and topic.kind in ("evt", "up"):
-                raise _IgnoredError("a retained message on a topic that never retains; someone planted it")
-            if not event.payload and topic.kind in ("co/state", "state"):
+            if not event.payload:
                 return  # the broker tells that a retained message was cleared
+            if dev:
+                self._admissible(t, topic, event)
             frame = decode_frame(event.payload)
             if frame.header.fed != self.fed or frame.header.dev != dev:
                 raise WireError(f"frame of {frame.header.dev!r} on the topic of {dev!r}; each device has its own")
@@ -261,13 +259,43 @@ class CoordinatorHalf:
                 proven = True
                 t.bind(dev, key)
             self._from_device(t, topic, frame, proven)
+            if any(isinstance(action, a.KeepChunk | a.SendChunks) for action in t.out):
+                self._intake(t).useful(dev)
         except _IgnoredError as why:
             t.act(a.Refused(event.topic[:160], dev, str(why)))
         except WireError as why:
             t.act(a.Refused(event.topic[:160], dev, str(why)))
-            if proven and dev and t.known(dev):
+            if proven and dev and (t.known(dev) or self._answers(dev)):
                 self._intake(t).strike(dev, str(why))
         self._settle(t)
+
+    def _admissible(self, t: Turn, topic: Topic, event: e.Received) -> None:
+        """Refuse, unread, what no device may say; nothing of it stays at the broker."""
+        dev, out = topic.dev, t.peer(topic.dev).out if t.known(topic.dev) else ""
+        stays = topic.kind in ("evt", "up")
+        if event.retained and (stays or out):
+            t.act(a.Publish(event.topic, b"", retain=True))
+        if out:
+            if topic.kind == "state":
+                self._intake(t).tell_out(dev)
+            raise _IgnoredError(f"quarantined: {out}")
+        if self._answers(dev):
+            self._intake(t).heard(dev)
+        if event.retained and stays:
+            text = "a retained message on a topic that never retains; it is cleared"
+            raise WireError(text) if self._answers(dev) else _IgnoredError(f"{text}: someone planted it")
+
+    def _answers(self, dev: str) -> bool:
+        """Whether what comes on the topics of ``dev`` is its own doing."""
+        return (
+            self.enrolled and self.apart and (self.keys(dev) if callable(self.keys) else self.keys.get(dev)) is not None
+        )
+
+    def _release(self, t: Turn, dev: str) -> None:
+        peer = t.peer(dev)
+        peer.out, peer.strikes, peer.idle, peer.told = "", 0, 0.0, -1e18
+        t.act(a.Save())
+        self._say(t, dev, m.Rebirth(above=0))
 
     def _authentic(self, dev: str, frame: Frame) -> bytes | None:
         """The key that signed the frame, where the device has one."""

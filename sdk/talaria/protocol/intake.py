@@ -16,6 +16,7 @@ from talaria.wire.chunks import cut_of
 from talaria.wire.frames import Frame
 
 Say = Callable[[str, m.Message], None]
+TELL_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -270,8 +271,27 @@ class Intake:
             if dev in rnd.cohort and rnd.cohort[dev].phase in LIVE:
                 self.drop(rnd, dev, "dropped", reason)
         self.t.act(a.Save(), a.Quarantined(dev, peer.out))
-        self.say(dev, m.Notice(text=f"shut out by the coordinator: {peer.out}"[: m.MAX_TEXT]))
+        self.tell_out(dev)
         self.admit()
+
+    def tell_out(self, dev: str) -> None:
+        """Say to a device that it is shut out, and why; not often."""
+        peer = self.t.peer(dev)
+        if self.t.now - peer.told >= TELL_SECONDS:
+            peer.told = self.t.now
+            self.say(dev, m.Notice(text=f"shut out by the coordinator: {peer.out}"[: m.MAX_TEXT]))
+
+    def heard(self, dev: str) -> None:
+        """A message of this device came: too many that bring nothing new are a flood."""
+        peer = self.t.peer(dev)
+        forgotten = self.rules.pace * max(0.0, self.t.now - peer.heard)
+        peer.idle, peer.heard = max(0.0, peer.idle - forgotten) + 1, self.t.now
+        if peer.idle > self.rules.burst:
+            self.quarantine(dev, f"flooded the fleet: more than {self.rules.burst} messages without anything new")
+
+    def useful(self, dev: str) -> None:
+        """The last message of this device brought something new, or was right to ask."""
+        self.t.peer(dev).idle -= 1
 
     # ---- time ------------------------------------------------------------------------------------------
 

@@ -41,6 +41,10 @@ class Rules:
     """Offences until a device is quarantined."""
     flaps: int = 30
     """Births within a minute that are acted on; a device with more is taken for away until it says something."""
+    burst: int = 5000
+    """Messages that brought nothing new, until a device is quarantined for flooding the fleet."""
+    pace: float = 50.0
+    """How many of them a second are forgotten."""
     serve: int = 20
     """How many times its own size a body is sent to one device before that is refused."""
     keep: int = 16
@@ -57,12 +61,15 @@ class Rules:
             ("max_bytes", self.max_update, 2**50),
             ("strikes", 1, 1000),
             ("flaps", 1, 10_000),
+            ("burst", 1, 2**31),
             ("serve", 1, 1000),
             ("keep", 1, 10_000),
             ("max_peers", 1, 10_000_000),
         ):
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"rules: {name}={getattr(self, name)} must be in {low}..{high}")
+        if not self.pace > 0:
+            raise ConfigError(f"rules: pace={self.pace} must be above 0")
         if not 0 < self.retry <= self.stall:
             raise ConfigError(f"rules: retry={self.retry} must be above 0 and at most stall={self.stall}")
 
@@ -86,6 +93,12 @@ class Peer:
     reminded: float = -1e18
     """When it was last told which boots were heard of it."""
     strikes: int = 0
+    idle: float = 0.0
+    """Messages that brought nothing new, less those forgotten since."""
+    heard: float = 0.0
+    """When the last message came."""
+    told: float = -1e18
+    """When it was last told that it is shut out."""
     served: int = 0
     """Body bytes sent to it alone, of the current body."""
     out: str = ""

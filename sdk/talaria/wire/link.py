@@ -62,6 +62,10 @@ class Transport(Protocol):
         """Hand one message (QoS 1) to the link, waiting while its window is full. False where the link is down."""
         ...
 
+    async def recall(self) -> None:
+        """Ask the broker to tell again all that it retains for us, in case some of it did not come through."""
+        ...
+
     async def flush(self, timeout: float) -> bool:
         """Wait until the broker has acknowledged all that was published; False after ``timeout`` seconds."""
         ...

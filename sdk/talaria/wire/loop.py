@@ -60,6 +60,11 @@ class Hub:
         if name in self._members:
             self.cut(name)
         self._members[name] = _Member(filters, deliver, will)
+        self.recall(name)
+
+    def recall(self, name: str) -> None:
+        """Tell a client what is retained for it."""
+        filters = self._members[name].filters
         for topic in sorted(self.retained):
             if any(matches(f, topic) for f in filters):
                 self._line.append((name, Arrival(topic, self.retained[topic], retained=True)))
@@ -174,6 +179,11 @@ class Loop:
             self._hub.pump()
         await asyncio.sleep(0)
         return True
+
+    async def recall(self) -> None:
+        """Hear again what the hub retains for us."""
+        if self._open:
+            self._hub.recall(self._name)
 
     async def flush(self, timeout: float) -> bool:
         """Nothing waits here."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from talaria import time
 from talaria.errors import ConfigError, TransportError
@@ -28,6 +29,7 @@ from talaria.wire.validity import validities
 
 __all__ = ["Address", "Arrival", "Incoming", "LinkDown", "LinkUp", "Mqtt", "Tls", "Transport", "Will"]
 
+EACH = 16 * 1024
 _Inbox = asyncio.Queue[Incoming | None]
 
 
@@ -37,7 +39,8 @@ class Mqtt:
 
     ``will`` is asked before each connection attempt. ``window`` bounds the messages in flight, ``inbox`` the
     bytes that wait to be received: beyond it the network thread waits, and after a third of ``keepalive``
-    drops what it holds. ``backoff`` are the shortest and longest pause between attempts, in seconds. Each new reason
+    drops what it holds. ``as_published`` marks messages that the sender asked to retain also as they pass, where the
+    broker speaks MQTT 5. ``backoff`` are the shortest and longest pause between attempts, in seconds. Each new reason
     why the link does not come back is told as a :class:`LinkDown` of its own.
     """
 
@@ -57,6 +60,7 @@ class Mqtt:
         backoff: tuple[float, float] = (1.0, 60.0),
         timeout: float = 10.0,
         threaded: bool = True,
+        as_published: bool = False,
     ) -> None:
         self.address = Address.parse(url)
         if (
@@ -75,7 +79,7 @@ class Mqtt:
         self._random = Random(name)
         self._largest: int | None = None
         self._protocol: MQTTProtocolVersion | None = None
-        self._threaded = threaded
+        self._threaded, self._as_published = threaded, as_published
         self._budget = _Budget(inbox, keepalive / 3 if threaded else 0.0)
         self._inbox: asyncio.Queue[Incoming | None] = asyncio.Queue()
         self._session: _Session | None = None
@@ -126,7 +130,8 @@ class Mqtt:
         return MQTTProtocolVersion.MQTTv5
 
     def _new(self, protocol: MQTTProtocolVersion, will: Will | None) -> _Session:
-        return _Session(self._client(protocol, will), self._inbox, self._budget, self._window, self._threaded)
+        client = self._client(protocol, will)
+        return _Session(client, self._inbox, self._budget, self._window, self._threaded, self._as_published)
 
     async def _open(self, session: _Session, filters: tuple[str, ...]) -> None:
         try:
@@ -219,6 +224,11 @@ class Mqtt:
         """Hand one message to the link; False where it is down or the broker's queue is full."""
         return self._session is not None and await self._session.publish(topic, payload, retain)
 
+    async def recall(self) -> None:
+        """Ask the broker to tell again all that it retains for us."""
+        if self._session is not None:
+            self._session.subscribe()
+
     async def flush(self, timeout: float) -> bool:
         """Wait for the broker's acknowledgement of all that was published."""
         session = self._session
@@ -251,25 +261,30 @@ class _OldBrokerError(Exception):
 
 
 class _Budget:
-    """Bytes that may wait in the inbox, shared by the network thread and the event loop."""
+    """Bytes that may wait in the inbox, shared by the network thread and the event loop. Each message counts for
+    :data:`EACH` more: a flood of small ones is held back at the broker, instead of being worked off long after."""
 
     def __init__(self, most: int, patience: float) -> None:
-        self._left, self._patience, self._room = most, patience, threading.Condition()
+        self._most, self._left, self._patience, self._room = most, most, patience, threading.Condition()
         self.dropped = 0
 
     def take(self, size: int) -> bool:
         """Called by the network thread: wait for room, but not for long."""
+        cost = self._cost(size)
         with self._room:
-            if not self._room.wait_for(lambda: self._left >= size, self._patience):
+            if not self._room.wait_for(lambda: self._left >= cost, self._patience):
                 self.dropped += 1
                 return False
-            self._left -= size
+            self._left -= cost
             return True
 
     def give(self, size: int) -> None:
         with self._room:
-            self._left += size
+            self._left += self._cost(size)
             self._room.notify()
+
+    def _cost(self, size: int) -> int:
+        return min(size + EACH, max(size, self._most))
 
 
 class _Lost:
@@ -294,8 +309,11 @@ class _Lost:
 class _Session:
     """One connection, from CONNECT to its end; never reused."""
 
-    def __init__(self, client: paho.Client, inbox: _Inbox, budget: _Budget, window: int, threaded: bool) -> None:
+    def __init__(
+        self, client: paho.Client, inbox: _Inbox, budget: _Budget, window: int, threaded: bool, as_published: bool
+    ) -> None:
         self._client, self._inbox, self._budget, self._window = client, inbox, budget, window
+        self._as_published = as_published
         self._pump = None if threaded else Pump(client)
         self._loop = asyncio.get_running_loop()
         self.lost = _Lost()
@@ -396,6 +414,14 @@ class _Session:
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(what, *args)
 
+    def subscribe(self) -> None:
+        """Ask for all filters; the broker then tells what it retains, each time. Either thread may call it."""
+        if self._client.protocol == MQTTProtocolVersion.MQTTv5:
+            options = SubscribeOptions(qos=1, retainAsPublished=self._as_published)
+            self._client.subscribe([(f, options) for f in self._filters])
+        else:
+            self._client.subscribe([(f, 1) for f in self._filters])
+
     def _on_log(self, _client: paho.Client, _data: Any, level: int, text: str) -> None:
         """What paho says to its log alone: why a socket could not be read or written, such as an alert of TLS."""
         if level == paho.MQTT_LOG_ERR:
@@ -407,7 +433,7 @@ class _Session:
             old = code.value in (0x84, 0x01)
             self._post(self._opened, _OldBrokerError() if old else TransportError(str(code)))
         elif self._filters:
-            client.subscribe([(f, 1) for f in self._filters])
+            self.subscribe()
         else:
             self._post(self._opened, None)
 

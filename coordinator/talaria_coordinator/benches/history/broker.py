@@ -70,10 +70,14 @@ class Broker:
         if name in self.clients:
             self.cut(self.clients[name], "taken over by another client of the same name")
         client = self.clients[name] = Client(name, filters, deliver, will)
-        for topic in sorted(self.retained):
-            if any(matches(f, topic) for f in filters):
-                self._carry(client, Arrival(topic, self.retained[topic], retained=True))
+        self.recall(client)
         return client
+
+    def recall(self, client: Client) -> None:
+        """Tell a client what is retained for it."""
+        for topic in sorted(self.retained):
+            if any(matches(f, topic) for f in client.filters):
+                self._carry(client, Arrival(topic, self.retained[topic], retained=True))
 
     def leave(self, client: Client) -> None:
         """A client says goodbye: its will is forgotten."""
@@ -241,6 +245,11 @@ class Wire:
         await asyncio.sleep(self._broker.random.uniform(0.0, WINDOW_S))
         self._broker.publish(client, topic, payload, retain)
         return not client.silent
+
+    async def recall(self) -> None:
+        """Hear again what the broker retains for us."""
+        if self.client is not None:
+            self._broker.recall(self.client)
 
     async def flush(self, timeout: float) -> bool:
         """What was sent is with the broker."""

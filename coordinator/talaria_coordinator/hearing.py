@@ -1,0 +1,32 @@
+"""Does the coordinator still hear? Mosquitto 2.0 can go on to answer pings and deliver nothing, once a flood has filled
+what it keeps for a client; only a new link mends that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+QUIET_S = 5.0
+
+
+@dataclass
+class Hearing:
+    """After a silence of ``quiet`` seconds the coordinator says a word to itself; where that does not come back in as
+    long again, the link is deaf."""
+
+    quiet: float
+    _heard: float = 0.0
+    _asked: float | None = None
+
+    def heard(self, now: float) -> None:
+        """Something came in, or a new link is up."""
+        self._heard, self._asked = now, None
+
+    def next(self, now: float) -> Literal["wait", "ask", "renew"]:
+        """What to do at ``now``, on a link that is up."""
+        if self._asked is not None:
+            return "renew" if now - self._asked >= self.quiet else "wait"
+        if now - self._heard < self.quiet:
+            return "wait"
+        self._asked = now
+        return "ask"

@@ -1,0 +1,142 @@
+"""A fleet with keys in one process: the real coordinator with its own Mosquitto (TLS, rights by certificate), real
+agents over real links, and members who mean harm."""
+
+import asyncio
+import socket
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from talaria.rounds import Run
+from talaria.types import Samples
+from talaria.wire.credentials import Credentials
+from talaria_coordinator import identity
+from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.fleet_folder import found
+from talaria_coordinator.serve import serve_all
+from talaria_edge.config import DeviceConfig
+from talaria_edge.data import DeviceData, Given
+from talaria_edge.join import ask, finish
+from talaria_edge.runtime import Agent
+
+HONEST = ("anna", "bela")
+FLEET = "watch"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def enrol(keys, folder, device):
+    """All steps of joining, as the two programs do them."""
+    request = ask(folder, identity.enroll(keys, device))
+    finish(folder, identity.admit(keys, request.read_bytes()).encode())
+    return Credentials.load(folder)
+
+
+def data_of(seed):
+    y = torch.arange(18) % 3
+    x = torch.randn(18, 6, 32, generator=torch.Generator().manual_seed(seed)) + y[:, None, None]
+    return DeviceData(Samples(x[:12], y[:12]), Samples(x[12:], y[12:]))
+
+
+class Keyed:
+    """What runs, and all that it tells. ``port`` is the broker's; agents may go another way (``through``)."""
+
+    def __init__(self, folder: Path, run: Run, members=HONEST, others=(), **options):
+        self.folder, self.run, self.members, self.told, self.through = folder, run, members, [], None
+        folder.chmod(0o755)
+        self.port, self.keys = free_port(), folder / "keys"
+        found(self.keys, FLEET, ["localhost"], self.port, len(members))
+        self.own = {name: enrol(self.keys, folder / f"id-{name}", name) for name in (*members, *others)}
+        self.options = {"members": members, "retry_s": 0.2, "stay": False, "deadline_s": 60.0, **options}
+        self.worker = ThreadPoolExecutor(1)
+
+    @property
+    def url(self):
+        return f"mqtts://127.0.0.1:{self.through or self.port}"
+
+    @property
+    def state(self):
+        return self.folder / "state"
+
+    @property
+    def broker(self):
+        """The folder of the broker's files."""
+        return self.state / "broker"
+
+    async def serve(self):
+        given = {"broker": "mosquitto", "port": self.port, "identity": self.keys, **self.options}
+        config = FleetConfig(name=FLEET, run=self.run, state=self.state, **given)
+        await serve_all([config], self.told.append)
+
+    def agent(self, name):
+        config = DeviceConfig(
+            device=name, fleet=FLEET, broker=self.url, state=self.folder / name, retry_s=0.2,
+            source=Given(lambda: data_of(self.members.index(name))), identity=self.folder / f"id-{name}",
+        )  # fmt: skip
+        return Agent(config, worker=self.worker, report=self.told.append)
+
+    async def told_of(self, event, seconds=60, count=1, **facts):
+        """The first ``count`` events of a kind with these facts; AssertionError where they do not come."""
+        try:
+            async with asyncio.timeout(seconds):
+                while len(have := self.of(event, **facts)) < count:
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"no {event} {facts}; the last: {self.told[-12:]}") from None
+        return have[-1]
+
+    def of(self, event, **facts):
+        return [x for x in list(self.told) if x["event"] == event and all(x.get(k) == v for k, v in facts.items())]
+
+    def live(self, scenario, seconds=120):
+        """Coordinator and agents, and beside them what a test does, until the run is over."""
+
+        async def together():
+            async with asyncio.timeout(seconds):
+                async with asyncio.TaskGroup() as group:
+                    serving = group.create_task(self.serve())
+                    await self.told_of("ready")
+                    agents = [group.create_task(self.agent(name).run()) for name in self.members]
+                    await scenario()
+                    await asyncio.gather(*agents)
+                    await serving
+
+        asyncio.run(together())
+
+    def raw(self, device):
+        """A TLS link to the broker as ``device``, past CONNACK, to write MQTT 3.1.1 packets to."""
+        context = self.own[device].tls.context()
+        link = context.wrap_socket(socket.create_connection(("127.0.0.1", self.port), 20), server_hostname="localhost")
+        name = device.encode()
+        body = b"\x00\x04MQTT\x04\x02\x00\x3c" + len(name).to_bytes(2, "big") + name
+        link.sendall(bytes([0x10, len(body)]) + body)
+        assert link.recv(4)[:1] == b"\x20"
+        return link
+
+    def close(self):
+        self.worker.shutdown()
+
+
+def packet(topic, payload, retain=False):
+    """A PUBLISH of MQTT 3.1.1, QoS 0."""
+    body = len(topic).to_bytes(2, "big") + topic.encode() + payload
+    length, head = len(body), bytearray([0x30 | retain])
+    while True:
+        length, digit = divmod(length, 128)
+        head.append(digit | (128 if length else 0))
+        if not length:
+            return bytes(head) + body
+
+
+def pour(link, data):
+    """Write ``data`` again and again, as fast as the broker takes it, until the link is cut; True where it was."""
+    try:
+        while True:
+            link.sendall(data)
+    except (ssl.SSLError, OSError):
+        return True

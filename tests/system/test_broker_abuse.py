@@ -1,0 +1,141 @@
+"""One enrolled device that means harm, on a real Mosquitto with TLS and rights: the others learn on, it is cut off, and
+nothing that it left stays."""
+
+import asyncio
+import gc
+import os
+import re
+
+import pytest
+import torch
+from keyed import FLEET, Keyed, packet, pour
+
+from talaria.errors import TransportError
+from talaria.wire import messages as m
+from talaria.wire.frames import Header, encode_frame
+from talaria.wire.transport import Arrival, Mqtt
+from talaria_coordinator import identity
+from talaria_coordinator.broker import open_broker
+from talaria_coordinator.store import Store
+
+# paho leaves the socket of a failed handshake to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <(ssl.SSLSocket|socket.socket):pytest.PytestUnraisableExceptionWarning"
+)
+ROUNDS = 6
+
+
+@pytest.fixture
+def keyed(tmp_path, a_run):
+    made = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def make(run=None, **options):
+        made.append(Keyed(tmp_path, run or a_run(rounds=ROUNDS), **options))
+        return made[-1]
+
+    yield make
+    torch.set_num_threads(before)
+    for one in made:
+        one.close()
+    gc.collect()
+
+
+def resident(pid):
+    """MiB of a process."""
+    with open(f"/proc/{pid}/status") as status:
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) / 1024
+
+
+def of_device(fleet, name):
+    store = Store(fleet.state / "coordinator.db")
+    try:
+        return next(d for d in store.devices(FLEET) if d.device == name)
+    finally:
+        store.close()
+
+
+def left_behind(fleet):
+    """Topics that a coordinator hears as retained, other than births, once the fleet is over."""
+
+    async def hear():
+        topics = [f"fl/1/{FLEET}/d/+/{kind}" for kind in ("evt", "up/+", "state")]
+        link = Mqtt(running.url, "co", tuple(topics), tls=identity.tls(fleet.keys))
+        await link.start()
+        got = []
+        try:
+            async with asyncio.timeout(1.0):
+                while True:
+                    item = await link.receive()
+                    if isinstance(item, Arrival):
+                        got.append(item.topic)
+        except TimeoutError:
+            return got
+        finally:
+            await link.close()
+
+    with open_broker("mosquitto", port=fleet.port, state=fleet.broker, security=fleet.keys / "broker") as running:
+        return asyncio.run(hear())
+
+
+def sent_off(fleet):
+    """mallory's certificate is no longer let in."""
+    link = Mqtt(fleet.url, "mallory", (), tls=fleet.own["mallory"].tls, timeout=5.0)
+    with pytest.raises(TransportError):
+        asyncio.run(link.start())
+
+
+def test_retained_messages_of_one_device_are_cleared_and_it_is_cut_off(keyed):
+    """It plants large messages on topics of its own as fast as it can; before, it never announced itself."""
+    fleet = keyed(others=("mallory",))
+    junk = os.urandom(120_000)
+
+    async def plant():
+        await fleet.told_of("round-opened")
+        link = fleet.raw("mallory")
+        data = [packet(f"fl/1/{FLEET}/d/mallory/up/x{i}", junk, retain=True) for i in range(800)]
+        link.settimeout(60)
+
+        def work():
+            try:
+                for one in data:
+                    link.sendall(one)
+            except OSError:
+                return
+
+        await asyncio.to_thread(work)
+        await fleet.told_of("quarantined", device="mallory")
+        assert await asyncio.to_thread(pour, link, packet("x", b""))
+        await asyncio.to_thread(sent_off, fleet)
+
+    fleet.live(plant)
+    assert len(fleet.of("round-closed")) == ROUNDS
+    assert [x["device"] for x in fleet.of("quarantined")] == ["mallory"]
+    assert len(fleet.of("refused", device="mallory")) < 10
+    assert "retained" in of_device(fleet, "mallory").quarantine
+    assert [topic for topic in left_behind(fleet) if "mallory" in topic] == []
+
+
+def test_a_flood_at_full_speed_is_cut_off_and_learning_goes_on(keyed):
+    """Well-formed, rightly signed, and nothing new in it: one frame, sent again and again."""
+    fleet = keyed(others=("mallory",))
+    word = m.Progress(round=1, done=1, total=2)
+    frame = encode_frame(
+        Header(word.TYPE, FLEET, "mallory", boot=1, seq=1), m.encode_message(word), fleet.own["mallory"].signer
+    )
+    data = packet(f"fl/1/{FLEET}/d/mallory/evt", frame) * 64
+
+    async def flood():
+        await fleet.told_of("round-opened")
+        link = fleet.raw("mallory")
+        link.settimeout(60)
+        assert await asyncio.to_thread(pour, link, data)
+        await fleet.told_of("quarantined", device="mallory")
+        await asyncio.to_thread(sent_off, fleet)
+
+    fleet.live(flood)
+    assert len(fleet.of("round-closed")) == ROUNDS
+    assert [x["device"] for x in fleet.of("quarantined")] == ["mallory"]
+    assert "flooded the fleet" in of_device(fleet, "mallory").quarantine
+    assert len(fleet.of("refused", device="mallory")) < 10
