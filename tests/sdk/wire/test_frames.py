@@ -132,6 +132,7 @@ EXAMPLES = [
     m.Trouble(round=1, reason="disk full"),
     m.Goodbye(version=3),
     m.Farewell(),
+    m.Notice(text="shut out by the coordinator: 5 offences"),
 ]
 
 
