@@ -13,7 +13,7 @@ from talaria.types import Plan
 
 ROUNDS = 30
 RECIPE = SMARTWATCH.recipe
-TUNE = SMARTWATCH.options["hermes"]
+TUNE = SMARTWATCH.options["fedavg_ft"]
 SCRATCH_EPOCHS = 60
 """Epochs of a newcomer that learns alone: as many as a member trains in all its rounds."""
 
@@ -24,7 +24,7 @@ HARDWARE = {"phone": 0.75, "watch": 0.625, "band": 0.5, "ring": 0.375}
 def run_of(data: Federated, algorithm: str, seed: int, rounds_: int = ROUNDS) -> Run:
     """The run of one method, with the demo's recipe."""
     hparams: dict[str, object] = {
-        "hermes": {"threshold": 0.5, "step": 0.2, "cap": 0.75, "block": 16, **TUNE},
+        "hermes": {"threshold": 0.5, "step": 0.2, "cap": 0.75, "block": 16, **SMARTWATCH.options["hermes"]},
         "fedavg_ft": TUNE,
     }.get(algorithm, {})
     return Run(

@@ -34,7 +34,12 @@ SMARTWATCH = Default(
     input_shape=(6, 100),
     classes=7,
     recipe=Recipe(epochs=2, batch=32, lr=0.05, momentum=0.9, weight_decay=1e-4, smoothing=0.1, augment="imu"),
-    options={name: dict(TUNE) for name in ("hermes", "fedavg_ft", "pfedgm")} | {"thorki": {"small": "imu_cnn"}},
+    options={
+        "hermes": {**TUNE, "choose_by": "download"},
+        "fedavg_ft": dict(TUNE),
+        "pfedgm": dict(TUNE),
+        "thorki": {"small": "imu_cnn"},
+    },
 )
 FASHION_MNIST = Default(
     model="fmnist_cnn",

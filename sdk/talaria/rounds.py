@@ -16,8 +16,10 @@ from talaria import augment, plans, valid
 from talaria.aggregate import arrival
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.buffered import FedBuff
+from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.rows import RowRule
 from talaria.aggregate.statistics import PooledStatistics
-from talaria.aggregate.wrap import as_delta, chain, gathered
+from talaria.aggregate.wrap import as_delta, chain, gathered, innermost
 from talaria.algorithms import load as load_algorithm
 from talaria.algorithms.base import Algorithm
 from talaria.errors import AggregationError, ConfigError
@@ -162,7 +164,8 @@ def rule_of(run: Run, aggregator: Aggregator | None = None) -> Aggregator:
     """The server's rule: ``aggregator``, else the algorithm's own.
 
     Statistics that an algorithm pools beside its body (pFedGM) are pooled around the fleet's rule too. Raises
-    :class:`ConfigError` where an asynchronous run has no buffer, or one in rounds has one."""
+    :class:`ConfigError` where an asynchronous run has no buffer, or one in rounds has one, and where an algorithm
+    averages what all devices keep (Hermes' ``intersection``) and ``aggregator`` moves what some of them do."""
     if run.asynchronous:
         if not isinstance(aggregator, FedBuff):
             raise ConfigError("run: an asynchronous run folds a buffer; give the rule of talaria.asynchrony.buffered")
@@ -172,9 +175,21 @@ def rule_of(run: Run, aggregator: Aggregator | None = None) -> Aggregator:
         return own
     if any(isinstance(rule, FedBuff) for rule in chain(aggregator)):
         raise ConfigError("aggregator 'fedbuff' waits for updates over several rounds; it needs an asynchronous run")
+    if isinstance(own, MaskedMean) and own.mode == "intersection" and not _intersects(innermost(aggregator)):
+        raise ConfigError(
+            f"{run.algorithm}: mode='intersection' moves only what all devices keep, but {type(aggregator).__name__} "
+            "moves what some of them keep; give that rule keep='all' (masked_mean: mode='intersection'), or set "
+            "mode='holders'"
+        )
     if isinstance(own, PooledStatistics) and not isinstance(aggregator, PooledStatistics):
         return replace(own, inner=aggregator)
     return aggregator
+
+
+def _intersects(rule: Aggregator) -> bool:
+    if isinstance(rule, MaskedMean):
+        return rule.mode == "intersection"
+    return isinstance(rule, RowRule) and rule.keep == "all"
 
 
 def needed(run: Run, count: int) -> int:
@@ -330,6 +345,8 @@ def _enter(
 ) -> tuple[Task, Tensors, Tensors]:
     if member.plan is not None:
         require_plan(run, member.plan)
+    if not algorithm_of(run).card.prunes:
+        shared = without(shared, masks.PREFIX)  # a rule's word on channels, which only those who choose theirs read
     mask = mask_of(run, member, private)
     task = task_of(run, member, round, mask)
     compact = _gathered(shared, mask)

@@ -58,7 +58,7 @@ class Bucketed:
             return tree.copied(shared), state
         order = permutation(state, len(gathered.rows))
         buckets = bucketed(gathered.rows, order, self.size, whole=self.inner.keep == "all")
-        few = Gathered(buckets, gathered.counters, gathered.common)
+        few = Gathered(buckets, gathered.counters, gathered.kept)
         new, inner = settled(self.inner, shared, tree.under(state, INNER), few)
         own = {KEY: state[KEY], ROUND: state[ROUND] + 1}
         return new, own | tree.prefixed(inner, INNER)

@@ -18,7 +18,7 @@ class Median:
 
     - ``f``: how many wrong clients to survive. Fewer than ``2f+1`` updates are refused, and a coordinate that fewer
       than ``min_holders`` (default ``2f+1``) hold stays: its sole keeper would own it. ``keep="all"`` moves only
-      coordinates that all hold, and says which as ``mask/<group>``.
+      coordinates that all hold. Which channels enough clients kept is said as ``mask/<group>``.
     - ``weighting="samples"``: the weighted median, midway between its lower and its upper form. Weights are the
       clients' own word, so ``"uniform"`` is the default.
     """

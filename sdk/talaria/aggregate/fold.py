@@ -127,30 +127,31 @@ class Counters:
 
 
 @dataclass
-class Common:
-    """The channels that all masks seen so far keep."""
+class Kept:
+    """How many of the clients seen so far keep each channel."""
 
     layout: ChannelLayout | None = None
-    kept: dict[str, set[int]] = field(default_factory=dict)
+    clients: int = 0
+    counts: dict[str, Tensor] = field(default_factory=dict)
+    """int64 (channels,) per group: the clients with a mask that keep the channel."""
+    masked: int = 0
 
     def add(self, mask: ChannelMask | None) -> None:
-        """Narrow by one client; without a mask it keeps everything."""
+        """Count one client; without a mask it keeps everything."""
+        self.clients += 1
         if mask is None:
             return
-        self.layout = mask.layout
+        self.layout, self.masked = mask.layout, self.masked + 1
         for group, channels in mask.kept.items():
-            self.kept[group] = self.kept[group] & set(channels) if group in self.kept else set(channels)
+            counts = self.counts.setdefault(group, torch.zeros(mask.layout.sizes[group], dtype=torch.int64))
+            counts[list(channels)] += 1
 
-    def bitmaps(self, shared: Tensors) -> Tensors:
-        """``mask/<group>``: uint8, 1 for a channel that all kept; a group may have none."""
+    def bitmaps(self, shared: Tensors, need: int) -> Tensors:
+        """``mask/<group>``: uint8, 1 for a channel that at least ``need`` clients kept; a group may have none."""
         if self.layout is None:
-            return {k: torch.ones_like(v) for k, v in shared.items() if k.startswith("mask/")}
-        out = {}
-        for group, size in self.layout.sizes.items():
-            bitmap = torch.zeros(size, dtype=torch.uint8)
-            bitmap[sorted(self.kept[group])] = 1
-            out[f"mask/{group}"] = bitmap
-        return out
+            return {k: torch.full_like(v, self.clients >= need) for k, v in shared.items() if k.startswith("mask/")}
+        whole = self.clients - self.masked
+        return {f"mask/{group}": (counts + whole >= need).to(torch.uint8) for group, counts in self.counts.items()}
 
 
 def outer(where: tuple[Tensor | None, ...] | None, shape: torch.Size) -> tuple[Tensor, ...]:

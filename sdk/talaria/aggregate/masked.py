@@ -21,7 +21,7 @@ from talaria.aggregate.checks import (
     trained,
     weight_of,
 )
-from talaria.aggregate.fold import Common, Counters, Fold, restore
+from talaria.aggregate.fold import Counters, Fold, Kept, restore
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import Tensors, Update
 
@@ -31,12 +31,14 @@ class MaskedMean:
     """``G[j] = sum_h n_k x_k[j] / sum_h n_k`` over the holders ``h`` of ``j``; with none, ``G[j]`` stays.
 
     - ``mode="holders"``: the rule above. ``"intersection"``: only coordinates that every client of this fold kept
-      change; the new shared state then says which channels those are as ``mask/<group>`` (uint8, one per channel),
-      so that each device keeps its own values elsewhere.
+      change.
     - ``weighting``: ``"samples"`` (``Update.weight``) or ``"uniform"``.
     - ``min_holders``: a coordinate with fewer holders stays.
     - ``blend``: move only by the holders' share of the weight, ``G + kappa (mean - G)`` with
       ``kappa = sum_h n / sum n``; it damps coordinates that few hold.
+
+    A rule that so leaves coordinates with some holders says in the new shared state which channels enough clients of
+    this fold kept, as ``mask/<group>`` (uint8, one per channel), so that devices keep their own values elsewhere.
 
     A client without a mask keeps everything. Updates of kind ``"delta"`` are added to the shared state. Integer
     tensors take the largest value seen. Values are summed in float64, so that clients who agree, or one client
@@ -63,14 +65,15 @@ class MaskedMean:
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
         """The new shared state; see the class."""
-        fold = Fold(shared, trained(shared), count=self.mode == "intersection" or self.min_holders > 1)
+        leaves = self.mode == "intersection" or self.min_holders > 1
+        fold = Fold(shared, trained(shared), count=leaves)
         most = Counters(shared)
-        common = Common()
+        kept = Kept()
         delta = False
         for update in checked(shared, updates):
             fold.add(update, weight_of(update, self.weighting))
             most.add(update)
-            common.add(update.mask)
+            kept.add(update.mask)
             delta = update.kind == "delta"
         if not fold.clients:
             return tree.copied(shared), tree.copied(state)
@@ -78,15 +81,18 @@ class MaskedMean:
             raise AggregationError(f"the weights of {fold.clients} updates sum to {fold.total}; send smaller weights")
         means = {name: self._mean(fold, name, delta) for name in fold.names}
         new = {k: means[k] if k in means else v.detach().clone() for k, v in shared.items()} | most.values
-        if self.mode == "intersection":
-            new |= common.bitmaps(shared)
+        if leaves:
+            new |= kept.bitmaps(shared, self._need(fold))
         return new, tree.copied(state)
+
+    def _need(self, fold: Fold) -> int:
+        """Holders that a coordinate needs to move."""
+        return max(fold.clients if self.mode == "intersection" else 1, self.min_holders)
 
     def _mean(self, fold: Fold, name: str, delta: bool) -> Tensor:
         total, weight, holders = fold.sums(name)
         old = fold.shared[name].detach()
-        need = fold.clients if self.mode == "intersection" else 1
-        stays = holders < max(need, self.min_holders) if fold.count else weight == 0
+        stays = holders < self._need(fold) if fold.count else weight == 0
         mean = total.div_(weight)
         if delta:
             mean = not_below(name, mean.add_(old))

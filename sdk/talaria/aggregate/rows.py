@@ -9,7 +9,7 @@ from torch import Tensor
 
 from talaria import tree
 from talaria.aggregate.checks import check_count, checked, is_finite, is_statistic, not_below, positions, trained
-from talaria.aggregate.fold import Common, Counters, indicator, outer
+from talaria.aggregate.fold import Counters, Kept, indicator, outer
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import Tensors, Update
 
@@ -112,16 +112,16 @@ class Gathered:
 
     rows: Rows
     counters: Tensors
-    common: Common
+    kept: Kept
 
 
 def gather(shared: Tensors, updates: Iterable[Update]) -> Gathered:
     """Check the updates and lay them out as rows, in order of client names."""
-    most, common = Counters(shared), Common()
+    most, kept = Counters(shared), Kept()
     every: list[Update] = []
     for update in checked(shared, updates):
         most.add(update)
-        common.add(update.mask)
+        kept.add(update.mask)
         every.append(update)
     every.sort(key=lambda u: u.client)
     values, held = {}, {}
@@ -129,7 +129,7 @@ def gather(shared: Tensors, updates: Iterable[Update]) -> Gathered:
         values[name], held[name] = _laid_out(name, shared[name], every)
     weights = torch.tensor([u.weight for u in every], dtype=torch.float64)
     rows = Rows(tuple(u.client for u in every), weights, values, held, any(u.kind == "delta" for u in every))
-    return Gathered(rows, most.values, common)
+    return Gathered(rows, most.values, kept)
 
 
 def _laid_out(name: str, dense: Tensor, updates: list[Update]) -> tuple[Tensor, Tensor]:
@@ -181,6 +181,6 @@ def settled(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) 
         if not is_finite(new[name]):
             raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates")
     new |= gathered.counters
-    if rule.keep == "all":
-        new |= gathered.common.bitmaps(shared)
+    if need > 1:
+        new |= gathered.kept.bitmaps(shared, gathered.kept.clients if rule.keep == "all" else need)
     return new, state

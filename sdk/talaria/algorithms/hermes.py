@@ -1,17 +1,31 @@
-"""Hermes: each device finds a structured subnetwork of the shared model; only kept coordinates travel and are
+"""Hermes: each device finds a structured subnetwork of the shared model; only kept coordinates travel up and are
 averaged over those who kept them (Li, Sun, Li, Pu, Li, Chen, MobiCom 2021, doi 10.1145/3447993.3483278).
 
 Confirmed (abstract): structured pruning per device, only the subnetwork's update travels, the server averages
 overlapping parameters, the result is personal and structured-sparse. Reconstructed: the gate, step and cap of the
-schedule (the form of LotteryFL, Li et al., 2021), BatchNorm treatment, weights by sample count. Two aggregation
-modes: ``holders`` averages each coordinate over the devices that kept it; ``intersection`` (the abstract's strict
-reading) averages only what all participants kept, and each device keeps its own values elsewhere.
+schedule (the form of LotteryFL, Li et al., 2021), the score of a channel, BatchNorm treatment, weights by sample
+count. Two aggregation modes: ``holders`` averages each coordinate over the devices that kept it; ``intersection``
+(the abstract's strict reading) averages only what all participants kept, and each device keeps its own values
+elsewhere. One device that shares no channel with the others then ends the averaging, not the learning.
 
-In each round the device measures the masked model on its own validation data; if that is at least ``threshold`` and
-less than ``cap`` of the channels are gone, it removes ``step`` of what remains, least important first, then trains.
-Masks only shrink. Where the device's plan names widths, those are the cap of each channel group.
+In each round the device measures the masked download on its own validation data; if that is at least ``threshold``
+and less than ``cap`` of the channels are gone, it removes ``step`` of what remains, least important first, then
+trains. Masks only shrink. Where the device's plan names widths, those are the cap of each channel group. Importance
+is the magnitude (``l1``, ``bn``) of the device's own weights as it trained them last, because the download's are the
+same for all whose gates open in one round: by those they would all choose the same channels. ``taylor`` takes the
+download, and the device's own samples (first order, Molchanov et al. 2019). ``choose_by="download"`` takes the
+magnitudes of the download after all: where all devices see the same labels, masks in common make a shared model that
+serves newcomers better. A device serves its subnetwork as it trained it itself, not the average of everybody cut to
+its mask.
+
+Where the server's rule leaves coordinates alone (``intersection``, ``min_holders``, a fleet's robust rule) it says so
+by bitmaps ``mask/<group>`` beside its values. The device then goes on from its own value of every coordinate that
+has not changed since it took part last, so that what few hold is learned by each of them, and an average of any round
+since is taken. The abstract lets only subnetworks travel in both directions: here the download is the whole shared
+state, the same bytes for all, of which each device cuts out its part.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -29,7 +43,8 @@ from talaria.model import masks, pruning
 from talaria.tree import only, prefixed, under, without
 from talaria.types import ChannelMask, Part, Plan, Split, Task, Tensors, Update
 
-OWN = "own/"
+OWN, SEEN = "own/", "seen/"
+"""Prefixes of what a device keeps of the shared tensors: as it trained them last, and as they had come down."""
 PARTS: dict[str, tuple[Part, ...]] = {
     "none": (),
     "adapters": ("adapters",),
@@ -45,7 +60,7 @@ class Hermes:
     """``threshold``, ``step`` and ``cap`` are in shares of 1; ``block`` rounds kept widths up to what runs fast.
 
     ``private`` names the parts that never leave the device beside mask and BatchNorm statistics. ``tune`` and
-    ``tune_epochs`` fine-tune the served model locally (0: the card's plain M_k ⊙ θ_k).
+    ``tune_epochs`` fine-tune the served model locally (0: as it came out of the device's last round).
     """
 
     threshold: float = 0.5
@@ -55,6 +70,7 @@ class Hermes:
     mode: Literal["holders", "intersection"] = "holders"
     private: str = "adapters"
     importance: str = "l1"
+    choose_by: str = "own"
     tune: str = "full"
     tune_epochs: int = 0
     tune_lr: float = 0.0
@@ -65,8 +81,8 @@ class Hermes:
         name="hermes",
         title="Hermes",
         shares="the kept coordinates of body and head, and the mask",
-        keeps="mask, adapters, BatchNorm statistics (intersection: all coordinates that not all kept)",
-        serves="its own subnetwork, physically small",
+        keeps="mask, adapters, BatchNorm statistics, its subnetwork as it trained it",
+        serves="its own subnetwork as it trained it, physically small",
         source="Li et al., MobiCom 2021, doi:10.1145/3447993.3483278",
         evidence="partly reconstructed",
         prunes=True,
@@ -83,6 +99,7 @@ class Hermes:
             mode=(self.mode in ("holders", "intersection"), self.mode, "must be 'holders' or 'intersection'"),
             private=(self.private in PARTS, self.private, f"must be one of {sorted(PARTS)}"),
             importance=(self.importance in KINDS, self.importance, f"must be one of {sorted(KINDS)}"),
+            choose_by=(self.choose_by in ("own", "download"), self.choose_by, "must be 'own' or 'download'"),
             tune=(self.tune in TUNES, self.tune, f"must be one of {sorted(TUNES)}"),
             tune_epochs=(self.tune_epochs >= 0, self.tune_epochs, "must be at least 0"),
             tune_lr=(self.tune_lr >= 0, self.tune_lr, "must be at least 0 (0 takes the recipe's)"),
@@ -104,48 +121,51 @@ class Hermes:
         return tuple(part for part in WHOLE if part not in PARTS[self.private])
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
-        state = self._assembled(task, shared, private)
-        task, state, measured = self._pruned(task, state)
+        values, mask = without(shared, masks.PREFIX), _mask_of(task)
+        state, own = assembled(shared, private), under(private, OWN)
+        known = state if self.choose_by == "download" else {**state, **own} if own else None
+        task, state, measured = self._pruned(task, state, known)
         state = train(task, state)
-        away = [k for k in shared if not k.startswith(masks.PREFIX)]
-        stays = {k: v for k, v in state.items() if k not in set(away)}
-        own = prefixed(only(state, away), OWN) if self.mode == "intersection" else {}
-        return update(task, state, away, val_accuracy=measured, pruned=pruned_share(task.mask)), {**stays, **own}
+        stays = {k: v for k, v in state.items() if k not in values}
+        trained = prefixed(only(state, values), OWN)
+        # Before the first fold nobody can know whether the rule leaves coordinates alone; later its bitmaps say so.
+        watched = task.round == 1 or len(values) < len(shared)
+        seen = prefixed(masks.shrink(values, mask, _mask_of(task)), SEEN) if watched else {}
+        pruned = pruned_share(task.mask)
+        return update(task, state, values, val_accuracy=measured, pruned=pruned), {**stays, **trained, **seen}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
-        state = ready(task, self._assembled(task, shared, private))
         if task.newcomer:
-            task, state = self._joined(task, state)
+            task, state = self._joined(task, ready(task, {**without(shared, masks.PREFIX), **private}))
+        else:
+            state = {**under(private, OWN), **_stayed(private)}
         return served(task, tuned(task, state, self.tune, self.tune_epochs, self.tune_lr, self.tune_on))
 
     def _joined(self, task: Task, state: Tensors) -> tuple[Task, Tensors]:
         """The same gate on a newcomer, prune by prune, training after each, until the cap or the gate says stop."""
         recipe = task.recipe.but(lr=self.tune_lr or task.recipe.lr)
         while True:
-            smaller, cut, _ = self._pruned(task, state)
+            smaller, cut, _ = self._pruned(task, state, state)
             if smaller is task:
                 return task, state
             purpose = f"join {pruned_share(smaller.mask):.6f}"
             task, state = smaller, train(smaller, cut, recipe=recipe, purpose=purpose)
 
-    def _assembled(self, task: Task, shared: Tensors, private: Tensors) -> Tensors:
-        """Shared and private as one state; under intersection, own values wherever not all kept the coordinate."""
-        values, own = without(shared, masks.PREFIX), under(private, OWN)
-        if own and len(values) < len(shared):
-            values = overlaid(own, values, _mask_of(task), masks.from_tensors(_mask_of(task).layout, shared))
-        elif own:
-            values = own
-        return {**values, **without(private, OWN)}
+    def _pruned(self, task: Task, state: Tensors, own: Tensors | None) -> tuple[Task, Tensors, float]:
+        """``(task, state, validation accuracy)``, smaller where the gate lets it; the same task where it does not.
 
-    def _pruned(self, task: Task, state: Tensors) -> tuple[Task, Tensors, float]:
-        """``(task, state, validation accuracy)``, smaller where the gate lets it; the same task where it does not."""
+        ``own``: the state whose magnitudes choose. None: the device has not trained yet, and does so to choose."""
         measured = accuracy(task, state, task.val)
         mask = _mask_of(task)
         target = self.target(mask, task.plan)
         if measured < self.threshold or all(len(mask.kept[g]) <= n for g, n in target.items()):
             return task, state, measured
-        slopes = gradient(task, state) if self.importance == "taylor" else None
-        scores = pruning.importance(load(task.model, state), mask.layout, KINDS[self.importance], mask, slopes)
+        slopes = slopes_of(task, state) if self.importance == "taylor" else None
+        if slopes is not None:
+            own = state
+        elif own is None:
+            own = train(task, state, purpose="importance")
+        scores = pruning.importance(load(task.model, own), mask.layout, KINDS[self.importance], mask, slopes)
         smaller = pruning.choose(scores, mask, widths=target, block=self.block)
         if smaller.kept == mask.kept:
             return task, state, measured
@@ -164,18 +184,33 @@ class Hermes:
         return target
 
 
-def overlaid(own: Tensors, values: Tensors, mask: ChannelMask, everyone: ChannelMask) -> Tensors:
-    """``own`` with ``values`` at the coordinates that ``everyone`` keeps; all compact under ``mask``."""
-    out = dict(values)
-    for key, mine in own.items():
-        inside = torch.ones_like(mine, dtype=torch.bool)
-        dims = zip(mask.indices.get(key, ()), everyone.indices.get(key, ()), strict=True)
-        for dim, (here, common) in enumerate(dims):
-            if common is not None:
-                at = torch.arange(mine.shape[dim]) if here is None else here
-                inside &= torch.isin(at, common).view(-1, *[1] * (mine.dim() - dim - 1))
-        out[key] = torch.where(inside, values[key], mine)
-    return out
+def slopes_of(task: Task, state: Tensors) -> Tensors:
+    """The mean gradient over the training samples, in slices no larger than those of training, so that it takes no
+    more memory. A slice is spread over all samples, as these may be sorted by label."""
+    count = len(task.train)
+    pieces = math.ceil(count / math.ceil(task.recipe.batch / task.recipe.accumulate))
+    mean: Tensors = {}
+    for first in range(pieces):
+        index = torch.arange(first, count, pieces)
+        slopes = gradient(task, state, samples=task.train.take(index), purpose=f"importance {first}")
+        mean = {k: mean.get(k, 0) + v * (len(index) / count) for k, v in slopes.items()}
+    return mean
+
+
+def assembled(shared: Tensors, private: Tensors) -> Tensors:
+    """What was downloaded and what stayed, as one state, all compact under the device's mask.
+
+    Where the rule says by its bitmaps that it leaves coordinates alone, each that still has the value of the last
+    download has its own value here: nobody averaged it since, however many rounds went by without this device."""
+    values, own = without(shared, masks.PREFIX), under(private, OWN)
+    seen = under(private, SEEN) if len(values) < len(shared) else {}
+    kept = {key: torch.where(values[key] == before, own[key], values[key]) for key, before in seen.items()}
+    return {**values, **kept, **_stayed(private)}
+
+
+def _stayed(private: Tensors) -> Tensors:
+    """What never travels: BatchNorm statistics and private parts."""
+    return without(without(private, OWN), SEEN)
 
 
 def _mask_of(task: Task) -> ChannelMask:

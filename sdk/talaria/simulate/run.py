@@ -14,7 +14,7 @@ from talaria.rounds import Member, Run
 from talaria.simulate.courses import Record, as_recorded, as_they_come, in_rounds
 from talaria.simulate.data.federated import Client, Federated
 from talaria.simulate.fleet import Fleet, RoundFacts
-from talaria.types import Plan, Tensors
+from talaria.types import ChannelMask, Plan, Tensors
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,12 @@ class Result:
     def records(self) -> tuple[Record, ...]:
         """What :func:`replay` needs to come to the same bytes."""
         return tuple(Record(facts.counted, facts.late) for facts in self.history)
+
+    @property
+    def masks(self) -> dict[str, ChannelMask]:
+        """The mask that each member ended with, where it has one."""
+        found = {name: rounds.mask_of(self.run, one, self.private.get(name)) for name, one in self.members.items()}
+        return {name: mask for name, mask in found.items() if mask is not None}
 
     def personal(self, member: Member) -> Module:
         """The model that ``member`` is served: a member of the run, or a newcomer."""

@@ -25,6 +25,7 @@ from talaria.simulate import data as datasets
 from talaria.simulate.data import Federated
 from talaria.simulate.fleet import RoundFacts
 from talaria.simulate.options import taken_apart
+from talaria.simulate.report import pair_overlap
 from talaria.simulate.run import Result, evaluate, members_of, simulate
 from talaria.simulate.server_rule import located, rule_named
 from talaria.simulate.write_fleet import FLEET, Written, write_fleet
@@ -204,6 +205,7 @@ def document(asked: Asked, result: Result, report: Report, newcomers: Report | N
         },
         "newcomers": None if newcomers is None else newcomers.as_dict(),
         "bytes_up": sum(result.bytes_up.values()),
+        "overlap": pair_overlap(result.masks),
     }
 
 
@@ -260,4 +262,8 @@ def print_table(asked: Asked, result: Result, report: Report, newcomers: Report 
         table.add_row(f"{title}: worst tenth", f"{s.worst_tenth:.3f}", f"{part.macro_recall.worst_tenth:.3f}", "")
         table.add_section()
     console.print(table)
+    overlap = pair_overlap(result.masks)
+    if overlap is not None:
+        told = f"of the channels that either of two members keeps, both keep {overlap['mean']:.0%} on average"
+        console.print(told, highlight=False)
     console.print(f"sent up: {sum(result.bytes_up.values()) / 1e6:.2f} MB in all", highlight=False)

@@ -7,13 +7,22 @@ import pytest
 import torch
 
 from talaria import rounds
-from talaria.algorithms.hermes import Hermes, overlaid, pruned_share
+from talaria.aggregate.coordinatewise import Median, TrimmedMean
+from talaria.aggregate.krum import Krum
+from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.mean import Mean
+from talaria.aggregate.serveropt import ServerMomentum
+from talaria.aggregate.wrap import Clipped
+from talaria.algorithms.hermes import Hermes, assembled, pruned_share
 from talaria.errors import ConfigError
+from talaria.local import state_of
 from talaria.model import masks
 from talaria.model.zoo import ModelSpec
 from talaria.rounds import Member, Run
-from talaria.tree import equal, only, without
-from talaria.types import ChannelLayout, ChannelMask, Plan, Recipe, Samples
+from talaria.simulate.report import mask_overlap, pair_overlap
+from talaria.simulate.run import simulate
+from talaria.tree import equal, only, under
+from talaria.types import ChannelLayout, ChannelMask, Plan, Recipe, Samples, Tensors, Update
 
 SPEC = ModelSpec("imu_cnn", (6, 32), 3)
 
@@ -42,16 +51,19 @@ def run(**hparams: object) -> Run:
     )
 
 
-def learn(run: Run, members: list[Member], count: int) -> tuple[dict, dict, list]:
-    shared, server = rounds.start(run)
+def learn(run: Run, members: list[Member], count: int, rule=None, who=None) -> tuple[dict, dict, list]:
+    """``who(number)``: the names of those who take part in a round; all where it is not given."""
+    shared, server = rounds.start(run, rule)
     private: dict = {}
     sent = []
     for number in range(1, count + 1):
         updates = []
         for m in members:
+            if who is not None and m.client not in who(number):
+                continue
             update, private[m.client] = rounds.participate(run, m, shared, private.get(m.client), number)
             updates.append(update)
-        shared, server = rounds.close(run, shared, server, updates)
+        shared, server = rounds.close(run, shared, server, updates, rule)
         sent.append(updates)
     return shared, private, sent
 
@@ -94,13 +106,14 @@ def test_below_the_threshold_nothing_is_pruned() -> None:
 
 
 def test_the_gate_reads_validation_data_alone() -> None:
-    """Other training labels change the weights, not the decision to prune."""
+    """Other training labels change the weights, and so the choice of channels, not the decision to prune."""
     m = member("a", 1)
     wrong = replace(m, train=Samples(m.train.x, (m.train.y + 1) % 3))
     shared, _ = rounds.start(run())
     one, _ = rounds.participate(run(), m, shared, None, 1)
     two, _ = rounds.participate(run(), wrong, shared, None, 1)
-    assert one.mask == two.mask
+    assert not one.mask.is_full
+    assert {g: len(k) for g, k in one.mask.kept.items()} == {g: len(k) for g, k in two.mask.kept.items()}
     assert one.metrics["val_accuracy"] == two.metrics["val_accuracy"]
 
 
@@ -134,23 +147,183 @@ def test_coordinates_that_nobody_kept_stay_as_they_were() -> None:
     )
 
 
-def test_intersection_keeps_own_values_where_not_all_kept() -> None:
+def labelled(name: str, seed: int, *classes: int) -> Member:
+    """A device that sees these classes alone; each class is a tone of its own on an axis of its own."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.tensor(classes).repeat(8)
+    time = torch.arange(32) / 32
+    x = torch.randn(len(y), 6, 32, generator=g) * 0.3
+    for row, label in enumerate(y.tolist()):
+        x[row, 2 * label] += torch.sin(2 * torch.pi * (2 * label + 1) * time)
+    return Member(name, Samples(x[::2], y[::2]), Samples(x[1::2], y[1::2]))
+
+
+def test_a_device_is_served_the_subnetwork_as_it_trained_it() -> None:
+    """Not the average of everybody cut to its mask: after the last fold its model is what it sent, to the bit."""
+    config, members = run(), [labelled("a", 1, 0, 1), labelled("b", 2, 1, 2)]
+    shared, private, sent = learn(config, members, 3)
+    for m, update in zip(members, sent[-1], strict=True):
+        model = state_of(rounds.personalize(config, m, shared, private[m.client]))
+        assert equal(only(model, update.tensors), update.tensors)
+        assert not equal(only(model, update.tensors), masks.gather(only(shared, update.tensors), update.mask))
+
+
+@pytest.mark.parametrize("importance", ["l1", "taylor", "bn"])
+def test_devices_with_other_labels_keep_other_channels(importance: str) -> None:
+    """Their gates open in the same round, on the same download: their own labels must choose."""
+    members = [labelled("a", 1, 0, 1), labelled("b", 2, 1, 2), labelled("c", 3, 0, 2)]
+    config = replace(run(importance=importance), recipe=Recipe(epochs=6, batch=4, lr=0.1, momentum=0.9))
+    result = simulate(config, {m.client: m for m in members})
+    assert {pruned_share(mask) for mask in result.masks.values()} == {0.5}
+    matrix = mask_overlap(result.masks)["matrix"]
+    pairs = [matrix[a][b] for a, b in itertools.combinations(range(3), 2)]
+    assert pair_overlap(result.masks) == {
+        "mean": pytest.approx(sum(pairs) / 3),
+        "least": min(pairs),
+        "most": max(pairs),
+    }
+    assert max(pairs) < 1
+
+
+def test_the_overlap_is_that_of_pairs() -> None:
+    layout = ChannelLayout({"g": 3, "h": 2}, {})
+    one, two = (ChannelMask(layout, {"g": g, "h": (0, 1)}) for g in ((0, 1), (1, 2)))
+    assert mask_overlap({"one": one, "two": two}) == {"names": ["one", "two"], "matrix": [[1.0, 0.6], [0.6, 1.0]]}
+    assert pair_overlap({"one": one}) is None
+    assert mask_overlap({}) == {"names": [], "matrix": []}
+
+
+def test_scores_are_taken_in_slices_no_larger_than_a_step_of_training() -> None:
+    """All training samples at once would take memory that a planned device has not got."""
+    config = run(importance="taylor")
+    m = member("a", 1)
+    task = rounds.task_of(config, m, 1, rounds.layout_of(SPEC).full())
+    seen = []
+    task.model.register_forward_hook(
+        lambda _module, x, _out: seen.append(len(x[0])) if torch.is_grad_enabled() else None
+    )
+    algorithm = rounds.algorithm_of(config)
+    smaller, _, _ = algorithm._pruned(task, state_of(task.model), None)
+    assert smaller.mask != task.mask
+    assert max(seen) <= config.recipe.batch
+    assert sum(seen) == len(m.train)
+
+
+def own_or_averaged(shared: Tensors, before: Tensors, private: Tensors, update: Update) -> tuple[Tensors, Tensors]:
+    """What a device goes on from, and per tensor where the server moved it, under its mask."""
+    now, then = (masks.gather(only(body, update.tensors), update.mask) for body in (shared, before))
+    return assembled({**shared, **now}, private), {key: now[key] != then[key] for key in now}
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [(None, {"mode": "intersection"}), (None, {"min_holders": 3}), (Median(f=1), {}), (TrimmedMean(f=1), {})],
+    ids=["intersection", "min_holders", "median", "trimmed mean"],
+)
+def test_own_values_stand_where_too_few_hold_a_coordinate(rule, options) -> None:
+    """What its few holders learn is kept by each, and the average is taken wherever there is one."""
+    config = run(importance="taylor", **options)
+    members = [labelled("a", 1, 0, 1), labelled("b", 2, 1, 2), labelled("c", 3, 0, 2)]
+    before, _, _ = learn(config, members, 1, rule)
+    shared, private, sent = learn(config, members, 2, rule)
+    for update in sent[-1]:
+        state, moved = own_or_averaged(shared, before, private[update.client], update)
+        now = masks.gather(only(shared, update.tensors), update.mask)
+        alone = sum(int((~m).sum()) for m in moved.values())
+        assert 0 < alone < sum(m.numel() for m in moved.values())
+        for key, trained in update.tensors.items():
+            assert torch.equal(state[key][moved[key]], now[key][moved[key]])
+            assert torch.equal(state[key][~moved[key]], trained[~moved[key]])
+
+
+def test_a_device_that_was_not_asked_takes_the_averages_of_all_rounds_since() -> None:
+    """Each fold averages what its own cohort keeps; the last one's word alone would lose the rounds between."""
     config = run(mode="intersection", importance="taylor")
-    members = [member("a", 1), member("b", 2)]
-    shared, private, sent = learn(config, members, 1)
-    everyone = masks.from_tensors(rounds.layout_of(SPEC), shared)
-    mine = sent[0][0].mask
-    assert mine is not None
-    assert everyone.within(mine)
-    assert everyone.kept != mine.kept, "the two members must differ for this test to say anything"
-    own = {k.removeprefix("own/"): v for k, v in private["a"].items() if k.startswith("own/")}
-    gathered = masks.gather(without(shared, masks.PREFIX), mine)
-    merged = overlaid(own, gathered, mine, everyone)
-    lone = [i for i, c in enumerate(mine.kept["conv1"]) if c not in everyone.kept["conv1"]]
-    both = [i for i, c in enumerate(mine.kept["conv1"]) if c in everyone.kept["conv1"]]
-    assert torch.equal(merged["bn1.weight"][lone], own["bn1.weight"][lone])
-    assert torch.equal(merged["bn1.weight"][both], gathered["bn1.weight"][both])
-    assert not torch.equal(own["bn1.weight"][both], gathered["bn1.weight"][both])
+    members = [labelled("a", 1, 0, 1), labelled("b", 2, 1, 2), labelled("c", 3, 0, 2)]
+    cohorts = {1: "abc", 2: "abc", 3: "ab", 4: "bc"}
+    shared, private, sent = learn(config, members, 4, who=cohorts.get)
+    third, _, _ = learn(config, members, 3, who=cohorts.get)
+    second, _, _ = learn(config, members, 2, who=cohorts.get)
+    update = sent[2][0]
+    state, _ = own_or_averaged(shared, second, private["a"], update)
+    assert update.client == "a"
+    a, b, c = (masks.gather(only(body, update.tensors), update.mask) for body in (second, third, shared))
+    between = 0
+    for key, trained in update.tensors.items():
+        only_third = (a[key] != b[key]) & (b[key] == c[key])
+        between += int(only_third.sum())
+        assert torch.equal(state[key][only_third], b[key][only_third])
+        stayed = a[key] == c[key]
+        assert torch.equal(state[key][stayed], trained[stayed])
+    assert between, "some rows must be averaged in round 3 alone for this test to say anything"
+
+
+def test_an_intersection_without_a_common_channel_stops_nobody() -> None:
+    """One device that lies about its mask can end the averaging of a group, not the learning of the others."""
+    config = run(mode="intersection", importance="taylor")
+    honest = [member("a", 1), member("b", 2)]
+    shared, server = rounds.start(config)
+    private: dict = {}
+    for number in range(1, 5):
+        updates = []
+        for m in honest:
+            update, private[m.client] = rounds.participate(config, m, shared, private.get(m.client), number)
+            updates.append(update)
+        held = set(updates[0].mask.kept["conv2"]) & set(updates[1].mask.kept["conv2"])
+        layout = rounds.layout_of(SPEC)
+        kept = {g: tuple(range(n)) for g, n in layout.sizes.items()}
+        kept["conv2"] = tuple(sorted(set(kept["conv2"]) - held)) or (0,)
+        mask = ChannelMask(layout, kept)
+        lie = masks.gather(only(shared, updates[0].tensors), mask)
+        liar = Update(lie, weight=1.0, client="liar", base=number - 1, mask=mask)
+        before, (shared, server) = shared, rounds.close(config, shared, server, [*updates, liar])
+    assert not shared["mask/conv2"].any()
+    assert torch.equal(shared["conv2.weight"], before["conv2.weight"])
+    for m in [*honest, member("new", 9)]:
+        model = rounds.personalize(config, m, shared, private.get(m.client))
+        assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    trained = under(private["a"], "own/")["conv2.weight"]
+    assert equal({"w": assembled(_gathered(shared, private["a"]), private["a"])["conv2.weight"]}, {"w": trained})
+
+
+def _gathered(shared: Tensors, private: Tensors) -> Tensors:
+    return masks.gather(shared, masks.from_tensors(rounds.layout_of(SPEC), private))
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.6])
+def test_an_intersection_learns_over_the_wire(fraction: float) -> None:
+    """The rule's bitmaps stand in the body that comes down, and in no update."""
+    members = {m.client: m for m in (member("a", 1), member("b", 2), member("c", 3))}
+    result = simulate(replace(run(mode="intersection"), fraction=fraction), members)
+    assert len(result.history) == 3
+    assert any(name.startswith(masks.PREFIX) for name in result.shared)
+
+
+@pytest.mark.parametrize(
+    "rule", [Mean(), MaskedMean(), Median(), Krum(f=1), ServerMomentum(inner=Mean()), Clipped(inner=Median(), norm=1.0)]
+)
+def test_a_rule_that_moves_what_some_keep_is_refused_for_an_intersection(rule) -> None:
+    """It would leave every device alone with its own values, and nobody would know."""
+    with pytest.raises(ConfigError, match=r"hermes: mode='intersection'.*keep='all'.*mode='holders'"):
+        rounds.rule_of(run(mode="intersection"), rule)
+
+
+@pytest.mark.parametrize(
+    "rule", [MaskedMean(mode="intersection"), Median(keep="all"), Clipped(inner=Median(keep="all"), norm=1.0)]
+)
+def test_a_rule_that_moves_what_all_keep_folds_an_intersection(rule) -> None:
+    assert rounds.rule_of(run(mode="intersection"), rule) is rule
+    members = {m.client: m for m in (member("a", 1), member("b", 2), member("c", 3))}
+    assert len(simulate(run(mode="intersection"), members, aggregator=rule).history) == 3
+
+
+def test_who_chooses_no_channels_reads_no_bitmaps() -> None:
+    """FedAvg on planned widths under a rule that says which channels moved: their names are no tensors of its model."""
+    narrow = Plan(widths={"conv1": 32})
+    members = {n: member(n, i, narrow) for i, n in enumerate("abc")}
+    config = replace(run(), algorithm="fedavg", hparams={})
+    for rule in (Median(keep="all"), Median(), MaskedMean(min_holders=2)):
+        assert len(simulate(config, members, aggregator=rule).history) == 3
 
 
 def test_a_newcomer_prunes_by_the_same_gate_and_serves_a_small_model() -> None:
@@ -185,6 +358,7 @@ def test_the_same_run_gives_the_same_bits() -> None:
         ("block", 0),
         ("mode", "mean"),
         ("private", "body"),
+        ("choose_by", "luck"),
         ("tune", "x"),
     ],
 )

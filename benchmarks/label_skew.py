@@ -1,0 +1,109 @@
+"""What is a personal subnetwork worth where devices see different labels? Eight devices, three of six classes each.
+
+    python benchmarks/label_skew.py [METHOD ...] --seeds 0 1 2
+
+A METHOD is an algorithm's name, or ``NAME:OPTION=VALUE,OPTION=VALUE``. The signals are made here: a class is a pair
+of tones on two axes of a six-axis sensor, a window has its own phases and noise, a device is worn its own way: its
+axes are turned. Printed are the mean and worst accuracy of the eight served models on test windows, the share of the
+parameters that a served model has, and how much two devices' masks have in common (Jaccard: of the channels that
+either keeps, the share that both keep).
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from talaria import evaluation, rounds
+from talaria.model.zoo import ModelSpec
+from talaria.simulate.data.federated import Client, Federated, samples
+from talaria.simulate.options import assignments
+from talaria.simulate.report import pair_overlap
+from talaria.simulate.run import members_of, simulate
+from talaria.types import Recipe, Samples
+
+DEVICES, CLASSES, EACH, AXES, LENGTH = 8, 6, 3, 6, 32
+NOISE = 0.5
+TRAIN, VAL, TEST = 14, 6, 60
+"""Windows of each of a device's classes."""
+RECIPE = Recipe(epochs=2, batch=16, lr=0.05, momentum=0.9)
+METHODS = ("local", "fedavg", "fedavg_ft", "fedrep", "hermes", "hermes:mode=intersection")
+
+
+def fleet(seed: int) -> Federated:
+    """The devices of one seed: classes, tones, turns and windows are all drawn from it."""
+    rng = np.random.default_rng([seed, 12])
+    axes = np.array([rng.choice(AXES, 2, replace=False) for _ in range(CLASSES)])
+    rates = rng.uniform(1.0, 7.0, (CLASSES, 2))
+    # Every class is on four devices, and no two devices have the same three.
+    owned = [(k % CLASSES, (k + 1 + k // CLASSES) % CLASSES, (k + 3) % CLASSES) for k in range(DEVICES)]
+    clients = {}
+    for device, classes in enumerate(owned):
+        turn = np.linalg.qr(rng.standard_normal((AXES, AXES)))[0]
+        parts = [_windows(rng, classes, count, axes, rates, turn) for count in (TRAIN, VAL, TEST)]
+        clients[f"device-{device}"] = Client(*parts)
+    return Federated("label skew", clients, tuple(f"gesture {c}" for c in range(CLASSES)), (AXES, LENGTH))
+
+
+def _windows(rng: Any, classes: tuple[int, ...], count: int, axes: Any, rates: Any, turn: Any) -> Samples:
+    y = np.repeat(classes, count)
+    time = np.arange(LENGTH) / LENGTH
+    x = NOISE * rng.standard_normal((len(y), AXES, LENGTH))
+    for row, label in enumerate(y):
+        for axis, rate in zip(axes[label], rates[label], strict=True):
+            x[row, axis] += np.sin(2 * np.pi * (rate * time + rng.uniform()))
+    return samples(turn @ x, y)
+
+
+def measure(method: str, seed: int, rounds_: int) -> dict[str, Any]:
+    """One run: accuracies of the served models, their share of the parameters, the overlap of their masks."""
+    name, _, options = method.partition(":")
+    data = fleet(seed)
+    run = rounds.Run(
+        spec=ModelSpec("imu_cnn", data.input_shape, data.classes, seed=seed),
+        algorithm=name,
+        hparams=assignments(options.split(",") if options else None, "METHOD"),
+        recipe=RECIPE,
+        rounds=rounds_,
+        seed=seed,
+    )
+    members = members_of(data.clients)
+    result = simulate(run, members)
+    served = {client: result.personal(member) for client, member in members.items()}
+    report = evaluation.report({k: evaluation.evaluate(m, data.clients[k].test) for k, m in served.items()})
+    whole = sum(p.numel() for p in rounds.template(run.spec).parameters())
+    return {
+        "accuracy": asdict(report.accuracy),
+        "parameters": fmean(sum(p.numel() for p in m.parameters()) for m in served.values()) / whole,
+        "overlap": pair_overlap(result.masks),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("methods", nargs="*", default=METHODS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    found: dict[str, list[dict[str, Any]]] = {}
+    print("| | " + " | ".join(f"seed {s}" for s in asked.seeds) + " | mean | worst device | parameters | overlap |")
+    print("|---" * (len(asked.seeds) + 5) + "|")
+    for method in asked.methods:
+        rows = found[method] = [measure(method, seed, asked.rounds) for seed in asked.seeds]
+        means = [row["accuracy"]["mean"] for row in rows]
+        cells = [f"{v:.3f}" for v in [*means, fmean(means), min(row["accuracy"]["worst"] for row in rows)]]
+        overlaps = [row["overlap"]["mean"] for row in rows if row["overlap"] is not None]
+        cells += [f"{fmean(row['parameters'] for row in rows):.3f}", f"{fmean(overlaps):.3f}" if overlaps else ""]
+        print(f"| {method} | " + " | ".join(cells) + " |", flush=True)
+    if asked.out is not None:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
