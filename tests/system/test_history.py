@@ -31,7 +31,7 @@ def kept(outcome):
 # ---- what must be kept ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3, 4, 5, 10, 15, 17, 21, 23, 24, 25])
+@pytest.mark.parametrize("seed", range(24))
 def test_a_fleet_keeps_its_promises_whatever_a_seed_draws(seed):
     kept(live(draw(seed)))
 

@@ -116,7 +116,7 @@ def draw(seed: int) -> Plan:
         if r < b:
             kinds[b], kinds[r] = kinds[r], kinds[b]
     faults = [_one(random, n, at, kind, devices) for n, (at, kind) in enumerate(zip(times, kinds, strict=True))]
-    for fault in [f for f in faults if f.kind in ("reimage", "old-copy", "new-keys")]:
+    for fault in [f for f in faults if f.kind in ("reimage", "old-copy", "new-keys", "no-protocol")]:
         if random.random() < 0.5:  # it has been away before: what it loses says that
             at = round(random.uniform(1.0, fault.at), 1)
             faults.append(Fault(len(faults), at, "cut", fault.target))

@@ -127,12 +127,7 @@ class Promises:
             except StateError as error:
                 raise BrokenError("body", f"round {number} counts an update that cannot be read: {error}") from None
             self.since[device] += 1
-        have = exact.opened(blobs.get(body))
-        if any(not torch.equal(have[name], now[name]) for name in now):
-            raise BrokenError(
-                "body",
-                f"the body of round {number} has marks {have['marks'].tolist()}, by its record {now['marks'].tolist()}",
-            )
+        self._same(number, exact.opened(blobs.get(body)), now)
         self.commits += 1
         self.record = replace(self.record, step=step, body=now, counted=seen)
 
@@ -143,18 +138,24 @@ class Promises:
             store.verify_log()
         except StateError as error:
             raise BrokenError("body", str(error)) from None
-        body, rows = dict(exact.ZERO), store.rounds(self.fleet)
-        for row in rows:
-            if row.counted is None:
+        before = dict(exact.ZERO)
+        for row in store.rounds(self.fleet):
+            if row.body is None or row.counted is None:
                 continue
-            for made, device in sorted(row.counted, key=lambda pair: (pair[1], pair[0])):
-                found = next(u for u in store.updates(self.fleet, made) if u.device == device)
-                if blobs.has(found.digest) and found.digest not in self.damaged:
-                    body = exact.added(body, exact.checked(blobs.get(found.digest), device))
-        fleet = store.fleet(self.fleet)
-        have = None if fleet is None or self.damaged else exact.opened(blobs.get(fleet.body))
-        if have is not None and any(not torch.equal(have[name], body[name]) for name in body):
-            raise BrokenError("body", f"marks {have['marks'].tolist()}, replayed {body['marks'].tolist()}")
+            mine = [u for made, dev in row.counted for u in store.updates(self.fleet, made) if u.device == dev]
+            after = exact.opened(blobs.get(row.body))
+            # A backup holds bodies, and no updates that are folded into them.
+            if all(blobs.has(u.digest) and u.digest not in self.damaged for u in mine):
+                made = before
+                for u in mine:
+                    made = exact.added(made, exact.checked(blobs.get(u.digest), u.device))
+                self._same(row.round, after, made)
+            before = after
+
+    def _same(self, number: int, have: Tensors, made: Tensors) -> None:
+        if any(not torch.equal(have[name], made[name]) for name in made):
+            told, right = have["marks"].tolist(), made["marks"].tolist()
+            raise BrokenError("body", f"the body of round {number} has marks {told}, by its record {right}")
 
     def went_back(self, to: Record) -> None:
         """The record is that of a backup again: what came after it is known to be gone."""

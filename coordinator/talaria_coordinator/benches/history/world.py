@@ -126,6 +126,8 @@ class World:
         self._lies: dict[str, str] = {}
         self._gone: set[str] = set()
         self._broken: BrokenError | None = None
+        self._own: BaseException | None = None
+        """What went wrong in this bench itself."""
         self._readers: dict[Path, Store] = {}
         self._backups: list[tuple[Path, Record]] = []
         self._second: asyncio.Task[None] | None = None
@@ -160,6 +162,8 @@ class World:
                 self._broken = BrokenError("stuck", str(why))
             finally:
                 self._end()
+        if self._own is not None:
+            raise RuntimeError(f"history: seed {self.plan.seed} failed by itself: {self._own!r}") from self._own
         broken = self._broken
         return Outcome(
             self.plan.seed,
@@ -283,6 +287,8 @@ class World:
             machine.ended.set()
             machine.wire, machine.stop = None, None
             await asyncio.sleep(machine.back)
+            if machine.between:  # a hand is at it, and sees to its disk first
+                machine.disk.dead, machine.disk.full, machine.disk.fail_in, machine.disk.die_in = False, False, 0, 0
             for change in machine.between:
                 change()
             machine.between.clear()
@@ -669,7 +675,7 @@ class World:
         if isinstance(error, BrokenError):
             self._break(error)
         elif error is not None:
-            raise error
+            self._own = error
 
 
 Flaw = Callable[[Service], None]
