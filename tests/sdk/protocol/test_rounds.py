@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from talaria.errors import StateError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState
@@ -382,7 +383,8 @@ def test_a_coordinator_stops_where_a_newer_one_is_seen(world):
     topic, payload = "fl/1/watch/co/state", w.hub.retained["fl/1/watch/co/state"]
     old, actions = half.step(old, e.Received(w.now, topic, payload, True))
     assert actions == [a.Fenced(2)]
-    assert half.step(old, e.Tick(w.now)) == (old, [])
+    for event in (e.Tick(w.now), e.Tick(w.now + 1000), e.Connected(w.now + 1000)):
+        assert half.step(old, event) == (old, []), "it says nothing more"
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -504,6 +506,14 @@ def test_a_device_that_reboots_after_its_receipt_offers_nothing_new(world):
     assert w.trained.count(("dev-0", 1)) == 1
     assert w.receipts["dev-0", 1] == ["stored"]
     assert len(w.closed[0].counted) == 2
+
+
+def test_an_epoch_comes_once(world):
+    w = world(1, QUIET)
+    w.begin()
+    for epoch in (w.epoch, w.epoch - 1):
+        with pytest.raises(StateError, match=f"epoch={epoch} must be above"):
+            w.half.step(w.state, e.Start(w.now, epoch))
 
 
 def test_a_receipt_is_given_as_soon_as_the_store_has_the_update(world):
