@@ -122,7 +122,8 @@ class Conductor:
         online = {name for name, peer in state.peers.items() if peer.online}
         self._here, self._shut_out = online, set(state.quarantined())
         roster = self._refilled() or self._gathered()
-        gone = {name for name, peer in state.peers.items() if peer.away}
+        now, grace = time.monotonic(), 5 * self.config.retry_s
+        gone = {name for name, peer in state.peers.items() if peer.away(now, grace)}
         asked = select.ask(self.config, self.fleet.step + 1, roster, online, state.quarantined(), gone)
         if asked is None:
             return

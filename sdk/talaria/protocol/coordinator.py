@@ -117,7 +117,7 @@ class CoordinatorHalf:
             raise StateError(f"epoch={event.epoch} must be above the last one, {state.epoch}; count it up in the store")
         shift, state.epoch, state.announced = event.now - state.clock, event.epoch, event.now
         for peer in state.peers.values():
-            peer.online, peer.said, peer.births = False, 0, []
+            peer.online, peer.said, peer.births, peer.left = False, 0, [], event.now
             peer.reminded = peer.doubled = -1e18
             peer.idle, peer.heard, peer.told = 0.0, event.now, -1e18
         for rnd in state.rounds.values():
@@ -207,7 +207,7 @@ class CoordinatorHalf:
         rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
         if rnd is None or rnd.phase != "open":
             return
-        verdict = rnd.verdict(t.now, lambda dev: t.peer(dev).away)
+        verdict = rnd.verdict(t.now, lambda dev: t.peer(dev).away(t.now, self.rules.grace))
         if verdict == "closed":
             self._finish(t, rnd.number, verdict, "the round is closed")
         elif verdict != "open":
@@ -365,7 +365,7 @@ class CoordinatorHalf:
                 self._remind(t, dev, peer, boot)
             return
         if not message.online:
-            peer.boot, peer.dead = boot, boot
+            peer.boot, peer.dead, peer.left = boot, boot, t.now
             if peer.online:
                 t.act(a.DeviceDown(dev, boot))
             peer.online = False

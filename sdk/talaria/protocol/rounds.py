@@ -52,6 +52,11 @@ class Rules:
     max_peers: int = 100_000
     """Devices that are remembered."""
 
+    @property
+    def grace(self) -> float:
+        """So long a device that left is still waited for: where the broker was started again, all come back."""
+        return 5 * self.retry
+
     def __post_init__(self) -> None:
         for name, low, high in (
             ("chunk", 1, MAX_BODY),
@@ -81,6 +86,8 @@ class Peer:
     boot: int = 0
     dead: int = 0
     """The newest boot whose last will came."""
+    left: float = -1e18
+    """When that will was heard."""
     online: bool = False
     profile: bytes = b""
     said: int = 0
@@ -106,11 +113,10 @@ class Peer:
     key: bytes = b""
     """The public key that signed what was last heard of it."""
 
-    @property
-    def away(self) -> bool:
-        """Whether it left, by its last will or its own word, and has not come back; or never came. Who is merely not
-        heard yet, after a start of the coordinator, is not away."""
-        return self.dead >= self.boot
+    def away(self, now: float, grace: float) -> bool:
+        """Whether it left, by its last will or its own word, and has not come back for ``grace`` seconds (nor since
+        the coordinator's start); or never came. Who is merely not heard yet, after a start, is not away."""
+        return self.dead >= self.boot and (not self.boot or now - self.left >= grace)
 
 
 @dataclass(slots=True)

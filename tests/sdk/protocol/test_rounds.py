@@ -148,9 +148,25 @@ def test_a_round_does_not_wait_for_who_has_gone_once_there_is_a_quorum(world):
     w.run(3)
     assert w.closed == []
     w.crash_device("dev-2")
-    w.run(1)
+    w.run(11)
     assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
     assert w.closed[0].missing == ("dev-2", "dev-3")
+
+
+def test_a_broker_that_is_started_again_closes_no_round_before_its_devices_are_back(world):
+    """It publishes the last will of everybody at once."""
+    w = world(3, QUIET)
+    w.begin()
+    w.run(2)
+    slow = w.devices.pop("dev-2")  # it trains for long
+    w.open(1, seconds=600, quorum=1)
+    w.run(3)
+    w.devices["dev-2"] = slow
+    w.crash_device("dev-2")
+    w.run(2)
+    w.start_device("dev-2")
+    w.run(8)
+    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1", "dev-2"]
 
 
 def test_without_a_quorum_who_has_gone_is_waited_for_and_counts_when_it_comes_back(world):
