@@ -123,6 +123,8 @@ class Store:
             else:
                 require_same_run(fleet_of(row), run)
                 tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(epoch=epoch))
+                # Nobody is known to be here until heard: what was recorded may be old, or a backup's.
+                tx.execute(update(DEVICES).where(DEVICES.c.fleet == fleet).values(online=0))
                 append(tx, "coordinator-started", {"epoch": epoch}, fleet=fleet)
             now = fleet_of(tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one())
         self._epochs[fleet] = now.epoch

@@ -254,6 +254,15 @@ def test_a_device_that_was_enrolled_anew_shows_online_though_it_counts_its_boots
     assert (device.boot, device.online, device.profile) == (1, True, {"cpu": "arm64"})
 
 
+def test_a_coordinator_that_starts_takes_nobody_for_here_before_it_hears_them(store):
+    """A device may have gone meanwhile, and a backup is older than that."""
+    store.enter("watch", RUN, A, B)
+    store.see("watch", "a", 3, {"cpu": "arm"})
+    store.enter("watch", RUN, A, B)
+    (device,) = store.devices("watch")
+    assert (device.boot, device.online, device.profile) == (3, False, {"cpu": "arm"})
+
+
 def test_a_device_in_quarantine_keeps_its_profile(store):
     store.enter("watch", RUN, A, B)
     store.see("watch", "a", 3, {"cpu": "arm"})
