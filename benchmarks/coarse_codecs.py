@@ -1,0 +1,49 @@
+"""What coarse codecs cost in accuracy, with what they leave out sent later (error feedback) and without.
+
+    python benchmarks/coarse_codecs.py npz:mine.npz -a fedavg_ft --rounds 40 --seeds 0 1 2
+
+Prints the mean personal accuracy of each seed and the bytes that all devices sent up, beside whole values.
+"""
+
+import argparse
+from statistics import fmean
+from unittest.mock import patch
+
+import torch
+
+from talaria.simulate.run import evaluate, members_of, simulate
+from talaria.simulate.session import Asked, prepared
+from talaria.wire import feedback
+
+CODECS = ("raw", "fp16", "int8", "topk:0.05", "topk:0.01")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset")
+    parser.add_argument("-a", "--algorithm", default="fedavg_ft")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--codecs", nargs="+", default=CODECS)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    for codec in asked.codecs:
+        for fed_back in (True, False) if feedback.is_coarse(codec) else (True,):
+            with patch.object(feedback, "is_coarse", feedback.is_coarse if fed_back else lambda codec: False):
+                found, sent = [], 0
+                for seed in asked.seeds:
+                    one = Asked(
+                        algorithm=asked.algorithm, dataset=asked.dataset, rounds=asked.rounds, seed=seed, codec=codec
+                    )
+                    run, data, plans, *_ = prepared(one)
+                    members = members_of(data.clients, plans)
+                    result = simulate(run, members)
+                    found.append(evaluate(result, data, members).accuracy.mean)
+                    sent = sum(result.bytes_up.values())
+            told = " ".join(f"{v:.4f}" for v in found)
+            name = f"{codec} {'' if fed_back else 'without feedback'}"
+            print(f"{name:28} {told}  mean {fmean(found):.4f}  {sent / 1e6:.2f} MB up", flush=True)
+
+
+if __name__ == "__main__":
+    main()
