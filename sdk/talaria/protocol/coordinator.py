@@ -343,7 +343,7 @@ class CoordinatorHalf:
             self._say(t, dev, m.Rebirth(above=header.boot - 1))
         if not peer.online and header.boot > peer.dead:  # a last will may overtake what was said before it
             peer.online = True
-            t.act(a.DeviceUp(dev, header.boot, peer.profile))
+            self._came(t, dev, peer)
         match message:
             case m.Offer():
                 self._intake(t).offer(dev, message)
@@ -378,7 +378,11 @@ class CoordinatorHalf:
         elif peer.online and peer.profile == message.profile:
             return
         peer.boot, peer.online, peer.profile = boot, True, message.profile
-        t.act(a.DeviceUp(dev, boot, message.profile))
+        self._came(t, dev, peer)
+
+    def _came(self, t: Turn, dev: str, peer: Peer) -> None:
+        """Told by its birth, or by the first that it says where that came first: ask it again for what is open."""
+        t.act(a.DeviceUp(dev, peer.boot, peer.profile))
         for rnd in t.state.rounds.values():
             if dev in rnd.cohort and self._intake(t).countable(rnd):
                 self._call(t, rnd, dev, again=True)
