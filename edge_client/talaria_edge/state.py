@@ -219,9 +219,9 @@ class DeviceStore:
 
     def protocol(self) -> DeviceState:
         """The protocol's memory as it was saved last; a new one on a new device, or on one that has lost it: its boots
-        count from the clock, as it may have connected often before."""
+        count from the clock, in milliseconds, as it may have connected often before, also within this second."""
         if not self._protocol.exists():
-            return DeviceState(boot=max(0, int(time.time())))
+            return DeviceState(boot=max(0, int(1000 * time.time())))
         mend = f"move {self._protocol} away; the device then introduces itself anew"
         data = files.read(self._protocol, mend)
         digest, rest = data[:32], data[32:]
