@@ -108,15 +108,27 @@ class Keyed:
 
         asyncio.run(together())
 
-    def raw(self, device):
+    def raw(self, device, clean=True):
         """A TLS link to the broker as ``device``, past CONNACK, to write MQTT 3.1.1 packets to."""
         context = self.own[device].tls.context()
         link = context.wrap_socket(socket.create_connection(("127.0.0.1", self.port), 20), server_hostname="localhost")
         name = device.encode()
-        body = b"\x00\x04MQTT\x04\x02\x00\x3c" + len(name).to_bytes(2, "big") + name
+        body = b"\x00\x04MQTT\x04" + bytes([2 * clean]) + b"\x00\x3c" + len(name).to_bytes(2, "big") + name
         link.sendall(bytes([0x10, len(body)]) + body)
-        assert link.recv(4)[:1] == b"\x20"
+        if link.recv(4)[:1] != b"\x20":
+            link.close()
+            raise ConnectionRefusedError(f"the broker does not take {device}")
         return link
+
+    def train_after(self, monkeypatch, event):
+        """Devices wait with training until this was told."""
+        real = Agent._learn
+
+        async def learn(agent, learner, action):
+            await self.told_of(event)
+            await real(agent, learner, action)
+
+        monkeypatch.setattr(Agent, "_learn", learn)
 
     def close(self):
         self.worker.shutdown()

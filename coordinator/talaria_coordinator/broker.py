@@ -40,13 +40,14 @@ START_SECONDS = 10.0
 @dataclass(frozen=True)
 class Broker:
     """A broker that answers at ``url``. ``log`` is its log file and ``process`` tells its process, where it is ours and
-    kept running; ``reload`` makes it read the list of who may say what again."""
+    kept running; ``reload`` makes it read the list of who may say what again, and ``tend`` is :meth:`Keeper.tend`."""
 
     url: str
     kind: Kind
     log: Path | None = None
     process: Callable[[], int | None] = lambda: None
     reload: Callable[[], None] = lambda: None
+    tend: Callable[[bool], list[str]] = lambda failing: []
 
     @property
     def pid(self) -> int | None:
@@ -69,13 +70,14 @@ def open_broker(
     port: int = 0,
     state: Path | None = None,
     security: Path | None = None,
+    devices: int = 16,
 ) -> Iterator[Broker]:
     """A broker for the time of the ``with`` block.
 
     ``choice`` is ``"auto"``, ``"mosquitto"``, ``"amqtt"`` or a URL. ``port`` 0 is a free one, the same again after
     a restart with the same ``state``: the folder for config, log and persistence (a temporary one where None).
     ``security`` is a folder of keys and lists (:mod:`talaria_coordinator.mosquitto`) for a broker of TLS links only;
-    Mosquitto alone can do that. Raises
+    Mosquitto alone can do that. ``devices`` is how many are expected. Raises
     :class:`~talaria.errors.TransportError` where the port is taken or the broker does not start, and
     :class:`~talaria.errors.ConfigError` for an unknown choice.
     """
@@ -96,7 +98,7 @@ def open_broker(
         raise TransportError("broker='mosquitto': no such binary; run `apt install mosquitto`, or use broker='auto'")
     with _folder(state) as folder:
         wanted = port or _remembered(host, folder)
-        with _mosquitto(binary, host, wanted, folder, security) if binary else _amqtt(host, wanted) as broker:
+        with _mosquitto(binary, host, wanted, folder, security, devices) if binary else _amqtt(host, wanted) as broker:
             (folder / "port").write_text(str(urlsplit(broker.url).port))
             yield broker
 
@@ -184,7 +186,9 @@ def _account(data: Path, binary: Path) -> tuple[str | None, tuple[int, int]]:
 
 
 @contextmanager
-def _mosquitto(binary: Path, host: str, port: int, folder: Path, security: Path | None) -> Iterator[Broker]:
+def _mosquitto(
+    binary: Path, host: str, port: int, folder: Path, security: Path | None, devices: int
+) -> Iterator[Broker]:
     if port:
         _require_port(host, port)
     data, log, config = folder / "persistence", folder / "mosquitto.log", folder / "mosquitto.conf"
@@ -200,15 +204,15 @@ def _mosquitto(binary: Path, host: str, port: int, folder: Path, security: Path 
     (user, ids), keys = _account(data, binary), None if security is None else data
     for attempt in (1, 2, 3):
         chosen = port or _free_port(host)
-        config.write_text(mosquitto.config(host, chosen, data, user=user, security=keys))
+        config.write_text(mosquitto.config(host, chosen, data, user=user, security=keys, devices=devices))
         # A port below 1024 is root's: Mosquitto opens it and changes its user itself.
         account = ids if chosen >= 1024 else (-1, -1)
         answers = partial(_answers, host=host, port=chosen)
-        child = Keeper([str(binary), "-c", str(config)], log, answers, account)
+        child = Keeper([str(binary), "-c", str(config)], log, answers, account, partial(mosquitto.forget, data))
         try:
             if child.ready():
                 url = f"mqtts://{reached(host)}:{chosen}" if security else f"mqtt://{host}:{chosen}"
-                yield Broker(url, "mosquitto", log, child.process, partial(_reload, child, security, data))
+                yield Broker(url, "mosquitto", log, child.process, partial(_reload, child, security, data), child.tend)
                 return
         finally:
             child.stop()

@@ -130,8 +130,13 @@ class FleetConfig:
         if not 0 < self.quorum <= 1:
             raise ConfigError(f"rounds: quorum={self.quorum} must be a share in (0, 1]")
         check_over(self.run, self.over)
-        require_mode(self.run, self.buffering, len(self.members) or self.devices, self.deadline_s)
+        require_mode(self.run, self.buffering, self.expected, self.deadline_s)
         aggregator_of(self.run, self.aggregator, self.buffering)
+
+    @property
+    def expected(self) -> int:
+        """How many devices are waited for before the first round."""
+        return len(self.members) or self.devices
 
     @cached_property
     def least(self) -> int:

@@ -77,7 +77,7 @@ def found(
     listen = "127.0.0.1" if all(map(loopback, hosts)) else "0.0.0.0"
     identity.create(folder, name, url, list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"])))
     broker = folder.resolve() / "broker"
-    config = mosquitto.config(listen, port, broker / "persistence", security=broker)
+    config = mosquitto.config(listen, port, broker / "persistence", security=broker, devices=devices)
     credentials.write(broker / "mosquitto.conf", (BROKER + config).encode())
     credentials.make_private(broker / "persistence")
     credentials.write(folder / TOKEN, (secrets.token_hex(32) + "\n").encode(), private=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +18,11 @@ logger = logging.getLogger(__name__)
 STOP_SECONDS = 5.0
 AGAIN_S = (0.2, 30.0)
 """The pause before a broker that died is started again; it doubles while it keeps dying at once."""
+FULL = re.compile(rb"^.*out of memory.*$", re.IGNORECASE | re.MULTILINE)
+"""What Mosquitto writes at its memory limit; it then goes on, and throws out whoever needs a byte more."""
+WHO = re.compile(rb"Client (\S+) ")
+READ = 2**20
+"""Bytes of the log, at its end, that are looked at."""
 
 # Sets the signal that Linux sends to the broker when the coordinator dies in any way, then becomes the broker.
 # It is SIGTERM, on which Mosquitto saves its sessions; SIGKILL loses them all. A process that changes its user loses
@@ -43,7 +50,8 @@ os.execv(sys.argv[4], sys.argv[4:])
 
 class Keeper:
     """``command`` as our child, its output appended to ``log``; for root, under the user and group of ``account``.
-    ``answers`` says whether this child serves yet."""
+    ``answers`` says whether this child serves yet, and ``forget`` takes away what it kept, True where there was any:
+    a broker that is full, or whose file is damaged, would load all of it again."""
 
     def __init__(
         self,
@@ -51,8 +59,11 @@ class Keeper:
         log: Path,
         answers: Callable[[subprocess.Popen[bytes]], bool],
         account: tuple[int, int] = (-1, -1),
+        forget: Callable[[], bool] = lambda: False,
     ) -> None:
         self._command, self._log, self._answers, self._account = tuple(command), log, answers, account
+        self._forget = forget
+        self._news: list[str] = []
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
         self.child = self._spawn()
@@ -64,7 +75,12 @@ class Keeper:
     def ready(self) -> bool:
         """Whether the first start worked; from then on the child is kept running until :meth:`stop`."""
         if not self._answers(self.child):
-            return False
+            if self.child.poll() is None or not self._forget():
+                return False
+            self._tell(f"the broker did not start with what it kept; it begins without. Its log is {self._log}")
+            self.child = self._spawn()
+            if not self._answers(self.child):
+                return False
         self._thread = threading.Thread(target=self._keep, name="broker keeper", daemon=True)
         self._thread.start()
         return True
@@ -73,6 +89,32 @@ class Keeper:
         """Send a signal to the child, if it lives."""
         if self.child.poll() is None:
             self.child.send_signal(number)
+
+    def tend(self, failing: bool) -> list[str]:
+        """What befell the broker since this was asked last. Where our link to it is ``failing`` and it is out of
+        memory, it is ended, and starts anew without what it kept."""
+        if failing and self.child.poll() is None and self._full():
+            self.child.kill()  # on SIGTERM it would save what fills it
+        news, self._news = self._news, []
+        return news
+
+    def _full(self) -> str:
+        """That this child ran out of memory, and whom it threw out for that; empty where it did not."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(self._begun, log.seek(0, os.SEEK_END) - READ))
+                found = FULL.findall(log.read())
+        except OSError:
+            return ""
+        if not found:
+            return ""
+        who = Counter(name[1].decode("ascii", "replace") for line in found if (name := WHO.search(line)))
+        most = ", ".join(f"{name!r} ({count}x)" for name, count in who.most_common(3))
+        return "the broker was out of memory" + (f", and threw out {most}" if most else "")
+
+    def _tell(self, text: str) -> None:
+        logger.warning("%s", text)
+        self._news.append(text)
 
     def stop(self) -> None:
         """End the child in good order, and for good."""
@@ -93,19 +135,28 @@ class Keeper:
     def _spawn(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), *map(str, self._account), *self._command]
         with self._log.open("ab") as out:
+            self._begun = out.tell()
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
     def _keep(self) -> None:
-        wait = AGAIN_S[0]
+        wait, served = AGAIN_S[0], True
         while True:
             status = self.child.wait()
             if self._leaving.wait(wait):
                 return
-            logger.warning("the broker ended (status %s) and is started again; its log is %s", status, self._log)
+            full = self._full()
+            forgot = (full or not served) and self._forget()
+            if full:
+                self._tell(f"{full}; it begins anew, without what it kept. Its log is {self._log}")
+            elif forgot:
+                self._tell(f"the broker did not start with what it kept; it begins without. Its log is {self._log}")
+            else:
+                self._tell(f"the broker ended (status {status}) and is started again; its log is {self._log}")
             try:
                 self.child = self._spawn()
             except OSError as error:
                 logger.warning("the broker cannot be started: %s; trying again", error)
                 wait = min(2 * wait, AGAIN_S[1])
                 continue
-            wait = AGAIN_S[0] if self._answers(self.child) else min(2 * wait, AGAIN_S[1])
+            served = self._answers(self.child)
+            wait = AGAIN_S[0] if served else min(2 * wait, AGAIN_S[1])

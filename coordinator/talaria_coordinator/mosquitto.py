@@ -15,6 +15,10 @@ IN_FLIGHT = 20
 """Messages under way to one client."""
 MEMORY = 256 * 2**20
 """Bytes that the broker may use beside what is in flight to the devices."""
+SHARE = 0.5
+"""Of this machine's memory, at most."""
+DATABASE = "mosquitto.db"
+"""What it keeps over a restart, in its folder: sessions and retained messages, all of which are told again."""
 AUTOSAVE_S = 300
 FILES = ("ca.crt", "server.crt", "server.key", "revoked.pem", "acl")
 
@@ -73,7 +77,7 @@ def config(
         "persistent_client_expiration 7d",
         # Whatever is larger than a frame does not come from us.
         f"max_packet_size {LARGEST_PACKET}",
-        f"memory_limit {MEMORY + devices * IN_FLIGHT * LARGEST_PACKET}",
+        f"memory_limit {memory(devices)}",
         f"max_inflight_messages {IN_FLIGHT}",
         "max_queued_messages 1000",
         # A reader that stops reading must not fill our memory.
@@ -87,6 +91,21 @@ def config(
     if user:
         lines.append(f"user {user}")
     return "\n".join(lines) + "\n"
+
+
+def memory(devices: int) -> int:
+    """Bytes that a broker for so many devices may use. At its limit Mosquitto throws out whoever needs more."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(MEMORY + devices * IN_FLIGHT * LARGEST_PACKET, int(SHARE * machine))
+
+
+def forget(data: Path) -> bool:
+    """Move away what Mosquitto kept in its folder ``data``; False where there is nothing."""
+    kept = data / DATABASE
+    if not kept.exists():
+        return False
+    os.replace(kept, data / f"{DATABASE}.old")
+    return True
 
 
 _SECURE = (

@@ -129,7 +129,12 @@ def _broker(config: FleetConfig, stack: ExitStack, running: dict[object, Broker]
         security = None if config.identity is None else config.identity / "broker"
         running[key] = stack.enter_context(
             open_broker(
-                config.broker, host=config.host, port=config.port, state=config.state / "broker", security=security
+                config.broker,
+                host=config.host,
+                port=config.port,
+                state=config.state / "broker",
+                security=security,
+                devices=config.expected,
             )
         )
     return running[key]
@@ -153,6 +158,7 @@ async def _served(
                 observe=desk.observe,
                 sent=desk.sent,
                 keep_out=Barring(config, broker),
+                tend=broker.tend,
             )
             services.append(service)
             (config.state / "broker.url").write_text(broker.url + "\n")

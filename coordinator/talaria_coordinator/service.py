@@ -26,6 +26,7 @@ from talaria_coordinator.blobs import Blobs
 from talaria_coordinator.conduct import AGAIN_S, Conductor, Hands
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.control import Order, decide
+from talaria_coordinator.footing import Footing
 from talaria_coordinator.hearing import QUIET_S, Hearing
 from talaria_coordinator.learning import Learning, passing
 from talaria_coordinator.leaving import Leaving
@@ -57,13 +58,15 @@ class Service:
         report: Report = lambda event: None,
         open_transport: Open = over_mqtt,
         keep_out: KeepOut = nowhere,
+        tend: Callable[[bool], list[str]] = lambda failing: [],
         observe: Callable[[object], None] = lambda item: None,
         sent: Sent = lambda size: None,
         learn: Callable[..., Learning] = Learning,
     ) -> None:
         """``report`` is told what happens; ``observe`` sees every event and action of the machine, and ``sent``
         how many bytes went out. None of them may wait. ``learn`` makes what checks and folds updates, and
-        ``keep_out`` tells the broker who is shut out."""
+        ``keep_out`` tells the broker who is shut out; ``tend`` looks after a broker that is ours, and says what befell
+        it."""
         self.config, self.store, self.blobs = config, store, blobs
         self._report, self._open, self._observe = report, open_transport, observe
         self._learning = learn(config.run, blobs, config.aggregator, config.max_update, config.buffering)
@@ -77,6 +80,7 @@ class Service:
         self._refusals = Refusals(self._tell)
         self._planted = 0
         self._hearing, self._up = Hearing(max(QUIET_S, 5 * config.retry_s)), False
+        self._tend, self._footing = tend, Footing(max(QUIET_S, 5 * config.retry_s))
         self._half = self._members.half(rules, spec)
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
         self._link = Link(self._read, sent)
@@ -211,8 +215,10 @@ class Service:
         if isinstance(change, LinkUp):
             self._fit(self._transport.largest)
             self._hearing.heard(time.monotonic())
+            self._footing.up()
             self._tell("connected")
         else:
+            self._footing.lost(time.monotonic())
             self._tell("disconnected", error=change.reason)
 
     def _fit(self, largest: int | None) -> None:
@@ -246,6 +252,8 @@ class Service:
                 await transport.recall()
             before = self._planted
             await self._listen_for_myself(transport)
+            for news in await asyncio.to_thread(self._tend, self._footing.failing(time.monotonic())):
+                self._tell("broker", reason=news)
             try:
                 if self._members.refresh():
                     await self._inbox.put(Enrolled())

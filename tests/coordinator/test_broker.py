@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from talaria.errors import ConfigError, TransportError
-from talaria_coordinator import broker
+from talaria_coordinator import broker, mosquitto
 from talaria_coordinator.broker import find_mosquitto, open_broker
 
 CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01t"
@@ -33,7 +33,7 @@ def alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().split(")")[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before, or while it was read
         return False
 
 
@@ -190,3 +190,24 @@ def retained(url, topic):
 def test_the_binary_is_found_outside_the_path(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     assert find_mosquitto() is not None
+
+
+def test_a_mosquitto_whose_file_is_damaged_begins_without_it(tmp_path):
+    """It would not start again, and with it no coordinator; all that it kept is told anew."""
+    with open_broker("mosquitto", state=tmp_path) as found:
+        publish(found.url, "a/b", b"kept")
+    kept = tmp_path / "persistence" / "mosquitto.db"
+    kept.write_bytes(os.urandom(300))
+    with open_broker("mosquitto", state=tmp_path) as found:
+        assert speaks_mqtt(found.url)
+        assert "did not start with what it kept" in " ".join(found.tend(False))
+    assert kept.with_name("mosquitto.db.old").stat().st_size == 300
+
+
+def test_the_memory_of_a_managed_mosquitto_follows_the_devices_expected(tmp_path):
+    limits = []
+    for devices in (1, 9):
+        with open_broker("mosquitto", state=tmp_path / str(devices), devices=devices):
+            text = (tmp_path / str(devices) / "mosquitto.conf").read_text()
+            limits.append(int(text.split("memory_limit ")[1].split()[0]))
+    assert limits[1] - limits[0] == 8 * mosquitto.IN_FLIGHT * mosquitto.LARGEST_PACKET

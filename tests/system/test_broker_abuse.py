@@ -5,6 +5,7 @@ import asyncio
 import gc
 import os
 import re
+from contextlib import suppress
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from talaria.errors import TransportError
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, encode_frame
 from talaria.wire.transport import Arrival, Mqtt
-from talaria_coordinator import identity
+from talaria_coordinator import identity, mosquitto
 from talaria_coordinator.broker import open_broker
 from talaria_coordinator.store import Store
 
@@ -139,3 +140,45 @@ def test_a_flood_at_full_speed_is_cut_off_and_learning_goes_on(keyed):
     assert [x["device"] for x in fleet.of("quarantined")] == ["mallory"]
     assert "flooded the fleet" in of_device(fleet, "mallory").quarantine
     assert len(fleet.of("refused", device="mallory")) < 10
+
+
+def subscriptions(size, count):
+    """SUBSCRIBE packets of filters that nobody else has; the broker keeps them over a cut where the session lasts."""
+    for _ in range(count):
+        name = os.urandom(size // 2).hex().encode()
+        body = b"\x00\x01" + len(name).to_bytes(2, "big") + name + b"\x00"
+        length, head = len(body), bytearray([0x82])
+        while True:
+            length, digit = divmod(length, 128)
+            head.append(digit | (128 if length else 0))
+            if not length:
+                break
+        yield bytes(head) + body
+
+
+def test_a_broker_that_was_filled_to_its_limit_begins_anew_and_learning_goes_on(keyed, monkeypatch):
+    """Endless subscriptions are heard by nobody, and fill what the broker may use; it then throws out all others."""
+    monkeypatch.setattr(mosquitto, "MEMORY", 6 * 2**20)
+    monkeypatch.setattr(mosquitto, "IN_FLIGHT", 1)
+    monkeypatch.setattr("talaria_coordinator.service.QUIET_S", 1.0)
+    fleet = keyed(others=("mallory",))
+    fleet.train_after(monkeypatch, "broker")
+
+    def fill():
+        for size in (60_000, 6000, 600, 60, 6, 2):
+            with suppress(OSError), fleet.raw("mallory", clean=False) as link:
+                link.settimeout(5)
+                for one in subscriptions(size, 400):
+                    link.sendall(one)
+
+    async def besiege():
+        await fleet.told_of("round-opened")
+        while not fleet.of("broker"):
+            await asyncio.to_thread(fill)
+        await fleet.told_of("connected", count=2)
+
+    fleet.live(besiege)
+    assert len(fleet.of("round-closed")) == ROUNDS
+    assert "out of memory" in fleet.of("broker")[0]["reason"]
+    assert "'mallory'" in fleet.of("broker")[0]["reason"]
+    assert fleet.of("quarantined") == []

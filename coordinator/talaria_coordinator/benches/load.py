@@ -101,7 +101,7 @@ class Load:
         run = run_of(self.body_mib, self.rounds, self.asked / self.devices)
         size = write_updates(self.folder / "updates", run, names[0])
         begin = time.monotonic()
-        with open_broker("mosquitto", state=self.folder / "broker") as self._broker:
+        with open_broker("mosquitto", state=self.folder / "broker", devices=self.devices) as self._broker:
             config = write_config(self.folder, run, self.devices, self._broker.url, retry_s=self.retry_s)
             self._coordinator = Program(
                 "coordinator", ["coordinator", "serve", str(config), "--json"], self.folder, self._heard
