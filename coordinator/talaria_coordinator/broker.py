@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 from talaria.errors import ConfigError, StateError, TransportError
 from talaria_coordinator import mosquitto
 from talaria_coordinator.keeper import STOP_SECONDS, Keeper
+from talaria_coordinator.open_files import make_room
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def open_broker(
     ``security`` is a folder of keys and lists (:mod:`talaria_coordinator.mosquitto`) for a broker of TLS links only;
     Mosquitto alone can do that. ``devices`` is how many are expected. Raises
     :class:`~talaria.errors.TransportError` where the port is taken or the broker does not start, and
-    :class:`~talaria.errors.ConfigError` for an unknown choice.
+    :class:`~talaria.errors.ConfigError` for an unknown choice, or where so many may not connect.
     """
     if "://" in choice:
         yield Broker(checked_url(choice), "url")
@@ -96,6 +97,7 @@ def open_broker(
         )
     if choice == "mosquitto" and binary is None:
         raise TransportError("broker='mosquitto': no such binary; run `apt install mosquitto`, or use broker='auto'")
+    make_room(devices)
     with _folder(state) as folder:
         wanted = port or _remembered(host, folder)
         with _mosquitto(binary, host, wanted, folder, security, devices) if binary else _amqtt(host, wanted) as broker:

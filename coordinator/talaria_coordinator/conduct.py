@@ -21,6 +21,7 @@ from talaria_coordinator.learning import Learning, LeftOut, Made, NothingLeft, p
 from talaria_coordinator.notices import Folded, FoldFailed
 from talaria_coordinator.records import Fleet
 from talaria_coordinator.store import Store, require_same_run
+from talaria_coordinator.waiting import Patience, waits
 
 AGAIN_S = (2.0, 120.0)
 """Seconds until something that failed is tried again, at first and at most."""
@@ -47,6 +48,7 @@ class Conductor:
         self._called_off: set[int] = set()
         self._here: set[str] = set()
         self._shut_out: set[str] = set()
+        self._waiting = Patience()
 
     def inspect(self) -> int:
         """Read all that serving needs, before anything is said or written: another coordinator must not end for one
@@ -126,7 +128,9 @@ class Conductor:
         gone = {name for name, peer in state.peers.items() if peer.away(now, grace)}
         asked = select.ask(self.config, self.fleet.step + 1, roster, online, state.quarantined(), gone)
         if asked is None:
+            self._wait(roster)
             return
+        self._waiting.over(time.monotonic())
         row = self.store.open_round(self.config.name, asked.step, asked.cohort, self.fleet.body)
         self._hands.tell(
             "round-opened", round=row.round, step=asked.step, cohort=len(asked.cohort), online=asked.online
@@ -135,6 +139,15 @@ class Conductor:
         self._hands.feed(
             e.OpenRound(time.monotonic(), row.round, cohort, seconds, asked.quorum, asked.target, asked.stale)
         )
+
+    def _wait(self, roster: Sequence[str]) -> None:
+        """Tell what is waited for: nobody should have to guess who is missing."""
+        if not self._waiting.due(time.monotonic()):
+            return
+        devices = self.store.devices(self.config.name)
+        found = waits(self.config, self.fleet.step + 1, roster, devices, self._here)
+        if found is not None:
+            self._hands.tell("waiting", **found.facts())
 
     def _told(self, asked: select.Asked) -> dict[str, bytes]:
         """What each device is told with the request for work: the learning round, and, asynchronously, the last one of

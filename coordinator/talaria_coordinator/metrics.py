@@ -89,6 +89,13 @@ class Metrics:
         )
         self._out = Counter("talaria_quarantines", "Devices that were shut out", ["fleet", "reason"], registry=here)
         self._errors = Counter("talaria_errors", "Steps the disk or the store refused", ["fleet"], registry=here)
+        self._missing = Gauge(
+            "talaria_devices_missing",
+            "Devices that a round still needs before it begins",
+            ["fleet"],
+            registry=here,
+        )
+        self._missing.labels(fleet).set(0)
         for counter in (self._lost, self._errors):
             counter.labels(fleet)
         self._up.labels(fleet).set(0)
@@ -108,7 +115,10 @@ class Metrics:
                 self._up.labels(fleet).set(1)
             case "disconnected":
                 self._up.labels(fleet).set(0)
+            case "waiting":
+                self._missing.labels(fleet).set(event["needed"] - event["here"])
             case "round-opened":
+                self._missing.labels(fleet).set(0)
                 self._opened = {event["round"]: event["at"]}
             case "round-closed":
                 self._rounds.labels(fleet, "closed").inc()

@@ -82,12 +82,19 @@ def ask(
 def _ask(
     config: FleetConfig, step: int, members: Sequence[str], online: Collection[str], out: Collection[str]
 ) -> Asked | None:
+    asked = wanted(config, step, members, online, out)
+    return asked if asked.cohort and asked.online >= asked.quorum else None
+
+
+def wanted(
+    config: FleetConfig, step: int, members: Sequence[str], online: Collection[str], out: Collection[str]
+) -> Asked:
+    """The round that would be opened were enough of its cohort here."""
     cohort = tuple(name for name in rounds.cohort(config.run, step, members, config.over) if name not in out)
     here = sum(name in online for name in cohort)
     if config.buffering is not None:
-        asked = Asked(step, cohort, 1, here, config.buffering.buffer, config.buffering.max_staleness)
-        return asked if here else None
+        return Asked(step, cohort, 1, here, config.buffering.buffer, config.buffering.max_staleness)
     target = min(len(cohort), rounds.needed(config.run, len(members))) if config.over else len(cohort)
     # Fewer than the rule can fold would be no quorum: the round could only fail.
     quorum = min(target, max(1, math.ceil(config.quorum * target), config.least))
-    return Asked(step, cohort, quorum, here, target) if cohort and here >= quorum else None
+    return Asked(step, cohort, quorum, here, target)

@@ -13,6 +13,7 @@ from talaria.errors import StateError
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.opening import open_store
 from talaria_coordinator.store import Store
+from talaria_coordinator.waiting import waits
 
 SHOWN = 15
 """The last rounds that are told; the store, the API and the dashboard have all."""
@@ -25,7 +26,10 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
         fleet = store.fleet(config.name)
         if fleet is None:
             raise StateError(f"status: the store holds no fleet {config.name!r}; it holds {_names(store)}")
-        rounds = store.rounds(config.name, last=SHOWN)
+        rounds, devices = store.rounds(config.name, last=SHOWN), store.devices(config.name)
+        idle = fleet.status == "running" and fleet.step < config.run.rounds and not store.open_rounds(config.name)
+        here = {d.device for d in devices if d.online}
+        missing = waits(config, fleet.step + 1, fleet.roster, devices, here) if idle else None
         return {
             "fleet": fleet.name,
             "status": fleet.status,
@@ -34,6 +38,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
             "epoch": fleet.epoch,
             "body": fleet.body,
             "roster": list(fleet.roster),
+            "waiting": None if missing is None else missing.facts(),
             "history": [
                 {
                     "round": r.round,
@@ -48,7 +53,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
             ],
             "devices": [
                 {"device": d.device, "online": d.online, "boot": d.boot, "seen": d.seen, "quarantine": d.quarantine}
-                for d in store.devices(config.name)
+                for d in devices
             ],
             "events": store.events(config.name, 20),
         }
@@ -66,6 +71,10 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         f"epoch {found['epoch']}, body {found['body'][:12]}",
         highlight=False,
     )
+    if found["waiting"] is not None:
+        missing = ", ".join(found["waiting"]["missing"])
+        text = f"waiting: {found['waiting']['reason']}" + (f"; missing: {missing}" if missing else "")
+        console.print(_plain(text), highlight=False)
     history = Table(title="rounds")
     for heading in ("round", "learning", "asked", "counted", "seconds", "bytes up", "failure"):
         history.add_column(heading, justify="left" if heading == "failure" else "right")

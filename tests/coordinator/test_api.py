@@ -311,7 +311,7 @@ def state_with(phase):
         ("paused", "resume", "open", "running", None),
         ("aborted", "resume", "failed", "running", None),
         ("running", "abort", "open", "aborted", e.AbortRound),
-        ("running", "abort", "closed", "aborted", None),
+        ("running", "abort", "closed", "aborted", e.AbortRound),
         ("running", "quarantine", "open", None, e.Revoke),
     ],
 )
@@ -414,6 +414,8 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
     (tmp_path / "uploads" / "x.part").write_bytes(b"x" * 5000)
     for event in ("connected", "disconnected", "connected", "error"):
         metrics.tell({"event": event, "at": 1.0})
+    metrics.tell({"event": "waiting", "here": 1, "needed": 3, "at": 9.0})
+    assert figures(metrics)["talaria_devices_missing", ()] == 2
     metrics.tell({"event": "round-opened", "round": 4, "at": 10.0})
     metrics.observe(e.RoundClosed(4, (e.Counted("anna", 4, 1, b""),), ("bela",)))
     metrics.tell({"event": "round-closed", "round": 4, "at": 13.0})
@@ -436,6 +438,7 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
         ("talaria_devices_quarantined", ()): 1,
         ("talaria_broker_reconnects_total", ()): 1,
         ("talaria_broker_up", ()): 1,
+        ("talaria_devices_missing", ()): 0,
         ("talaria_errors_total", ()): 1,
         ("talaria_rounds_total", ("closed",)): 1,
         ("talaria_rounds_total", ("failed",)): 1,

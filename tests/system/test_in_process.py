@@ -588,3 +588,16 @@ def test_a_device_that_left_does_not_hold_a_round_to_its_deadline(house, a_run):
 
     run_all(story())
     assert {(2, "anna"), (2, "bela")} <= set(one.store.rounds("watch")[-1].counted)
+
+
+def test_a_fleet_that_waits_names_who_is_missing(house, monkeypatch):
+    monkeypatch.setattr("talaria_coordinator.waiting.AFTER_S", 0.2)
+    one = house()
+
+    async def late():
+        told = await one.told_of("waiting", missing=["carl"])
+        assert (told["here"], told["needed"]) == (2, 3)
+        await one.agent("carl")
+
+    run_all(one.serve(), one.agent("anna"), one.agent("bela"), late())
+    assert len([item for item in one.told if item["event"] == "waiting"]) == 1

@@ -1,0 +1,105 @@
+"""A fleet that waits says how many are missing, and who; one that could never be complete says so at the start."""
+
+import subprocess
+import sys
+
+from talaria.model.zoo import ModelSpec
+from talaria.rounds import Run
+from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.records import Device
+from talaria_coordinator.status import read_status, render
+from talaria_coordinator.store import Store
+from talaria_coordinator.waiting import AFTER_S, EVERY_S, NAMED, Patience, waits
+
+
+def config(state=".", **changes):
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg")
+    return FleetConfig(name="watch", run=run, state=state, **changes)
+
+
+def device(name, quarantine=None):
+    return Device("watch", name, 1, True, {}, 0.0, 0.0, quarantine)
+
+
+def test_members_that_never_came_are_named():
+    named = config(members=("anna", "bela", "carl"))
+    found = waits(named, 1, (), [device("anna"), device("bela", "lied"), device("eve")], {"anna"})
+    assert (found.here, found.needed, found.missing) == (1, 3, ("bela", "carl"))
+    assert "1 of 3 devices have come" in found.reason
+    assert "in quarantine: bela" in found.reason
+    assert waits(named, 1, (), [device(n) for n in named.members], ()) is None
+
+
+def test_devices_that_have_no_names_yet_are_counted():
+    found = waits(config(devices=300), 1, (), [device(f"d{i}") for i in range(248)], ())
+    assert (found.here, found.needed, found.missing) == (248, 300, ())
+    assert "248 of 300 devices have come" in found.reason
+
+
+def test_who_is_away_is_named_once_the_roster_stands():
+    half = config(devices=4)
+    roster = ("a", "b", "c", "d")
+    devices = [*map(device, "abc"), device("d", "lied")]
+    found = waits(half, 3, roster, devices, {"a"})
+    assert (found.here, found.needed, found.missing) == (1, 2, ("b", "c"))
+    assert "1 of the 3 devices" in found.reason
+    assert waits(half, 3, roster, devices, {"a", "b"}) is None
+    assert "in quarantine" in waits(half, 3, roster, [device(n, "lied") for n in roster], set(roster)).reason
+    many = config(members=tuple(f"d{i:03}" for i in range(99)))
+    assert waits(many, 1, (), [], ()).facts()["missing"][NAMED:] == [f"and {99 - NAMED} more"]
+
+
+def test_it_is_told_after_a_while_and_then_each_minute():
+    one = Patience()
+    told = [now for now in range(200) if one.due(now)]
+    assert told == [AFTER_S, AFTER_S + EVERY_S, AFTER_S + 2 * EVERY_S, AFTER_S + 3 * EVERY_S]
+    one.over(200)
+    assert [now for now in range(200, 300) if one.due(now)] == [245], "no sooner than a minute after the last time"
+    one.over(310)
+    assert not one.due(310)
+    assert one.due(310 + AFTER_S)
+
+
+def test_status_says_who_is_missing(tmp_path, capsys):
+    named = config(tmp_path, members=("anna", "bela"))
+    with Store(tmp_path / "coordinator.db") as store:
+        store.enter("watch", named.run.to_json(), "0" * 64, "0" * 64)
+        store.see("watch", "anna", 1, {})
+    found = read_status(named)
+    assert found["waiting"]["missing"] == ["bela"]
+    render(found)
+    assert "waiting: 1 of 2 devices have come" in capsys.readouterr().out
+    with Store(tmp_path / "coordinator.db") as store:
+        store.see("watch", "bela", 1, {})
+    assert read_status(named)["waiting"] is None
+
+
+LIMITED = """
+import resource, sys
+from talaria.errors import ConfigError
+from talaria_coordinator.broker import open_broker
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+try:
+    with open_broker("mosquitto", devices=300):
+        print("soft", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+except ConfigError as error:
+    print(error)
+"""
+
+
+def limited(soft, hard):
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(soft), str(hard)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_too_few_open_files_for_the_devices_expected_are_told_at_the_start():
+    said = limited(200, 256)
+    for part in ("300 devices need 428 open files", "may have 256", "LimitNOFILE=", "ulimit -Hn"):
+        assert part in said
+
+
+def test_a_limit_that_may_be_raised_is_raised():
+    assert "soft 428" in limited(200, 1024)
