@@ -28,7 +28,7 @@ class Desk:
         self._sock = stack.enter_context(listening(config.api))
         self._views = Views(config.database)
         stack.callback(self._views.close)
-        self._metrics = Metrics(config.name, self._views, config.state)
+        self._metrics = Metrics(config.name, self._views, config.state, config.identity)
 
     def report(self, event: dict[str, Any]) -> None:
         """Tell the journal, and count."""

@@ -139,8 +139,9 @@ def rotate(folder: Folder) -> None:
 
 @app.command("list")
 def members(folder: Folder, as_json: AsJson = False) -> None:
-    """Show members, revoked devices and open codes."""
+    """Show members, revoked devices, open codes, and when certificates end."""
     from talaria_coordinator.authority import LEAF_DAYS
+    from talaria_coordinator.ending import Ending
     from talaria_coordinator.identity import Roll
 
     roll, now = Roll.load(folder), time.time()
@@ -156,8 +157,12 @@ def members(folder: Folder, as_json: AsJson = False) -> None:
     ]
     codes = {name: (end - now) / 3600 for name, (_, end) in sorted(roll.codes.items())}
     waiting = [{"device": name, "hours": left} for name, left in codes.items()]
+    ending = Ending.of(folder, roll)
+    warnings = ending.warnings(now)
     if as_json:
-        typer.echo(json.dumps({"fleet": roll.fleet, "broker": roll.broker, "members": rows, "codes": waiting}))
+        own = [{"what": one.what, "until": one.ends} for one in ending.own]
+        facts = {"fleet": roll.fleet, "broker": roll.broker, "members": rows, "codes": waiting}
+        typer.echo(json.dumps({**facts, "certificates": own, "warnings": warnings}))
         return
     for name, m in sorted(roll.members.items()):
         state = "revoked" if m.revoked else "member"
@@ -165,3 +170,7 @@ def members(folder: Folder, as_json: AsJson = False) -> None:
         typer.echo(f"{name:<36}  {state:<8}  key {m.key.hex()[:16]}  until {until}")
     for name, left in codes.items():
         typer.echo(f"{name:<36}  code      {f'good for {left:.1f} hours' if left > 0 else 'expired'}")
+    for one in ending.own:
+        typer.echo(f"{one.what} holds until {one.day}")
+    for text in warnings:
+        typer.echo(f"warning: {text}")

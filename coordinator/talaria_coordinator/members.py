@@ -5,9 +5,8 @@ from __future__ import annotations
 from talaria.errors import ConfigError
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import CoordinatorHalf, Rules
-from talaria.wire.validity import DAY, Validity, validity_of, warnings
-from talaria_coordinator.authority import LEAF_DAYS
 from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.ending import Ending
 from talaria_coordinator.identity import Roll, load_signer
 
 REVOKED = "revoked by the operator"
@@ -65,14 +64,7 @@ class Members:
         """The certificates of the fleet and its members that end within 30 days, or have ended."""
         if self._folder is None:
             return []
-        files = ("ca.crt", "coordinator.crt", "broker/server.crt")
-        own = [found for name in files for found in validity_of(self._folder / name)]
-        members = [
-            Validity(f"the certificate of {name!r}", member.since, member.since + LEAF_DAYS * DAY)
-            for name, member in sorted(self._roll.members.items())
-            if member.revoked is None
-        ]
-        return warnings([*own, *members], now)
+        return Ending.of(self._folder, self._roll).warnings(now)
 
     def changes(self, now: float, out: dict[str, str]) -> list[e.Revoke | e.Release]:
         """What to tell the machine, where ``out`` are the devices that it has shut out, and why."""

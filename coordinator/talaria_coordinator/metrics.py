@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from talaria.errors import StateError
+from talaria.errors import ConfigError, StateError
 from talaria.protocol import events as e
+from talaria.wire.validity import DAY
+from talaria_coordinator.ending import Ending
+from talaria_coordinator.identity import Roll
 from talaria_coordinator.pages import FleetView, RoundView
 from talaria_coordinator.views import Views
 
@@ -42,13 +46,14 @@ def class_of(reason: str) -> str:
 class Metrics:
     """The figures of one fleet. Give :meth:`tell`, :meth:`observe` and :meth:`count` to the service."""
 
-    def __init__(self, fleet: str, views: Views, state: Path) -> None:
+    def __init__(self, fleet: str, views: Views, state: Path, identity: Path | None = None) -> None:
+        """``identity`` is the folder of a fleet with keys."""
         self._fleet, self._linked, self._unsettled = fleet, False, False
         self._opened: dict[int, float] = {}
         self._closing: dict[int, float] = {}
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.registry.register(_Read(fleet, views, state))
+        self.registry.register(_Read(fleet, views, state, identity))
         here = self.registry
         self._rounds = Counter("talaria_rounds", "Rounds that ended", ["fleet", "outcome"], registry=here)
         self._took = Histogram(
@@ -180,11 +185,12 @@ class Metrics:
 class _Read:
     """Gauges read from the store, and from the folder of partial uploads, whenever Prometheus asks."""
 
-    def __init__(self, fleet: str, views: Views, state: Path) -> None:
-        self._fleet, self._views, self._state = fleet, views, state
+    def __init__(self, fleet: str, views: Views, state: Path, identity: Path | None) -> None:
+        self._fleet, self._views, self._state, self._identity = fleet, views, state, identity
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges now; of a store that does not answer only ``talaria_store_up 0``."""
+        """The gauges now; of a store that does not answer only ``talaria_store_up 0``, and when certificates end."""
+        yield from self._of_keys()
         try:
             fleet = self._views.fleet(self._fleet)
             rounds = self._views.rounds(self._fleet, limit=20)
@@ -200,6 +206,15 @@ class _Read:
         closed = next((one for one in rounds if one.state == "closed"), None)
         if closed is not None:
             yield from self._of_round(closed)
+
+    def _of_keys(self) -> Iterator[Metric]:
+        if self._identity is None:
+            return
+        with suppress(ConfigError):  # a damaged list of members: the service tells it
+            first = Ending.of(self._identity, Roll.load(self._identity)).first
+            if first is not None:
+                left = (first.ends - time.time()) / DAY
+                yield self._gauge("certificate_days", "Days until the first of the fleet's certificates ends", left)
 
     def _of_fleet(self, fleet: FleetView, rounds: list[RoundView]) -> Iterator[Metric]:
         open_ = next((one for one in rounds if one.state == "open"), None)

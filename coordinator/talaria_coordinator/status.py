@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from talaria.errors import StateError
+from talaria.errors import ConfigError, StateError
 from talaria_coordinator.config import FleetConfig
+from talaria_coordinator.ending import Ending
+from talaria_coordinator.identity import Roll
 from talaria_coordinator.opening import open_store
 from talaria_coordinator.store import Store
 from talaria_coordinator.waiting import waits
@@ -56,9 +58,23 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
                 for d in devices
             ],
             "events": store.events(config.name, 20),
+            "certificates": _certificates(config),
         }
     finally:
         store.close()
+
+
+def _certificates(config: FleetConfig) -> dict[str, Any] | None:
+    """When the first of a fleet's certificates ends, and what to do about those that end soon; None without keys."""
+    if config.identity is None:
+        return None
+    try:
+        ending = Ending.of(config.identity, Roll.load(config.identity))
+    except ConfigError as error:
+        return {"first": None, "ends": None, "warnings": [str(error)]}
+    first = ending.first
+    known = {"first": None, "ends": None} if first is None else {"first": first.what, "ends": first.ends}
+    return {**known, "warnings": ending.warnings(time.time())}
 
 
 def render(found: dict[str, Any], clear: bool = False) -> None:
@@ -74,7 +90,16 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
     if found["waiting"] is not None:
         missing = ", ".join(found["waiting"]["missing"])
         text = f"waiting: {found['waiting']['reason']}" + (f"; missing: {missing}" if missing else "")
-        console.print(_plain(text), highlight=False)
+        console.print(_plain(text), highlight=False, soft_wrap=True)
+    certificates = found["certificates"]
+    if certificates is not None:
+        if certificates["ends"] is not None:
+            day = time.strftime("%Y-%m-%d", time.localtime(certificates["ends"]))
+            console.print(
+                f"certificates hold until {day} ({_plain(certificates['first'])})", highlight=False, soft_wrap=True
+            )
+        for warning in certificates["warnings"]:
+            console.print(_plain(f"warning: {warning}"), highlight=False, soft_wrap=True)
     history = Table(title="rounds")
     for heading in ("round", "learning", "asked", "counted", "seconds", "bytes up", "failure"):
         history.add_column(heading, justify="left" if heading == "failure" else "right")

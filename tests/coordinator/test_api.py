@@ -27,6 +27,7 @@ from talaria_coordinator import findings
 from talaria_coordinator.api import OPEN_PATHS, make_api
 from talaria_coordinator.api_config import ApiConfig, api_of
 from talaria_coordinator.control import Order, decide
+from talaria_coordinator.fleet_folder import found as found_fleet
 from talaria_coordinator.metrics import Metrics, class_of
 from talaria_coordinator.store import Store
 from talaria_coordinator.views import Views
@@ -465,7 +466,8 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
 def test_the_docs_explain_the_figures_and_no_others(views, tmp_path):
     table = (Path(__file__).parents[2] / "docs" / "operating.md").read_text().split("| Figure |")[1].split("\n\n")[0]
     explained = set(re.findall(r"`([a-z_]+)(?:\{[a-z,]*\})?`", "\n".join(re.findall(r"^\| (`.*?) \|", table, re.M))))
-    families = text_string_to_metric_families(Metrics("watch", views, tmp_path).text().decode())
+    found_fleet(tmp_path / "keys", "watch", ["localhost"], 8883, 2)
+    families = text_string_to_metric_families(Metrics("watch", views, tmp_path, tmp_path / "keys").text().decode())
     given_ = {f"{f.name}{'_total' if f.type == 'counter' else ''}".removeprefix("talaria_") for f in families}
     ours = {name for name in given_ if not name.startswith(("process_", "python_")) and not name.endswith("_created")}
     assert ours == explained - {"process_resident_memory_bytes"}

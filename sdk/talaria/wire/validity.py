@@ -29,6 +29,11 @@ class Validity:
     begins: float
     ends: float
 
+    @property
+    def day(self) -> str:
+        """When it ends, for people."""
+        return _day(self.ends)
+
     def trouble(self, now: float) -> str:
         """Why a link with it is refused at ``now``; empty where dates are no reason."""
         if now < self.begins:
