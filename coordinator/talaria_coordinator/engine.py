@@ -102,7 +102,7 @@ def _snapshot(path: Path) -> Engine:
 def _durable(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None
     # Pages kept by each connection: half a MiB is plenty for short transactions, and the pool holds several.
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000", "cache_size=-512"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=20000", "cache_size=-512"):
         connection.execute(f"PRAGMA {pragma}")
 
 

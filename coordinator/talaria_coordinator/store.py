@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,8 @@ class Store:
         """Makes the tables or brings older ones up to date; without ``make``, both are left to the coordinator."""
         self._engine = open_engine(where)
         self._snapshots = snapshots(self._engine)
+        # SQLite lets whoever asks at the right moment go first: among many threads one could wait for ever.
+        self._line = threading.Lock()
         self._epochs: dict[str, int] = {}
         try:
             with self._writing() if make else self.reading() as tx:
@@ -88,7 +91,7 @@ class Store:
     @contextmanager
     def _writing(self, fleet: str | None = None) -> Iterator[Connection]:
         """One transaction, alone. Where this store entered ``fleet``, only while nobody else has entered it since."""
-        with answering(), self._engine.begin() as tx:
+        with answering(), self._line, self._engine.begin() as tx:
             if fleet in self._epochs:
                 now = tx.execute(select(FLEETS.c.epoch).where(FLEETS.c.fleet == fleet)).scalar_one_or_none()
                 _require_epoch(fleet, now, self._epochs[fleet])

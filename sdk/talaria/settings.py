@@ -75,9 +75,10 @@ class Section:
     def bad(self, field: str, rule: str) -> ConfigError:
         """The error to raise for a field whose value breaks ``rule``."""
         where = f"[{self.name}] " if self.name else ""
+        name = field if len(field) <= 80 else f"{field[:80]}..."
         if field not in self.values:
-            return ConfigError(f"{self.file}: {where}{field} is missing; it {rule}")
-        return ConfigError(f"{self.file}: {where}{field}={shown(self.values[field])} {rule}")
+            return ConfigError(f"{self.file}: {where}{name} is missing; it {rule}")
+        return ConfigError(f"{self.file}: {where}{name}={shown(self.values[field])} {rule}")
 
     @overload
     def text(self, field: str, default: str = ..., *, among: Sequence[str] = ...) -> str: ...

@@ -313,6 +313,7 @@ def state_with(phase):
         ("aborted", "resume", "failed", "running", None),
         ("running", "abort", "open", "aborted", e.AbortRound),
         ("running", "abort", "closed", "aborted", e.AbortRound),
+        ("running", "abort", "committed", "aborted", None),
         ("running", "quarantine", "open", None, e.Revoke),
     ],
 )

@@ -18,6 +18,7 @@ from talaria.aggregate.rfa import RFA
 from talaria.aggregate.serveropt import ServerAdam, ServerMomentum
 from talaria.aggregate.wrap import Clipped, Stale
 from talaria.errors import ConfigError
+from talaria.valid import shown
 
 AGGREGATORS: Mapping[str, type[Any]] = types.MappingProxyType(
     {
@@ -51,20 +52,23 @@ def load(spec: str | Mapping[str, Any]) -> Aggregator:
     options: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(_table(spec))
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"aggregator: name={name!r} must be one of {', '.join(AGGREGATORS)}")
+        raise ConfigError(f"aggregator: name={shown(name)} must be one of {', '.join(AGGREGATORS)}")
     if name not in AGGREGATORS:
-        raise ConfigError(f"aggregator {name!r} is unknown{_nearest(name, AGGREGATORS)}; use {', '.join(AGGREGATORS)}")
+        raise ConfigError(
+            f"aggregator {shown(name)} is unknown{_nearest(name, AGGREGATORS)}; use {', '.join(AGGREGATORS)}"
+        )
     kind = AGGREGATORS[name]
     hints = get_type_hints(kind)
     known = {f.name: f for f in fields(kind)}
     for option in options:
         if option not in known:
             raise ConfigError(
-                f"aggregator {name!r}: option {option!r} is unknown{_nearest(option, known)}; use {', '.join(known)}"
+                f"aggregator {shown(name)}: option {shown(option)} is unknown{_nearest(option, known)}; "
+                f"use {', '.join(known)}"
             )
     for option, field in known.items():
         if option not in options and field.default is MISSING and field.default_factory is MISSING:
-            raise ConfigError(f"aggregator {name!r}: option {option!r} is missing; give it beside the name")
+            raise ConfigError(f"aggregator {shown(name)}: option {shown(option)} is missing; give it beside the name")
     values = {
         option: load(value) if option == "inner" else _typed(name, option, value, hints[option])
         for option, value in options.items()
@@ -75,13 +79,13 @@ def load(spec: str | Mapping[str, Any]) -> Aggregator:
 
 def _table(spec: object) -> Mapping[str, Any]:
     if not isinstance(spec, Mapping):
-        raise ConfigError(f"aggregator: {spec!r} must be a name, or a table with a name and options")
+        raise ConfigError(f"aggregator: {shown(spec)} must be a name, or a table with a name and options")
     return spec
 
 
 def _typed(owner: str, option: str, value: Any, hint: Any) -> Any:
     if not _fits(value, hint):
-        raise ConfigError(f"aggregator {owner!r}: {option}={value!r} must be {_spoken(hint)}")
+        raise ConfigError(f"aggregator {owner!r}: {option}={shown(value)} must be {_spoken(hint)}")
     return value
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from talaria.errors import ConfigError
+from talaria.valid import shown
 
 
 def assignments(texts: list[str] | None, flag: str) -> dict[str, Any]:
@@ -11,7 +12,7 @@ def assignments(texts: list[str] | None, flag: str) -> dict[str, Any]:
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ConfigError(f"{flag} {text!r} must read NAME=VALUE")
+            raise ConfigError(f"{flag} {shown(text)} must read NAME=VALUE")
         out[name.strip()] = _value(value.strip())
     return out
 

@@ -21,6 +21,7 @@ from talaria.errors import ConfigError, DataError
 from talaria.rounds import Run
 from talaria.simulate.options import taken_apart
 from talaria.types import Samples
+from talaria.valid import shown
 
 AKT = "akt"
 _FILES = ("proxy", "selection")
@@ -57,11 +58,11 @@ def _akt(run: Run, options: Mapping[str, Any]) -> Aggregator:
     known = {**_PLAIN, **_OTHER}
     for option, value in options.items():
         if option not in known:
-            raise ConfigError(f"aggregator 'akt': option {option!r} is unknown; it takes {', '.join(known)}")
+            raise ConfigError(f"aggregator 'akt': option {shown(option)} is unknown; it takes {', '.join(known)}")
         want = known[option]
         fits = isinstance(value, int | float if want is float else want) and not isinstance(value, bool)
         if not fits or (want is float and not math.isfinite(value)):
-            raise ConfigError(f"aggregator 'akt': {option}={value!r} must be a {want.__name__}")
+            raise ConfigError(f"aggregator 'akt': {option}={shown(value)} must be a {want.__name__}")
     if "proxy" not in options:
         raise ConfigError("aggregator 'akt' learns from samples of the server's own; name them: akt:proxy=FILE.npz")
     own = rounds.algorithm_of(run).aggregator

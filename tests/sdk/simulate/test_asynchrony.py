@@ -111,7 +111,7 @@ def test_nothing_older_than_allowed_counts_and_its_device_begins_anew() -> None:
 def test_a_robust_rule_within_the_buffer_outvotes_one_who_lies() -> None:
     run, five = replace(RUN, spec=ModelSpec("mlp", (4,), 3)), Buffering(buffer=4)
     flat = {n: Member(n, Samples(m.train.x[:, 0, :4], m.train.y), m.val) for n, m in members().items()}
-    liar = Member("carl", Samples(flat["carl"].train.x * 100, (flat["carl"].train.y + 1) % 3), flat["carl"].val)
+    liar = Member("carl", Samples(flat["carl"].train.x * 40, (flat["carl"].train.y + 1) % 3), flat["carl"].val)
     honest, moved = simulate(run, flat, buffering=five), {}
     for name, rule in (("mean", None), ("trimmed", TrimmedMean(f=1))):
         done = simulate(run, flat | {"carl": liar}, aggregator=rule, buffering=five)
