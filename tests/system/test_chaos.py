@@ -36,12 +36,13 @@ def assert_that_the_audit_sees(place, found):
     run = run_of("fedper", found["rounds"], 3)
     members = {name: member(place / f"{name}.npz", name) for name in DEVICES}
     state = place / "state"
+    began = {(name, step) for name in DEVICES for step in range(1, found["rounds"] + 1)}
 
-    ledger = replay.audit(state, FLEET, run, members, state, [("edge-00", 999)])
+    ledger = replay.audit(state, FLEET, run, members, state, [("edge-00", 999)], began)
     assert (ledger.lost, ledger.wrong) == (1, ["lost: edge-00 has a receipt for round 999"])
 
     other = {**members, "edge-01": member(place / "edge-00.npz", "edge-01")}
-    ledger = replay.audit(state, FLEET, run, other, state, [])
+    ledger = replay.audit(state, FLEET, run, other, state, [], began)
     assert not ledger.equal
     assert any("edge-01 sent another update" in line for line in ledger.wrong)
 

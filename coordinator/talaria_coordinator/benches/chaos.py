@@ -99,6 +99,7 @@ class Chaos:
         self._opened = self._closed = 0
         self._moved = 0.0
         self._receipts: list[replay.Receipt] = []
+        self._began: set[tuple[str, int]] = set()
         self._restarts: list[dict[str, float]] = []
         self._chunks_kept = 0
         self._events: Counter[str] = Counter()
@@ -136,6 +137,7 @@ class Chaos:
         ledger = await asyncio.to_thread(
             replay.audit,
             self.folder / "state", fl.FLEET, self._fleet_run, members, self.folder / "state", self._receipts,
+            self._began,
         )  # fmt: skip
         return self._report(ledger, stuck, lived, time.process_time() - cpu)
 
@@ -164,6 +166,8 @@ class Chaos:
         kind = event.get("event", "")
         self._events[kind] += 1
         if name != f.COORDINATOR:
+            if kind == "training":
+                self._began.add((name, int(event["step"])))
             if kind == "received" and event["outcome"] == "stored":
                 self._receipts.append((name, int(event["round"])))
             return

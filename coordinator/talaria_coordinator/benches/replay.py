@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,16 @@ class Ledger:
 
 
 def audit(
-    state: Path, fleet: str, run: Run, members: Mapping[str, Member], devices: Path, receipts: Iterable[Receipt]
+    state: Path,
+    fleet: str,
+    run: Run,
+    members: Mapping[str, Member],
+    devices: Path,
+    receipts: Iterable[Receipt],
+    began: Collection[tuple[str, int]],
 ) -> Ledger:
-    """The ledger of the fleet in the folder ``state``, whose devices' own folders lie in ``devices``."""
+    """The ledger of the fleet in the folder ``state``, whose devices' own folders lie in ``devices``. ``began`` says
+    which device told that it trains in which learning round."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as the programs train: sums may depend on it
     try:
@@ -67,7 +74,7 @@ def audit(
             except StateError as error:
                 ledger.wrong.append(str(error))
             learning = Learning(run, FolderBlobs(state / "blobs"))
-            private = _replay(ledger, learning, members, every, updates)
+            private = _replay(ledger, learning, members, every, updates, began)
             _private(ledger, private, devices)
     finally:
         torch.set_num_threads(before)
@@ -140,8 +147,9 @@ def _replay(
     members: Mapping[str, Member],
     every: Sequence[Round],
     updates: Mapping[int, Sequence[Received]],
+    began: Collection[tuple[str, int]],
 ) -> dict[str, list[Tensors | None]]:
-    """Learn all committed rounds again. A device that took part without counting may or may not have gone on from
+    """Learn all committed rounds again. A device that trained without counting may or may not have gone on from
     what it learned: both are followed until its next update tells."""
     run = learning.run
     shared, server = rounds.start(run)
@@ -151,6 +159,8 @@ def _replay(
         counted: dict[str, Update] = {}
         for name in sorted({dev for t in tries for dev in t.cohort}):
             told = {u.digest for t in tries for u in updates[t.round] if u.device == name}
+            if not told and (name, row.step) not in began:
+                continue  # it was away
             learned = [(state, _learn(run, members[name], shared, state, row.step)) for state in private[name]]
             if told:
                 after = [(data, own) for _, (data, own) in learned if hashlib.sha256(data).hexdigest() in told]
