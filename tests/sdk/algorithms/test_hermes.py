@@ -2,9 +2,12 @@
 
 import itertools
 from dataclasses import replace
+from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from talaria import rounds
 from talaria.aggregate.coordinatewise import Median, TrimmedMean
@@ -15,8 +18,9 @@ from talaria.aggregate.serveropt import ServerMomentum
 from talaria.aggregate.wrap import Clipped
 from talaria.algorithms.hermes import Hermes, assembled, pruned_share
 from talaria.errors import ConfigError
+from talaria.evaluation import evaluate
 from talaria.local import state_of
-from talaria.model import masks
+from talaria.model import masks, zoo
 from talaria.model.zoo import ModelSpec
 from talaria.rounds import Member, Run
 from talaria.simulate.report import mask_overlap, pair_overlap
@@ -160,7 +164,7 @@ def labelled(name: str, seed: int, *classes: int) -> Member:
 
 def test_a_device_is_served_the_subnetwork_as_it_trained_it() -> None:
     """Not the average of everybody cut to its mask: after the last fold its model is what it sent, to the bit."""
-    config, members = run(), [labelled("a", 1, 0, 1), labelled("b", 2, 1, 2)]
+    config, members = run(tune_epochs=0), [labelled("a", 1, 0, 1), labelled("b", 2, 1, 2)]
     shared, private, sent = learn(config, members, 3)
     for m, update in zip(members, sent[-1], strict=True):
         model = state_of(rounds.personalize(config, m, shared, private[m.client]))
@@ -185,6 +189,58 @@ def test_devices_with_other_labels_keep_other_channels(importance: str) -> None:
     assert max(pairs) < 1
 
 
+def test_the_gate_opens_where_everybodys_average_fits_nobody() -> None:
+    """Same windows, the labels turned by one: the download is wrong for each device, its own subnetwork right."""
+    one, two = learnable(1, 48), learnable(2, 48)
+    held = [learnable(seed, 30) for seed in (11, 12)]
+    members = [
+        Member("a", one, held[0]),
+        Member("b", Samples(two.x, (two.y + 1) % 3), Samples(held[1].x, (held[1].y + 1) % 3)),
+    ]
+    config = replace(run(threshold=0.6), recipe=Recipe(epochs=6, batch=8, lr=0.05, momentum=0.0))
+    _, _, sent = learn(config, members, 4)
+    assert {pruned_share(update.mask) for update in sent[-1]} == {0.5}
+    assert min(update.metrics["val_accuracy"] for update in sent[-1]) >= 0.6
+
+
+def test_fine_tuning_that_costs_validation_accuracy_is_not_served() -> None:
+    """At a rate that throws the weights about, a device serves what it trained in the rounds, to the bit."""
+    members = [member("a", 1), member("b", 2)]
+    config = replace(run(), recipe=Recipe(epochs=6, batch=8, lr=0.05, momentum=0.0))
+    shared, private, sent = learn(config, members, 3)
+    for m, update in zip(members, sent[-1], strict=True):
+        for rate, kept in ((1e4, True), (0.0, False)):
+            tuned = replace(config, hparams={**config.hparams, "tune_lr": rate})
+            model = state_of(rounds.personalize(tuned, m, shared, private[m.client]))
+            assert equal(only(model, update.tensors), update.tensors) is kept
+
+
+def digits(device: int) -> tuple[Member, Samples]:
+    """Handwritten digits (UCI), four of ten to a device, twice as large and noisy; and its samples to test on."""
+    every = load_digits()
+    rng = np.random.default_rng([device, 1])
+    mine = np.flatnonzero(np.isin(every.target, rng.choice(10, 4, replace=False)))
+    index = rng.permutation(mine)[:250]
+    x = np.kron(every.images[index] / 16, np.ones((2, 2))) + 0.7 * rng.standard_normal((len(index), 16, 16))
+    x, y = torch.from_numpy(x[:, None]).float(), torch.from_numpy(every.target[index])
+    train, val, test = (Samples(x[part], y[part]) for part in (slice(80), slice(80, 100), slice(100, None)))
+    return Member(f"device-{device}", train, val), test
+
+
+def test_a_subnetwork_of_half_the_parameters_is_worth_the_whole_network_alone_where_labels_differ() -> None:
+    """With the defaults, on images no default was chosen for: what the device would have without any fleet."""
+    data = [digits(device) for device in range(6)]
+    whole, right, sizes = zoo.fitting((1, 16, 16), 10, 480), {}, []
+    for name in ("local", "hermes"):
+        config = Run(spec=whole, algorithm=name, rounds=8)
+        result = simulate(config, {m.client: m for m, _ in data})
+        models = [(result.personal(m), test) for m, test in data]
+        right[name] = fmean(evaluate(model, test).accuracy for model, test in models)
+        sizes.append(fmean(sum(p.numel() for p in model.parameters()) for model, _ in models))
+    assert sizes[1] < 0.5 * sizes[0]
+    assert right["hermes"] > right["local"] - 0.03, right
+
+
 def test_the_overlap_is_that_of_pairs() -> None:
     layout = ChannelLayout({"g": 3, "h": 2}, {})
     one, two = (ChannelMask(layout, {"g": g, "h": (0, 1)}) for g in ((0, 1), (1, 2)))
@@ -203,7 +259,7 @@ def test_scores_are_taken_in_slices_no_larger_than_a_step_of_training() -> None:
         lambda _module, x, _out: seen.append(len(x[0])) if torch.is_grad_enabled() else None
     )
     algorithm = rounds.algorithm_of(config)
-    smaller, _, _ = algorithm._pruned(task, state_of(task.model), None)
+    smaller, _, _ = algorithm._pruned(task, state_of(task.model), None, None)
     assert smaller.mask != task.mask
     assert max(seen) <= config.recipe.batch
     assert sum(seen) == len(m.train)
