@@ -17,8 +17,8 @@ download's are the same for all whose gates open in one round: by those they wou
 ``taylor`` takes the download, and the device's own samples (first order, Molchanov et al. 2019).
 ``choose_by="download"`` takes the magnitudes of the download after all: where all devices see the same labels, masks in
 common make a shared model that serves newcomers better. A device serves its subnetwork as it trained it itself, not
-the average of everybody cut to its mask, after ``tune_epochs`` more on its own samples; where these cost accuracy on
-its validation samples, without.
+the average of everybody cut to its mask, after ``tune_epochs`` more on its own samples; without them where they cost
+accuracy on its labelled samples (a rate that is too high for the last steps).
 
 Where the server's rule leaves coordinates alone (``intersection``, ``min_holders``, a fleet's robust rule) it says so
 by bitmaps ``mask/<group>`` beside its values. The device then goes on from its own value of every coordinate that
@@ -38,7 +38,7 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import WHOLE, require, update
-from talaria.algorithms.tuning import SAMPLES, TUNES, tuned
+from talaria.algorithms.tuning import SAMPLES, TUNES, labelled, tuned
 from talaria.errors import ModelError
 from talaria.local import accuracy, gradient, load, ready, served, state_of, train
 from talaria.model import masks, pruning
@@ -63,7 +63,7 @@ class Hermes:
 
     ``private`` names the parts that never leave the device beside mask and BatchNorm statistics. ``tune_epochs`` of
     local fine-tuning of the parts ``tune`` come before a model is served (0: as it came out of the device's last
-    round). With ``tune_on="all"`` they learn from the validation samples too, which then judge nothing.
+    round). With ``tune_on="all"`` they learn from the validation samples too.
     """
 
     threshold: float = 0.5
@@ -143,9 +143,8 @@ class Hermes:
         else:
             state = {**under(private, OWN), **_stayed(private)}
         better = tuned(task, state, self.tune, self.tune_epochs, self.tune_lr, self.tune_on)
-        if self.tune_on == "train" and accuracy(task, better, task.val) < accuracy(task, state, task.val):
-            better = state
-        return served(task, better)
+        known = labelled(task, "all")  # validation samples alone can be too few to tell a broken model from a good one
+        return served(task, state if accuracy(task, better, known) < accuracy(task, state, known) else better)
 
     def _joined(self, task: Task, state: Tensors) -> tuple[Task, Tensors]:
         """The same gate on a newcomer, prune by prune, training after each, until the cap or the gate says stop."""

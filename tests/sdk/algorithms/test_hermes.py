@@ -203,7 +203,7 @@ def test_the_gate_opens_where_everybodys_average_fits_nobody() -> None:
     assert min(update.metrics["val_accuracy"] for update in sent[-1]) >= 0.6
 
 
-def test_fine_tuning_that_costs_validation_accuracy_is_not_served() -> None:
+def test_fine_tuning_that_costs_accuracy_is_not_served() -> None:
     """At a rate that throws the weights about, a device serves what it trained in the rounds, to the bit."""
     members = [member("a", 1), member("b", 2)]
     config = replace(run(), recipe=Recipe(epochs=6, batch=8, lr=0.05, momentum=0.0))
