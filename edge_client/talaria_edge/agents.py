@@ -15,7 +15,7 @@ from typing import Any
 from talaria.errors import ConfigError, TalariaError
 from talaria_edge.config import DeviceConfig
 from talaria_edge.connection import Open, over_mqtt, require_safe
-from talaria_edge.data import require_learnable
+from talaria_edge.data import DeviceData, require_learnable
 from talaria_edge.files import DiskError
 from talaria_edge.runtime import Agent, Report, said
 
@@ -71,9 +71,12 @@ async def _keep_running(
     config: DeviceConfig, report: Report, worker: ThreadPoolExecutor, open_transport: Open
 ) -> dict[str, Any]:
     wait, was_up, process = AGAIN_S[0], False, os.urandom(8)
-    await _look_at_data(config, report, worker)
+    looked = await _look_at_data(config, report, worker)
     while True:
-        agent = Agent(config, report=report, worker=worker, open_transport=open_transport, process=process)
+        agent = Agent(
+            config, report=report, worker=worker, open_transport=open_transport, process=process, looked=looked
+        )
+        looked = None  # the next one's samples may be others
         begun = time.monotonic()
         try:
             return await agent.run()
@@ -94,10 +97,11 @@ async def _keep_running(
             wait = min(2 * wait, AGAIN_S[1])
 
 
-async def _look_at_data(config: DeviceConfig, report: Report, worker: ThreadPoolExecutor) -> None:
-    """Read the device's samples once, so that what is wrong with them is told now and not when a round is asked.
+async def _look_at_data(config: DeviceConfig, report: Report, worker: ThreadPoolExecutor) -> DeviceData | None:
+    """The device's samples, read once, so that what is wrong with them is told now and not when a round is asked.
 
-    Files that cannot be read raise. Too few samples are told and no more: there may be others when a round comes.
+    Files that cannot be read raise. Too few samples are told and no more (None): there may be others when a round
+    comes.
     """
     told = {"at": time.time(), "device": config.device}
     try:
@@ -109,3 +113,5 @@ async def _look_at_data(config: DeviceConfig, report: Report, worker: ThreadPool
         require_learnable(data)
     except TalariaError as error:
         report({**told, "event": "data", "error": said(error), "mend": "rounds are declined until then"})
+        return None
+    return data

@@ -29,6 +29,7 @@ from talaria_edge import files, gate, guard
 from talaria_edge.arrivals import Arrivals
 from talaria_edge.config import DeviceConfig
 from talaria_edge.connection import Open, credentials_of, over_mqtt, reach
+from talaria_edge.data import DeviceData, checked
 from talaria_edge.guard import Allowed, Reading
 from talaria_edge.learning import Learner
 from talaria_edge.parting import Parting
@@ -57,9 +58,11 @@ class Agent:
         open_transport: Open = over_mqtt,
         read: Callable[[], Reading] = guard.read,
         process: bytes = b"",
+        looked: DeviceData | None = None,
         learn: Callable[[DeviceConfig, DeviceStore, Run], Learner] = Learner,
     ) -> None:
-        """``process`` are bytes that no other program has, by which the fleet sees that two have one name."""
+        """``process`` are bytes that no other program has, by which the fleet sees that two have one name; ``looked``
+        are the device's samples as they are now, if somebody has read them already."""
         self.config = config
         self._report, self._open = report, open_transport
         self._leave = Leave(config.guard, config.guard_every_s, read)
@@ -75,6 +78,7 @@ class Agent:
             process=process,
         )
         self._warned = "", 0.0
+        self._looked = looked
         self._largest: int | None = None
         self._tls = None if own is None or config.username is not None else own.tls
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
@@ -266,6 +270,7 @@ class Agent:
             self._learner = self._learner_of(self.config, self._store, run)
             self._learner.private()
             self._look_at_plan(run)
+            self._look_at_data(run)
         self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)
         self._begin()
 
@@ -276,6 +281,15 @@ class Agent:
                 rounds.require_plan(run, self.config.plan)
         except TalariaError as error:
             self._tell("error", error=str(error))
+
+    def _look_at_data(self, run: Run) -> None:
+        """Say at once what else the first round would say: that these samples are not for this run's model."""
+        looked, self._looked = self._looked, None
+        try:
+            if looked is not None:
+                checked(looked, run.spec.input_shape, run.spec.classes)
+        except TalariaError as error:
+            self._tell("data", error=str(error), mend="rounds are declined until then")
 
     def _begin(self) -> None:
         """Learn what was asked for, once the run is known (after a reboot the request may come first)."""

@@ -601,3 +601,30 @@ def test_a_fleet_that_waits_names_who_is_missing(house, monkeypatch):
 
     run_all(one.serve(), one.agent("anna"), one.agent("bela"), late())
     assert len([item for item in one.told if item["event"] == "waiting"]) == 1
+
+
+def test_samples_that_are_not_for_the_runs_model_are_told_before_a_round_is_asked(house, a_run):
+    """The fleet waits for a device that never comes, so no round is ever asked."""
+    one = house(a_run(rounds=1), quorum=1.0, members=("anna", "zoe"))
+    config = DeviceConfig(
+        device="anna", fleet="watch", broker="mqtt://127.0.0.1", state=one.folder / "anna", retry_s=0.1,
+        source=Given(lambda: samples(1, shape=(6, 16))),
+    )  # fmt: skip
+
+    async def story():
+        serving = asyncio.ensure_future(one.serve())
+        running = asyncio.ensure_future(
+            run_agents(
+                [config], one.told.append,
+                open_transport=lambda c, will: Loop(one.hub, c.device, device_filters("watch", c.device), will),
+            )
+        )  # fmt: skip
+        await one.told_of("data", device="anna")
+        running.cancel()
+        one.services[0].stop()
+        await asyncio.gather(serving, running, return_exceptions=True)
+
+    run_all(story())
+    (found,) = one.of("data")
+    assert "train samples have shape (6, 16), but the model takes (6, 32)" in found["error"]
+    assert not one.of("round-opened")
