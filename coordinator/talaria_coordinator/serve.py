@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from talaria.errors import ConfigError, TalariaError
+from talaria.errors import ConfigError, TalariaError, TransportError
 from talaria.wire.address import Address, loopback
 from talaria_coordinator.barring import Barring
 from talaria_coordinator.broker import Broker, open_broker
@@ -164,7 +164,13 @@ async def _served(
             (config.state / "broker.url").write_text(broker.url + "\n")
             ready = {"at": time.time(), "fleet": config.name, "event": "ready", "broker": broker.url}
             report({**ready, "kind": broker.kind, "state": str(config.state), **desk.open(service)})
-            await service.run(broker.url)
+            try:
+                await service.run(broker.url)
+            except TransportError as error:
+                ended = service.ending(time.time())
+                if not ended:
+                    raise
+                raise TransportError(f"{'; '.join(ended)}. What happened: {error}") from None
         finally:
             store.close()
     report({"at": time.time(), "fleet": config.name, "event": "stopped"})

@@ -111,6 +111,10 @@ class Service:
         finally:
             self._uploads.close()
 
+    def ending(self, now: float) -> list[str]:
+        """The fleet's certificates that end soon, or have ended, with the mend."""
+        return self._members.ending(now)
+
     def stop(self) -> None:
         """Leave in good order; call it in the event loop."""
         self._stopped = True

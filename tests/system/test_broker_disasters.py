@@ -1,0 +1,128 @@
+"""What befalls a broker with TLS and keys, its links and its certificates, while all others live on: learning goes on
+by itself, or the operator is told what to do, and just that works."""
+
+import asyncio
+import datetime as dt
+import gc
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from keyed import Keyed
+
+from talaria.errors import TalariaError
+from talaria_coordinator import authority, identity, mosquitto
+from talaria_coordinator.authority import Authority
+from talaria_coordinator.identity import Roll
+
+# paho leaves the socket of a failed handshake to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <(ssl.SSLSocket|socket.socket):pytest.PytestUnraisableExceptionWarning"
+)
+ROUNDS = 3
+
+
+@pytest.fixture
+def keyed(tmp_path, a_run):
+    made, before = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def make(**options):
+        made.append(Keyed(tmp_path, a_run(rounds=ROUNDS), **options))
+        return made[-1]
+
+    yield make
+    torch.set_num_threads(before)
+    for one in made:
+        one.close()
+    gc.collect()
+
+
+def learned(fleet):
+    assert [x["step"] for x in fleet.of("round-closed")] == list(range(1, ROUNDS + 1))
+    assert fleet.of("quarantined") == []
+
+
+def broker_process(fleet):
+    """The broker's process, by its configuration's name."""
+    wanted = os.fsencode(fleet.broker / "mosquitto.conf")
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = line.read_bytes().split(b"\0")
+            if wanted in words and words[0].endswith(b"mosquitto"):
+                return int(line.parent.name)
+    return None
+
+
+def test_a_broker_that_loses_all_that_it_kept_is_told_again(keyed):
+    fleet = keyed()
+
+    async def lose_everything():
+        for round in (1, 2):
+            await fleet.told_of("round-opened", count=round)
+            ups = len(fleet.of("connected", fleet="watch"))
+            os.kill(broker_process(fleet), signal.SIGKILL)
+            for kept in (fleet.broker / "persistence").glob("mosquitto.db*"):
+                kept.unlink()
+            await fleet.told_of("broker", count=round)
+            await fleet.told_of("connected", count=ups + 1)
+
+    fleet.live(lose_everything)
+    learned(fleet)
+    assert all("is started again" in x["reason"] for x in fleet.of("broker"))
+
+
+def test_a_broker_of_small_packets_is_sent_small_ones(keyed, monkeypatch):
+    monkeypatch.setattr(mosquitto, "LARGEST_PACKET", 16_384)
+    fleet = keyed()
+
+    async def nothing():
+        await fleet.told_of("connected")
+
+    fleet.live(nothing)
+    learned(fleet)
+
+
+def dated(keys, old, begins_h, ends_h):
+    """The certificate again, with other dates: hours from now."""
+    signed_by, now = Authority.load(keys), dt.datetime.now(dt.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(old.subject)
+        .issuer_name(old.issuer)
+        .public_key(old.public_key())
+        .serial_number(old.serial_number)
+        .not_valid_before(now + dt.timedelta(hours=begins_h))
+        .not_valid_after(now + dt.timedelta(hours=ends_h))
+    )
+    for one in old.extensions:
+        built = built.add_extension(one.value, one.critical)
+    return authority.to_pem(built.sign(signed_by._key, hashes.SHA256()))
+
+
+def spoil(keys, path, begins_h, ends_h):
+    path.write_bytes(dated(keys, x509.load_pem_x509_certificate(path.read_bytes()), begins_h, ends_h))
+
+
+def test_a_broker_whose_certificate_ended_is_told_with_the_mend_that_works(keyed):
+    fleet = keyed()
+    spoil(fleet.keys, fleet.keys / "broker" / "server.crt", -48, -24)
+
+    async def refused():
+        async with asyncio.timeout(60):
+            await fleet.serve()
+
+    with pytest.raises(TalariaError, match=r"server.crt ended on .*talaria fleet rotate"):
+        asyncio.run(refused())
+    identity.renew(fleet.keys, Roll.load(fleet.keys))
+
+    async def nothing():
+        await fleet.told_of("connected")
+
+    fleet.live(nothing)
+    learned(fleet)
