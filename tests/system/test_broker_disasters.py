@@ -5,6 +5,7 @@ import asyncio
 import datetime as dt
 import gc
 import os
+import re
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from keyed import Keyed
+from keyed import Keyed, enrol
 
 from talaria.errors import TalariaError
 from talaria_coordinator import authority, identity, mosquitto
@@ -107,6 +108,37 @@ def dated(keys, old, begins_h, ends_h):
 
 def spoil(keys, path, begins_h, ends_h):
     path.write_bytes(dated(keys, x509.load_pem_x509_certificate(path.read_bytes()), begins_h, ends_h))
+
+
+@pytest.mark.parametrize(
+    ("begins_h", "ends_h", "said"),
+    [
+        (-48, -24, "ended on .*talaria fleet enroll.*talaria edge join"),
+        (24, 48, "clock says .* begins on .*set the clock"),
+    ],
+    ids=["ended", "clock-behind"],
+)
+def test_a_device_whose_certificate_does_not_hold_is_told_why_and_new_keys_mend_it(keyed, begins_h, ends_h, said):
+    fleet = keyed()
+    folder = fleet.folder / "id-bela"
+    spoil(fleet.keys, folder / "tls.crt", begins_h, ends_h)
+
+    async def together():
+        async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+            group.create_task(fleet.serve())
+            await fleet.told_of("connected")
+            group.create_task(fleet.agent("anna").run())
+            refused = group.create_task(fleet.agent("bela").run())
+            async with asyncio.timeout(60):
+                while not any(re.search(said, str(item)) for item in fleet.told):
+                    await asyncio.sleep(0.05)
+            refused.cancel()
+            folder.rename(folder.with_name("old"))  # keys are never written over
+            await asyncio.to_thread(enrol, fleet.keys, folder, "bela")
+            group.create_task(fleet.agent("bela").run())
+
+    asyncio.run(together())
+    learned(fleet)
 
 
 def test_a_broker_whose_certificate_ended_is_told_with_the_mend_that_works(keyed):
