@@ -36,3 +36,10 @@ def test_who_comes_back_is_waited_for_anew():
 @pytest.mark.parametrize("online", [ALL, ()])
 def test_nobody_is_waited_for_without_end(online):
     assert Leaving(retry=1000.0).over(LINGER_S, ALL, online)
+
+
+def test_a_member_whose_link_breaks_again_and_again_has_the_time_to_come_back():
+    leaving = Leaving(retry=0.1)
+    assert not leaving.over(0.0, ALL, ())
+    assert not leaving.over(14.9, ALL, ())
+    assert leaving.over(15.0, ALL, ())
