@@ -13,8 +13,9 @@ AWAY_S = 15.0
 
 @dataclass
 class Leaving:
-    """Members say goodbye when they have their models. One that has been offline for thirty times ``retry`` seconds (and
-    :data:`AWAY_S`) is not waited for (it said so to a coordinator since killed, or is gone), and nobody for more than ten minutes."""
+    """Members say goodbye when they have their models. One that has been offline for thirty times ``retry`` seconds
+    (and :data:`AWAY_S`) is not waited for (it said so to a coordinator since killed, or is gone), and nobody for more
+    than ten minutes."""
 
     retry: float
     _done: set[str] = field(default_factory=set, init=False)
