@@ -21,8 +21,8 @@ PREFIX = "left/"
 
 
 def is_coarse(codec: str) -> bool:
-    """Whether ``codec`` leaves out so much that it must be fed back: int8 and top-k do; half precision rounds a
-    difference by less than a thousandth of itself."""
+    """Whether ``codec`` leaves out so much that it must be fed back: int8 and top-k do; fp16 and bf16 round a
+    difference by less than a hundredth of itself."""
     return Codec.parse(codec).name in ("int8", "topk")
 
 
