@@ -338,10 +338,12 @@ class CoordinatorHalf:
             return
         if not peer.guard.fresh(header.boot, header.seq):
             return
-        if header.boot > peer.boot:
+        anew = header.boot > peer.boot
+        if anew:
             peer.boot = header.boot
             self._say(t, dev, m.Rebirth(above=header.boot - 1))
-        if not peer.online and header.boot > peer.dead:  # a last will may overtake what was said before it
+        # A last will may overtake what was said before it; and one that was cut off without a will is still online.
+        if (anew or not peer.online) and header.boot > peer.dead:
             peer.online = True
             self._came(t, dev, peer)
         match message:
@@ -484,6 +486,8 @@ class CoordinatorHalf:
             return
         if rnd.stale and buffer.busy(t.state, rnd, dev):
             return
+        if member.phase == "working":
+            member.phase = "called"  # it may have forgotten, and is asked until it answers
         member.asked = t.now
         seconds = 0.0 if rnd.deadline is None or rnd.stale else max(0.001, rnd.deadline - t.now)
         work = m.Work(round=rnd.number, version=rnd.version, body=rnd.body, seconds=seconds, spec=member.spec)
