@@ -57,7 +57,8 @@ def test_no_private_bytes_in_an_update(tiny: Tiny, name: str, newcomer: bool) ->
     update, own = algorithm.fit(task.but(round=1), shared, private)
     wire = b"".join(v.contiguous().numpy().tobytes() for v in update.tensors.values())
     for key, value in own.items():
-        if value.numel() >= 3:
+        # A bias before BatchNorm has a gradient of rounding alone: on some processors it stays as all began.
+        if value.numel() >= 3 and not key.endswith("body.0.bias"):
             assert value.contiguous().numpy().tobytes() not in wire, key
     assert all(isinstance(v, float) for v in update.metrics.values())
 
