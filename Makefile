@@ -13,7 +13,7 @@ ISA ?= SSE41
 NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/test_*.py tests/sdk/device/test_binding.py \
   tests/laws tests/export/test_onnx.py tests/export/test_lift.py tests/export/test_preprocess.py tests/export/test_variants.py
 
-.PHONY: help demo test quick masked mutants check bench clean
+.PHONY: help demo test quick masked mutants check format hooks bench clean
 .DEFAULT_GOAL := help
 
 help: ## What can be made
@@ -26,14 +26,21 @@ test: $(VENV)/.dev ## Run all tests (installs Mosquitto, PostgreSQL, Chromium an
 	scripts/needs mosquitto postgresql chromium nodejs npm
 	$(BIN)/python -m pytest -q -n $(WORKERS) $(SPREAD)
 
-quick: $(VENV)/.dev ## The inner loop: the library's own tests and the laws of three algorithms, under a minute
-	$(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) -m "not slow and not broker" tests/sdk tests/laws tests/test_tolerance.py
+quick: $(VENV)/.dev ## The inner loop: the library's own tests, its examples and the laws of three algorithms, under a minute
+	$(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) -m "not slow and not broker" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
 
 masked: $(VENV)/.dev ## The numerical tests again as on an older processor, with two threads (ATEN=, ISA=, OMP_NUM_THREADS=)
 	ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ISA) OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) $(NUMERICAL)
 
 mutants: $(VENV)/.dev ## Small faults set into the sources, one at a time: the nearest tests must notice each
 	$(BIN)/python scripts/mutants.py
+
+format: $(VENV)/.dev ## Mend what ruff can mend by itself, and lay out all files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+hooks: $(VENV)/.dev ## Let every commit run ruff and mypy first (pre-commit, from .venv, without network)
+	$(BIN)/pre-commit install
 
 check: $(VENV)/.dev ## Lint, format, types, import contracts
 	$(BIN)/ruff check .
