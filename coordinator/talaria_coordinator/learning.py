@@ -10,7 +10,7 @@ from typing import Any
 
 from talaria import bodies, rounds
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.buffered import FedBuff, least
+from talaria.aggregate.buffered import least
 from talaria.asynchrony import Buffering, buffered
 from talaria.errors import AggregationError, StateError, TalariaError, WireError
 from talaria.protocol.events import Counted
@@ -35,8 +35,7 @@ def aggregator_of(run: Run, rule: str | None, buffering: Buffering | None) -> Ag
 
 def least_of(run: Run, aggregator: Aggregator | None) -> int:
     """The fewest updates that the run's rule folds."""
-    rule = rounds.rule_of(run, aggregator)
-    return max(1, least(rule.inner if isinstance(rule, FedBuff) else rule))
+    return max(1, least(rounds.rule_of(run, aggregator)))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from talaria.aggregate.checks import check_count, check_range
 from talaria.aggregate.distill import Distilled
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.statistics import PooledStatistics
-from talaria.aggregate.wrap import Stale, chain
+from talaria.aggregate.wrap import chain
 from talaria.errors import ConfigError
 from talaria.rounds import Run, algorithm_of, rule_of
 
@@ -88,7 +88,5 @@ def _against(rule: Aggregator) -> str:
             return "its distillation needs the clients' whole models, all trained from one body"
         case MaskedMean(mode="intersection"):
             return "mode='intersection' needs the masks of all devices together to know what every one kept"
-        case Stale():
-            return "the rule 'stale' weighs age a second time, beside the buffer"
         case _:
             return ""

@@ -251,10 +251,7 @@ def close(
     algorithm's own where the fleet asks for a robust one. In an asynchronous run it is the buffer's rule, and
     ``updates`` are what the buffer holds, one of each client: they make one version.
     """
-    rule = rule_of(run, aggregator)
-    if isinstance(rule, FedBuff):
-        return rule.fold(shared, state, _in_order(updates))
-    return rule.apply(shared, state, _in_order(updates))
+    return rule_of(run, aggregator).apply(shared, state, _in_order(updates))
 
 
 def kind_of(run: Run) -> Literal["value", "delta"]:

@@ -13,16 +13,15 @@ from talaria.aggregate.clipping import CenteredClip
 from talaria.aggregate.coordinatewise import Median, TrimmedMean
 from talaria.aggregate.krum import Krum, MultiKrum
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.mean import Mean
 from talaria.aggregate.rfa import RFA
 from talaria.aggregate.serveropt import ServerAdam, ServerMomentum
-from talaria.aggregate.wrap import Clipped, Stale
+from talaria.aggregate.wrap import Clipped
 from talaria.errors import ConfigError
 from talaria.valid import shown
 
 AGGREGATORS: Mapping[str, type[Any]] = types.MappingProxyType(
     {
-        "mean": Mean,
+        "mean": MaskedMean,
         "masked_mean": MaskedMean,
         "median": Median,
         "trimmed_mean": TrimmedMean,
@@ -32,7 +31,6 @@ AGGREGATORS: Mapping[str, type[Any]] = types.MappingProxyType(
         "centered_clip": CenteredClip,
         "bucketed": Bucketed,
         "clipped": Clipped,
-        "stale": Stale,
         "server_momentum": ServerMomentum,
         "server_adam": ServerAdam,
         "fedbuff": FedBuff,

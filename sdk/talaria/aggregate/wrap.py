@@ -8,17 +8,14 @@ import torch
 
 from talaria import tree
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.checks import check, check_count, check_range, is_statistic
+from talaria.aggregate.checks import check, check_range, is_statistic
 from talaria.aggregate.statistics import ANSWERED
-from talaria.errors import AggregationError, ConfigError
+from talaria.errors import ConfigError
 from talaria.model import masks
 from talaria.types import ChannelMask, Tensors, Update
 
 INNER = "inner/"
 """Prefix of the wrapped aggregator's state."""
-
-VERSION = "version"
-"""Name of the counter of changes to the shared state, int64."""
 
 
 @runtime_checkable
@@ -48,7 +45,7 @@ def innermost(aggregator: Aggregator) -> Aggregator:
 def check_inner(owner: str, inner: object) -> None:
     """Refuse what is no aggregator."""
     if isinstance(inner, type) or not isinstance(inner, Aggregator):
-        raise ConfigError(f"{owner}: inner={inner!r} is not an aggregator; give one, such as Mean()")
+        raise ConfigError(f"{owner}: inner={inner!r} is not an aggregator; give one, such as MaskedMean()")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,71 +70,6 @@ class Clipped:
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
         """What ``inner`` makes of the clipped updates."""
         return self.inner.apply(shared, state, (clipped(shared, u, self.norm) for u in updates))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stale:
-    """Old updates count less: the weight of one that trained on version ``base`` is times ``(1 + version - base)^-a``.
-
-    ``version`` in the state counts the folds so far. Updates more than ``max_staleness`` behind are left out (None:
-    none are). ``inner`` must use weights. Raises :class:`~talaria.errors.AggregationError` for a base from the future.
-    """
-
-    inner: Aggregator
-    a: float = 0.5
-    max_staleness: int | None = None
-
-    def __post_init__(self) -> None:
-        check_inner("stale", self.inner)
-        check_range("stale", "a", self.a, 0, 10, "(]")
-        check_weighing("stale", self.inner)
-        if self.max_staleness is not None:
-            check_count("stale", "max_staleness", self.max_staleness, 0)
-
-    def init(self, shared: Tensors) -> Tensors:
-        """``version``, 0, and the state of ``inner`` under ``inner/``."""
-        return {VERSION: torch.tensor(0)} | tree.prefixed(self.inner.init(shared), INNER)
-
-    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
-        """What ``inner`` makes of the reweighted updates."""
-        version = int(state[VERSION])
-        folded = 0
-
-        def fresh() -> Iterator[Update]:
-            nonlocal folded
-            for update in updates:
-                late = staleness(update, version)
-                if self.max_staleness is None or late <= self.max_staleness:
-                    folded += 1
-                    yield update.but(weight=update.weight * discount(late, self.a))
-
-        new, inner = self.inner.apply(shared, tree.under(state, INNER), fresh())
-        return new, {VERSION: torch.tensor(version + (folded > 0))} | tree.prefixed(inner, INNER)
-
-
-def discount(late: int, a: float) -> float:
-    """``(1 + late)^-a``: 1 for a fresh update."""
-    return float((1.0 + late) ** -a)
-
-
-def staleness(update: Update, version: int) -> int:
-    """Versions between what the update trained on and ``version``."""
-    if not 0 <= update.base <= version:
-        raise AggregationError(
-            f"update of client {update.client!r}: base={update.base} must be a version within 0..{version}, "
-            f"the shared state's; send the version that was downloaded"
-        )
-    return version - update.base
-
-
-def check_weighing(owner: str, inner: Aggregator) -> None:
-    """Refuse an ``inner`` that ignores weights where weights are all that ``owner`` changes."""
-    rule = innermost(inner)
-    if getattr(rule, "weighting", None) != "samples":
-        raise ConfigError(
-            f"{owner}: inner={type(rule).__name__} ignores weights, so that old updates would count in full; "
-            f"use one with weighting='samples'"
-        )
 
 
 def clipped(shared: Tensors, update: Update, norm: float) -> Update:

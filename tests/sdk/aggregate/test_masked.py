@@ -10,7 +10,6 @@ from tolerance import roundings
 from talaria import tree
 from talaria.aggregate.checks import compact_shape, positions
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.mean import Mean
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 
@@ -68,7 +67,7 @@ def test_hand_table_holders(line: ChannelLayout, weighting: str, expected: list[
     shared, updates = table(line)
     new, _ = MaskedMean(weighting=weighting).apply(shared, {}, updates)
     assert torch.equal(new["w"], torch.tensor(expected))
-    assert torch.equal(Mean(weighting=weighting).apply(shared, {}, updates)[0]["w"], new["w"])
+    assert torch.equal(MaskedMean(weighting=weighting).apply(shared, {}, updates)[0]["w"], new["w"])
 
 
 def test_hand_table_intersection_leaves_each_client_its_own(line: ChannelLayout) -> None:
@@ -146,9 +145,9 @@ def test_scaling_all_weights_changes_nothing(net: tuple[Tensors, ChannelLayout],
         assert roundings(scaled, base) <= apart, scale
 
 
-@pytest.mark.parametrize("rule", [Mean(), MaskedMean(), MaskedMean(mode="intersection"), MaskedMean(blend=True)])
+@pytest.mark.parametrize("rule", [MaskedMean(), MaskedMean(mode="intersection"), MaskedMean(blend=True)])
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_clients_who_agree_give_their_bits_back(rule: Mean | MaskedMean, count: int) -> None:
+def test_clients_who_agree_give_their_bits_back(rule: MaskedMean, count: int) -> None:
     g = torch.Generator().manual_seed(count)
     odd = torch.cat([torch.randn(500, generator=g), torch.tensor([0.0, -0.0, 1e-45, 3e38, -1e-30])])
     shared = {"w": torch.zeros(505)}
@@ -160,17 +159,17 @@ def test_a_coordinate_nobody_holds_stays_bit_for_bit(net: tuple[Tensors, Channel
     shared, layout = net
     shared = {**shared, "c1.bias": torch.tensor([0.1, -0.0, 1e-42, 3.3, -2.0, 0.7])}
     mask = ChannelMask(layout, {"a": (0, 5), "b": (2,)})
-    new, _ = Mean().apply(shared, {}, [Update(gathered(shared, mask), weight=7, mask=mask)])
+    new, _ = MaskedMean().apply(shared, {}, [Update(gathered(shared, mask), weight=7, mask=mask)])
     assert tree.equal(new, shared)
     ones = {k: torch.ones_like(v) for k, v in gathered(shared, mask).items()}
-    new, _ = Mean().apply(shared, {}, [Update(ones, weight=7, mask=mask)])
+    new, _ = MaskedMean().apply(shared, {}, [Update(ones, weight=7, mask=mask)])
     keep = [1, 2, 3, 4]
     assert tree.equal({"b": new["c1.bias"][keep]}, {"b": shared["c1.bias"][keep]})
 
 
 def test_no_update_changes_nothing(net: tuple[Tensors, ChannelLayout]) -> None:
     shared, _ = net
-    for rule in (Mean(), MaskedMean(), MaskedMean(mode="intersection")):
+    for rule in (MaskedMean(), MaskedMean(mode="intersection")):
         new, state = rule.apply(shared, rule.init(shared), [])
         assert tree.equal(new, shared)
         assert state == {}
@@ -183,7 +182,7 @@ def test_deltas_are_added(line: ChannelLayout) -> None:
         u.but(tensors={"w": u.tensors["w"] - shared["w"][list(u.mask.kept["g"])]}, kind="delta")  # type: ignore[union-attr]
         for u in updates
     ]
-    new, _ = Mean().apply(shared, {}, deltas)
+    new, _ = MaskedMean().apply(shared, {}, deltas)
     assert roundings(new["w"], torch.tensor([7 / 3, 2.0, 6.0, 5.0, 3.0])) <= 16
 
 
@@ -219,7 +218,7 @@ def test_masks_over_any_dimensions_scatter_to_the_right_place() -> None:
         old, dense = torch.randn(4, 3, 5, generator=g), torch.randn(4, 3, 5, generator=g)
         mask = ChannelMask(layout, kept)
         part = gathered({"w": dense}, mask)
-        new, _ = Mean().apply({"w": old}, {}, [Update(part, weight=0.3, mask=mask)])
+        new, _ = MaskedMean().apply({"w": old}, {}, [Update(part, weight=0.3, mask=mask)])
         want = torch.where(seen({"w": old}, mask)["w"].bool(), dense, old)
         assert tree.equal(new, {"w": want})
 
@@ -227,25 +226,27 @@ def test_masks_over_any_dimensions_scatter_to_the_right_place() -> None:
 def test_counters_take_the_largest() -> None:
     shared = {"w": torch.zeros(2), "seen": torch.tensor(7)}
     sent = [Update({"w": torch.ones(2), "seen": torch.tensor(n)}, weight=1, client=str(n)) for n in (3, 11, 9)]
-    new, _ = Mean().apply(shared, {}, sent)
+    new, _ = MaskedMean().apply(shared, {}, sent)
     assert new["seen"].item() == 11
     assert new["seen"].dtype == torch.int64
-    assert Mean().apply(shared, {}, [sent[0].but(tensors={"w": torch.ones(2)})])[0]["seen"].item() == 7
+    assert MaskedMean().apply(shared, {}, [sent[0].but(tensors={"w": torch.ones(2)})])[0]["seen"].item() == 7
 
 
 def test_reserved_names_stay_and_may_not_be_sent() -> None:
     shared = {"w": torch.zeros(2), "frozen/head": torch.ones(3), "stats/n": torch.ones(1)}
-    new, _ = Mean().apply(shared, {}, [Update({"w": torch.ones(2)}, weight=1)])
+    new, _ = MaskedMean().apply(shared, {}, [Update({"w": torch.ones(2)}, weight=1)])
     assert tree.equal(new, {**shared, "w": torch.ones(2)})
     with pytest.raises(AggregationError, match="'frozen/head' is reserved"):
-        Mean().apply(shared, {}, [Update({"w": torch.ones(2), "frozen/head": torch.ones(3)}, weight=1, client="x")])
+        MaskedMean().apply(
+            shared, {}, [Update({"w": torch.ones(2), "frozen/head": torch.ones(3)}, weight=1, client="x")]
+        )
 
 
 def test_more_masks_than_are_held_back(net: tuple[Tensors, ChannelLayout]) -> None:
     shared, layout = net
     masks = [ChannelMask(layout, {"a": (i % 6,), "b": (i % 4,)}) for i in range(24)]
     dense, updates = clients(net, list(masks))
-    new, _ = Mean().apply(shared, {}, updates)
+    new, _ = MaskedMean().apply(shared, {}, updates)
     for name, old in shared.items():
         m = torch.stack([seen(shared, u.mask)[name] * u.weight for u in updates])
         want = torch.where(m.sum(0) > 0, (m * torch.stack([d[name] for d in dense])).sum(0) / m.sum(0), old.double())
@@ -261,7 +262,7 @@ def test_what_does_not_fit_is_refused(net: tuple[Tensors, ChannelLayout]) -> Non
 
     def refused(message: str, *updates: Update) -> None:
         with pytest.raises(AggregationError, match=message):
-            Mean().apply(shared, {}, updates)
+            MaskedMean().apply(shared, {}, updates)
 
     ok = Update(good, weight=1, client="anna", mask=mask)
     bad = ok.but(client="eve")
@@ -286,20 +287,22 @@ def test_what_does_not_fit_is_refused(net: tuple[Tensors, ChannelLayout]) -> Non
 def test_large_finite_values_pass_the_check() -> None:
     """Their float32 sum overflows, although each is finite."""
     x = torch.full((100,), 3e38)
-    assert torch.equal(Mean().apply({"w": torch.zeros(100)}, {}, [Update({"w": x}, weight=2)])[0]["w"], x)
+    assert torch.equal(MaskedMean().apply({"w": torch.zeros(100)}, {}, [Update({"w": x}, weight=2)])[0]["w"], x)
 
 
 def test_an_aggregate_out_of_range_is_refused() -> None:
     with pytest.raises(AggregationError, match=r"'w'.*range"):
-        Mean().apply({"w": torch.full((2,), 3e38)}, {}, [Update({"w": torch.full((2,), 3e38)}, weight=1, kind="delta")])
+        MaskedMean().apply(
+            {"w": torch.full((2,), 3e38)}, {}, [Update({"w": torch.full((2,), 3e38)}, weight=1, kind="delta")]
+        )
     many = [Update({"w": torch.ones(1)}, weight=1e308, client=c) for c in "ab"]
     with pytest.raises(AggregationError, match="weights of 2 updates sum to inf"):
-        Mean().apply({"w": torch.zeros(1)}, {}, many)
+        MaskedMean().apply({"w": torch.zeros(1)}, {}, many)
 
 
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match="weighting='size'"):
-        Mean(weighting="size")  # type: ignore[arg-type]
+        MaskedMean(weighting="size")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="mode='union'"):
         MaskedMean(mode="union")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="min_holders=0"):

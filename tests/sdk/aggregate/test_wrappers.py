@@ -8,11 +8,9 @@ from tolerance import roundings
 
 from talaria import tree
 from talaria.aggregate.coordinatewise import Median
-from talaria.aggregate.krum import Krum
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.mean import Mean
 from talaria.aggregate.serveropt import ServerAdam, ServerMomentum
-from talaria.aggregate.wrap import Clipped, Stale, as_delta, clipped, innermost
+from talaria.aggregate.wrap import Clipped, as_delta, clipped, innermost
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 
@@ -27,7 +25,7 @@ def shared() -> Tensors:
 
 
 def test_momentum_by_hand(shared: Tensors) -> None:
-    rule = ServerMomentum(inner=Mean(), beta=0.5, lr=0.1)
+    rule = ServerMomentum(inner=MaskedMean(), beta=0.5, lr=0.1)
     state = rule.init(shared)
     seen = []
     for _ in range(3):
@@ -39,7 +37,7 @@ def test_momentum_by_hand(shared: Tensors) -> None:
 
 
 def test_adam_by_hand(shared: Tensors) -> None:
-    rule = ServerAdam(inner=Mean(), lr=0.1, beta1=0.9, beta2=0.99, tau=0.01)
+    rule = ServerAdam(inner=MaskedMean(), lr=0.1, beta1=0.9, beta2=0.99, tau=0.01)
     state = rule.init(shared)
     assert state["variance/w"].tolist() == pytest.approx([1e-4, 1e-4])
     m, v, x = 0.0, 1e-4, 1.0
@@ -51,7 +49,7 @@ def test_adam_by_hand(shared: Tensors) -> None:
     assert state["momentum/w"][0].item() == pytest.approx(m, rel=1e-5)
 
 
-@pytest.mark.parametrize("rule", [ServerMomentum(inner=Mean()), ServerAdam(inner=Mean())])
+@pytest.mark.parametrize("rule", [ServerMomentum(inner=MaskedMean()), ServerAdam(inner=MaskedMean())])
 def test_what_nobody_moves_keeps_its_bits_and_moments(rule: ServerMomentum | ServerAdam) -> None:
     layout = ChannelLayout({"g": 3}, {"w": ((("g", 1),),)})
     shared = {"w": torch.tensor([1.0, 1e-42, -0.0])}
@@ -71,7 +69,7 @@ def test_what_nobody_moves_keeps_its_bits_and_moments(rule: ServerMomentum | Ser
 def test_server_steps_leave_statistics_and_counters_to_inner() -> None:
     """Momentum on a shrinking variance would carry it below zero."""
     shared = {"w": torch.ones(1), "bn.running_var": torch.tensor([1.0]), "seen": torch.tensor(3)}
-    rule = ServerMomentum(inner=Mean(), beta=0.99)
+    rule = ServerMomentum(inner=MaskedMean(), beta=0.99)
     state = rule.init(shared)
     assert "momentum/bn.running_var" not in state
     for var in (0.5, 0.01, 0.01, 0.01):
@@ -93,7 +91,7 @@ def test_server_steps_pass_the_intersection_on() -> None:
 
 
 def test_a_step_out_of_range_is_refused() -> None:
-    rule, shared = ServerMomentum(inner=Mean(), lr=1e3), {"w": torch.zeros(1)}
+    rule, shared = ServerMomentum(inner=MaskedMean(), lr=1e3), {"w": torch.zeros(1)}
     with pytest.raises(AggregationError, match="lower lr"):
         rule.apply(shared, rule.init(shared), [Update({"w": torch.tensor([1e38])}, weight=1)])
 
@@ -108,7 +106,7 @@ def test_clipping_shortens_long_steps_only() -> None:
     delta = Update(tree.minus(far.tensors, shared), weight=1, kind="delta")
     short = clipped(shared, delta, 1.0)
     assert math.hypot(*short.tensors["a"].tolist(), *short.tensors["b"].tolist()) == pytest.approx(1.0)
-    new, _ = Clipped(inner=Mean(), norm=1.0).apply(shared, {}, [far])
+    new, _ = Clipped(inner=MaskedMean(), norm=1.0).apply(shared, {}, [far])
     assert roundings(new["b"], torch.tensor([1.8])) <= 16
 
 
@@ -116,34 +114,10 @@ def test_clipping_measures_against_the_masked_shared_state() -> None:
     layout = ChannelLayout({"g": 3}, {"w": ((("g", 1),),)})
     mask = ChannelMask(layout, {"g": (0, 2)})
     shared = {"w": torch.tensor([10.0, 99.0, 20.0])}
-    new, _ = Clipped(inner=Mean(), norm=1.0).apply(
+    new, _ = Clipped(inner=MaskedMean(), norm=1.0).apply(
         shared, {}, [Update({"w": torch.tensor([10.0, 22.0])}, weight=1, mask=mask)]
     )
     assert new["w"].tolist() == [10.0, 99.0, 21.0]
-
-
-def test_stale_updates_count_less(shared: Tensors) -> None:
-    rule = Stale(inner=Mean(), a=0.5)
-    state = rule.init(shared)
-    for _ in range(3):
-        shared, state = rule.apply(shared, state, [step(0.0, base=int(state["version"]))])
-    assert state["version"].item() == 3
-    new, state = rule.apply(shared, state, [step(1.0, client="a", base=0), step(4.0, client="b", base=3)])
-    assert new["w"][0].item() == pytest.approx(1 + (0.5 * 1 + 4) / 1.5)
-    assert state["version"].item() == 4
-    same, still = rule.apply(new, state, [])
-    assert tree.equal(same, new)
-    assert still["version"].item() == 4
-
-
-def test_too_stale_updates_are_left_out(shared: Tensors) -> None:
-    rule = Stale(inner=Mean(), max_staleness=1)
-    state = rule.init(shared) | {"version": torch.tensor(5)}
-    new, _ = rule.apply(shared, state, [step(9.0, client="a", base=3), step(1.0, client="b", base=4)])
-    assert new["w"][0].item() == 2.0
-    for base in (6, -1):
-        with pytest.raises(AggregationError, match=rf"base={base} must be a version within 0..5"):
-            rule.apply(shared, state, [step(1.0, base=base)])
 
 
 def test_as_delta_is_the_difference_to_the_download() -> None:
@@ -162,20 +136,16 @@ def test_innermost() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ServerMomentum(inner=Mean(), beta=0.0), "beta=0.0"),
-        (lambda: ServerMomentum(inner=Mean(), beta=1.0), "beta=1.0"),
-        (lambda: ServerMomentum(inner=Mean(), lr=0), "lr=0"),
-        (lambda: ServerMomentum(inner=Mean), "is not an aggregator"),
+        (lambda: ServerMomentum(inner=MaskedMean(), beta=0.0), "beta=0.0"),
+        (lambda: ServerMomentum(inner=MaskedMean(), beta=1.0), "beta=1.0"),
+        (lambda: ServerMomentum(inner=MaskedMean(), lr=0), "lr=0"),
+        (lambda: ServerMomentum(inner=MaskedMean), "is not an aggregator"),
         (lambda: ServerMomentum(inner="mean"), "is not an aggregator"),
-        (lambda: ServerAdam(inner=Mean(), tau=0), "tau=0"),
-        (lambda: ServerAdam(inner=Mean(), beta2=1.0), "beta2=1.0"),
-        (lambda: ServerAdam(inner=Mean(), lr=math.inf), "lr=inf"),
-        (lambda: Clipped(inner=Mean(), norm=0.0), "norm=0.0"),
-        (lambda: Clipped(inner=Mean(), norm=math.inf), "norm=inf"),
-        (lambda: Stale(inner=Mean(), a=0), "a=0"),
-        (lambda: Stale(inner=Mean(), max_staleness=-1), "max_staleness=-1"),
-        (lambda: Stale(inner=Krum()), "Krum ignores weights"),
-        (lambda: Stale(inner=Mean(weighting="uniform")), "Mean ignores weights"),
+        (lambda: ServerAdam(inner=MaskedMean(), tau=0), "tau=0"),
+        (lambda: ServerAdam(inner=MaskedMean(), beta2=1.0), "beta2=1.0"),
+        (lambda: ServerAdam(inner=MaskedMean(), lr=math.inf), "lr=inf"),
+        (lambda: Clipped(inner=MaskedMean(), norm=0.0), "norm=0.0"),
+        (lambda: Clipped(inner=MaskedMean(), norm=math.inf), "norm=inf"),
     ],
 )
 def test_options_out_of_range_are_refused(make: object, message: str) -> None:

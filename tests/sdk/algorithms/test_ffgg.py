@@ -287,7 +287,7 @@ def arriving(
     bodies = {0: shared["theta"]}
     due = [(delay(2, f"c{i:02d}", 1) * (1 if i < 5 else 10), i) for i in range(CLIENTS)]
     heapify(due)
-    inside: list[int] = []
+    inside: dict[int, Update] = {}
     while (version := int(state["version"])) < versions and bool(torch.isfinite(shared["theta"]).all()):
         now, i = heappop(due)
         sent = twin(bodies[held[i]], [i])[0]
@@ -295,15 +295,15 @@ def arriving(
             sent = lie(sent)
         oldest = max(oldest, version - held[i])
         update = Update({"theta": sent}, 1.0, f"c{i:02d}", base=held[i], kind="delta")
-        shared, state = rule.apply(shared, state, [update])
-        inside.append(i)
-        if int(state["version"]) == version:
+        inside[i] = update
+        if len(inside) < rule.capacity:
             continue
+        shared, state = rule.apply(shared, state, [inside[j] for j in sorted(inside)])
         bodies[version + 1] = shared["theta"]
         for j in inside:
             held[j] = version + 1
             heappush(due, (now + delay(2, f"c{j:02d}", version + 2) * (1 if j < 5 else 10), j))
-        inside = []
+        inside = {}
         bodies = {v: body for v, body in bodies.items() if v in held}
         if version % 50 == 0 and p.loss(shared["theta"]) < 1e-13:
             break

@@ -34,7 +34,6 @@ NAMES = ("anna", "bela", "carl", "dora", "emil")
 RUN = Run(spec=SPEC, algorithm="fedavg", recipe=Recipe(batch=6, lr=0.02), rounds=3, seed=3, asynchronous=True)
 STEP = replace(RUN, asynchronous=False)
 KRUM = {"name": "krum", "f": 1}
-STALE = {"name": "stale", "inner": {"name": "mean"}}
 REFUSED = {"local": "shares nothing", "pfedgm": "class statistics"}
 
 
@@ -135,7 +134,6 @@ def test_a_robust_rule_within_the_buffer_outvotes_one_who_lies() -> None:
         (lambda: rounds.start(RUN), "folds a buffer"),
         (lambda: rounds.start(STEP, load_rule("fedbuff")), "needs an asynchronous run"),
         (lambda: buffered(RUN, Buffering(), load_rule("fedbuff")), "name the rule within it"),
-        (lambda: buffered(RUN, Buffering(), load_rule(STALE)), "a second time"),
         (lambda: buffered(RUN, Buffering(buffer=4), load_rule(KRUM)), "capacity=4 must be at least 5"),
         (lambda: buffered(run_of("hermes", hparams={"mode": "intersection"}), Buffering()), "hermes.*masks of all"),
         (lambda: buffered(replace(RUN, algorithm="ffgg"), Buffering(normalise="convex")), "ignores weights"),
