@@ -13,7 +13,7 @@ ISA ?= SSE41
 NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/test_*.py tests/sdk/device/test_binding.py \
   tests/laws tests/export/test_onnx.py tests/export/test_lift.py tests/export/test_preprocess.py tests/export/test_variants.py
 
-.PHONY: help demo test quick masked mutants check format hooks bench clean
+.PHONY: help demo test quick masked mutants check format hooks docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## What can be made
@@ -47,6 +47,9 @@ check: $(VENV)/.dev ## Lint, format, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.dev ## The documentation site, in build/site; a warning or a broken link is an error
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/site
 
 bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
 	$(BIN)/talaria bench planner

@@ -1,10 +1,21 @@
 """The docs say what the code says."""
 
+import importlib
 import importlib.util
 import re
+import subprocess
+import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import talaria
+import talaria_export
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
 def test_the_pages_of_the_algorithms_are_current() -> None:
@@ -27,3 +38,62 @@ def test_every_command_of_the_readme_exists() -> None:
     named = set(re.findall(r"^talaria ([a-z]+)", text, re.MULTILINE))
     assert named, "the README shows commands"
     assert named <= known, f"the README names {sorted(named - known)}, which do not exist"
+
+
+def test_the_table_of_formats_says_what_the_code_says() -> None:
+    rows = re.findall(r"^\|[^|]+\| (\S+) \|[^|]+\| `([\w.]+)` \|$", (DOCS / "formats.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 9, "docs/formats.md lists a version in each row of its table"
+    for version, place in rows:
+        module, name = place.rsplit(".", 1)
+        assert str(getattr(importlib.import_module(module), name)) == version, f"docs/formats.md is stale at {place}"
+
+
+class Page(HTMLParser):
+    """What one page of the site links to, what it loads, and the anchors that it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if "id" in given:
+            self.anchors.add(given["id"])
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag in ("script", "img", "link", "iframe"):
+            self.loads += [given[name] for name in ("src", "href") if name in given]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(site)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    for source in DOCS.rglob("*.md"):
+        assert (site / source.relative_to(DOCS)).with_suffix(".html").is_file(), f"{source} is no page of the site"
+    pages = {file: Page(file.read_text()) for file in site.rglob("*.html")}
+    for package in (talaria, talaria_export):
+        for name in package.__all__:
+            anchor = f"{package.__name__}.{name}"
+            assert anchor in pages[site / "reference" / "python.html"].anchors, f"{anchor} is in no reference"
+    for file, page in pages.items():
+        for target in page.loads:
+            assert not urlsplit(target).netloc, f"{file.name} loads {target}: the site needs no network"
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            led = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            assert led.exists(), f"{file.relative_to(site)} links to {link}, which is not there"
+            if parts.fragment and led in pages:
+                assert unquote(parts.fragment) in pages[led].anchors, f"{file.relative_to(site)}: nothing is at {link}"
