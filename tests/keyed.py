@@ -5,17 +5,23 @@ import asyncio
 import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
-from talaria.rounds import Run
+from talaria import bodies, tree
+from talaria.rounds import Member, Run
+from talaria.simulate.run import simulate
 from talaria.types import Samples
 from talaria.wire.credentials import Credentials
 from talaria_coordinator import identity
+from talaria_coordinator.blobs import FolderBlobs
 from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.fleet_folder import found
 from talaria_coordinator.serve import serve_all
+from talaria_coordinator.store import Store
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
 from talaria_edge.join import ask, finish
@@ -23,6 +29,10 @@ from talaria_edge.runtime import Agent
 
 HONEST = ("anna", "bela")
 FLEET = "watch"
+# paho leaves the socket of a failed handshake to the garbage collector.
+LEFT_SOCKETS = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <(ssl.SSLSocket|socket.socket):pytest.PytestUnraisableExceptionWarning"
+)
 
 
 def free_port():
@@ -44,10 +54,11 @@ def data_of(seed):
 
 
 class Keyed:
-    """What runs, and all that it tells. ``port`` is the broker's; agents may go another way (``through``)."""
+    """What runs, and all that it tells. ``port`` is the broker's; agents may go another way (``through``: to which port
+    which device connects)."""
 
     def __init__(self, folder: Path, run: Run, members=HONEST, others=(), **options):
-        self.folder, self.run, self.members, self.told, self.through = folder, run, members, [], None
+        self.folder, self.run, self.members, self.told, self.through = folder, run, members, [], {}
         folder.chmod(0o755)
         self.port, self.keys = free_port(), folder / "keys"
         found(self.keys, FLEET, ["localhost"], self.port, len(members))
@@ -57,7 +68,7 @@ class Keyed:
 
     @property
     def url(self):
-        return f"mqtts://127.0.0.1:{self.through or self.port}"
+        return f"mqtts://127.0.0.1:{self.port}"
 
     @property
     def state(self):
@@ -73,12 +84,37 @@ class Keyed:
         config = FleetConfig(name=FLEET, run=self.run, state=self.state, **given)
         await serve_all([config], self.told.append)
 
-    def agent(self, name):
-        config = DeviceConfig(
-            device=name, fleet=FLEET, broker=self.url, state=self.folder / name, retry_s=0.2,
-            source=Given(lambda: data_of(self.members.index(name))), identity=self.folder / f"id-{name}",
+    def device(self, name):
+        """How this device is set up."""
+        return DeviceConfig(
+            device=name, fleet=FLEET, broker=f"mqtts://127.0.0.1:{self.through.get(name, self.port)}",
+            state=self.folder / name, retry_s=0.2, source=Given(lambda: data_of(self.members.index(name))),
+            identity=self.folder / f"id-{name}",
         )  # fmt: skip
-        return Agent(config, worker=self.worker, report=self.told.append)
+
+    def agent(self, name):
+        return Agent(self.device(name), worker=self.worker, report=self.told.append)
+
+    @property
+    def store(self):
+        """What the coordinator keeps, to read beside it."""
+        return Store(self.state / "coordinator.db", make=False)
+
+    def counted(self):
+        """By learning round, in how many updates each device counted."""
+        with self.store as store:
+            store.verify_log()
+            rows = [row for row in store.rounds(FLEET) if row.counted is not None]
+            assert [row.step for row in rows] == list(range(1, len(rows) + 1))
+            return {row.step: [device for _, device in row.counted] for row in rows}
+
+    def learned_what_simulation_learns(self):
+        """To the bit: nobody's update is missing, and none is there twice."""
+        data = {name: data_of(i) for i, name in enumerate(self.members)}
+        simulated = simulate(self.run, {name: Member(name, own.train, own.val) for name, own in data.items()})
+        with self.store as store:
+            body = FolderBlobs(self.state / "blobs").get(store.fleet(FLEET).body)
+        return tree.equal(bodies.decode_body(self.run, body), simulated.shared)
 
     async def told_of(self, event, seconds=60, count=1, **facts):
         """The first ``count`` events of a kind with these facts; AssertionError where they do not come."""
@@ -97,16 +133,41 @@ class Keyed:
         """Coordinator and agents, and beside them what a test does, until the run is over."""
 
         async def together():
-            async with asyncio.timeout(seconds):
-                async with asyncio.TaskGroup() as group:
-                    serving = group.create_task(self.serve())
-                    await self.told_of("ready")
-                    agents = [group.create_task(self.agent(name).run()) for name in self.members]
-                    await scenario()
-                    await asyncio.gather(*agents)
-                    await serving
+            async with self._within(seconds), asyncio.TaskGroup() as group:
+                serving = group.create_task(self.serve())
+                await self.told_of("ready")
+                agents = [group.create_task(self.agent(name).run()) for name in self.members]
+                await scenario()
+                await asyncio.gather(*agents)
+                await serving
 
         asyncio.run(together())
+
+    @asynccontextmanager
+    async def _within(self, seconds):
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise AssertionError(f"not over within {seconds} s; the last: {self.told[-12:]}") from None
+
+    @asynccontextmanager
+    async def running(self, *names, seconds=120):
+        """Coordinator (told to stay) and agents, for as long as the block lasts; the agents' tasks by name."""
+        self.options["stay"] = True
+        async with self._within(seconds):
+            tasks = {"co": asyncio.ensure_future(self.serve())}
+            try:
+                await self.told_of("connected", fleet=FLEET)
+                tasks |= {name: asyncio.ensure_future(self.agent(name).run()) for name in names}
+                yield tasks
+            finally:
+                for task in tasks.values():
+                    task.cancel()
+                ended = await asyncio.gather(*tasks.values(), return_exceptions=True)
+            for outcome in ended:
+                if isinstance(outcome, Exception):
+                    raise outcome
 
     def raw(self, device, clean=True):
         """A TLS link to the broker as ``device``, past CONNACK, to write MQTT 3.1.1 packets to."""
@@ -132,6 +193,49 @@ class Keyed:
 
     def close(self):
         self.worker.shutdown()
+
+
+class Cutter:
+    """A way to the broker on which links can be cut, at any byte."""
+
+    def __init__(self, upstream):
+        self.upstream, self.cuts = upstream, 0
+        self._links, self._tasks = set(), set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        self.cut()
+        await asyncio.gather(*self._tasks)
+
+    def cut(self):
+        self.cuts += bool(self._links)
+        for writer in self._links:
+            writer.transport.abort()
+
+    async def _accept(self, reader, writer):
+        self._tasks.add(asyncio.current_task())
+        back, front = await asyncio.open_connection("127.0.0.1", self.upstream)
+        ends = {writer, front}
+        self._links |= ends
+        await asyncio.gather(_carry(reader, front), _carry(back, writer))
+        self._links -= ends
+
+
+async def _carry(reader, writer):
+    """All that comes, until one end is gone; then the other goes as well."""
+    try:
+        while data := await reader.read(1 << 14):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()
 
 
 def packet(topic, payload, retain=False):

@@ -441,7 +441,21 @@ def test_34_births_without_end_are_throttled_and_shut_nobody_out():
     bench.finishes_with("ben")
 
 
-def test_34_two_programs_with_one_name_are_told_to_both_and_to_the_operator():
+def test_34_who_is_born_without_end_has_its_turns_in_each_minute():
+    """Else a fleet in which all links break so often, and nobody has anything to say, would wait for ever."""
+    bench = Bench(flaps=10)
+    ups = []
+    for boot in range(2, 602):
+        bench.now += 0.5
+        ups += [bench.now] * len(of(bench.birth("anna", boot=boot), a.DeviceUp))
+        bench.birth("anna", boot=boot, online=False)
+    for minute in range(4):
+        assert 9 <= sum(60 * minute < when - ups[0] <= 60 * (minute + 1) for when in ups) <= 10
+    assert len(bench.state.peers["anna"].births) <= 11
+
+
+@pytest.mark.parametrize("others", [3, 10], ids=["boots-of-its-own", "the-same-boots"])
+def test_34_two_programs_with_one_name_are_told_to_both_and_to_the_operator(others):
     bench = Bench()
     mine, other = b"process1", b"process2"
     doubled, said = [], []
@@ -453,9 +467,9 @@ def test_34_two_programs_with_one_name_are_told_to_both_and_to_the_operator():
         doubled.extend(of(actions, a.Doubled))
         said.extend(x for x in of(actions, a.Publish) if decode_frame(x.payload).header.type == "error")
 
-    for i in range(5):  # each has boots of its own: those of the other are behind, and are seen all the same
+    for i in range(5):  # those of the other are behind, or the same, and are seen either way
         born(mine, 10 + i)
-        born(other, 3 + i)
+        born(other, others + i)
     assert [x.dev for x in doubled] == ["anna"]
     assert len(said) >= 4
     half, state = device()

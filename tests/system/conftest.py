@@ -1,5 +1,6 @@
 """Real processes, real brokers: a coordinator and agents as they are started by hand, on a model that trains fast."""
 
+import gc
 import json
 import os
 import queue
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from keyed import Keyed
 from nursery import nursery
 
 from talaria import bodies
@@ -277,3 +279,20 @@ def fleet(tmp_path):
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def keyed(tmp_path):
+    """Makes fleets with keys, in this process, and ends all that they started."""
+    made, before = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def make(rounds=3, **options):
+        made.append(Keyed(tmp_path, a_run(rounds=rounds), **options))
+        return made[-1]
+
+    yield make
+    torch.set_num_threads(before)
+    for one in made:
+        one.close()
+    gc.collect()

@@ -2,14 +2,12 @@
 nothing that it left stays."""
 
 import asyncio
-import gc
 import os
 import re
 from contextlib import suppress
 
 import pytest
-import torch
-from keyed import FLEET, Keyed, packet, pour
+from keyed import FLEET, LEFT_SOCKETS, packet, pour
 
 from talaria.errors import TransportError
 from talaria.wire import messages as m
@@ -19,28 +17,8 @@ from talaria_coordinator import identity, mosquitto
 from talaria_coordinator.broker import open_broker
 from talaria_coordinator.store import Store
 
-# paho leaves the socket of a failed handshake to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <(ssl.SSLSocket|socket.socket):pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = LEFT_SOCKETS
 ROUNDS = 6
-
-
-@pytest.fixture
-def keyed(tmp_path, a_run):
-    made = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def make(run=None, **options):
-        made.append(Keyed(tmp_path, run or a_run(rounds=ROUNDS), **options))
-        return made[-1]
-
-    yield make
-    torch.set_num_threads(before)
-    for one in made:
-        one.close()
-    gc.collect()
 
 
 def resident(pid):
@@ -89,7 +67,7 @@ def sent_off(fleet):
 
 def test_retained_messages_of_one_device_are_cleared_and_it_is_cut_off(keyed):
     """It plants large messages on topics of its own as fast as it can; before, it never announced itself."""
-    fleet = keyed(others=("mallory",))
+    fleet = keyed(ROUNDS, others=("mallory",))
     junk = os.urandom(120_000)
 
     async def plant():
@@ -120,7 +98,7 @@ def test_retained_messages_of_one_device_are_cleared_and_it_is_cut_off(keyed):
 
 def test_a_flood_at_full_speed_is_cut_off_and_learning_goes_on(keyed):
     """Well-formed, rightly signed, and nothing new in it: one frame, sent again and again."""
-    fleet = keyed(others=("mallory",))
+    fleet = keyed(ROUNDS, others=("mallory",))
     word = m.Progress(round=1, done=1, total=2)
     frame = encode_frame(
         Header(word.TYPE, FLEET, "mallory", boot=1, seq=1), m.encode_message(word), fleet.own["mallory"].signer
@@ -161,7 +139,7 @@ def test_a_broker_that_was_filled_to_its_limit_begins_anew_and_learning_goes_on(
     monkeypatch.setattr(mosquitto, "MEMORY", 6 * 2**20)
     monkeypatch.setattr(mosquitto, "IN_FLIGHT", 1)
     monkeypatch.setattr("talaria_coordinator.service.QUIET_S", 1.0)
-    fleet = keyed(others=("mallory",))
+    fleet = keyed(ROUNDS, others=("mallory",))
     fleet.train_after(monkeypatch, "broker")
 
     def fill():

@@ -3,7 +3,6 @@ by itself, or the operator is told what to do, and just that works."""
 
 import asyncio
 import datetime as dt
-import gc
 import os
 import re
 import signal
@@ -11,37 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from keyed import Keyed, enrol
+from keyed import LEFT_SOCKETS, enrol
 
 from talaria.errors import TalariaError
 from talaria_coordinator import authority, identity, mosquitto
 from talaria_coordinator.authority import Authority
 from talaria_coordinator.identity import Roll
 
-# paho leaves the socket of a failed handshake to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <(ssl.SSLSocket|socket.socket):pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = LEFT_SOCKETS
 ROUNDS = 3
-
-
-@pytest.fixture
-def keyed(tmp_path, a_run):
-    made, before = [], torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def make(**options):
-        made.append(Keyed(tmp_path, a_run(rounds=ROUNDS), **options))
-        return made[-1]
-
-    yield make
-    torch.set_num_threads(before)
-    for one in made:
-        one.close()
-    gc.collect()
 
 
 def learned(fleet):
@@ -61,7 +40,7 @@ def broker_process(fleet):
 
 
 def test_a_broker_that_loses_all_that_it_kept_is_told_again(keyed):
-    fleet = keyed()
+    fleet = keyed(ROUNDS)
 
     async def lose_everything():
         for round in (1, 2):
@@ -80,7 +59,7 @@ def test_a_broker_that_loses_all_that_it_kept_is_told_again(keyed):
 
 def test_a_broker_of_small_packets_is_sent_small_ones(keyed, monkeypatch):
     monkeypatch.setattr(mosquitto, "LARGEST_PACKET", 16_384)
-    fleet = keyed()
+    fleet = keyed(ROUNDS)
 
     async def nothing():
         await fleet.told_of("connected")
@@ -119,7 +98,7 @@ def spoil(keys, path, begins_h, ends_h):
     ids=["ended", "clock-behind"],
 )
 def test_a_device_whose_certificate_does_not_hold_is_told_why_and_new_keys_mend_it(keyed, begins_h, ends_h, said):
-    fleet = keyed()
+    fleet = keyed(ROUNDS)
     folder = fleet.folder / "id-bela"
     spoil(fleet.keys, folder / "tls.crt", begins_h, ends_h)
 
@@ -142,7 +121,7 @@ def test_a_device_whose_certificate_does_not_hold_is_told_why_and_new_keys_mend_
 
 
 def test_a_broker_whose_certificate_ended_is_told_with_the_mend_that_works(keyed):
-    fleet = keyed()
+    fleet = keyed(ROUNDS)
     spoil(fleet.keys, fleet.keys / "broker" / "server.crt", -48, -24)
 
     async def refused():

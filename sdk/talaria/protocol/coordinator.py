@@ -360,7 +360,9 @@ class CoordinatorHalf:
                 raise WireError(f"{message.TYPE!r} is not for a device to say")
 
     def _lifecycle(self, t: Turn, dev: str, peer: Peer, boot: int, message: m.DeviceBirth) -> None:
-        if message.online and boot != peer.boot:
+        before = peer.births[-1][1] if peer.births else message.process
+        # Two with one name who are both told where to count on from, come to the same boots.
+        if message.online and (boot != peer.boot or message.process != before):
             self._count(t, dev, peer, message.process, boot > peer.boot)
         if boot < peer.boot or boot <= peer.dead:
             if message.online:
@@ -375,6 +377,8 @@ class CoordinatorHalf:
         if boot > peer.boot:
             if sum(fresh for *_, fresh in peer.births) > self.rules.flaps:
                 # Its link breaks again and again, which anybody on the way can do to anybody: no offence.
+                # It does not count against the next: what breaks without end has its turns all the same.
+                peer.births[-1] = (t.now, message.process, False)
                 peer.boot, peer.online, peer.profile = boot, False, message.profile
                 raise _IgnoredError(f"more than {self.rules.flaps} births within a minute; it is away until it speaks")
         elif peer.online and peer.profile == message.profile:
@@ -393,7 +397,9 @@ class CoordinatorHalf:
         """Remember a birth, and tell where two programs have one name: each comes back after the other, for a process
         that ended never does."""
         recent = [birth for birth in peer.births if t.now - birth[0] < FLAP_SECONDS]
-        peer.births = [*recent, (t.now, process, fresh)][-self.rules.flaps - 1 :]
+        peer.births = [*recent, (t.now, process, fresh)]
+        while len(peer.births) > self.rules.flaps + 1:  # those that were acted on are what is counted, and go last
+            peer.births.remove(next((birth for birth in peer.births if not birth[2]), peer.births[0]))
         order = [born for _, born, _ in peer.births if born]
         turns = [born for before, born in zip([b"", *order], order, strict=False) if born != before]
         if len(turns) - len(set(turns)) < RETURNS:

@@ -94,7 +94,7 @@ class Peer:
     """Frames sent to it in this epoch."""
     guard: Guard = field(default_factory=Guard)
     births: list[tuple[float, bytes, bool]] = field(default_factory=list)
-    """When it was born within the last minute, as which process, and whether as a boot above the one before."""
+    """When it was born within the last minute, as which process, and whether that was acted on as a new boot."""
     doubled: float = -1e18
     """When it was last told that two programs have its name."""
     reminded: float = -1e18
