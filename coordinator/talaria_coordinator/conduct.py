@@ -21,7 +21,7 @@ from talaria_coordinator.learning import Learning, LeftOut, Made, NothingLeft, p
 from talaria_coordinator.notices import Folded, FoldFailed
 from talaria_coordinator.records import Fleet
 from talaria_coordinator.store import Store, require_same_run
-from talaria_coordinator.waiting import Patience, waits
+from talaria_coordinator.waiting import Gathering, Patience, waits
 
 AGAIN_S = (2.0, 120.0)
 """Seconds until something that failed is tried again, at first and at most."""
@@ -48,7 +48,7 @@ class Conductor:
         self._called_off: set[int] = set()
         self._here: set[str] = set()
         self._shut_out: set[str] = set()
-        self._waiting = Patience()
+        self._waiting, self._gathering = Patience(), Gathering()
 
     def inspect(self) -> int:
         """Read all that serving needs, before anything is said or written: another coordinator must not end for one
@@ -125,7 +125,7 @@ class Conductor:
         self._here, self._shut_out = online, set(state.quarantined())
         roster = self._refilled() or self._gathered()
         now, grace = time.monotonic(), 5 * self.config.retry_s
-        gone = {name for name, peer in state.peers.items() if peer.away(now, grace)}
+        gone = {name for name in roster if name not in state.peers or state.peers[name].away(now, grace)}
         asked = select.ask(self.config, self.fleet.step + 1, roster, online, state.quarantined(), gone)
         if asked is None:
             self._wait(roster)
@@ -181,8 +181,14 @@ class Conductor:
             self._hands.feed(e.Tell(time.monotonic(), device, reason))
 
     def _gathered(self) -> tuple[str, ...]:
-        """The roster, fixed once all that are waited for have come."""
-        roster = select.roster(self.config, self.store.devices(self.config.name))
+        """The roster, fixed once all that are waited for have come, or have been waited for long enough."""
+        devices = self.store.devices(self.config.name)
+        roster, now = select.roster(self.config, devices), time.monotonic()
+        if not roster and self.config.members:
+            come = {d.device for d in devices if d.quarantine is None}
+            if self._gathering.over(self.config, self.fleet.step + 1, come, self._here, now):
+                roster = tuple(sorted(self.config.members))
+                self._hands.tell("begun-without", missing=sorted(set(roster) - come))
         if roster:
             self._fix(roster)
         return roster

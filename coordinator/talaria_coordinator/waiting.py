@@ -11,6 +11,8 @@ from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.records import Device
 
 AFTER_S, EVERY_S = 5.0, 60.0
+GATHER_S = 120.0
+"""A fleet of named members begins so long after the last of them came, where a quorum is here."""
 NAMED = 20
 """So many of the missing are named, first by name."""
 
@@ -42,6 +44,10 @@ def waits(
         need = config.expected
         here = need - len(missing) if config.members else min(need, len(come))
         reason = f"{here} of {need} devices have come; learning begins with the last of them"
+        if config.members:
+            reason += f", or with a quorum of those here once nobody new has come for {GATHER_S:.0f} s"
+        else:
+            reason += "; where fewer will come, set [fleet] devices and start again"
         shut = sorted(out & set(missing))
         if shut:
             reason += f"; in quarantine: {', '.join(shut[:NAMED])}"
@@ -54,6 +60,25 @@ def waits(
     if not asked.cohort:
         reason = "all devices that are to learn are in quarantine; release them, or let others come"
     return Waiting(asked.online, asked.quorum, missing, reason)
+
+
+@dataclass
+class Gathering:
+    """Who a fleet begins without: a device that is broken when the fleet is new, or begins anew, must not hold it up
+    for ever. Who comes later takes part from then on."""
+
+    _come: frozenset[str] = frozenset()
+    _last: float | None = None
+
+    def over(self, config: FleetConfig, step: int, come: Collection[str], online: Collection[str], now: float) -> bool:
+        """Whether to begin at ``now``, a clock that only goes on, without the members that have not ``come``, of
+        which ``online`` are here."""
+        here = frozenset(set(config.members) & set(come))
+        if here != self._come or self._last is None:
+            self._come, self._last = here, now
+        out = set(config.members) - here
+        ready = select.ask(config, step, config.members, here & set(online), (), out) is not None
+        return ready and now - self._last >= GATHER_S
 
 
 @dataclass

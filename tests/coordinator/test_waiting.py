@@ -9,7 +9,7 @@ from talaria_coordinator.config import FleetConfig
 from talaria_coordinator.records import Device
 from talaria_coordinator.status import read_status, render
 from talaria_coordinator.store import Store
-from talaria_coordinator.waiting import AFTER_S, EVERY_S, NAMED, Patience, waits
+from talaria_coordinator.waiting import AFTER_S, EVERY_S, GATHER_S, NAMED, Gathering, Patience, waits
 
 
 def config(state=".", **changes):
@@ -58,6 +58,18 @@ def test_it_is_told_after_a_while_and_then_each_minute():
     one.over(310)
     assert not one.due(310)
     assert one.due(310 + AFTER_S)
+
+
+def test_a_fleet_begins_without_members_that_do_not_come_while_a_quorum_is_here():
+    named, one = config(members=("anna", "bela", "carl"), quorum=0.6), Gathering()
+    assert not one.over(named, 1, {"anna"}, {"anna"}, 0.0)
+    assert not one.over(named, 1, {"anna"}, {"anna"}, 2 * GATHER_S), "one of three is no quorum"
+    assert not one.over(named, 1, {"anna", "bela", "eve"}, {"anna", "bela"}, 2 * GATHER_S), "somebody new came"
+    assert not one.over(named, 1, {"anna", "bela"}, {"anna", "bela"}, 3 * GATHER_S - 1)
+    assert not one.over(named, 1, {"anna", "bela"}, {"anna"}, 3 * GATHER_S)
+    assert one.over(named, 1, {"anna", "bela"}, {"anna", "bela"}, 3 * GATHER_S)
+    everybody = config(members=named.members, quorum=1.0)
+    assert not one.over(everybody, 1, {"anna", "bela"}, {"anna", "bela"}, 9 * GATHER_S)
 
 
 def test_status_says_who_is_missing(tmp_path, capsys):

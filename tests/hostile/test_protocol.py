@@ -617,6 +617,36 @@ def test_another_update_from_another_boot_is_a_lost_memory_and_not_equivocation(
     assert of(bench.say("anna", offer_of(third), boot=2), a.Equivocation)  # within one boot it is one
 
 
+def test_another_update_after_a_restore_of_the_coordinator_is_no_equivocation():
+    """What came first was in the backup; the device has done later rounds since, and does this one again."""
+    bench = Bench(cohort=("anna",))
+    bench.say("anna", offer_of())
+    bench.do(e.Start(0.0, 8))
+    second = describe(UPDATE[::-1], 500)
+    actions = bench.say("anna", offer_of(second))
+    assert of(actions, a.Equivocation) == []
+    assert bench.state.rounds[1].cohort["anna"].sha256 == second.sha256
+    third = describe(UPDATE + b"!", 500)
+    assert of(bench.say("anna", offer_of(third)), a.Equivocation)  # since that start it is one
+
+
+def test_an_update_that_is_offered_again_after_a_start_is_the_devices_own_and_no_other_may_follow():
+    bench = Bench(cohort=("anna",))
+    bench.say("anna", offer_of())
+    bench.do(e.Start(0.0, 8))
+    bench.say("anna", offer_of())
+    assert of(bench.say("anna", offer_of(describe(UPDATE[::-1], 500))), a.Equivocation)
+
+
+def test_who_is_shut_out_is_told_to_be_offline_for_its_last_will_is_not_heard():
+    bench = Bench()
+    actions = bench.do(e.Revoke(0.0, "anna", "lied"))
+    assert [(x.dev, x.boot) for x in of(actions, a.DeviceDown)] == [("anna", 1)]
+    assert of(bench.birth("anna", online=False), a.DeviceDown) == []
+    bench.do(e.Release(0.0, "anna"))
+    assert of(bench.birth("anna"), a.DeviceUp)
+
+
 def test_a_stored_update_stays_when_its_device_forgot_it_and_offers_another():
     bench = Bench(cohort=("anna", "ben"))
     bench.upload("anna")

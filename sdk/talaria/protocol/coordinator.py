@@ -123,7 +123,8 @@ class CoordinatorHalf:
         for rnd in state.rounds.values():
             rnd.deadline = None if rnd.deadline is None else rnd.deadline + shift
             for dev, member in rnd.cohort.items():
-                member.asked = -1e18
+                member.asked, member.sought = -1e18, None
+                member.boot = 0  # it may have done the round again since, where this record is an older one
                 if (rnd.number, dev) in event.stored and member.phase in LIVE and self._intake(t).countable(rnd):
                     member.sha256 = event.stored[rnd.number, dev]
                     member.xfer = transfer_of(member.sha256)
@@ -258,6 +259,8 @@ class CoordinatorHalf:
             if key is not None:
                 proven = True
                 t.bind(dev, key)
+            if proven and t.known(dev) and not event.retained:  # what is retained may be of somebody who is gone
+                t.peer(dev).heard = t.now
             self._from_device(t, topic, frame, proven)
             if any(isinstance(action, a.KeepChunk | a.SendChunks) for action in t.out):
                 self._intake(t).useful(dev)
@@ -474,11 +477,30 @@ class CoordinatorHalf:
                 peer.served = max(0, peer.served - whole)
         rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
         if rnd is not None and rnd.phase == "open":
+            self._seek(t, rnd)
             for dev in rnd.cohort:
                 self._call(t, rnd, dev)
             if rnd.deadline is not None and t.now - t.state.kept >= KEEP_SECONDS:
                 t.act(a.Save(soon=True))
         self._settle(t)
+
+    def _seek(self, t: Turn, rnd: Round) -> None:
+        """Where a round waits for the last ones only, ask who is silent whether it is there: a broker that was lost
+        took the last wills with it, and nobody tells of a device that left then."""
+        if rnd.stale or len(rnd.counted) < rnd.quorum:
+            return
+        for dev, member in rnd.cohort.items():
+            peer = t.peer(dev)
+            if member.phase not in LIVE or member.phase == "storing" or peer.dead >= peer.boot:
+                continue
+            if t.now - peer.heard < self.rules.silence:
+                member.sought = None
+            elif member.sought is None:
+                member.sought = t.now
+                member.phase = "called" if member.phase == "working" else member.phase
+            elif t.now - member.sought >= self.rules.silence:
+                member.sought, peer.dead, peer.left, peer.online = None, peer.boot, t.now, False
+                t.act(a.DeviceDown(dev, peer.boot))
 
     # ---- what is said ----------------------------------------------------------------------------------
 
@@ -486,7 +508,7 @@ class CoordinatorHalf:
         """Ask a member that is online and has not answered; ``again`` also asks one that came back."""
         member = rnd.cohort[dev]
         due = member.phase == "called" and t.now - member.asked >= self.rules.retry
-        if not t.peer(dev).online or not (
+        if not (t.peer(dev).online or member.sought is not None) or not (
             due or (again and member.phase in ("called", "working", "waiting", "receiving"))
         ):
             return

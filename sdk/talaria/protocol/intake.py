@@ -54,6 +54,8 @@ class Intake:
                 return
             if not self._gave_way(rnd, dev, member, offer):
                 return
+        elif member.sha256 == offer.sha256:
+            member.boot = self.t.peer(dev).boot
         if member.phase == "stored":
             self._answer(dev, rnd.number, offer.sha256, "stored", "")
         elif member.phase == "rejected":
@@ -95,14 +97,17 @@ class Intake:
         self.quarantine(dev, f"two different updates for round {rnd.number}")
 
     def _gave_way(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> bool:
-        """Another update of this round, from another boot: the device may have lost the first with its memory. What has
-        not come in whole gives way; what has stays, and counts."""
+        """Another update of this round, from another boot of the device, which may have lost the first with its memory,
+        or from before our start, which may have gone back to an older record. What has not come in whole gives way;
+        what has stays, and counts."""
         if member.phase in ("waiting", "receiving"):
-            self.drop(rnd, dev, "working", "another boot of this device offers another update")
+            self.drop(rnd, dev, "working", "this device offers another update since")
         if member.phase in ("called", "working"):
             return True
         if member.phase != "storing":
-            reason = "another update of this device is here for this round, from before it lost its memory"
+            reason = (
+                "another update of this device is here for this round, from before it or the coordinator began anew"
+            )
             self._answer(dev, rnd.number, offer.sha256, "late", reason)
         return False
 
@@ -266,6 +271,8 @@ class Intake:
         peer = self.t.peer(dev)
         if peer.out:
             return
+        if peer.online:  # what it says is not heard any more, its last will neither
+            self.t.act(a.DeviceDown(dev, peer.boot))
         peer.out, peer.online = reason[: m.MAX_TEXT], False
         for rnd in self.t.state.rounds.values():
             if dev in rnd.cohort and rnd.cohort[dev].phase in LIVE:

@@ -57,6 +57,12 @@ class Rules:
         """So long a device that left is still waited for: where the broker was started again, all come back."""
         return 5 * self.retry
 
+    @property
+    def silence(self) -> float:
+        """So long a device may say nothing, once a round waits for the last ones only, until it is asked whether it is
+        there; and again, until it is taken for gone."""
+        return 30 * self.retry
+
     def __post_init__(self) -> None:
         for name, low, high in (
             ("chunk", 1, MAX_BODY),
@@ -85,9 +91,9 @@ class Peer:
 
     boot: int = 0
     dead: int = 0
-    """The newest boot whose last will came."""
+    """The newest boot whose last will came, or that is taken for gone."""
     left: float = -1e18
-    """When that will was heard."""
+    """When that was."""
     online: bool = False
     profile: bytes = b""
     said: int = 0
@@ -103,7 +109,7 @@ class Peer:
     idle: float = 0.0
     """Messages that brought nothing new, less those forgotten since."""
     heard: float = 0.0
-    """When the last message came."""
+    """When the last message came, or the coordinator's start."""
     told: float = -1e18
     """When it was last told that it is shut out."""
     served: int = 0
@@ -114,8 +120,9 @@ class Peer:
     """The public key that signed what was last heard of it."""
 
     def away(self, now: float, grace: float) -> bool:
-        """Whether it left, by its last will or its own word, and has not come back for ``grace`` seconds (nor since
-        the coordinator's start); or never came. Who is merely not heard yet, after a start, is not away."""
+        """Whether it left, by its last will, its own word or a silence that no question ended, and has not come back
+        for ``grace`` seconds (nor since the coordinator's start); or never came. Who is merely not heard yet, after a
+        start, is not away."""
         return self.dead >= self.boot and (not self.boot or now - self.left >= grace)
 
 
@@ -130,9 +137,11 @@ class Member:
     xfer: str = ""
     sha256: bytes = b""
     boot: int = 0
-    """The boot in which the update with this sha256 was offered."""
+    """The boot in which the update with this sha256 was offered, 0 where that was before the coordinator's start."""
     base: int = 0
     reason: str = ""
+    sought: float | None = None
+    """Since when it is asked whether it is still there, and has said nothing."""
 
 
 @dataclass

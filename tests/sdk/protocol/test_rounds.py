@@ -195,6 +195,63 @@ def test_a_start_of_the_coordinator_takes_nobody_for_gone(world):
     assert w.closed == w.failed == []
 
 
+def test_a_round_does_not_wait_for_who_left_while_the_broker_lost_its_last_will(world):
+    w = world(3, QUIET)
+    w.begin()
+    w.run(2)
+    slow = w.devices.pop("dev-2")  # it trains for long
+    w.open(1, seconds=6000, quorum=2)
+    w.run(50)
+    w.devices["dev-2"] = slow
+    w.run(50)
+    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1", "dev-2"], "who answers is waited for"
+    del w.devices["dev-2"]
+    w.hub.leave("dev-2")
+    w.open(2, seconds=6000, quorum=2)
+    w.run(25)
+    assert len(w.closed) == 1
+    w.run(20)
+    assert w.closed[1].missing == ("dev-2",)
+    assert [d.dev for d in w.events if isinstance(d, a.DeviceDown)] == ["dev-2"]
+    w.start_device("dev-2")
+    w.open(3, seconds=6000, quorum=2)
+    w.run(5)
+    assert len(w.closed[2].counted) == 3
+
+
+def test_who_trains_in_silence_is_asked_and_not_taken_for_gone(world):
+    w = world(2, QUIET)
+    w.begin()
+    w.run(2)
+    work, w.work = w.work, lambda *_, **__: None  # dev-1 trains for ten minutes
+    w.open(1, seconds=6000, quorum=1)
+    w.run(1)
+    w.work = work
+    w.work("dev-0", 1, 0)
+    w.run(600)
+    assert w.closed == w.failed == []
+    w.work("dev-1", 1, 0)
+    w.run(5)
+    assert len(w.closed[0].counted) == 2
+
+
+def test_who_is_not_heard_after_a_start_of_the_coordinator_is_asked_too(world):
+    w = world(2, QUIET)
+    w.begin()
+    w.run(2)
+    w.devices.pop("dev-1")
+    w.open(1, seconds=6000, quorum=1)
+    w.run(5)
+    w.crash_coordinator()
+    w.hub.leave("dev-1")
+    w.hub.retained.clear()
+    w.start_coordinator()
+    w.run(50)
+    assert w.closed == []
+    w.run(30)
+    assert w.closed[0].missing == ("dev-1",)
+
+
 def _work(w, dev, number):
     """The work order of a round, as it would come late."""
     from talaria.wire import messages as m

@@ -626,6 +626,10 @@ class World:
             self._tell("second", "ended", error=str(error))
             if machine.wire is not None:
                 await machine.wire.close()
+        except KilledError:  # it wrote while their machine was down
+            self._tell("second", "dead")
+            if machine.wire is not None:
+                machine.wire.die(0.0)
 
     def _rubbish(self, name: str, random: Random) -> None:
         for kind in ("evt", "state", "up/0123456789abcdef"):
