@@ -1,11 +1,16 @@
 """Sets the faults of tests/mutants/mutants.toml into a copy of the sources, one at a time, and runs the tests nearest
 to each: a fault that no test notices is a survivor. Writes tests/mutants/SURVIVORS.md.
 
-    python scripts/mutants.py [WORDS...]   only those whose names contain one of the words
+    python scripts/mutants.py [--part 1/3] [WORDS...]   that part of the list; those whose names contain one of the words
 
-Each mutant runs in a process forked from one that has imported what takes seconds, but nothing of Talaria.
+Each mutant runs in a process forked from one that has imported what takes seconds, but nothing of Talaria. What was
+found is kept in build/mutants.json for as long as a mutant's file and tests stay as they were: SURVIVORS.md is written as
+soon as something is known of each, whether in one run or in parts.
 """
 
+import argparse
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -19,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "mutants" / "mutants.toml"
 REPORT = ROOT / "tests" / "mutants" / "SURVIVORS.md"
+FOUND = ROOT / "build" / "mutants.json"
 SOURCES = ("sdk", "coordinator", "edge_client", "export")
 LIMIT = 600.0
 """Seconds that the tests of one mutant may take: a fault may well keep them waiting for ever, and is noticed so."""
@@ -43,6 +49,14 @@ class Mutant:
             return f"its old text stands {found} times in {self.file}"
         missing = [t for t in self.tests if t.startswith("tests/") and not (ROOT / t).exists()]
         return f"there is no {missing[0]}" if missing else ""
+
+    def key(self) -> str:
+        """Another one as soon as the fault, its file or one of its tests is another."""
+        digest = hashlib.sha256(repr((self.file, self.old, self.new, self.tests)).encode())
+        for path in (ROOT / self.file, *(ROOT / t for t in self.tests if t.startswith("tests/"))):
+            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+                digest.update(file.read_bytes())
+        return digest.hexdigest()
 
 
 @dataclass
@@ -84,8 +98,12 @@ class Copy:
 
 def main() -> int:
     mutants = [Mutant(**{**row, "tests": tuple(row["tests"])}) for row in tomllib.loads(LIST.read_text())["mutant"]]
-    words = sys.argv[1:]
-    chosen = [m for m in mutants if not words or any(w in m.name for w in words)]
+    asked = argparse.ArgumentParser(description="Small faults that a test must notice.")
+    asked.add_argument("words", nargs="*", help="parts of names")
+    asked.add_argument("--part", default="1/1", help="as 2/3: every third, from the second on")
+    words, part = asked.parse_args().words, asked.parse_args().part.partition("/")
+    chosen = [m for m in mutants if not words or any(w in m.name for w in words)][int(part[0]) - 1 :: int(part[2])]
+    keys = {m.name: m.key() for m in chosen}
     broken = [f"{m.name}: {flaw}" for m in chosen if (flaw := m.flaw())]
     if broken:
         print("the list is out of date:", *broken, sep="\n  ", file=sys.stderr)
@@ -105,8 +123,7 @@ def main() -> int:
         print("these tests could not run:", *odd, sep="\n  ", file=sys.stderr)
         return 2
     survivors = [m for m, status in ended if status == 0]
-    if not words:
-        REPORT.write_text(_report(mutants, survivors))
+    _written(mutants, _kept({keys[m.name]: status != 0 for m, status in ended}))
     for m in survivors:
         print(f"SURVIVED  {m.name}  ({m.file})" + (f": {m.why}" if m.why else ""))
     unexplained = [m for m in survivors if not m.why]
@@ -184,6 +201,23 @@ def _test(folder: Path, tests: tuple[str, ...]) -> None:
         status = int(pytest.main([*how, *tests]))
     finally:
         os._exit(status)
+
+
+def _kept(now: dict[str, bool]) -> dict[str, bool]:
+    """Whether each mutant, by its key, was killed: what is known from before, and ``now``."""
+    FOUND.parent.mkdir(exist_ok=True)
+    known = (json.loads(FOUND.read_text()) if FOUND.exists() else {}) | now
+    FOUND.write_text(json.dumps(known, indent=1))
+    return known
+
+
+def _written(mutants: list[Mutant], known: dict[str, bool]) -> None:
+    """The report, once something is known of every mutant."""
+    missing = [m for m in mutants if m.key() not in known]
+    if missing:
+        print(f"{len(missing)} of {len(mutants)} are still to be tried; {REPORT.name} stays as it is")
+    else:
+        REPORT.write_text(_report(mutants, [m for m in mutants if not known[m.key()]]))
 
 
 def _report(mutants: list[Mutant], survivors: list[Mutant]) -> str:
