@@ -1,11 +1,11 @@
 """Sets the faults of tests/mutants/mutants.toml into a copy of the sources, one at a time, and runs the tests nearest
 to each: a fault that no test notices is a survivor. Writes tests/mutants/SURVIVORS.md.
 
-    python scripts/mutants.py [--part 1/3] [WORDS...]   that part of the list; those whose names contain one of the words
+    python scripts/mutants.py [--part 1/3] [WORDS...]   that part of the list; names with one of the words
 
 Each mutant runs in a process forked from one that has imported what takes seconds, but nothing of Talaria. What was
-found is kept in build/mutants.json for as long as a mutant's file and tests stay as they were: SURVIVORS.md is written as
-soon as something is known of each, whether in one run or in parts.
+found is kept in build/mutants.json for as long as a mutant's file and tests stay as they were: SURVIVORS.md is written
+as soon as something is known of each, whether in one run or in parts.
 """
 
 import argparse
