@@ -17,8 +17,9 @@ folder = "."                # made by `talaria fleet init`; leave out for a flee
 deadline_s = 600            # 0 waits for ever
 quorum = 0.5                # share of the cohort without which a round is tried again
     # over = 0.2                # ask so many more than fraction, and close with those who come first
-    # aggregator = "median"     # a robust rule instead of the algorithm's own; "trimmed_mean:f=2" with options, and
-    #                           # "akt:proxy=own.npz" teaches the mean on samples that the coordinator holds
+    # aggregator = "median"     # a robust rule instead of the algorithm's own; "trimmed_mean:f=2" with options,
+    #                           # "mypkg.mine:First:f=1" from a package of your own, and "akt:proxy=own.npz"
+    #                           # teaches the mean on samples that the coordinator holds
     # mode = "asynchronous"     # no rounds in step (FedBuff); then without quorum and over, with:
     # buffer = 10               # updates, one of each device, that make a version of the body
     # max_staleness = 20        # versions that an update may be behind
@@ -36,7 +37,7 @@ port = 8420                 # API, metrics and dashboard on this machine; 0 is a
     # token_file = "api.token" # then every request needs this token
 
 [run]                       # what all devices must agree on: the fields of talaria.rounds.Run
-algorithm = "hermes"
+algorithm = "hermes"        # or "mypkg.mine:FedHalf", which each device's owner then allows in device.toml
 rounds = 30
     # defaults = "smartwatch"   # model, recipe and options that `talaria simulate -d smartwatch` takes
 [run.spec]
@@ -64,7 +65,7 @@ from sqlalchemy import URL
 from talaria import defaults
 from talaria.asynchrony import Buffering
 from talaria.errors import ConfigError
-from talaria.rounds import Run, check_over
+from talaria.rounds import Run, check_over, require_travels
 from talaria.settings import Section, read_toml
 from talaria.simulate.server_rule import located
 from talaria.valid import shown
@@ -129,6 +130,7 @@ class FleetConfig:
             )
         if not 0 < self.quorum <= 1:
             raise ConfigError(f"rounds: quorum={self.quorum} must be a share in (0, 1]")
+        require_travels(self.run)
         check_over(self.run, self.over)
         require_mode(self.run, self.buffering, self.expected, self.deadline_s)
         aggregator_of(self.run, self.aggregator, self.buffering)

@@ -21,7 +21,7 @@ def records(store: Store, fleet: str) -> tuple[Record, ...]:
     known = {training for version in counted for training in version}
     late: dict[int, set[tuple[str, int]]] = {}
     known_fleet = store.fleet(fleet)
-    asynchronous = known_fleet is not None and Run.from_json(known_fleet.run).asynchronous
+    asynchronous = known_fleet is not None and Run.from_json(known_fleet.run, allow=None).asynchronous
     for row in every if not asynchronous else ():
         for update in store.updates(fleet, row.round):
             training = (update.device, row.step - 1)

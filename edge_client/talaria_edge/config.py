@@ -24,6 +24,9 @@ client = "s01-left"           # holds x, y and split (0 train, 1 validation, 2 t
 [plan.widths]                 # instead of a plan: only the channels to keep, by group
 conv1 = 16
 
+[code]                        # leave the table out for none
+allow = ["mypkg"]             # packages installed here whose algorithms and models this device may run by name
+
 [guard]                       # when to train; leave the table out to train always, a line out for what stands here
 min_battery = 0.3             # least charge while not charging
 max_celsius = 45              # of the hottest sensor
@@ -45,6 +48,7 @@ from urllib.parse import urlsplit
 
 from talaria import plans
 from talaria.errors import ConfigError
+from talaria.plugins import require_packages
 from talaria.settings import Section, read_toml
 from talaria.types import Plan
 from talaria.valid import shown
@@ -74,6 +78,8 @@ class DeviceConfig:
     labels: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     """Forms of the model that the bundle may choose from; empty for all."""
+    allow: tuple[str, ...] = ()
+    """Top-level packages beside Talaria whose code the coordinator's run may name."""
     guard: Rules | None = None
     """When this device may train; None for always."""
     guard_every_s: float = 10.0
@@ -88,6 +94,7 @@ class DeviceConfig:
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
             raise ConfigError(f"device: id={shown(self.device)} must be 1 to 36 of a-z, 0-9 and '-'")
+        require_packages("code: allow", self.allow)
         require_no_password(self.broker)
         try:
             parts = urlsplit(self.broker)
@@ -118,7 +125,7 @@ def load_config(path: Path) -> DeviceConfig:
     """The configuration in ``path``. Raises :class:`ConfigError` naming the field, its value and the mend."""
     top = read_toml(path)
     device, fleet, data, plan = top.table("device"), top.table("fleet"), top.table("data"), top.table("plan")
-    identity, guard = top.table("identity"), top.table("guard")
+    identity, guard, code = top.table("identity"), top.table("guard"), top.table("code")
     name = device.text("id")
     config = DeviceConfig(
         device=name,
@@ -133,6 +140,7 @@ def load_config(path: Path) -> DeviceConfig:
         bundle=device.path("bundle", None),
         labels=device.names("labels", ()),
         variants=device.names("variants", ()),
+        allow=code.names("allow", ()),
         guard=_rules(guard) if "guard" in top.values else None,
         guard_every_s=guard.number("every_s", 10.0, low=0.05, high=3600),
         profile=dict(top.table("profile").values),
@@ -141,7 +149,7 @@ def load_config(path: Path) -> DeviceConfig:
         patience_s=fleet.number("patience_s", 0.0),
         stay=device.flag("stay", False),
     )
-    for section in (top, device, fleet, identity, data, plan, guard):
+    for section in (top, device, fleet, identity, data, plan, guard, code):
         section.done()
     return config
 

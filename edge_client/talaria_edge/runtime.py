@@ -259,7 +259,7 @@ class Agent:
             self._tell("coordinator-away", epoch=seen.epoch)
             return
         try:
-            run = Run.from_json(seen.spec.decode("utf-8", "replace"))
+            run = Run.from_json(seen.spec.decode("utf-8", "replace"), self.config.allow)
         except ConfigError as error:
             self._learner, self._cannot = None, f"the coordinator's run cannot be learned here: {error}"
             self._tell("error", error=f"{self._cannot}; update this device")

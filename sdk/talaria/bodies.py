@@ -40,4 +40,4 @@ def update_schema(run: Run) -> Mapping[str, Spec]:
 
 @lru_cache(maxsize=16)
 def _schema(text: str) -> dict[str, Spec]:
-    return schema_of(rounds.first_body(Run.from_json(text)))
+    return schema_of(rounds.first_body(Run.from_json(text, allow=None)))

@@ -3,10 +3,12 @@
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 import typer
 from rich.console import Console
 
+from talaria import plugins
 from talaria.errors import ConfigError, TalariaError
 
 GROUP = "talaria.commands"
@@ -59,6 +61,8 @@ def _unavailable(name: str, package: str) -> object:
 
 def main() -> None:
     """Run; an error made for people is one message on stderr and exit status 1, never a traceback."""
+    if not sys.flags.safe_path:
+        plugins.look_in(Path.cwd())
     try:
         app(sys.argv[1:])()
     except TalariaError as error:

@@ -3,7 +3,7 @@ seeds that derive from (run, client, round, purpose): what you simulate is what 
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import Module
 
-from talaria import augment, plans, valid
+from talaria import algorithms, augment, plans, valid
 from talaria.aggregate import arrival
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.buffered import FedBuff
@@ -20,7 +20,6 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.rows import RowRule
 from talaria.aggregate.statistics import PooledStatistics
 from talaria.aggregate.wrap import as_delta, chain, gathered, innermost
-from talaria.algorithms import load as load_algorithm
 from talaria.algorithms.base import Algorithm
 from talaria.errors import AggregationError, ConfigError
 from talaria.foreign import parsed
@@ -34,6 +33,7 @@ from talaria.wire import feedback
 from talaria.wire.planes import Codec
 
 MOST_ROUNDS = 1 << 31
+ALLOWING = 'its owner allows it by [code] allow = ["{package}"] in device.toml'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ class Run:
 
     spec: ModelSpec
     algorithm: str
+    """Built in, an entry point's name, or ``module:Name``; of an object, :func:`talaria.algorithms.name_of` says it."""
     hparams: Mapping[str, Any] = field(default_factory=dict)
     recipe: Recipe = field(default_factory=Recipe)
     rounds: int = 10
@@ -77,7 +78,7 @@ class Run:
         for name, value in self.hparams.items():
             if not isinstance(name, str) or not valid.plain(value):
                 raise ConfigError(f"run: hparams[{valid.shown(name)}]={valid.shown(value)} must be a number or text")
-        load_algorithm(self.algorithm, self.hparams)
+        algorithms.load(self.algorithm, self.hparams)
 
     def to_json(self) -> str:
         """Canonical JSON: equal runs, equal text."""
@@ -85,13 +86,19 @@ class Run:
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
-    def from_json(text: str) -> "Run":
-        """The run that ``to_json`` wrote. Raises :class:`ConfigError` on anything else."""
+    def from_json(text: str, allow: Collection[str] | None = ()) -> "Run":
+        """The run that ``to_json`` wrote. Raises :class:`ConfigError` on anything else.
+
+        ``allow`` are the top-level packages beside Talaria whose code the text may name: of a text from a network none
+        but those that this machine's owner allows; None for a text that this program wrote itself.
+        """
         try:
             data = parsed(text)
         except (ValueError, TypeError, RecursionError) as error:
             why = str(error).encode(errors="backslashreplace").decode()
             raise ConfigError(f"run: not a run description ({why[:200]}); write one with Run.to_json()") from error
+        if allow is not None and isinstance(data, Mapping):
+            algorithms.GROUP.require_allowed(data.get("algorithm"), allow, ALLOWING)
         return Run.of(data)
 
     @staticmethod
@@ -139,7 +146,12 @@ def split_of(run: Run) -> Split:
 
 def algorithm_of(run: Run) -> Algorithm:
     """The run's algorithm with its hyper-parameters."""
-    return load_algorithm(run.algorithm, run.hparams)
+    return algorithms.load(run.algorithm, run.hparams)
+
+
+def require_travels(run: Run) -> None:
+    """Raise :class:`ConfigError` where ``run`` names what only this process knows: no fleet can learn it."""
+    algorithms.GROUP.require_travels(run.algorithm)
 
 
 def first_body(run: Run) -> Tensors:

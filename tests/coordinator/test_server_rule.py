@@ -120,7 +120,7 @@ def test_a_fleets_rule_takes_options(folder):
         ("akt", ConfigError, "akt:proxy=FILE.npz"),
         ("akt:proxy=none.npz", DataError, "no such file"),
         ("akt:proxy=own.npz,stepps=3", ConfigError, "'stepps' is unknown"),
-        ("akt:proxy=own.npz,steps=many", ConfigError, "steps='many' must be a int"),
+        ("akt:proxy=own.npz,steps=many", ConfigError, "steps='many' must be a whole number"),
         ("akt:proxy=own.npz,lr=nan", ConfigError, "lr=nan"),
         ("akt:proxy=own.npz,steps=0", ConfigError, "steps=0"),
         ("akt:proxy=other.npz", DataError, r"need \(N, 4\)"),

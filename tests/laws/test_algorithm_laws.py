@@ -1,5 +1,5 @@
-"""The laws that every algorithm keeps, over every name in the registry. A combination that an algorithm refuses is
-listed in ``REFUSED`` with what it says; nothing is skipped."""
+"""The laws that every algorithm keeps, over every name in the registry and one of another package (``tests/mypkg``). A
+combination that an algorithm refuses is listed in ``REFUSED`` with what it says; nothing is skipped."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -11,7 +11,7 @@ from tolerance import roundings
 from torch.nn import Module
 
 from talaria import rounds
-from talaria.algorithms import ALGORITHMS, load, options
+from talaria.algorithms import ALGORITHMS, kind_of, load, name_of, options
 from talaria.errors import ConfigError, ModelError, TalariaError
 from talaria.local import predict, state_of
 from talaria.model.adapters import AdapterSpec
@@ -28,7 +28,7 @@ SPEC = ModelSpec("imu_cnn", SHAPE, CLASSES)
 ADAPTED = ModelSpec("imu_cnn", SHAPE, CLASSES, adapters=AdapterSpec("lowrank", rank=2))
 NARROW = Plan(widths={"conv1": 16, "conv2": 24, "conv3": 32, "conv4": 40})
 NARROW_ADAPTED = Plan(widths={f"{group}.base": width for group, width in NARROW.widths.items()})
-NAMES = sorted(ALGORITHMS)
+NAMES = [*sorted(ALGORITHMS), "mypkg.mine:FedHalf"]
 
 SETTINGS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -270,7 +270,8 @@ def test_the_personal_model_is_frozen_and_its_own(name: str, setting: str) -> No
 def test_an_algorithm_is_frozen_data_with_a_card(name: str) -> None:
     algorithm = load(name)
     assert is_dataclass(algorithm)
-    assert algorithm.card.name == name
+    assert name not in ALGORITHMS or algorithm.card.name == name
+    assert name_of(algorithm)[0] == name
     assert algorithm == load(name)
     scalars = (bool, int, float, str)
     for option, default in options(type(algorithm)).items():
@@ -288,7 +289,7 @@ def test_an_unknown_option_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_is_refused_out_of_range(name: str) -> None:
     """A negative number makes no sense for any option, and none is taken silently."""
-    for option, default in options(ALGORITHMS[name]).items():
+    for option, default in options(kind_of(name)).items():
         if isinstance(default, int | float) and not isinstance(default, bool):
             with pytest.raises(ConfigError, match=option):
                 load(name, {option: type(default)(-3)})

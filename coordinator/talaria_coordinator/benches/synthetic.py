@@ -54,7 +54,7 @@ def first_value(state: Path, fleet: str) -> float | None:
         known = store.fleet(fleet)
     if known is None:
         return None
-    run = Run.from_json(known.run)
+    run = Run.from_json(known.run, allow=None)
     data = FolderBlobs(state / "blobs").get(known.body)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     (name,) = (k for k, v in header.items() if k != "__metadata__" and v["data_offsets"][0] == 0)

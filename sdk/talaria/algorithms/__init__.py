@@ -1,12 +1,14 @@
-"""Name -> algorithm. One paper, one file; every file holds one frozen dataclass."""
+"""Name -> algorithm. One paper, one file; every file holds one frozen dataclass. Those of other packages are found by
+the name of an entry point in ``talaria.algorithms`` or as ``module:Name``, and are held to the same form."""
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
+from talaria import plugins, valid
 from talaria.algorithms.apfl import APFL
 from talaria.algorithms.base import Algorithm
+from talaria.algorithms.card import Card
 from talaria.algorithms.ditto import Ditto
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.fedavg_ft import FedAvgFT
@@ -46,45 +48,83 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     )
 }
 
+GROUP = plugins.Group("algorithm", "talaria.algorithms", ALGORITHMS)
+"""How algorithms are found by name: :data:`ALGORITHMS`, entry points, ``module:Name``."""
+_FORM = ("aggregator", "init", "fit", "personal")
+
 
 def load(name: str, hparams: Mapping[str, Any] | None = None) -> Algorithm:
-    """The named algorithm with ``hparams`` (scalars and strings). Raises :class:`ConfigError`, naming what
-    exists, for an unknown name or option, and for a value of the wrong type."""
-    cls = ALGORITHMS.get(name)
-    if cls is None:
-        raise ConfigError(
-            f"algorithm {name!r} is unknown{_nearest(name, ALGORITHMS)}; choose from {sorted(ALGORITHMS)}"
-        )
-    known = options(cls)
-    given = dict(hparams or {})
-    for option, value in given.items():
-        if option not in known:
-            raise ConfigError(
-                f"{name}: option {option!r} is unknown{_nearest(option, known)}; it takes {sorted(known) or 'none'}"
-            )
-        given[option] = _typed(name, option, value, known[option])
-    return cls(**given)
+    """The named algorithm with ``hparams`` (scalars and strings): built in, an entry point's, or ``module:Name``.
+
+    Raises :class:`ConfigError`, naming what exists, for an unknown name or option and for a value of the wrong type;
+    and, naming what is missing, for a class that is no algorithm.
+    """
+    found, what = kind_of(name), f"algorithm {valid.shown(name)}"
+    if not isinstance(found, type):  # an object, whose options are set
+        valid.Options({}).read(what, hparams or {})
+        return found  # type: ignore[no-any-return]
+    made: Algorithm = plugins.make(what, found, **_travelling(found).read(what, hparams or {}))
+    return made
+
+
+def kind_of(name: str) -> Any:
+    """The class that ``name`` stands for, or the object that somebody gave a name. Raises :class:`ConfigError`."""
+    found = GROUP.find(name)
+    if GROUP.is_foreign(name):
+        _require_form(f"algorithm {valid.shown(name)}", found)
+    return found
+
+
+def name_of(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
+    """``(name, hparams)`` by which :class:`talaria.rounds.Run` names this very algorithm, every option spelled out.
+
+    What other processes can import is named so that they find it too. A class of ``__main__`` or of a function, and an
+    object whose fields are more than numbers and text, are kept in this process: they are for simulation, and are
+    refused where a fleet is written. Raises :class:`ConfigError`, naming what is missing, for what is no algorithm.
+
+    >>> name_of(FedProx(mu=0.5))
+    ('fedprox', {'mu': 0.5, 'weighting': 'samples', 'allow_degenerate': False})
+    """
+    if isinstance(algorithm, type):
+        raise ConfigError(f"algorithm {algorithm.__name__} is a class; make one, such as {algorithm.__name__}()")
+    kind = type(algorithm)
+    _require_form(f"algorithm {kind.__name__}", algorithm)
+    hparams = {name: getattr(algorithm, name) for name in _travelling(kind).known}
+    if all(map(valid.plain, hparams.values())) and _same(kind(**hparams), algorithm):
+        return GROUP.name_of(kind), hparams
+    return GROUP.name_of(algorithm), {}
 
 
 def options(cls: type[Algorithm]) -> dict[str, object]:
     """The hyper-parameters of an algorithm and their defaults; resources such as the aggregator are not among them."""
-    return {f.name: f.default for f in fields(cls) if f.repr}  # type: ignore[arg-type]
+    if not isinstance(cls, type):
+        return {}
+    return {name: option.default for name, option in _travelling(cls).known.items()}
 
 
-def _typed(name: str, option: str, value: object, default: object) -> object:
-    want = type(default)
-    if isinstance(default, bool) or isinstance(value, bool):
-        ok = isinstance(value, bool) and isinstance(default, bool)
-    elif isinstance(default, float):
-        ok = isinstance(value, int | float) and abs(value) < 1e300  # neither NaN nor infinity
-        value = float(value) if isinstance(value, int) else value
-    else:
-        ok = default is None or isinstance(value, want)
-    if not ok:
-        raise ConfigError(f"{name}: {option}={value!r} must be a {want.__name__}, as in {option}={default!r}")
-    return value
+def _travelling(cls: Any) -> valid.Options:
+    return valid.options_of(cls).but([f.name for f in fields(cls) if not f.repr])
 
 
-def _nearest(word: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+def _same(one: Any, other: Any) -> bool:
+    """Whether all fields are equal, those too that the class leaves out of its own comparison."""
+    try:
+        pairs = [(getattr(one, f.name), getattr(other, f.name)) for f in fields(one)]
+        return all(a is b or bool(a == b) for a, b in pairs)
+    except Exception:  # noqa: BLE001 - a field that cannot be compared is not known to be the same
+        return False
+
+
+def _require_form(what: str, found: Any) -> None:
+    """Raise :class:`ConfigError` unless ``found`` is an algorithm, or a class of them."""
+    kind = found if isinstance(found, type) else type(found)
+    for name in _FORM:
+        if not hasattr(kind, name) and name not in getattr(kind, "__dataclass_fields__", ()):
+            raise ConfigError(f"{what}: {kind.__name__} has no {name}; see talaria.algorithms.base.Algorithm")
+    if not isinstance(getattr(kind, "card", None), Card):
+        raise ConfigError(f"{what}: {kind.__name__}.card must be a talaria.algorithms.card.Card; give it one")
+    if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"{what}: {kind.__name__} is no frozen dataclass, whose fields are its options; "
+            "put @dataclass(frozen=True, kw_only=True) above it"
+        )

@@ -7,7 +7,9 @@ import typer
 
 
 def simulate(
-    algorithm: Annotated[str, typer.Option("-a", "--algorithm", help="See `talaria algorithms`.")] = "fedavg",
+    algorithm: Annotated[
+        str, typer.Option("-a", "--algorithm", help="See `talaria algorithms`; or module:Name.")
+    ] = "fedavg",
     dataset: Annotated[
         str, typer.Option("-d", "--dataset", help="smartwatch | fashion-mnist | npz:FILE | cifar100:FILE")
     ] = "smartwatch",
@@ -29,7 +31,8 @@ def simulate(
     buffers: Annotated[str, typer.Option(help="BatchNorm statistics: local | aggregate.")] = "local",
     codec: Annotated[str, typer.Option(help="Bytes on the wire: raw | fp16 | bf16 | int8 | topk.")] = "raw",
     aggregator: Annotated[
-        str | None, typer.Option(help="Another server rule than the algorithm's own, such as median:f=1 or krum:f=2.")
+        str | None,
+        typer.Option(help="Another server rule than the algorithm's own, such as median:f=1, or mypkg.mine:First:f=1."),
     ] = None,
     over: Annotated[
         float, typer.Option(help="Ask this share more devices than are counted; who is first is drawn.")
@@ -108,14 +111,21 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="One JSON do
     from rich.console import Console
     from rich.table import Table
 
-    from talaria.algorithms import ALGORITHMS, options
+    from talaria.algorithms import GROUP, kind_of, options
+    from talaria.errors import TalariaError
 
-    rows = [asdict(cls.card) | {"options": options(cls)} for _, cls in sorted(ALGORITHMS.items())]
+    found = {}
+    for name in GROUP.names():
+        try:
+            found[name] = kind_of(name)
+        except TalariaError as error:  # one package that is broken hides no other
+            typer.echo(f"talaria: {error}", err=True)
+    rows = [asdict(cls.card) | {"name": name, "options": options(cls)} for name, cls in sorted(found.items())]
     if as_json:
         typer.echo(json.dumps(rows, indent=2, default=str))
         return
     table = Table("name", "shared", "private", "served", "source", "evidence")
-    for cls in ALGORITHMS.values():
+    for name, cls in found.items():
         card = cls.card
-        table.add_row(card.name, card.shares, card.keeps, card.serves, card.source, card.evidence)
+        table.add_row(name, card.shares, card.keeps, card.serves, card.source, card.evidence)
     Console().print(table)

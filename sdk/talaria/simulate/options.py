@@ -18,9 +18,16 @@ def assignments(texts: list[str] | None, flag: str) -> dict[str, Any]:
 
 
 def taken_apart(text: str, flag: str) -> tuple[str, dict[str, Any]]:
-    """``NAME:OPTION=VALUE,OPTION=VALUE`` as the name and its options."""
-    name, _, options = text.partition(":")
-    return name, assignments(options.split(",") if options else None, flag)
+    """``NAME:OPTION=VALUE,OPTION=VALUE`` as the name and its options; NAME may read ``module:Name``.
+
+    >>> taken_apart("trimmed_mean:f=2", "aggregator"), taken_apart("mypkg.mine:First:f=1", "aggregator")
+    (('trimmed_mean', {'f': 2}), ('mypkg.mine:First', {'f': 1}))
+    """
+    name, _, rest = text.partition(":")
+    second, _, options = rest.partition(":")
+    if second and "=" not in second:
+        return f"{name}:{second}", assignments(options.split(",") if options else None, flag)
+    return name, assignments(rest.split(",") if rest else None, flag)
 
 
 def _value(text: str) -> bool | int | float | str:

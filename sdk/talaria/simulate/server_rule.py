@@ -3,7 +3,6 @@ which teaches the mean of the run's own model on samples that the server holds (
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from talaria.errors import ConfigError, DataError
 from talaria.rounds import Run
 from talaria.simulate.options import taken_apart
 from talaria.types import Samples
-from talaria.valid import shown
+from talaria.valid import Option, Options
 
 AKT = "akt"
 _FILES = ("proxy", "selection")
@@ -29,10 +28,11 @@ _PLAIN: Mapping[str, type] = {
     "labels": str, "rounds": int, "steps": int, "batch": int, "every": int, "seed": int, "lr": float
 }  # fmt: skip
 _OTHER: Mapping[str, type] = {"proxy": str, "selection": str, "attack_steps": int, "mean": float, "std": float}
+_AKT = Options({name: Option(kind, None) for name, kind in {**_PLAIN, **_OTHER}.items()})
 
 
 def rule_named(run: Run, text: str) -> Aggregator:
-    """The aggregator of ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE`` for ``run``.
+    """The aggregator of ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE`` for ``run``; NAME may read ``module:Name``.
 
     ``akt`` takes ``proxy=FILE.npz`` (x as the devices' inputs, or uint8 for pixels, and y), perhaps ``selection``
     likewise, the pixels' ``mean`` and ``std``, ``attack_steps`` (0: no adversarial half), and ``labels``, ``rounds``,
@@ -55,16 +55,9 @@ def located(text: str, folder: Path) -> str:
 
 
 def _akt(run: Run, options: Mapping[str, Any]) -> Aggregator:
-    known = {**_PLAIN, **_OTHER}
-    for option, value in options.items():
-        if option not in known:
-            raise ConfigError(f"aggregator 'akt': option {shown(option)} is unknown; it takes {', '.join(known)}")
-        want = known[option]
-        fits = isinstance(value, int | float if want is float else want) and not isinstance(value, bool)
-        if not fits or (want is float and not math.isfinite(value)):
-            raise ConfigError(f"aggregator 'akt': {option}={shown(value)} must be a {want.__name__}")
     if "proxy" not in options:
         raise ConfigError("aggregator 'akt' learns from samples of the server's own; name them: akt:proxy=FILE.npz")
+    options = _AKT.read("aggregator 'akt'", options)
     own = rounds.algorithm_of(run).aggregator
     model = rounds.template(run.spec)
     foreign = sorted(set(rounds.first_body(run)) - set(model.state_dict()))

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from talaria import algorithms, valid
+from talaria import algorithms, rounds, valid
 from talaria.asynchrony import Buffering
 from talaria.errors import ConfigError, DataError
 from talaria.rounds import Run
@@ -37,6 +37,7 @@ from talaria.simulate.data import Client, Federated
 from talaria.types import Plan
 
 _DEVICE = re.compile(r"[a-z0-9-]{1,36}")
+_FLEET = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
 FLEET = "fleet.toml"
 
 
@@ -50,6 +51,12 @@ class Written:
     aggregator: str | None = None
     over: float = 0.0
     buffering: Buffering | None = None
+
+    @property
+    def _name(self) -> str:
+        """The fleet is called as its algorithm, where that can be a fleet's name."""
+        said = algorithms.load(self.run.algorithm, self.run.hparams).card.name
+        return next((name for name in (self.run.algorithm, said) if _FLEET.fullmatch(name)), "fleet")
 
     def files(self, port: int) -> dict[str, bytes]:
         """Every file but the samples, by its path in the folder."""
@@ -66,19 +73,19 @@ class Written:
     def _coordinator(self, port: int) -> dict[str, dict[str, Any]]:
         run, spec = self.run, self.run.spec.to_json()
         adapters = spec.pop("adapters")
-        rounds: dict[str, Any] = {"deadline_s": 0, "quorum": 1.0, "over": self.over, "aggregator": self.aggregator}
+        how: dict[str, Any] = {"deadline_s": 0, "quorum": 1.0, "over": self.over, "aggregator": self.aggregator}
         if self.buffering is not None:
             own = {name: value for name, value in asdict(self.buffering).items() if name != "normalise"}
-            rounds = {"mode": "asynchronous", "deadline_s": 600, **own, "aggregator": self.aggregator}
+            how = {"mode": "asynchronous", "deadline_s": 600, **own, "aggregator": self.aggregator}
         return {
             "fleet": {
-                "name": run.algorithm,
+                "name": self._name,
                 "state": "state/coordinator",
                 "members": list(self.data.clients),
                 "stay": bool(self.data.newcomers),
             },
             "broker": {"url": "auto", "host": "127.0.0.1", "port": port},
-            "rounds": rounds,
+            "rounds": how,
             "run": {
                 "algorithm": run.algorithm,
                 "rounds": run.rounds,
@@ -96,11 +103,19 @@ class Written:
     def _device(self, name: str, url: str, up: str) -> dict[str, dict[str, Any]]:
         plan = f"{up}plans/{name}.json" if name in self.plans else None
         state = f"{up}state/devices/{name}"
+        allow = {"code": {"allow": self._packages}} if self._packages else {}
         return {
             "device": {"id": name, "state": state, "labels": list(self.data.labels), "plan": plan},
-            "fleet": {"name": self.run.algorithm, "broker": url},
+            "fleet": {"name": self._name, "broker": url},
             "data": {"source": "npz", "path": f"{up}data/{name}.npz", "client": name},
+            **allow,
         }
+
+    @property
+    def _packages(self) -> list[str]:
+        """Packages beside Talaria whose code the devices need."""
+        package = algorithms.GROUP.package(self.run.algorithm)
+        return [] if package is None else [package]
 
 
 _LATER = """
@@ -114,6 +129,7 @@ def write_fleet(folder: Path, written: Written) -> None:
     Raises :class:`ConfigError` where the folder holds something already, or a client cannot be a device, and
     :class:`DataError` where its agent would refuse its samples.
     """
+    rounds.require_travels(written.run)
     everyone = {**written.data.clients, **written.data.newcomers}
     for name, client in everyone.items():
         _require(name, client)
@@ -139,7 +155,7 @@ def write_fleet(folder: Path, written: Written) -> None:
 
 def _every_option(run: Run) -> dict[str, Any]:
     """The algorithm's options as the run has them, those left at their default too."""
-    every = algorithms.options(algorithms.ALGORITHMS[run.algorithm])
+    every = algorithms.options(algorithms.kind_of(run.algorithm))
     return {name: value for name, value in {**every, **run.hparams}.items() if valid.plain(value)}
 
 

@@ -54,7 +54,7 @@ def test_a_nested_table() -> None:
         ("medain", r"aggregator 'medain' is unknown \(did you mean 'median'\?\); use mean, masked_mean, median"),
         ({"f": 1}, "name=None must be one of mean, "),
         (["median"], "must be a name, or a table"),
-        ({"name": "krum", "ff": 1}, r"option 'ff' is unknown \(did you mean 'f'\?\); use f, min_holders, keep"),
+        ({"name": "krum", "ff": 1}, r"option 'ff' is unknown \(did you mean 'f'\?\); it takes f, min_holders, keep"),
         ({"name": "krum", "f": 1.5}, "'krum': f=1.5 must be a whole number"),
         ({"name": "krum", "f": True}, "f=True must be a whole number"),
         ({"name": "krum", "f": "2"}, "f='2' must be a whole number"),

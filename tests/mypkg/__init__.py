@@ -1,0 +1,1 @@
+"""Somebody else's package: what the tests plug into Talaria from outside."""

@@ -1,0 +1,5 @@
+"""A script without a guard: importing it would end the program."""
+
+import sys
+
+sys.exit("goodbye")

@@ -1,0 +1,95 @@
+"""An algorithm and a server rule that Talaria does not have."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar
+
+import torch
+from torch.nn import Module
+
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.masked import MaskedMean
+from talaria.algorithms.card import Card
+from talaria.algorithms.parts import WHOLE, parted, require, update
+from talaria.local import ready, served, train
+from talaria.model import masks
+from talaria.tree import only
+from talaria.types import Split, Task, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedHalf:
+    """FedAvg whose devices go only the share ``pull`` of the way that they trained."""
+
+    pull: float = 0.5
+
+    card: ClassVar[Card] = Card(
+        name="fedhalf",
+        title="FedHalf",
+        shares="body, adapters, head",
+        keeps="nothing",
+        serves="the shared model",
+        source="this test",
+        evidence="confirmed",
+    )
+
+    def __post_init__(self) -> None:
+        require("fedhalf", pull=(0 < self.pull <= 1, self.pull, "must be in (0, 1]"))
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return MaskedMean()
+
+    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+        return parted(model, split, *WHOLE)
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        state = train(task, {**shared, **private})
+        state |= {k: torch.lerp(v, state[k], self.pull) for k, v in shared.items() if v.is_floating_point()}
+        return update(task, state, shared), only(state, private)
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        return served(task, ready(task, {**shared, **private}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class First:
+    """The mean of the first ``f`` updates."""
+
+    f: int = 1
+
+    def __post_init__(self) -> None:
+        require("first", f=(self.f >= 1, self.f, "must be at least 1"))
+
+    def init(self, shared: Tensors) -> Tensors:
+        return {}
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        return MaskedMean().apply(shared, state, islice(updates, self.f))
+
+
+class NoFit:
+    """Not an algorithm: it cannot fit."""
+
+    card = FedHalf.card
+    aggregator = MaskedMean()
+    init = FedHalf.init
+    personal = FedHalf.personal
+
+
+class NoCard:
+    """Not an algorithm: nobody knows what it shares."""
+
+    aggregator = MaskedMean()
+    init, fit, personal = FedHalf.init, FedHalf.fit, FedHalf.personal
+
+
+class Forgetful(NoCard):
+    """Not an algorithm: it could keep state."""
+
+    card = FedHalf.card
+
+
+HALF = FedHalf(pull=0.25)
+borrowed = masks
