@@ -10,8 +10,8 @@ WORKERS ?= $(shell echo $$((2 * $(CORES))))# half of the tests wait for other pr
 SPREAD := --dist loadfile --no-loadscope-reorder
 ATEN ?= default
 ISA ?= SSE41
-NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/test_*.py tests/sdk/device/test_binding.py \
-  tests/laws tests/export/test_onnx.py tests/export/test_lift.py tests/export/test_preprocess.py tests/export/test_variants.py
+NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/training tests/sdk/federated tests/sdk/test_*.py tests/sdk/planning/test_io_binding.py \
+  tests/laws tests/export/test_onnx.py tests/export/test_rewrites.py tests/export/test_preprocess.py tests/export/test_quantize.py
 
 .PHONY: help demo test quick masked mutants check format hooks docs bench clean
 .DEFAULT_GOAL := help
@@ -78,7 +78,7 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 	$(INSTALL) -e '.[demo]'
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.dev: $(BIN)/python pyproject.toml benchmarks/pyproject.toml constraints.txt
 	@echo "installing Talaria with its test tools into $(VENV) (two to four minutes the first time)"
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e '.[dev]' -e benchmarks
 	@touch $@ $(VENV)/.demo

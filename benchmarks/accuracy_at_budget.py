@@ -16,22 +16,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import budget_curve
 import torch
+
+import budget_curve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from smartwatch.setting import run_of
 
-from talaria.device import cost, planning
-from talaria.device.anatomy import anatomy
-from talaria.device.budget import Budget
-from talaria.device.planner import plan
-from talaria.device.profile import cached
-from talaria.device.runtime import Resizer, exporter
+from talaria.data import registry
 from talaria.model import zoo
-from talaria.simulate.data import catalog
-from talaria.simulate.run import evaluate, members_of, simulate
+from talaria.planning import latency_model
+from talaria.planning import measured as planning
+from talaria.planning.budget import Budget
+from talaria.planning.layer_stats import anatomy
+from talaria.planning.onnx_runtime import Resizer, exporter
+from talaria.planning.planner import plan
+from talaria.planning.profile import cached
+from talaria.simulation.run import evaluate, members_of, simulate
 from talaria.types import Plan
 
 RATIOS = (0.7, 0.5, 0.35)
@@ -58,7 +60,7 @@ def main() -> None:
 
 def curve(seed: int, count: int, ratios: list[float]) -> list[dict[str, Any]]:
     """The dense twin and each budget, for one seed."""
-    data = catalog.load("smartwatch")
+    data = registry.load("smartwatch")
     spec = run_of(data, "fedavg_ft", seed, count).spec
     device = cached()
     measured = planning.costed(spec, device)
@@ -85,9 +87,9 @@ def curve(seed: int, count: int, ratios: list[float]) -> list[dict[str, Any]]:
 def _latency(spec: zoo.ModelSpec, made: Plan) -> float:
     """Measured latency of the planned model to the dense one."""
     parts = anatomy(spec)
-    resizer = Resizer(exporter()(cost.lively(zoo.build(spec)), zoo.example(spec, 2)), parts)
+    resizer = Resizer(exporter()(latency_model.lively(zoo.build(spec)), zoo.example(spec, 2)), parts)
     files = {"dense": resizer.at(parts.full()), "planned": resizer.at({**parts.full(), **made.widths})}
-    took, _ = cost.timed(files, zoo.example(spec), 60)
+    took, _ = latency_model.timed(files, zoo.example(spec), 60)
     return took["planned"] / took["dense"]
 
 

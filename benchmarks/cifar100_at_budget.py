@@ -31,27 +31,28 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import budget_curve
 import torch
-from cifar100_clients import CLASSES, CLIENTS, OWN, PIXELS, TESTS, inputs, read, view
 from safetensors import torch as tensorfile
 from torch import Tensor
 from torch.nn import Linear, Module
 from torch.nn import functional as F
 
-from talaria import economy, local
-from talaria.batching import cut
-from talaria.device import cost, planning
-from talaria.device.anatomy import anatomy
-from talaria.device.budget import Budget
-from talaria.device.planner import plan
-from talaria.device.profile import cached
-from talaria.device.runtime import Resizer, exporter
+import budget_curve
+from cifar100_clients import CLASSES, CLIENTS, OWN, PIXELS, TESTS, inputs, read, view
 from talaria.errors import ConfigError, DataError
 from talaria.model import adapters, pruning, split, zoo
 from talaria.model.adapters import AdapterSpec
+from talaria.model.sensitivity import worth
 from talaria.model.split import under
-from talaria.model.worth import worth
+from talaria.planning import latency_model
+from talaria.planning import measured as planning
+from talaria.planning.budget import Budget
+from talaria.planning.layer_stats import anatomy
+from talaria.planning.onnx_runtime import Resizer, exporter
+from talaria.planning.planner import plan
+from talaria.planning.profile import cached
+from talaria.training import frozen_features, loop
+from talaria.training.batching import cut
 from talaria.types import Plan, Recipe, Samples, Task, Tensors, Update
 from talaria.wire import codec
 
@@ -133,7 +134,7 @@ def features(out: Path, path: Path, settings: Settings) -> Data:
 
     def made() -> Tensors:
         images = read(path, settings.public, settings.splits, settings.seed)
-        run = economy.torch_runner(halves(zoo.build(SPEC)).lower)
+        run = frozen_features.torch_runner(halves(zoo.build(SPEC)).lower)
 
         def through(pixels: Tensor) -> Tensor:
             return torch.cat([run(inputs(part)) for part in cut(pixels, 64)])
@@ -149,9 +150,9 @@ def features(out: Path, path: Path, settings: Settings) -> Data:
     return Data(kept["views"], kept["labels"], own, test)
 
 
-def halves(model: Module) -> economy.Halves:
+def halves(model: Module) -> frozen_features.Halves:
     """The network cut above its frozen stages; the upper half keeps the names of its weights."""
-    found = economy.halve(model, [key for key in local.state_of(model) if not _below(key)])
+    found = frozen_features.halve(model, [key for key in loop.state_of(model) if not _below(key)])
     if isinstance(found, str):
         raise ConfigError(found)
     return found
@@ -167,7 +168,7 @@ def learn(model: Module, data: Data, epochs: int, seed: int, taught: Tensor | No
 
     ``taught`` are a teacher's logits (views, images, classes). Each epoch is kept beside ``path``.
     """
-    upper = local.in_fast_layout(halves(model).upper.train())
+    upper = loop.in_fast_layout(halves(model).upper.train())
     named = {k: p for k, p in upper.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(named.values(), lr=RATE, momentum=0.9, weight_decay=1e-4, nesterov=True)
     count = len(data.labels)
@@ -190,15 +191,15 @@ def learn(model: Module, data: Data, epochs: int, seed: int, taught: Tensor | No
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         speeds = {f"speed:{k}": optimizer.state[p]["momentum_buffer"] for k, p in named.items()}
-        return {**local.state_of(upper), **speeds}
+        return {**loop.state_of(upper), **speeds}
 
     for number in range(epochs):
         kept = _kept(path.with_name(f"{path.name}.{number + 1}.safetensors"), partial(epoch, number))
-        local.load(upper, {k: v for k, v in kept.items() if not k.startswith("speed:")})
+        loop.load(upper, {k: v for k, v in kept.items() if not k.startswith("speed:")})
         for k, p in named.items():
             optimizer.state[p]["momentum_buffer"] = kept[f"speed:{k}"].clone()
-    state = local.state_of(upper)
-    local.load(model, {**local.state_of(model), **state}).eval()
+    state = loop.state_of(upper)
+    loop.load(model, {**loop.state_of(model), **state}).eval()
 
 
 def row(out: Path, data: Data, settings: Settings, tuned: Module, ratio: float, heads: list[int]) -> None:
@@ -255,13 +256,13 @@ def _planned(out: Path, ratio: float, scores: Tensors) -> Plan:
 def _ratios(out: Path, widths: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
     """Latency at each of ``widths`` to that of the dense network: the median of five measurements, each with all of
     them loaded anew side by side, because where they lie in memory moves them by some percent."""
-    page, bare = out / "dense.onnx", cost.plain(SPEC)
+    page, bare = out / "dense.onnx", latency_model.plain(SPEC)
     if not page.exists():
-        page.write_bytes(exporter()(cost.lively(zoo.build(bare)), zoo.example(bare, 2)))
+        page.write_bytes(exporter()(latency_model.lively(zoo.build(bare)), zoo.example(bare, 2)))
     resizer = Resizer(page.read_bytes(), anatomy(bare))
     full = zoo.layout(SPEC).sizes
     files = {"dense": resizer.at(full)} | {name: resizer.at({**full, **own}) for name, own in widths.items()}
-    times = [cost.timed(files, zoo.example(SPEC), 60)[0] for _ in range(5)]
+    times = [latency_model.timed(files, zoo.example(SPEC), 60)[0] for _ in range(5)]
     return {name: median(took[name] / took["dense"] for took in times) for name in widths}
 
 
@@ -271,7 +272,7 @@ def fleet(backbone: Module, data: Data, settings: Settings, rank: int, at: int) 
     model = adapters.insert(plain, AdapterSpec("lowrank", 8, where=WHERE), skip=("head",), seed=settings.seed)
     parts = split.split_model(model, "head")
     only, shared_keys = parts.of("adapters", "head"), parts.travels("adapters")
-    start = local.state_of(model)
+    start = loop.state_of(model)
     recipe = Recipe(epochs=1, batch=25, lr=0.02, momentum=0.9, weight_decay=1e-4)
     upper = halves(model).upper
     every = Task(
@@ -285,7 +286,7 @@ def fleet(backbone: Module, data: Data, settings: Settings, rank: int, at: int) 
         classes=SPEC.classes,
         run=settings.seed,
     )
-    kept = economy.cached(every, local.state_of(upper), only)
+    kept = frozen_features.cached(every, loop.state_of(upper), only)
     if kept.task is None:
         raise ConfigError(kept.why)
     tasks = []
@@ -295,14 +296,14 @@ def fleet(backbone: Module, data: Data, settings: Settings, rank: int, at: int) 
         tasks.append(kept.task.but(train=train, val=val, client=f"client-{k:02d}"))
     names = list(tasks[0].model.state_dict())
     states = [{k: start[k] for k in names} for _ in tasks]
-    before = [local.accuracy(t, s, t.val) for t, s in zip(tasks, states, strict=True)]
+    before = [loop.accuracy(t, s, t.val) for t, s in zip(tasks, states, strict=True)]
     for number in range(1, settings.rounds + 1):
-        states = [local.train(t.but(round=number), s, only=only) for t, s in zip(tasks, states, strict=True)]
+        states = [loop.train(t.but(round=number), s, only=only) for t, s in zip(tasks, states, strict=True)]
         mean = {k: torch.stack([s[k].double() for s in states]).mean(0).float() for k in shared_keys}
         states = [{**s, **mean} for s in states]
     last = recipe.but(epochs=settings.alone)
-    states = [local.train(t, s, only=only, recipe=last, purpose="alone") for t, s in zip(tasks, states, strict=True)]
-    after = [local.accuracy(t, s, t.val) for t, s in zip(tasks, states, strict=True)]
+    states = [loop.train(t, s, only=only, recipe=last, purpose="alone") for t, s in zip(tasks, states, strict=True)]
+    after = [loop.accuracy(t, s, t.val) for t, s in zip(tasks, states, strict=True)]
     update = Update({k: states[0][k] for k in shared_keys}, weight=float(OWN))
     dense = sum(p.numel() for p in zoo.build(SPEC).parameters())
     trained = sum(start[k].numel() for k in only)
@@ -362,7 +363,7 @@ def _tuned(out: Path, data: Data, settings: Settings) -> Module:
 def _taught(tuned: Module, data: Data) -> Tensors:
     """The tuned network's logits for the coordinator's images in each view."""
     upper = halves(tuned).upper
-    return {"logits": torch.stack([local.predict(upper, seen) for seen in data.views])}
+    return {"logits": torch.stack([loop.predict(upper, seen) for seen in data.views])}
 
 
 def _kept(path: Path, make: Callable[[], Tensors]) -> Tensors:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from talaria import npz
-from talaria.simulate.data.partition import dirichlet, mixed, mixes_of, stratified
+from talaria.data.partition import dirichlet, mixed, mixes_of, stratified
 
 CLASSES = 100
 CLIENTS, ALPHA, OWN, TESTS = 20, 0.1, 100, 100

@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import torch
 
-from talaria.simulate.run import evaluate, members_of, simulate
-from talaria.simulate.session import Asked, prepared
+from talaria.simulation.run import evaluate, members_of, simulate
+from talaria.simulation.session import Asked, prepared
 from talaria.wire import feedback
 
 CODECS = ("raw", "fp16", "int8", "topk:0.05", "topk:0.01")

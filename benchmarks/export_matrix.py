@@ -25,16 +25,16 @@ from pathlib import Path
 import torch
 from torch.nn import Module
 
-from talaria import rounds
 from talaria.algorithms import ALGORITHMS
 from talaria.errors import TalariaError
+from talaria.federated import rounds
+from talaria.federated.rounds import Member, Run
 from talaria.model import pruning, zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.spec import ModelSpec
-from talaria.rounds import Member, Run
 from talaria.types import Plan, Recipe, Samples
-from talaria_export.onnx import export_onnx, prepared
-from talaria_export.session import Session
+from talaria_export.convert.onnx import export_onnx, prepared
+from talaria_export.runtime.session import Session
 
 SHAPES = {
     "imu_cnn": (6, 100),

@@ -29,14 +29,14 @@ from torch.nn import Module
 from talaria import npz
 from talaria.aggregate.adversarial import Attack, Normalization
 from talaria.algorithms.heart_pfl import HeartPFL, trainable
+from talaria.data.cifar100 import MEAN, SD
+from talaria.data.partition import dirichlet, mixed, mixes_of, stratified
 from talaria.errors import ConfigError, DataError
-from talaria.local import load, predict, state_of
 from talaria.model import zoo
 from talaria.model.adapters import HEART_RESNET
 from talaria.model.zoo import ModelSpec
 from talaria.seeds import generator
-from talaria.simulate.data.cifar100 import MEAN, SD
-from talaria.simulate.data.partition import dirichlet, mixed, mixes_of, stratified
+from talaria.training.loop import load, predict, state_of
 from talaria.types import Recipe, Samples, Split, Task, Tensors
 
 CLASSES = 100

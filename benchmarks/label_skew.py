@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from talaria import evaluation, rounds
+from talaria.data.federated import Client, Federated, samples
+from talaria.federated import rounds
 from talaria.model import zoo
-from talaria.simulate.data.federated import Client, Federated, samples
-from talaria.simulate.options import assignments
-from talaria.simulate.report import pair_overlap
-from talaria.simulate.run import members_of, simulate
+from talaria.options import assignments
+from talaria.simulation.reporting import pair_overlap
+from talaria.simulation.run import members_of, simulate
+from talaria.training import evaluation
 from talaria.types import Recipe, Samples
 
 DEVICES, CLASSES, EACH, AXES, LENGTH = 8, 6, 3, 6, 32

@@ -12,8 +12,8 @@ from statistics import fmean
 
 import torch
 
-from talaria.simulate.run import evaluate, members_of, simulate
-from talaria.simulate.session import Asked, prepared
+from talaria.simulation.run import evaluate, members_of, simulate
+from talaria.simulation.session import Asked, prepared
 
 OBJECTIVES = ("rho", "inter", "intra", "virtual")
 SETTINGS = {

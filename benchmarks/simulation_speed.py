@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from talaria.data import load
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
-from talaria.simulate.data import load
 
 WORKS = {"fedavg": 0, "fedrep-1": 1, "fedrep-10": 10}
 """Epochs of the head before the one of the body; 0: FedAvg."""

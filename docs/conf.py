@@ -43,7 +43,7 @@ class Commands(Directive):
     def run(self) -> list[nodes.Node]:
         import typer
 
-        from talaria.cli import app
+        from talaria.cli.main import app
 
         command, context = typer.main.get_command(app()), None
         for name in ("talaria", *self.arguments[0].split()):

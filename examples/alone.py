@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import talaria
-from talaria.simulate.data import load
+from talaria.data import load
 from talaria_export import Predictor
 
 

@@ -15,14 +15,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from smartwatch import fleet
 from smartwatch.baselines import baselines
 from smartwatch.setting import ROUNDS, hardware_of, plan_of, run_of
 from smartwatch.summary import summary_of
 
+from smartwatch import fleet
+from talaria import data as datasets
 from talaria.errors import TalariaError
-from talaria.simulate import data as datasets
-from talaria.simulate.report import print_table, write_html
+from talaria.simulation.reporting import print_table, write_html
 
 console = Console()
 

@@ -21,23 +21,23 @@ BROWSER = {"page", "odd"}
 SLOW = (
     "tests/coordinator", "tests/edge_client", "tests/export", "tests/hostile", "tests/system",
     "tests/test_no_pickle.py",
-    "tests/sdk/aggregate/test_byzantine.py", "tests/sdk/algorithms/test_ffgg.py", "tests/sdk/device/test_cost.py",
-    "tests/sdk/device/test_cuts.py", "tests/sdk/device/test_device_bench.py", "tests/sdk/device/test_device_cli.py",
-    "tests/sdk/device/test_planner.py", "tests/sdk/model/test_any_network.py", "tests/sdk/model/test_zoo.py",
-    "tests/sdk/simulate", "tests/sdk/test_economy.py", "tests/sdk/test_fuzz.py", "tests/sdk/test_personalizer.py",
+    "tests/sdk/aggregate/test_byzantine.py", "tests/sdk/algorithms/test_ffgg.py", "tests/sdk/planning/test_latency_model.py",
+    "tests/sdk/planning/test_width_schedule.py", "tests/bench/test_planner.py", "tests/sdk/planning/test_device_cli.py",
+    "tests/sdk/planning/test_planner.py", "tests/sdk/model/test_any_network.py", "tests/sdk/model/test_zoo.py",
+    "tests/sdk/simulation", "tests/sdk/training/test_frozen_features.py", "tests/bench/test_fuzz.py", "tests/sdk/test_personalizer.py",
 )  # fmt: skip
 """Files that ``make quick`` leaves to ``make test``: they take seconds each, or are no part of the inner loop."""
 QUICK_LAWS = {"fedavg", "hermes", "pfedgm"}
 """The algorithms whose laws ``make quick`` looks at: a plain one, one with masks, one with statistics."""
 
-WAITS = ("tests/system", "tests/hostile", "tests/coordinator", "tests/sdk/wire/test_transport.py")
+WAITS = ("tests/system", "tests/hostile", "tests/coordinator", "tests/sdk/wire/test_mqtt.py")
 """Files that wait for processes, sockets and deadlines more than they compute."""
 LONG = (
     "tests/system/test_demo.py", "tests/system/test_same_bytes.py", "tests/system/test_operator.py",
     "tests/system/test_identity.py", "tests/system/test_crashes.py", "tests/system/test_failures.py",
     "tests/system/test_examples.py", "tests/system/test_dashboard.py", "tests/system/test_from_init.py",
     "tests/laws/test_algorithm_laws.py", "tests/export/test_matrix.py", "tests/export/test_command_line.py",
-    "tests/sdk/device/test_planner.py", "tests/export/test_blocked.py", "tests/sdk/device/test_device_bench.py",
+    "tests/sdk/planning/test_planner.py", "tests/export/test_nchwc.py", "tests/bench/test_planner.py",
 )  # fmt: skip
 """Files that take longest, in that order: one that begins last would keep all others waiting."""
 

@@ -11,21 +11,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from talaria import bodies, tree
-from talaria.rounds import Member, Run
-from talaria.simulate.run import simulate
+from talaria import tensors
+from talaria.federated import global_model
+from talaria.federated.rounds import Member, Run
+from talaria.identity.credentials import Credentials
+from talaria.simulation.run import simulate
 from talaria.types import Samples
-from talaria.wire.credentials import Credentials
-from talaria_coordinator import identity
-from talaria_coordinator.blobs import FolderBlobs
-from talaria_coordinator.config import FleetConfig
-from talaria_coordinator.fleet_folder import found
-from talaria_coordinator.serve import serve_all
-from talaria_coordinator.store import Store
+from talaria_coordinator.cli.template import found
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.identity import membership
+from talaria_coordinator.server.server import serve_all
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
+from talaria_edge.agent.agent import Agent
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
-from talaria_edge.join import ask, finish
-from talaria_edge.runtime import Agent
+from talaria_edge.identity.enroll import ask, finish
 
 HONEST = ("anna", "bela")
 FLEET = "watch"
@@ -42,8 +43,8 @@ def free_port():
 
 def enrol(keys, folder, device):
     """All steps of joining, as the two programs do them."""
-    request = ask(folder, identity.enroll(keys, device))
-    finish(folder, identity.admit(keys, request.read_bytes()).encode())
+    request = ask(folder, membership.enroll(keys, device))
+    finish(folder, membership.admit(keys, request.read_bytes()).encode())
     return Credentials.load(folder)
 
 
@@ -114,7 +115,7 @@ class Keyed:
         simulated = simulate(self.run, {name: Member(name, own.train, own.val) for name, own in data.items()})
         with self.store as store:
             body = FolderBlobs(self.state / "blobs").get(store.fleet(FLEET).body)
-        return tree.equal(bodies.decode_body(self.run, body), simulated.shared)
+        return tensors.equal(global_model.decode_body(self.run, body), simulated.shared)
 
     async def told_of(self, event, seconds=60, count=1, **facts):
         """The first ``count`` events of a kind with these facts; AssertionError where they do not come."""

@@ -61,13 +61,13 @@ class Forked:
 
 
 class Nursery:
-    """The other end of :mod:`talaria_coordinator.benches.nursery`, for threads."""
+    """The other end of :mod:`talaria_bench.fleet.forkserver`, for threads."""
 
     def __init__(self):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "from talaria_coordinator.benches.nursery import main; main()",
+                [sys.executable, "-c", "from talaria_bench.fleet.forkserver import main; main()",
                  str(theirs.fileno())], pass_fds=[theirs.fileno()], env={**os.environ, "OMP_NUM_THREADS": "1",
                  "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""},
             )  # fmt: skip

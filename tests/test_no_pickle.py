@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from talaria.data.safe_pickle import read_object
 from talaria.errors import DataError
-from talaria.simulate.data.objects import read_object
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [ROOT / name for name in ("sdk", "coordinator", "edge_client", "export")]
@@ -27,7 +27,7 @@ CALLS = {
 }  # fmt: skip
 NUMPY = {"numpy.load", "numpy.lib.npyio.load", "numpy.lib.format.read_array", "numpy.lib.npyio.NpzFile"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
-READER = "talaria.simulate.data.objects"
+READER = "talaria.data.safe_pickle"
 """The one reader of a pickle: of the smartwatch file, whose sha256 is checked first. It admits data only."""
 
 
@@ -128,14 +128,19 @@ def found_in(names):
     "roots",
     [
         ("talaria.wire", "talaria.protocol", "talaria_coordinator"),
-        ("talaria_export.predictor", "talaria_export.bundle", "talaria_export.verify", "talaria_export.variants"),
-        ("talaria.rounds", "talaria.algorithms", "talaria.aggregate", "talaria.model", "talaria.device"),
+        (
+            "talaria_export.runtime.predictor",
+            "talaria_export.bundle.bundle",
+            "talaria_export.runtime.verify",
+            "talaria_export.convert.quantize",
+        ),
+        ("talaria.federated.rounds", "talaria.algorithms", "talaria.aggregate", "talaria.model", "talaria.planning"),
     ],
     ids=["network and coordinator", "bundles", "learning"],
 )
 def test_nothing_reachable_executes_what_it_reads(roots):
-    names = reached(*roots, but="talaria_coordinator.benches")  # which no program imports
-    assert not any(name.startswith("talaria_coordinator.benches") for name in names)
+    names = reached(*roots, but="talaria_bench.fleet")  # which no program imports
+    assert not any(name.startswith("talaria_bench.fleet") for name in names)
     assert len(names) > 5
     assert READER not in names
     assert found_in(names) == {}
@@ -144,21 +149,26 @@ def test_nothing_reachable_executes_what_it_reads(roots):
 def test_the_walk_covers_the_store_its_migrations_and_saved_states():
     """Migrations are loaded by their file, so nothing imports them; the walk takes whole packages for that reason."""
     names = reached("talaria_coordinator")
-    wanted = {"talaria_coordinator.store", "talaria_coordinator.blobs", "talaria.protocol.saved", "talaria.wire.codec"}
+    wanted = {
+        "talaria_coordinator.storage.store",
+        "talaria_coordinator.storage.blobs",
+        "talaria.protocol.state_codec",
+        "talaria.wire.codec",
+    }
     assert wanted <= names
     on_disk = {f.stem for f in (ROOT / "coordinator" / "talaria_coordinator").glob("migrations/**/*.py")}
     assert {name.rpartition(".")[2] for name in names if ".migrations." in name} == on_disk
     assert on_disk
-    assert {"talaria_edge.state", "talaria_edge.files"} <= reached("talaria_edge")
+    assert {"talaria_edge.storage.state", "talaria_edge.storage.tensor_files"} <= reached("talaria_edge")
 
 
 def test_a_device_reaches_one_reader_of_a_pickle_which_admits_data_only():
     """`source = "smartwatch"` reads that data set's own file; nothing that came from elsewhere."""
     names = reached("talaria_edge")
-    assert "talaria_edge.runtime" in names
+    assert "talaria_edge.agent.agent" in names
     assert set(found_in(names)) <= {READER}
     users = {name for name, tree in TREES.items() if READER in set(imported(tree))}
-    assert users == {"talaria.simulate.data.smartwatch"}
+    assert users == {"talaria.data.smartwatch"}
 
 
 def test_the_whole_project_has_no_other():

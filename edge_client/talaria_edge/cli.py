@@ -67,8 +67,8 @@ def run(
 
     import torch
 
-    from talaria.journal import Journal
-    from talaria_edge.agents import run_agents
+    from talaria.event_log import Journal
+    from talaria_edge.agent.supervisor import run_agents
     from talaria_edge.config import load_configs
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -93,8 +93,8 @@ def join(
     The one-time code comes from `talaria fleet enroll`; it is asked for, or read from stdin, so that no list of
     processes shows it. Set [identity] folder in device.toml to FOLDER.
     """
-    from talaria.wire.enrolment import Code
-    from talaria_edge.join import ask, finish, read_answer
+    from talaria.identity.enrolment import Code
+    from talaria_edge.identity.enroll import ask, finish, read_answer
 
     if answer is not None:
         joined = finish(folder, read_answer(answer))
@@ -114,8 +114,8 @@ def rollback(
     The model that is taken out of force is not deployed again; one that is learned later may be.
     """
     from talaria.errors import ConfigError
-    from talaria_edge import gate
     from talaria_edge.config import load_config
+    from talaria_edge.deployment import gate
 
     device = load_config(config)
     if device.bundle is None:
@@ -131,7 +131,7 @@ def result(
     """Print what came of a device's last run: paths, traffic by round, what the bundle measured, and which bundle is in
     force now (JSON)."""
     from talaria.errors import StateError
-    from talaria_edge import gate
+    from talaria_edge.deployment import gate
 
     path = state / "result.json"
     if not path.exists():

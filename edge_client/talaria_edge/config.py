@@ -46,15 +46,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from talaria import plans
+from talaria.config import Section, read_toml
 from talaria.errors import ConfigError
+from talaria.federated import plan_compat
+from talaria.identity.credentials import require_no_password
 from talaria.plugins import require_packages
-from talaria.settings import Section, read_toml
 from talaria.types import Plan
 from talaria.valid import shown
-from talaria.wire.credentials import require_no_password
 from talaria_edge.data import DataSource, NamedSource, NpzSource
-from talaria_edge.guard import Rules, hours
+from talaria_edge.training_policy import Rules, hours
 
 _DEVICE = re.compile(r"[a-z0-9-]{1,36}")
 
@@ -170,7 +170,7 @@ def _plan(device: Section, section: Section) -> Plan | None:
         return Plan(widths=values) if values else None
     if values:
         raise device.bad("plan", "and [plan.widths] are both given; the file holds the widths, leave the table out")
-    return plans.read(path)
+    return plan_compat.read(path)
 
 
 def _rules(section: Section) -> Rules:

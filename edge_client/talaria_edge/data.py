@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from talaria import recorded
+from talaria.data import arrays
 from talaria.errors import ConfigError, DataError, some_of
 from talaria.npz import Array
-from talaria.simulate.data import arrays
 from talaria.types import Samples
 
 LIMIT = 4 << 30
@@ -108,7 +108,7 @@ class NamedSource:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> DeviceData:
-        from talaria.simulate import data
+        from talaria import data
 
         found = data.load(self.dataset, **self.options)
         everyone = {**found.clients, **found.newcomers}

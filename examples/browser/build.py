@@ -20,7 +20,7 @@ import numpy as np
 
 from talaria.errors import DataError
 from talaria_export import open_bundle
-from talaria_export.preprocess import inputs_of
+from talaria_export.bundle.preprocess import inputs_of
 
 HERE = Path(__file__).parent
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from smartwatch.setting import SCRATCH_EPOCHS, TUNE, run_of
-from talaria import evaluation, rounds
-from talaria.simulate.data import Federated
-from talaria.simulate.run import members_of, simulate
+from talaria.data import Federated
+from talaria.federated import rounds
+from talaria.simulation.run import members_of, simulate
+from talaria.training import evaluation
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from talaria.data import Client
 from talaria.errors import TalariaError
-from talaria.rounds import Run
-from talaria.simulate.data import Client
+from talaria.federated.rounds import Run
 from talaria.types import Plan
 
 FLEET = "watch"

@@ -3,12 +3,12 @@
 The recipe was chosen by leaving members out in turn as newcomers; benchmarks/RESULTS.md says what else was looked at.
 """
 
-from talaria import rounds
-from talaria.defaults import SMARTWATCH
+from talaria.data import Federated
+from talaria.data.presets import SMARTWATCH
+from talaria.federated import rounds
+from talaria.federated.rounds import Run
 from talaria.model import pruning
 from talaria.model.zoo import ModelSpec
-from talaria.rounds import Run
-from talaria.simulate.data import Federated
 from talaria.types import Plan
 
 ROUNDS = 30

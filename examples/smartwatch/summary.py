@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from smartwatch.baselines import Baselines
-from talaria import rounds
-from talaria.evaluation import summarize
+from talaria.data import Federated
+from talaria.federated import rounds
+from talaria.federated.rounds import Run
 from talaria.model import masks
-from talaria.rounds import Run
-from talaria.simulate.data import Federated
-from talaria.simulate.report import mask_overlap
-from talaria_edge import files
+from talaria.simulation.reporting import mask_overlap
+from talaria.training.evaluation import summarize
+from talaria_edge.storage import tensor_files
 
 METHODS = ("local", "fedavg", "fedavg_ft", "personal")
 RATIOS = ("params_ratio", "bundle_ratio", "latency_ratio", "upload_ratio")
@@ -116,7 +116,7 @@ def _masks(
     found = {}
     for name in data.clients:
         path = Path(devices[name]["private"])
-        tensors, _ = files.unpack(files.read(path, "run the demo again"), path, "run the demo again")
+        tensors, _ = tensor_files.unpack(tensor_files.read(path, "run the demo again"), path, "run the demo again")
         if hardware[name] not in found and any(key.startswith(masks.PREFIX) for key in tensors):
             found[hardware[name]] = masks.from_tensors(rounds.layout_of(run.spec), tensors)
     return found

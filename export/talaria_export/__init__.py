@@ -10,25 +10,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from talaria_export.archive import Limits
-    from talaria_export.build import make_bundle
-    from talaria_export.bundle import Bundle, open_bundle
-    from talaria_export.onnx import export_onnx
-    from talaria_export.predictor import Prediction, Predictor
-    from talaria_export.report import Check, Report
-    from talaria_export.verify import verify_bundle
+    from talaria_export.build.build import make_bundle
+    from talaria_export.bundle.archive import Limits
+    from talaria_export.bundle.bundle import Bundle, open_bundle
+    from talaria_export.bundle.report import Check, Report
+    from talaria_export.convert.onnx import export_onnx
+    from talaria_export.runtime.predictor import Prediction, Predictor
+    from talaria_export.runtime.verify import verify_bundle
 
 _HOME = {
-    "Bundle": "bundle",
-    "Check": "report",
-    "Limits": "archive",
-    "Prediction": "predictor",
-    "Predictor": "predictor",
-    "Report": "report",
-    "export_onnx": "onnx",
-    "make_bundle": "build",
-    "open_bundle": "bundle",
-    "verify_bundle": "verify",
+    "Bundle": "bundle.bundle",
+    "Check": "bundle.report",
+    "Limits": "bundle.archive",
+    "Prediction": "runtime.predictor",
+    "Predictor": "runtime.predictor",
+    "Report": "bundle.report",
+    "export_onnx": "convert.onnx",
+    "make_bundle": "build.build",
+    "open_bundle": "bundle.bundle",
+    "verify_bundle": "runtime.verify",
 }
 
 __all__ = [

@@ -12,7 +12,7 @@ import typer
 from talaria.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from talaria_export.report import Report
+    from talaria_export.bundle.report import Report
 
 ARRAY_LIMIT = 1 << 30
 """Most bytes of samples that a command reads."""
@@ -72,25 +72,25 @@ def export(
     The model is converted to ONNX, compared with torch, tried in every variant (half precision, int8), measured
     against the unpruned model on this machine, and written with the fastest variant that passes the gate.
     """
-    from talaria_export import build, source
-    from talaria_export.preprocess import preprocessing
-    from talaria_export.variants import Gate
+    from talaria_export.build import build, inputs
+    from talaria_export.bundle.preprocess import preprocessing
+    from talaria_export.convert.quantize import Gate
 
     facts: dict[str, Any] = {}
     if state is not None and spec is None and weights is None and mask is None:
-        model, dense, example, facts = source.load_state(state)
+        model, dense, example, facts = inputs.load_state(state)
     elif state is None and spec is not None and weights is not None:
-        model, dense, example = source.load_model(spec, weights, mask)
+        model, dense, example = inputs.load_model(spec, weights, mask)
     else:
         raise ConfigError("export: give --spec and --weights (and --mask), or --state alone")
-    moments = None if normalize is None else source.moments(normalize)
+    moments = None if normalize is None else inputs.moments(normalize)
     report = build.make_bundle(
         out,
         model,
         example=example,
-        samples=None if data is None else source.samples(*_arrays(data, 1)),
+        samples=None if data is None else inputs.samples(*_arrays(data, 1)),
         labels=labels.split(",") if labels else facts.get("labels") or None,
-        meta=facts.get("card", {}) if card is None else source.read_json(card),
+        meta=facts.get("card", {}) if card is None else inputs.read_json(card),
         normalize=moments,
         stride=stride,
         dense=dense,
@@ -102,7 +102,7 @@ def export(
         signing_key=None if sign is None else _read(sign),
     )
     if pte is not None:
-        from talaria_export.executorch import export_pte
+        from talaria_export.convert.executorch import export_pte
 
         export_pte(model, example, pte, steps=preprocessing(example.shape[1:], moments, stride))
     if as_json:
@@ -133,7 +133,7 @@ def verify(
 
     Exits with 1 if any check of any bundle fails.
     """
-    from talaria_export.verify import verify_bundle
+    from talaria_export.runtime.verify import verify_bundle
 
     samples = None if data is None else _arrays(data, 2)
     reports = [verify_bundle(path, samples=samples, trust=trust, seconds=seconds) for path in bundles]
@@ -163,7 +163,7 @@ def predict(
 
     Where the bundle cuts a recording, the step at which each window begins comes first.
     """
-    from talaria_export.predictor import Predictor
+    from talaria_export.runtime.predictor import Predictor
 
     predictor = Predictor(bundle, variant=variant, threads=threads, trust=trust)
     prediction = predictor(_array(x))

@@ -5,22 +5,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from talaria.device.budget import Budget
+    from talaria.federated.rounds import Member, Run
     from talaria.model.zoo import ModelSpec
     from talaria.personalizer import Personalizer
-    from talaria.rounds import Member, Run
+    from talaria.planning.budget import Budget
     from talaria.types import Plan, Recipe, Samples
 
 __all__ = ["Budget", "Member", "ModelSpec", "Personalizer", "Plan", "Recipe", "Run", "Samples"]
 
 _HOMES = {
-    "Budget": "talaria.device.budget",
-    "Member": "talaria.rounds",
+    "Budget": "talaria.planning.budget",
+    "Member": "talaria.federated.rounds",
     "ModelSpec": "talaria.model.zoo",
     "Personalizer": "talaria.personalizer",
     "Plan": "talaria.types",
     "Recipe": "talaria.types",
-    "Run": "talaria.rounds",
+    "Run": "talaria.federated.rounds",
     "Samples": "talaria.types",
 }
 

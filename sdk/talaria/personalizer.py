@@ -19,16 +19,17 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria import economy, local, valid
-from talaria.batching import feed
-from talaria.device import planner, planning, runtime
-from talaria.device.budget import AccuracyCheck, Budget
-from talaria.device.profile import Profile
+from talaria import valid
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
-from talaria.model import adapters, pruning, split, survey, zoo
+from talaria.federated.plan_compat import recipe_under
+from talaria.model import adapters, prunability, pruning, split, zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.spec import ModelSpec
-from talaria.plans import recipe_under
+from talaria.planning import measured, onnx_runtime, planner
+from talaria.planning.budget import AccuracyCheck, Budget
+from talaria.planning.profile import Profile
+from talaria.training import frozen_features, loop
+from talaria.training.batching import feed
 from talaria.types import ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors
 
 SCORED = 16
@@ -78,7 +79,9 @@ class Personalizer:
         if budget is not None and not isinstance(budget, Budget):
             raise ConfigError(f"budget={valid.shown(budget)} must be a Budget, such as Budget(latency_ms=5)")
         if plan is not None and not isinstance(plan, Plan):
-            raise ConfigError(f"plan={valid.shown(plan)} must be a Plan; talaria.plans.read takes one from a file")
+            raise ConfigError(
+                f"plan={valid.shown(plan)} must be a Plan; talaria.federated.plan_compat.read takes one from a file"
+            )
         self.budget = budget or Budget()
         self.seed = seed
         self._head = head
@@ -111,7 +114,7 @@ class Personalizer:
         """What was chosen for this device, with reasons; measured and worked out at first use. :meth:`fit` chooses
         the widths again where they go by worth."""
         if self._plan is None:
-            self._plan = Plan() if self._spec is None else planning.plan(self._spec, self.budget, profile=self._profile)
+            self._plan = Plan() if self._spec is None else measured.plan(self._spec, self.budget, profile=self._profile)
         return self._plan
 
     @property
@@ -146,7 +149,7 @@ class Personalizer:
 
         Where the plan prunes, the whole model learns for the first third of the epochs, then gives up its least
         important channels, and the small one learns on. Frozen layers are computed once (see
-        :mod:`talaria.economy`). Where the budget limits ``accuracy_drop``, the whole model learns on as well, to tell
+        :mod:`talaria.training.frozen_features`). Where the budget limits ``accuracy_drop``, the whole model learns on as well, to tell
         what pruning cost: :attr:`check` holds it, and :meth:`export` refuses a model that broke the limit.
         """
         train = _samples(train, "train")
@@ -167,7 +170,7 @@ class Personalizer:
                 f"val: labels span {int(held.y.min())}..{int(held.y.max())}, the model has 0..{classes - 1}"
             )
         task = Task(model=model, split=parts, train=train, val=held, recipe=recipe, classes=classes, run=self.seed)
-        state = local.state_of(model)
+        state = loop.state_of(model)
         only = None if len(chosen.trained) == 3 else parts.of(*chosen.trained)
         self._dense = deepcopy(model)
         self._twin = None
@@ -176,17 +179,17 @@ class Personalizer:
             rest = recipe.but(epochs=max(0, epochs - first))
             state = _trained(task.but(recipe=recipe.but(epochs=first)), state, only, "dense")
             if self._spec is not None and self._by_worth:
-                learned = local.load(deepcopy(model), state)
+                learned = loop.load(deepcopy(model), state)
                 some = recipe.but(epochs=1, most_steps=SCORED, augment="none")
                 batches = feed(task, some, train, "worth")
-                chosen = planning.weighed(self._spec, self.budget, chosen, learned, batches, profile=self._profile)
+                chosen = measured.weighed(self._spec, self.budget, chosen, learned, batches, profile=self._profile)
                 self._plan = chosen
             if self._allowed is not None and len(held):
-                self._twin = local.accuracy(task, _trained(task.but(recipe=rest), state, only, "train"), held)
+                self._twin = loop.accuracy(task, _trained(task.but(recipe=rest), state, only, "train"), held)
             task, state = _pruned(task.but(recipe=rest), state, chosen)
         state = _trained(task, state, only, "train")
-        self._task, self._model = task, local.served(task, state)
-        self.accuracy = local.accuracy(task, state, held) if len(held) else None
+        self._task, self._model = task, loop.served(task, state)
+        self.accuracy = loop.accuracy(task, state, held) if len(held) else None
         if self._twin is None:  # nothing was pruned: the model is its own twin
             self._twin = self.accuracy
         return self
@@ -284,17 +287,17 @@ class Personalizer:
 
 def _trained(task: Task, state: Tensors, only: Sequence[str] | None, purpose: str) -> Tensors:
     if only is None:
-        return local.train(task, state, purpose=purpose)
-    return economy.train(task, state, only=only, purpose=purpose)
+        return loop.train(task, state, purpose=purpose)
+    return frozen_features.train(task, state, only=only, purpose=purpose)
 
 
 def _pruned(task: Task, state: Tensors, plan: Plan) -> tuple[Task, Tensors]:
-    model = local.load(task.model, state)
-    layout = survey.layout(model, task.train.x[:2])
+    model = loop.load(task.model, state)
+    layout = prunability.layout(model, task.train.x[:2])
     scores = pruning.importance(model, layout)
     mask: ChannelMask = pruning.choose(scores, layout.full(), widths=plan.widths, block=1)
     small = pruning.compact(model, mask)
-    return replace(task, model=small, mask=mask, plan=plan), local.state_of(small)
+    return replace(task, model=small, mask=mask, plan=plan), loop.state_of(small)
 
 
 def _samples(given: Samples | tuple[Any, Any], name: str) -> Samples:
@@ -324,15 +327,15 @@ def _answers(model: Module, x: Tensor) -> int:
 
 
 def _share(model: Module, samples: Samples) -> float:
-    return float((local.predict(model, samples.x).argmax(1) == samples.y).double().mean())
+    return float((loop.predict(model, samples.x).argmax(1) == samples.y).double().mean())
 
 
 def _bundler() -> Callable[..., Any]:
     entries = sorted(entry_points(group=BUNDLERS), key=lambda entry: entry.name)
     if not entries:
-        raise ConfigError(f"export: no maker of bundles is installed; {runtime.NEEDS}")
+        raise ConfigError(f"export: no maker of bundles is installed; {onnx_runtime.NEEDS}")
     try:
         found: Callable[..., Any] = entries[0].load()
     except ImportError as error:
-        raise ConfigError(f"export: {error}; {runtime.NEEDS}") from error
+        raise ConfigError(f"export: {error}; {onnx_runtime.NEEDS}") from error
     return found

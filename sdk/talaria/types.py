@@ -208,7 +208,7 @@ class Recipe:
     """How a device trains locally: SGD, a new optimizer in every round and phase.
 
     What is left out here is what a run trains with where nothing is known of its data, in Python, in ``talaria
-    simulate`` and under ``[run.recipe]`` of fleet.toml alike; :mod:`talaria.defaults` has the datasets' own.
+    simulate`` and under ``[run.recipe]`` of fleet.toml alike; :mod:`talaria.data.presets` has the datasets' own.
     """
 
     epochs: int = 2
@@ -224,7 +224,7 @@ class Recipe:
     accumulate: int = 1
     """Slices that a batch is cut into when it does not fit in memory; the step is the same."""
     augment: str = "none"
-    """Name of an input augmentation in :mod:`talaria.augment`."""
+    """Name of an input augmentation in :mod:`talaria.training.augment`."""
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 0), ("batch", 1), ("accumulate", 1)):
@@ -396,7 +396,7 @@ class Update:
     """What one device sends: tensors under names of the shared state, compact where ``mask`` is given.
 
     ``base`` is the version of the shared state that the device downloaded, 0 for the first
-    (:func:`talaria.rounds.participate` sets it). ``kind="value"`` holds new values, ``"delta"`` the difference to
+    (:func:`talaria.federated.rounds.participate` sets it). ``kind="value"`` holds new values, ``"delta"`` the difference to
     that version.
     """
 

@@ -10,9 +10,9 @@ import pytest
 from servers import BUCKET, Postgres, S3Server, serving_s3
 from sqlalchemy import URL
 
-from talaria_coordinator.blobs import FolderBlobs
-from talaria_coordinator.s3_blobs import S3Blobs
-from talaria_coordinator.store import Store
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.s3 import S3Blobs
+from talaria_coordinator.storage.store import Store
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Place:
 
 OPEN = """
 from pathlib import Path
-from talaria_coordinator.store import Store
+from talaria_coordinator.storage.store import Store
 def opened(text, **options):
     return Store(text if "://" in text else Path(text), **options)
 """
@@ -133,11 +133,11 @@ class Depot:
         """Python that opens it in a child process."""
         if self.s3 is None:
             return (
-                "from pathlib import Path\nfrom talaria_coordinator.blobs import FolderBlobs\n"
+                "from pathlib import Path\nfrom talaria_coordinator.storage.blobs import FolderBlobs\n"
                 f"blobs = FolderBlobs(Path({str(self.where)!r}))\n"
             )
         return (
-            "from talaria_coordinator.s3_blobs import S3Blobs\n"
+            "from talaria_coordinator.storage.s3 import S3Blobs\n"
             f"blobs = S3Blobs({self.where!r}, endpoint={self.s3.endpoint!r})\n"
         )
 

@@ -17,21 +17,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from talaria.config import Section
 from talaria.errors import ConfigError
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import CoordinatorState
-from talaria.protocol.rounds import Peer, Round
-from talaria.settings import Section
+from talaria.protocol.coordinator.machine import CoordinatorState
+from talaria.protocol.coordinator.state import Peer, Round
 from talaria.types import ChannelLayout, ChannelMask, Update
-from talaria_coordinator import findings
-from talaria_coordinator.api import OPEN_PATHS, make_api
-from talaria_coordinator.api_config import ApiConfig, api_of
-from talaria_coordinator.control import Order, decide
-from talaria_coordinator.fleet_folder import found as found_fleet
-from talaria_coordinator.metrics import Metrics, class_of
-from talaria_coordinator.store import Store
-from talaria_coordinator.views import Views
-from talaria_coordinator.web import listening, serving, url_of
+from talaria_coordinator.cli.template import found as found_fleet
+from talaria_coordinator.config.api import ApiConfig, api_of
+from talaria_coordinator.fleet.operator_commands import Order, decide
+from talaria_coordinator.storage import update_summary
+from talaria_coordinator.storage.store import Store
+from talaria_coordinator.web.api import OPEN_PATHS, make_api
+from talaria_coordinator.web.metrics import Metrics, class_of
+from talaria_coordinator.web.queries import Views
+from talaria_coordinator.web.server import listening, serving, url_of
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 RUN = json.dumps({"rounds": 3, "algorithm": "hermes", "spec": {"name": "imu_cnn"}})
@@ -55,7 +55,7 @@ def answering(app):
 def found(device, accuracy):
     mask = ChannelMask(LAYOUT, {"g": KEPT[device]})
     metrics = {"val_accuracy": accuracy}
-    return findings.findings_of(Update({"w": torch.zeros(4)}, 5.0, device, mask=mask, metrics=metrics), 400)
+    return update_summary.findings_of(Update({"w": torch.zeros(4)}, 5.0, device, mask=mask, metrics=metrics), 400)
 
 
 @pytest.fixture
@@ -364,7 +364,7 @@ def test_orders_reach_the_fleet_that_is_served_and_no_other(views, monkeypatch):
         assert client.post("/api/v1/fleets/watch/pause", params={"reason": "x" * 201}).status_code == 422
         assert client.post("/api/v1/fleets/other/pause").status_code == 404
         assert client.get("/api/v1/fleets/watch/pause").status_code == 405
-        monkeypatch.setattr("talaria_coordinator.api.ANSWER_S", 0.05)
+        monkeypatch.setattr("talaria_coordinator.web.api.ANSWER_S", 0.05)
         assert client.post("/api/v1/fleets/watch/resume").status_code == 503
     with answering(make_api(views)) as alone:
         assert alone.post("/api/v1/fleets/watch/pause").status_code == 409

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from talaria.errors import WireError
-from talaria_coordinator.benches.meters import slope
-from talaria_coordinator.benches.proxy import Proxy, Trouble, client_of, read_packet
+from talaria_bench.fleet.meters import slope
+from talaria_bench.fleet.proxy import Proxy, Trouble, client_of, read_packet
 
 V3 = b"\x10\x14\x00\x04MQTT\x04\x02\x00\x3c\x00\x08watch.d1"
 V5 = b"\x10\x1a\x00\x04MQTT\x05\x02\x00\x3c\x05\x11\x00\x00\x00\x0a\x00\x08watch.d1"

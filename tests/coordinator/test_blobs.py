@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from talaria.errors import StateError
-from talaria_coordinator import blobs as blobs_module
-from talaria_coordinator import s3_blobs
-from talaria_coordinator.blobs import FolderBlobs
-from talaria_coordinator.s3_blobs import S3Blobs
+from talaria_coordinator.storage import blobs as blobs_module
+from talaria_coordinator.storage import s3 as s3_blobs
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.s3 import S3Blobs
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -172,7 +172,7 @@ WRITER = """
 import resource, signal, sys
 from pathlib import Path
 from talaria.errors import StateError
-from talaria_coordinator.blobs import FolderBlobs
+from talaria_coordinator.storage.blobs import FolderBlobs
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 blobs = FolderBlobs(Path(sys.argv[1]))
 blobs.put(b"a" * 1000)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from talaria.errors import ConfigError, TransportError
-from talaria_coordinator import broker, mosquitto
-from talaria_coordinator.broker import find_mosquitto, open_broker
+from talaria_coordinator import broker
+from talaria_coordinator.broker import find_mosquitto, mosquitto, open_broker
 
 CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01t"
 CONNACK = b"\x20\x02\x00\x00"

@@ -3,7 +3,7 @@
 import pytest
 
 from talaria.errors import ConfigError
-from talaria_coordinator.benches.faults import COORDINATOR, DECK, KINDS, draw, tally
+from talaria_bench.fleet.faults import COORDINATOR, DECK, KINDS, draw, tally
 
 DEVICES = ("edge-00", "edge-01")
 

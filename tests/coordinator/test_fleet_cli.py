@@ -7,14 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 from talaria.errors import ConfigError
-from talaria.wire.credentials import password
-from talaria_coordinator import config as fleet_config
+from talaria.identity.credentials import password
 from talaria_coordinator.broker import open_broker
-from talaria_coordinator.fleet_cli import app as fleet
-from talaria_coordinator.uplink import over_mqtt
+from talaria_coordinator.cli.fleet import app as fleet
+from talaria_coordinator.config import fleet as fleet_config
+from talaria_coordinator.fleet.connection import over_mqtt
 from talaria_edge import config as device_config
+from talaria_edge.agent.agent import credentials_of
 from talaria_edge.cli import app as edge
-from talaria_edge.runtime import credentials_of
 
 
 def ran(app, *args, text=None):

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from talaria.journal import Journal
-from talaria.protocol.coordinator import CoordinatorState
-from talaria.protocol.rounds import Peer
+from talaria.event_log import Journal
+from talaria.protocol.coordinator.machine import CoordinatorState
+from talaria.protocol.coordinator.state import Peer
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, decode_frame, encode_frame
-from talaria_coordinator.status import render
+from talaria_coordinator.cli.status import render
 
 FORGED = "x\n12:00:00 quarantined    device=anna"
 COLOURS = "\x1b[2J\x1b]0;owned\x07"

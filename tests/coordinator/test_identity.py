@@ -16,19 +16,20 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from talaria.errors import ConfigError
+from talaria.identity.credentials import Credentials, load_signer
+from talaria.identity.enrolment import Answer, Code, Request
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import Rules
-from talaria.wire.address import loopback
-from talaria.wire.credentials import Credentials, load_signer
-from talaria.wire.enrolment import Answer, Code, Request
+from talaria.protocol.coordinator.machine import Rules
+from talaria.wire.broker_url import loopback
 from talaria.wire.signing import Signer
-from talaria_coordinator import identity, mosquitto
-from talaria_coordinator.authority import Authority, load_certificate, new_key, requested_key
-from talaria_coordinator.config import load_config
-from talaria_coordinator.fleet_folder import found
-from talaria_coordinator.identity import Roll
-from talaria_coordinator.members import REVOKED, Members
-from talaria_edge.join import ask, finish
+from talaria_coordinator.broker import mosquitto
+from talaria_coordinator.cli.template import found
+from talaria_coordinator.config.fleet import load_config
+from talaria_coordinator.fleet.allowlist import REVOKED, Members
+from talaria_coordinator.identity import membership
+from talaria_coordinator.identity.ca import Authority, load_certificate, new_key, requested_key
+from talaria_coordinator.identity.membership import Roll
+from talaria_edge.identity.enroll import ask, finish
 
 HOST = "broker.example"
 
@@ -40,8 +41,8 @@ def fleet(tmp_path):
 
 
 def enrol(fleet, folder, device="anna"):
-    request = ask(folder, identity.enroll(fleet, device))
-    finish(folder, identity.admit(fleet, request.read_bytes()).encode())
+    request = ask(folder, membership.enroll(fleet, device))
+    finish(folder, membership.admit(fleet, request.read_bytes()).encode())
     return Credentials.load(folder)
 
 
@@ -114,7 +115,7 @@ def test_a_device_joins_with_keys_that_it_made(fleet, tmp_path):
 
 
 def test_the_code_is_written_down_nowhere(fleet, tmp_path):
-    code = identity.enroll(fleet, "anna")
+    code = membership.enroll(fleet, "anna")
     request = ask(tmp_path / "anna", code)
     secrets = [code.text().encode(), code.secret, code.secret.hex().encode(), code.signer().seed().hex().encode()]
     kept = [p for root in (fleet, tmp_path / "anna") for p in root.rglob("*") if p.is_file()]
@@ -135,65 +136,65 @@ def test_keys_do_not_show_themselves(fleet, tmp_path):
 
 
 def test_a_code_works_once(fleet, tmp_path):
-    code = identity.enroll(fleet, "anna")
+    code = membership.enroll(fleet, "anna")
     request = ask(tmp_path / "anna", code).read_bytes()
-    identity.admit(fleet, request)
+    membership.admit(fleet, request)
     again = ask(tmp_path / "thief", code).read_bytes()
     for data in (request, again):
         with pytest.raises(ConfigError, match="no open code fits"):
-            identity.admit(fleet, data)
+            membership.admit(fleet, data)
 
 
 def test_a_new_code_voids_the_old(fleet, tmp_path):
-    old = identity.enroll(fleet, "anna")
-    identity.enroll(fleet, "anna")
+    old = membership.enroll(fleet, "anna")
+    membership.enroll(fleet, "anna")
     with pytest.raises(ConfigError, match="used, replaced or never given"):
-        identity.admit(fleet, ask(tmp_path / "anna", old).read_bytes())
+        membership.admit(fleet, ask(tmp_path / "anna", old).read_bytes())
 
 
 def test_a_code_expires(fleet, tmp_path, monkeypatch):
-    code = identity.enroll(fleet, "anna", hours=2)
+    code = membership.enroll(fleet, "anna", hours=2)
     request = ask(tmp_path / "anna", code).read_bytes()
-    now = identity.time.time()
-    monkeypatch.setattr(identity.time, "time", lambda: now + 2.1 * 3600)
+    now = membership.time.time()
+    monkeypatch.setattr(membership.time, "time", lambda: now + 2.1 * 3600)
     with pytest.raises(ConfigError, match="expired"):
-        identity.admit(fleet, request)
+        membership.admit(fleet, request)
     assert "anna" not in Roll.load(fleet).members
 
 
 @pytest.mark.parametrize("hours", [0, -1, float("nan"), float("inf"), 1e9])
 def test_hours_are_bounded(fleet, hours):
     with pytest.raises(ConfigError, match="hours="):
-        identity.enroll(fleet, "anna", hours)
+        membership.enroll(fleet, "anna", hours)
 
 
 def test_a_code_is_for_its_device_and_fleet(fleet, tmp_path):
-    code = identity.enroll(fleet, "anna")
+    code = membership.enroll(fleet, "anna")
     as_bela = Code(code.fleet, "bela", code.fingerprint, code.secret)
     with pytest.raises(ConfigError, match="no open code"):
-        identity.admit(fleet, ask(tmp_path / "bela", as_bela).read_bytes())
+        membership.admit(fleet, ask(tmp_path / "bela", as_bela).read_bytes())
     found(tmp_path / "other", "lamp", [HOST], 8883, 1)
     with pytest.raises(ConfigError, match="for fleet 'watch'"):
-        identity.admit(tmp_path / "other", ask(tmp_path / "anna", code).read_bytes())
+        membership.admit(tmp_path / "other", ask(tmp_path / "anna", code).read_bytes())
 
 
 @pytest.mark.parametrize("field", ["device", "csr", "key", "own", "proof"])
 def test_a_request_altered_on_its_way_is_refused(fleet, tmp_path, field):
-    facts = json.loads(ask(tmp_path / "anna", identity.enroll(fleet, "anna")).read_bytes())
+    facts = json.loads(ask(tmp_path / "anna", membership.enroll(fleet, "anna")).read_bytes())
     other = json.loads(ask(tmp_path / "eve", Code.new("watch", "anna", bytes(16))).read_bytes())
     other["device"] = "eve"
     with pytest.raises(ConfigError, match="no open code"):
-        identity.admit(fleet, json.dumps({**facts, field: other[field]}).encode())
+        membership.admit(fleet, json.dumps({**facts, field: other[field]}).encode())
     assert Roll.load(fleet).members == {}
 
 
 def test_a_request_must_prove_that_it_holds_its_keys(fleet):
-    code = identity.enroll(fleet, "anna")
+    code = membership.enroll(fleet, "anna")
     victim = Signer.generate()
     thief = Signer.generate()
     request = Request("watch", "anna", "", victim.public).signed(thief, code)
     with pytest.raises(ConfigError, match="no open code"):
-        identity.admit(fleet, request.encode())
+        membership.admit(fleet, request.encode())
 
 
 @pytest.mark.parametrize(
@@ -201,8 +202,8 @@ def test_a_request_must_prove_that_it_holds_its_keys(fleet):
 )
 def test_what_is_no_request_or_answer(fleet, tmp_path, data):
     with pytest.raises(ConfigError, match="enrolment"):
-        identity.admit(fleet, data)
-    ask(tmp_path / "anna", identity.enroll(fleet, "anna"))
+        membership.admit(fleet, data)
+    ask(tmp_path / "anna", membership.enroll(fleet, "anna"))
     with pytest.raises(ConfigError, match="enrolment"):
         finish(tmp_path / "anna", data)
 
@@ -219,17 +220,17 @@ def test_only_p256_keys_with_proof_are_signed():
 
 def test_the_name_in_the_certificate_is_ours_to_give(fleet):
     """What a request calls itself is ignored: it could be the coordinator's name."""
-    code, key, signer = identity.enroll(fleet, "anna"), new_key(), Signer.generate()
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.COORDINATOR)])
+    code, key, signer = membership.enroll(fleet, "anna"), new_key(), Signer.generate()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, membership.COORDINATOR)])
     csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, SHA256())
     request = Request("watch", "anna", csr.public_bytes(Encoding.PEM).decode(), signer.public).signed(signer, code)
-    answer = identity.admit(fleet, request.encode())
+    answer = membership.admit(fleet, request.encode())
     assert load_certificate(answer.certificate.encode()).subject.rfc4514_string() == "CN=anna"
 
 
 def test_no_device_can_have_the_coordinators_name(fleet):
     with pytest.raises(ConfigError, match="not allowed"):
-        identity.enroll(fleet, identity.COORDINATOR)
+        membership.enroll(fleet, membership.COORDINATOR)
 
 
 # ---- the answer
@@ -237,14 +238,14 @@ def test_no_device_can_have_the_coordinators_name(fleet):
 
 def test_an_answer_of_another_fleet_is_refused(fleet, tmp_path):
     found(tmp_path / "eve", "watch", ["eve.example"], 8883, 1)
-    code = identity.enroll(fleet, "anna")
+    code = membership.enroll(fleet, "anna")
     request = ask(tmp_path / "anna", code)
-    stolen = identity.enroll(tmp_path / "eve", "anna")
+    stolen = membership.enroll(tmp_path / "eve", "anna")
     theirs = ask(tmp_path / "x", stolen)
-    answer = identity.admit(tmp_path / "eve", theirs.read_bytes())
+    answer = membership.admit(tmp_path / "eve", theirs.read_bytes())
     with pytest.raises(ConfigError, match="not of the fleet"):
         finish(tmp_path / "anna", answer.encode())
-    good = identity.admit(fleet, request.read_bytes())
+    good = membership.admit(fleet, request.read_bytes())
     for altered in (
         {"broker": "mqtts://eve.example:8883"},
         {"coordinator": Signer.generate().public},
@@ -260,9 +261,9 @@ def test_an_answer_of_another_fleet_is_refused(fleet, tmp_path):
 
 
 def test_an_answer_to_an_earlier_request_is_refused(fleet, tmp_path):
-    first = ask(tmp_path / "one", identity.enroll(fleet, "anna"))
-    answer = identity.admit(fleet, first.read_bytes())
-    ask(tmp_path / "two", identity.enroll(fleet, "anna"))
+    first = ask(tmp_path / "one", membership.enroll(fleet, "anna"))
+    answer = membership.admit(fleet, first.read_bytes())
+    ask(tmp_path / "two", membership.enroll(fleet, "anna"))
     with pytest.raises(ConfigError, match="another key"):
         finish(tmp_path / "two", answer.encode())
 
@@ -270,7 +271,7 @@ def test_an_answer_to_an_earlier_request_is_refused(fleet, tmp_path):
 def test_keys_are_never_overwritten_by_joining_again(fleet, tmp_path):
     enrol(fleet, tmp_path / "anna")
     with pytest.raises(ConfigError, match="holds keys already"):
-        ask(tmp_path / "anna", identity.enroll(fleet, "anna"))
+        ask(tmp_path / "anna", membership.enroll(fleet, "anna"))
 
 
 @pytest.mark.parametrize("text", ["", "watch.anna", "watch.anna." + "a" * 51, "watch.anna." + "!" * 52, "x" * 10_000])
@@ -281,7 +282,7 @@ def test_what_is_no_code(text):
 
 
 def test_a_code_reads_as_it_was_written(fleet):
-    code = identity.enroll(fleet, "anna")
+    code = membership.enroll(fleet, "anna")
     assert Code.parse(f"  {code.text().upper()}\n") == code
 
 
@@ -304,9 +305,9 @@ def test_a_revoked_device_loses_key_certificate_and_code(fleet, tmp_path):
     assert members.key("anna") is not None
     assert members.key("bela") is None
     assert not members.refresh()
-    identity.enroll(fleet, "anna")
+    membership.enroll(fleet, "anna")
     serial = Roll.load(fleet).members["anna"].serial
-    identity.revoke(fleet, "anna")
+    membership.revoke(fleet, "anna")
     assert members.refresh()
     assert members.key("anna") is None
     assert members.changes(1.0, {}) == [e.Revoke(1.0, "anna", REVOKED)]
@@ -326,7 +327,7 @@ def test_a_device_shut_out_for_its_conduct_is_not_let_in_by_the_list(fleet, tmp_
 def test_new_keys_take_the_old_ones_place(fleet, tmp_path):
     old = enrol(fleet, tmp_path / "old")
     before = Roll.load(fleet).members["anna"].serial
-    identity.revoke(fleet, "anna")
+    membership.revoke(fleet, "anna")
     new = enrol(fleet, tmp_path / "new")
     members = Members(config_of(fleet))
     assert members.key("anna") == new.signer.public != old.signer.public
@@ -339,8 +340,8 @@ def test_new_keys_take_the_old_ones_place(fleet, tmp_path):
 def test_renewed_links_keep_the_members(fleet, tmp_path):
     own = enrol(fleet, tmp_path / "anna")
     before = (fleet / "broker" / "server.crt").read_bytes(), (fleet / "coordinator.key").read_bytes()
-    with identity.changing(fleet) as change:
-        identity.renew(fleet, change.roll)
+    with membership.changing(fleet) as change:
+        membership.renew(fleet, change.roll)
     assert (fleet / "broker" / "server.crt").read_bytes() != before[0]
     assert (fleet / "coordinator.key").read_bytes() != before[1]
     server = load_certificate((fleet / "broker" / "server.crt").read_bytes())
@@ -361,10 +362,10 @@ def test_new_links_that_are_cut_off_between_key_and_certificate_fit_again(fleet,
 
     with monkeypatch.context() as dark:
         dark.setattr(Path, "replace", until_dark)
-        with pytest.raises(SystemExit), identity.changing(fleet) as change:
-            identity.renew(fleet, change.roll)
+        with pytest.raises(SystemExit), membership.changing(fleet) as change:
+            membership.renew(fleet, change.roll)
     mosquitto.copy(fleet / "broker", tmp_path / "broker's own")
-    identity.tls(fleet)
+    membership.tls(fleet)
     for stem in (tmp_path / "broker's own" / "server", fleet / "coordinator"):
         certificate = load_certificate(stem.with_suffix(".crt").read_bytes())
         key = load_pem_private_key(stem.with_suffix(".key").read_bytes(), None)
@@ -375,12 +376,12 @@ def test_new_links_that_are_cut_off_between_key_and_certificate_fit_again(fleet,
 @pytest.mark.parametrize("name", ["-", "--help", "-x"])
 def test_a_name_that_reads_as_an_option_is_nobodys(fleet, name):
     with pytest.raises(ConfigError, match="a letter or digit first"):
-        identity.enroll(fleet, name)
+        membership.enroll(fleet, name)
 
 
 def test_strangers_cannot_be_revoked(fleet):
     with pytest.raises(ConfigError, match="not a member"):
-        identity.revoke(fleet, "nobody")
+        membership.revoke(fleet, "nobody")
 
 
 @pytest.mark.parametrize(
@@ -411,7 +412,7 @@ def test_the_folder_of_another_fleet_is_refused(fleet, tmp_path):
 
 def test_two_changes_at_once_lose_nothing(fleet):
     code = (
-        "import sys\nfrom pathlib import Path\nfrom talaria_coordinator import identity\n"
+        "import sys\nfrom pathlib import Path\nfrom talaria_coordinator.identity import membership as identity\n"
         "for i in range(5): identity.enroll(Path(sys.argv[1]), sys.argv[2] + str(i))\n"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, str(fleet), name]) for name in ("a", "b")]

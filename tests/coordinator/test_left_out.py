@@ -5,17 +5,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from talaria import rounds
 from talaria.errors import AggregationError, StateError
+from talaria.federated import rounds
+from talaria.federated.rounds import Run
 from talaria.model.zoo import ModelSpec
 from talaria.protocol.events import Counted
-from talaria.rounds import Run
 from talaria.types import Update
 from talaria.wire.codec import encode_update
-from talaria_coordinator.blobs import FolderBlobs
-from talaria_coordinator.culprits import culprits
-from talaria_coordinator.learning import Learning, NothingLeft
-from talaria_coordinator.records import Fleet
+from talaria_coordinator.fleet.aggregation import Learning, NothingLeft
+from talaria_coordinator.fleet.culprits import culprits
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.records import Fleet
 
 RUN = Run(spec=ModelSpec("imu_cnn", (3, 16), 3), algorithm="fedavg", rounds=2)
 

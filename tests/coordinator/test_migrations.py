@@ -8,10 +8,10 @@ from sqlalchemy import inspect
 
 from talaria.errors import StateError
 from talaria.time import Clocks, told_by
-from talaria_coordinator import schema
-from talaria_coordinator.engine import open_engine
-from talaria_coordinator.tables import METADATA
-from talaria_coordinator.views import Views
+from talaria_coordinator.storage import migrate
+from talaria_coordinator.storage.engine import open_engine
+from talaria_coordinator.storage.tables import METADATA
+from talaria_coordinator.web.queries import Views
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 FOUND = '{"metrics": {}, "weight": 1.0, "dense": 4}'
@@ -22,7 +22,7 @@ def older(place, revision):
     """A database that has had the migrations up to ``revision`` only."""
     engine = open_engine(place.where)
     with engine.begin() as tx:
-        schema.migrate(tx, revision)
+        migrate.migrate(tx, revision)
     engine.dispose()
 
 
@@ -56,9 +56,9 @@ def test_models_and_migrations_agree(place):
 
 
 def test_the_series_is_what_the_code_says():
-    script = ScriptDirectory.from_config(schema.alembic_config())
-    assert [step.revision for step in script.walk_revisions()] == list(reversed(schema.REVISIONS))
-    assert script.get_current_head() == schema.HEAD
+    script = ScriptDirectory.from_config(migrate.alembic_config())
+    assert [step.revision for step in script.walk_revisions()] == list(reversed(migrate.REVISIONS))
+    assert script.get_current_head() == migrate.HEAD
 
 
 def test_an_older_database_is_brought_up_to_date_without_loss(place):
@@ -86,7 +86,7 @@ def test_a_database_from_before_migrations_is_adopted_without_loss(place):
     place.sql("DROP TABLE alembic_version")
     assert everything(place) == before
     assert len(before["updates"]) == len(before["findings"]) == 1
-    assert place.sql("SELECT version_num FROM alembic_version")[0][0] == schema.HEAD
+    assert place.sql("SELECT version_num FROM alembic_version")[0][0] == migrate.HEAD
     with place.open() as store:
         assert store.verify_log() == 4
         assert store.machine("watch") == b"\0state"
@@ -106,7 +106,7 @@ def test_a_newer_database_is_refused_and_left_alone(place):
     for make in (True, False):
         with pytest.raises(StateError, match=r"of revision 0099.*none after 0003; update Talaria"):
             place.open(make=make)
-    place.sql(f"UPDATE alembic_version SET version_num = '{schema.HEAD}'")
+    place.sql(f"UPDATE alembic_version SET version_num = '{migrate.HEAD}'")
     assert everything(place) == before
 
 

@@ -5,20 +5,20 @@ import logging
 import pytest
 
 from talaria.errors import TalariaError
-from talaria.wire import credentials
-from talaria.wire.address import Tls
-from talaria.wire.credentials import Credentials
-from talaria.wire.enrolment import Answer, Code, Request
+from talaria.identity import credentials
+from talaria.identity.credentials import Credentials
+from talaria.identity.enrolment import Answer, Code, Request
+from talaria.wire.broker_url import Tls
+from talaria.wire.mqtt import Mqtt
 from talaria.wire.signing import Signer
-from talaria.wire.transport import Mqtt
-from talaria_coordinator import identity
-from talaria_coordinator.authority import Authority
-from talaria_coordinator.config import load_config
-from talaria_coordinator.fleet_folder import found
-from talaria_coordinator.identity import Roll
-from talaria_coordinator.members import Members
+from talaria_coordinator.cli.template import found
+from talaria_coordinator.config.fleet import load_config
+from talaria_coordinator.fleet.allowlist import Members
+from talaria_coordinator.identity import membership
+from talaria_coordinator.identity.ca import Authority
+from talaria_coordinator.identity.membership import Roll
 from talaria_edge import config as device_config
-from talaria_edge.join import ask, finish
+from talaria_edge.identity.enroll import ask, finish
 
 PASSWORD = "hunter2-hunter2"
 
@@ -27,14 +27,14 @@ PASSWORD = "hunter2-hunter2"
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("secrets")
     found(root / "keys", "watch", ["localhost"], 8883, 2)
-    code = identity.enroll(root / "keys", "anna")
+    code = membership.enroll(root / "keys", "anna")
     request = ask(root / "anna", code)
     (root / "code").write_text(code.text())
     (root / "request").write_bytes(request.read_bytes())
-    answer = identity.admit(root / "keys", request.read_bytes())
+    answer = membership.admit(root / "keys", request.read_bytes())
     (root / "answer").write_bytes(answer.encode())
     finish(root / "anna", answer.encode())
-    identity.enroll(root / "keys", "bela")
+    membership.enroll(root / "keys", "bela")
     (root / "password").write_text(PASSWORD)
     (root / "password").chmod(0o600)
     return root
@@ -73,8 +73,8 @@ def test_no_repr_shows_one(folder, secrets):
     objects = [
         config, config.api, device_settings(folder), own, own.signer, own.tls, code, code.signer(), roll,
         Request.decode((folder / "request").read_bytes()), Answer.decode((folder / "answer").read_bytes()),
-        Authority.load(folder / "keys"), Members(config), Members(config).half, identity.tls(folder / "keys"),
-        Signer.of(bytes(32)), identity.load_signer(folder / "keys"),
+        Authority.load(folder / "keys"), Members(config), Members(config).half, membership.tls(folder / "keys"),
+        Signer.of(bytes(32)), membership.load_signer(folder / "keys"),
         Mqtt("mqtts://b.example", "anna", (), username="me", password=PASSWORD, tls=Tls(folder / "keys" / "ca.crt")),
     ]  # fmt: skip
     for one in objects:

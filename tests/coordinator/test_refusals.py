@@ -1,7 +1,7 @@
 """A flood of refusals does not become a flood of lines."""
 
 from talaria.protocol.actions import Refused
-from talaria_coordinator.refusals import EVERY_S, KINDS, Refusals
+from talaria_coordinator.fleet.refusals import EVERY_S, KINDS, Refusals
 
 
 class Told(list):

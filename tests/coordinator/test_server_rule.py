@@ -8,23 +8,23 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from talaria import bodies, rounds
-from talaria.aggregate.coordinatewise import Median
 from talaria.aggregate.distill import ROUNDS, Distilled
-from talaria.cli import app
+from talaria.aggregate.robust.median import Median
+from talaria.cli.main import app
 from talaria.errors import ConfigError, DataError
+from talaria.federated import global_model, rounds
+from talaria.federated.rounds import Member, Run
+from talaria.federated.server_rule import located, rule_named
 from talaria.model.zoo import ModelSpec
 from talaria.protocol.events import Counted
-from talaria.rounds import Member, Run
-from talaria.simulate.run import simulate
-from talaria.simulate.server_rule import located, rule_named
-from talaria.tree import equal
+from talaria.simulation.run import simulate
+from talaria.tensors import equal
 from talaria.types import Recipe, Samples
 from talaria.wire import codec
-from talaria_coordinator.blobs import FolderBlobs
-from talaria_coordinator.config import load_config
-from talaria_coordinator.learning import Learning
-from talaria_coordinator.records import Fleet
+from talaria_coordinator.config.fleet import load_config
+from talaria_coordinator.fleet.aggregation import Learning
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.records import Fleet
 
 RUN = Run(spec=ModelSpec("mlp", (4,), 3), algorithm="heart_pfl", recipe=Recipe(epochs=1, batch=8, lr=0.05), rounds=1)
 AKT = "akt:proxy=own.npz,steps=4,batch=16,every=1,attack_steps=1"
@@ -96,7 +96,7 @@ def test_a_fleet_folds_with_knowledge_transfer_as_the_simulation_does(folder):
         counted.append(Counted(name, 1, 0, bytes.fromhex(sha)))
     record = Fleet("watch", run.to_json(), 1, 0, 1, "running", first, server, ("anna", "bela"))
     body = learning.fold(record, counted).body
-    assert equal(bodies.decode_body(run, blobs.get(body)), taught.shared)
+    assert equal(global_model.decode_body(run, blobs.get(body)), taught.shared)
 
 
 def test_the_command_takes_it(folder):

@@ -10,23 +10,23 @@ import pytest
 import torch
 
 from talaria.errors import ConfigError
+from talaria.federated.rounds import Run
 from talaria.model.zoo import ModelSpec
 from talaria.protocol.transfer import transfer_of
-from talaria.rounds import Run
 from talaria.types import Recipe, Samples
 from talaria.wire.chunks import CHUNK, LEAST, ROOM, chunk_within, describe, most_within
 from talaria.wire.frames import Header, encode_frame
 from talaria.wire.messages import MAX_CHUNKS, Offer, encode_message
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic
-from talaria_coordinator.blobs import FolderBlobs
 from talaria_coordinator.broker import find_mosquitto
-from talaria_coordinator.config import FleetConfig
-from talaria_coordinator.service import Service
-from talaria_coordinator.store import Store
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.service import Service
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
+from talaria_edge.agent.agent import Agent
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
-from talaria_edge.runtime import Agent
 
 
 @pytest.fixture

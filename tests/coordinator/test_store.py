@@ -21,8 +21,8 @@ from sqlalchemy.exc import OperationalError
 
 from talaria.errors import ConfigError, StateError
 from talaria.time import Clocks, told_by
-from talaria_coordinator.store import Store, answering
-from talaria_coordinator.tables import EVENTS
+from talaria_coordinator.storage.store import Store, answering
+from talaria_coordinator.storage.tables import EVENTS
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 RUN = '{"rounds": 3, "seed": 0}'
@@ -146,7 +146,7 @@ def test_a_fleet_that_declines_all_day_does_not_fill_the_disk(store):
 
 def test_a_server_that_falls_silent_in_mid_transaction_is_given_up_and_asked_again(postgres, monkeypatch):
     """SIGSTOP: its sockets stay open, and its kernel answers for it."""
-    monkeypatch.setattr("talaria_coordinator.engine.SILENCE_S", 1.0)
+    monkeypatch.setattr("talaria_coordinator.storage.engine.SILENCE_S", 1.0)
     with Store(postgres.database()) as store:
         store.enter("watch", RUN, A, B)
         with pytest.raises(StateError, match="no answer from the server within 1 s"):
@@ -356,7 +356,7 @@ def test_rounds_are_found_by_what_became_of_them(store):
 RACE = """
 import json, random, sys, time
 from talaria.errors import StateError
-from talaria_coordinator.tables import EVENTS
+from talaria_coordinator.storage.tables import EVENTS
 store, digest, epoch, won, lost = opened(sys.argv[1]), "a" * 64, 0, [], 0
 print("up", flush=True)
 sys.stdin.readline()

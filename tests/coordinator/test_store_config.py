@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from talaria.config import Section
 from talaria.errors import ConfigError
-from talaria.settings import Section
-from talaria_coordinator.store_config import StoreConfig, store_of
+from talaria_coordinator.config.store import StoreConfig, store_of
 
 DATABASE = "postgresql+psycopg://talaria@127.0.0.1/talaria"
 

@@ -3,13 +3,13 @@
 import subprocess
 import sys
 
+from talaria.federated.rounds import Run
 from talaria.model.zoo import ModelSpec
-from talaria.rounds import Run
-from talaria_coordinator.config import FleetConfig
-from talaria_coordinator.records import Device
-from talaria_coordinator.status import read_status, render
-from talaria_coordinator.store import Store
-from talaria_coordinator.waiting import AFTER_S, EVERY_S, GATHER_S, NAMED, Gathering, Patience, waits
+from talaria_coordinator.cli.status import read_status, render
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.waiting import AFTER_S, EVERY_S, GATHER_S, NAMED, Gathering, Patience, waits
+from talaria_coordinator.storage.records import Device
+from talaria_coordinator.storage.store import Store
 
 
 def config(state=".", **changes):

@@ -7,22 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from talaria import bodies, rounds
+from talaria.federated import global_model, rounds
+from talaria.federated.rounds import Member, Run
 from talaria.model.spec import ModelSpec
-from talaria.rounds import Member, Run
-from talaria.simulate.run import simulate
+from talaria.simulation.run import simulate
 from talaria.types import Recipe, Samples
-from talaria.wire.loop import Hub, Loop
+from talaria.wire.memory_broker import Hub, Loop
 from talaria.wire.topics import coordinator_filters, device_filters
-from talaria_coordinator.blobs import FolderBlobs
-from talaria_coordinator.config import FleetConfig
-from talaria_coordinator.service import Service
-from talaria_coordinator.store import Store
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.service import Service
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
+from talaria_edge.agent.agent import Agent
+from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
-from talaria_edge.learning import Learner
-from talaria_edge.runtime import Agent
-from talaria_edge.state import DeviceStore
+from talaria_edge.storage.state import DeviceStore
 
 SPEC = ModelSpec("imu_cnn", (6, 32), 3, seed=1)
 
@@ -80,7 +80,7 @@ class House:
         return [t for t in self.told if t["event"] == event and device in (None, t.get("device"))]
 
     def shared(self):
-        return bodies.decode_body(self.run, self.blobs.get(self.store.fleet("watch").body))
+        return global_model.decode_body(self.run, self.blobs.get(self.store.fleet("watch").body))
 
     def private(self, name):
         with DeviceStore(self.folder / name, "watch", name) as store:
@@ -149,7 +149,7 @@ def finished(tmp_path):
             device="anna", fleet="watch", broker="mqtt://127.0.0.1", state=tmp_path / "anna",
             source=Given(lambda: data or device_data(0)), **{"variants": ("fp32",), **options},
         )  # fmt: skip
-        body = bodies.encode_body(shared)
+        body = global_model.encode_body(shared)
         with DeviceStore(config.state, "watch", "anna") as store:
             store.body_part("x").write_bytes(body)
             store.adopt_body("x")

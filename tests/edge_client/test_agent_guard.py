@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from talaria import tree
-from talaria_edge.guard import Reading, Rules
+from talaria import tensors
+from talaria_edge.training_policy import Reading, Rules
 
 NOON = 12 * 60
 
@@ -34,7 +34,7 @@ def test_it_waits_until_it_may_train_and_learns_the_same(house, run_all):
     assert events.index("waiting") < events.index("allowed") < events.index("training")
     assert battery.read > 4
     assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "bela"))
-    assert tree.equal(one.shared(), one.simulated().shared)
+    assert tensors.equal(one.shared(), one.simulated().shared)
 
 
 def test_where_leave_does_not_come_it_declines_before_the_deadline(house, run_all):
@@ -85,7 +85,7 @@ def test_without_rules_the_machine_is_not_even_asked(house, run_all):
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2])
 def test_waiting_ends_when_its_time_is_over(run_all, seconds):
-    from talaria_edge.waiting import Leave
+    from talaria_edge.agent.training_window import Leave
 
     told = []
     end = time.monotonic() + seconds

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from talaria import tree
+from talaria import tensors
 from talaria.errors import ConfigError
-from talaria.rounds import layout_of
+from talaria.federated.rounds import layout_of
 from talaria.types import Plan
 from talaria_edge.config import load_config
 
@@ -30,9 +30,9 @@ def test_a_planned_agent_learns_what_the_simulation_learns(house, run_all, a_run
     plan = Plan(widths=widths, batch=5, accumulate=2, steps=3, codec="int8", model=one.run.spec.to_json())
     results = run_all(one.serve(), one.agent("anna", plan=plan), one.agent("bela"))
     simulated = one.simulated()
-    assert tree.equal(one.shared(), simulated.shared)
+    assert tensors.equal(one.shared(), simulated.shared)
     for name in one.data:
-        assert tree.equal(one.private(name), simulated.private[name]), name
+        assert tensors.equal(one.private(name), simulated.private[name]), name
     assert results[1]["plan"] == {"wider_than_planned": {}, "accuracy": None}
     sent = {t["device"]: t["update_bytes"] for t in one.of("trained")}
     assert sent["anna"] < 0.5 * sent["bela"]

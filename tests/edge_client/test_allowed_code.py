@@ -7,7 +7,7 @@ from mypkg.mine import FedHalf
 
 from talaria import algorithms
 from talaria.errors import ConfigError
-from talaria.tree import equal
+from talaria.tensors import equal
 from talaria_edge.config import load_config
 
 

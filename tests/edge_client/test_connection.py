@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from talaria.errors import ConfigError, TransportError
-from talaria_edge.agents import run_agents
+from talaria_edge.agent.supervisor import run_agents
 from talaria_edge.config import load_config
-from talaria_edge.connection import require_safe
 from talaria_edge.data import NpzSource
+from talaria_edge.identity.connection import require_safe
 
 DEVICE = """
 [device]

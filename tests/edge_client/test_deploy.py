@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from talaria import rounds
-from talaria.cli import main
+from talaria.cli.main import main
 from talaria.errors import StateError
+from talaria.federated import rounds
 from talaria.types import Plan
-from talaria_edge import gate
 from talaria_edge.data import DeviceData
-from talaria_edge.deploy import judged
+from talaria_edge.deployment import gate
+from talaria_edge.deployment.deploy import judged
 from talaria_export import make_bundle
-from talaria_export.bundle import open_bundle
+from talaria_export.bundle.bundle import open_bundle
 
 
 @pytest.fixture(scope="module")
 def bundles(learned, tmp_path_factory):
     """The bundles of the untrained and of the learned body."""
-    from talaria.local import load
-    from talaria.rounds import template
+    from talaria.federated.rounds import template
+    from talaria.training.loop import load
 
     run, *bodies = learned
     found = []

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from talaria.config import Section
 from talaria.errors import ConfigError
-from talaria.settings import Section
 from talaria_edge.config import load_config
 from talaria_edge.data import NamedSource, NpzSource
-from talaria_edge.guard import Rules
+from talaria_edge.training_policy import Rules
 
 GOOD = """
 [device]

@@ -5,13 +5,14 @@ import json
 import pytest
 import torch
 
-from talaria.cli import main
+from talaria.cli.main import main
 from talaria.errors import ModelError, StateError
-from talaria.local import predict
-from talaria.rounds import layout_of
+from talaria.federated.rounds import layout_of
+from talaria.training.loop import predict
 from talaria.types import Plan
-from talaria_export import Predictor, source
-from talaria_export.bundle import open_bundle
+from talaria_export import Predictor
+from talaria_export.build import inputs
+from talaria_export.bundle.bundle import open_bundle
 
 
 def test_the_state_folder_of_a_pruned_device_becomes_a_bundle(
@@ -20,7 +21,7 @@ def test_the_state_folder_of_a_pruned_device_becomes_a_bundle(
     run, _, good = learned
     widths = {g: max(4, n // 2) for g, n in layout_of(run.spec).sizes.items()}
     finished(run, good, plan=Plan(widths=widths), labels=("rest", "walk", "run"))
-    model, dense, example, facts = source.load_state(tmp_path / "anna")
+    model, dense, example, facts = inputs.load_state(tmp_path / "anna")
     assert {g: model.get_submodule(g).weight.shape[0] for g in ("conv1", "conv2")} == {
         g: widths[g] for g in ("conv1", "conv2")
     }
@@ -43,19 +44,19 @@ def test_the_state_folder_of_a_pruned_device_becomes_a_bundle(
 
 def test_a_folder_that_holds_no_finished_model_is_refused(finished, learned, tmp_path):
     with pytest.raises(StateError, match="cannot read"):
-        source.load_state(tmp_path)
+        inputs.load_state(tmp_path)
     from safetensors.torch import save_file
 
     save_file({"w": torch.zeros(2)}, tmp_path / "personal.safetensors")
     with pytest.raises(StateError, match="does not tell its model"):
-        source.load_state(tmp_path)
+        inputs.load_state(tmp_path)
     run, _, good = learned
     finished(run, good)
     path = tmp_path / "anna" / "personal.safetensors"
-    from talaria_edge import files
+    from talaria_edge.storage import tensor_files
 
-    tensors, facts = files.unpack(path.read_bytes(), path, "")
+    tensors, facts = tensor_files.unpack(path.read_bytes(), path, "")
     del tensors["head.weight"]
-    path.write_bytes(files.pack(tensors, facts))
+    path.write_bytes(tensor_files.pack(tensors, facts))
     with pytest.raises(ModelError):
-        source.load_state(tmp_path / "anna")
+        inputs.load_state(tmp_path / "anna")

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from talaria.errors import ConfigError, StateError
-from talaria_edge import files, gate
-from talaria_edge.gate import Deployed, decide
+from talaria_edge.deployment import gate
+from talaria_edge.deployment.gate import Deployed, decide
+from talaria_edge.storage import tensor_files
 
 share = st.floats(0, 1)
 
@@ -74,7 +75,7 @@ def test_a_cut_while_deploying_leaves_a_whole_bundle_in_force(
     bundle = tmp_path / "me.talaria"
     gate.deploy(tmp_path, b"old", bundle)
     writes = 0
-    real = files.write
+    real = tensor_files.write
 
     def failing(path: Path, data: bytes) -> None:
         nonlocal writes
@@ -84,7 +85,7 @@ def test_a_cut_while_deploying_leaves_a_whole_bundle_in_force(
         real(path, data)
 
     with monkeypatch.context() as patched:
-        patched.setattr(files, "write", failing)
+        patched.setattr(tensor_files, "write", failing)
         try:
             gate.deploy(tmp_path, b"new", bundle)
         except StateError:

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from talaria import tree
+from talaria import tensors
 from talaria.errors import StateError
-from talaria_edge import files
-from talaria_edge.state import DeviceStore, Trained
+from talaria_edge.storage import tensor_files
+from talaria_edge.storage.state import DeviceStore, Trained
 
 PRIVATE = {
     "w": torch.arange(6.0).view(2, 3),
@@ -51,7 +51,7 @@ def test_staged_is_not_in_force_until_published(store):
     assert store.publish()
     found = store.private()
     assert (found.step, found.base, found.run) == (1, BASE, RUN)
-    assert tree.equal(found.tensors, PRIVATE)
+    assert tensors.equal(found.tensors, PRIVATE)
     assert list(found.tensors) == list(PRIVATE)
     assert store.trained() == round_(1), "the update stays until the next round, to be offered again"
     assert not store.publish()
@@ -60,7 +60,7 @@ def test_staged_is_not_in_force_until_published(store):
 @pytest.mark.parametrize("end", ["publish", "discard"])
 def test_the_end_of_a_round_that_is_being_staged_waits_for_it(store, monkeypatch, end):
     """The worker stages a round while the loop hears that it is over: neither leaves half of it to the other."""
-    half, ended, write = threading.Event(), threading.Event(), files.write
+    half, ended, write = threading.Event(), threading.Event(), tensor_files.write
 
     def slow(path, data):
         if path.name == "update.bin":
@@ -72,7 +72,7 @@ def test_the_end_of_a_round_that_is_being_staged_waits_for_it(store, monkeypatch
         getattr(store, end)()
         ended.set()
 
-    monkeypatch.setattr(files, "write", slow)
+    monkeypatch.setattr(tensor_files, "write", slow)
     staging = threading.Thread(target=store.stage, args=(round_(1), PRIVATE))
     staging.start()
     assert half.wait(10)
@@ -143,7 +143,9 @@ def test_any_flipped_bit_of_private_state_is_found(tmp_path_factory, data):
         except StateError as error:
             told = str(error)
         else:
-            assert tree.equal(found.tensors, PRIVATE), "a flip in the header's blanks may pass, a changed value never"
+            assert tensors.equal(found.tensors, PRIVATE), (
+                "a flip in the header's blanks may pass, a changed value never"
+            )
             return
     assert re.search(mend, told)
 
@@ -200,7 +202,7 @@ import resource, sys
 import torch
 from pathlib import Path
 from talaria.errors import StateError
-from talaria_edge.state import DeviceStore, Trained
+from talaria_edge.storage.state import DeviceStore, Trained
 with DeviceStore(Path(sys.argv[1]), "watch", "anna") as store:
     store.stage(Trained(b"one", 1, "b", "r"), {"w": torch.ones(10)})
     store.publish()
@@ -226,17 +228,17 @@ def test_a_disk_that_is_full_while_saving_leaves_the_state_before(tmp_path):
 
 
 def test_what_a_device_keeps_is_for_its_owner_alone(tmp_path):
-    files.write(tmp_path / "personal.safetensors", b"x")
+    tensor_files.write(tmp_path / "personal.safetensors", b"x")
     assert (tmp_path / "personal.safetensors").stat().st_mode & 0o777 == 0o600
 
 
 def test_write_replaces_or_leaves_alone(tmp_path):
     path = tmp_path / "x"
-    files.write(path, b"one")
-    files.write(path, b"two")
+    tensor_files.write(path, b"one")
+    tensor_files.write(path, b"two")
     assert path.read_bytes() == b"two"
     with pytest.raises(StateError, match="could not be written"):
-        files.write(tmp_path / "missing" / "x", b"one")
+        tensor_files.write(tmp_path / "missing" / "x", b"one")
 
 
 @pytest.mark.parametrize(
@@ -249,5 +251,5 @@ def test_what_could_not_be_written_says_the_mend_for_its_own_cause(tmp_path, mon
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(files.DiskError, match=mend):
-        files.write(tmp_path / "x", b"1")
+    with pytest.raises(tensor_files.DiskError, match=mend):
+        tensor_files.write(tmp_path / "x", b"1")

@@ -11,7 +11,7 @@ from torch.nn import Module
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria_export import make_bundle
-from talaria_export.report import Report
+from talaria_export.bundle.report import Report
 
 IMU = ModelSpec("imu_cnn", (6, 100), 7)
 LABELS = tuple("abcdefg")

@@ -110,7 +110,7 @@ def test_report_is_plain_data(made):
 
 
 def test_parity_inputs_come_back_from_their_seed(bundle):
-    from talaria_export.probes import drawn
+    from talaria_export.runtime.parity_inputs import drawn
 
     source = open_bundle(bundle).manifest["parity"]["inputs"]
     first = drawn(source["seed"], 4, (6, 100), source["shift"], source["scale"])

@@ -11,8 +11,8 @@ from tolerance import roundings
 
 from talaria.errors import BundleError, ConfigError
 from talaria_export import Predictor, make_bundle, open_bundle, verify_bundle
-from talaria_export.bundle import read_bundle, seal
-from talaria_export.executorch import export_pte
+from talaria_export.bundle.bundle import read_bundle, seal
+from talaria_export.convert.executorch import export_pte
 
 HERE = find_spec("executorch") is not None
 

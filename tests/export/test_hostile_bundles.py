@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from talaria.errors import BundleError, ConfigError
 from talaria_export import Limits, Predictor, make_bundle, open_bundle
-from talaria_export.archive import pack, unpack
-from talaria_export.bundle import read_array, read_bundle
-from talaria_export.inspection import inspect_onnx
+from talaria_export.bundle.archive import pack, unpack
+from talaria_export.bundle.bundle import read_array, read_bundle
+from talaria_export.bundle.onnx_validator import inspect_onnx
 
 KEY = bytes(range(32))
 PUBLIC = Ed25519PrivateKey.from_private_bytes(KEY).public_key().public_bytes_raw()

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from talaria.errors import DataError, ModelError
 from talaria_export import export_onnx
-from talaria_export.onnx import OPSET
-from talaria_export.session import Session
+from talaria_export.convert.onnx import OPSET
+from talaria_export.runtime.session import Session
 
 
 def proto_of(data: bytes) -> onnx.ModelProto:

@@ -8,7 +8,7 @@ from tolerance import roundings
 
 from talaria.errors import BundleError, ConfigError, DataError, StateError
 from talaria_export import Predictor, make_bundle, open_bundle
-from talaria_export.bundle import read_bundle, save, seal
+from talaria_export.bundle.bundle import read_bundle, save, seal
 
 
 @pytest.fixture(scope="module")

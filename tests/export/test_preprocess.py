@@ -9,9 +9,9 @@ from tolerance import roundings
 
 from talaria.errors import BundleError, ConfigError, DataError
 from talaria_export import Predictor, export_onnx, make_bundle, open_bundle, verify_bundle
-from talaria_export.bundle import read_bundle, seal
-from talaria_export.preprocess import Preprocessing, inputs_of, preprocessing
-from talaria_export.session import Session
+from talaria_export.bundle.bundle import read_bundle, seal
+from talaria_export.bundle.preprocess import Preprocessing, inputs_of, preprocessing
+from talaria_export.runtime.session import Session
 
 MEAN, STD = np.arange(6.0), np.arange(1.0, 7.0)
 

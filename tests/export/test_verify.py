@@ -5,8 +5,8 @@ import pytest
 
 from talaria.errors import DataError
 from talaria_export import verify_bundle
-from talaria_export.archive import pack, unpack
-from talaria_export.bundle import array_bytes, read_bundle, seal
+from talaria_export.bundle.archive import pack, unpack
+from talaria_export.bundle.bundle import array_bytes, read_bundle, seal
 
 
 def resealed(path, target, change):

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from talaria import rounds
-from talaria.aggregate import statistics
-from talaria.rounds import Run
+from talaria.aggregate import class_statistics
+from talaria.federated import rounds
+from talaria.federated.rounds import Run
 from talaria.types import ChannelMask, Update
 from talaria.wire.codec import encode_update
-from talaria.wire.tensorfile import pack, unpack
+from talaria.wire.strict_safetensors import pack, unpack
 
 DEEP = 20_000
 """Lists in lists: more than any reader's stack."""
@@ -27,7 +27,7 @@ def lies(run: Run, update: Update) -> dict[str, bytes]:
         found |= dict(_of_tensors(update))
     if update.kind == "value":
         found |= dict(_of_variances(update))
-    if statistics.COUNT in update.tensors:
+    if class_statistics.COUNT in update.tensors:
         found |= dict(_of_statistics(update))
     return found
 
@@ -95,7 +95,7 @@ def _of_masks(run: Run, update: Update) -> Iterator[tuple[str, bytes]]:
 
 
 def _of_statistics(update: Update) -> Iterator[tuple[str, bytes]]:
-    count, mean, within = statistics.SENT
+    count, mean, within = class_statistics.SENT
 
     def spoiled(name: str, change: Callable[[Tensor], object]) -> bytes:
         return held(update, lambda p: change(p[name]))
@@ -107,7 +107,7 @@ def _of_statistics(update: Update) -> Iterator[tuple[str, bytes]]:
     yield "a mean of infinity", spoiled(mean, lambda t: t[:1].fill_(math.inf))
     yield "a negative variance of features", spoiled(within, lambda t: t.view(-1)[:1].fill_(-1))
     yield "no means", held(update, lambda p: p.pop(mean))
-    yield "no prior", held(update, lambda p: p.pop(statistics.PRIOR))
+    yield "no prior", held(update, lambda p: p.pop(class_statistics.PRIOR))
     if update.tensors[within].dim() == 2:
         yield "a covariance that is none", spoiled(within, lambda t: (t[0, 1].fill_(1e5), t[1, 0].fill_(1e5)))
         yield "a covariance that is not symmetric", spoiled(within, lambda t: t[0, 1].fill_(float(t[0, 1]) + 1))

@@ -11,29 +11,29 @@ from pathlib import Path
 
 from limits import MEMORY_MIB, allowed
 
-from talaria import bodies
+from talaria.federated import global_model
+from talaria.federated.rounds import Run
+from talaria.identity.credentials import Credentials
 from talaria.model.zoo import ModelSpec
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.device import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol.device.machine import DeviceHalf, DeviceLimits, DeviceState
 from talaria.protocol.transfer import chunk_frames, transfer_of
-from talaria.rounds import Run
 from talaria.types import Update
 from talaria.wire import messages as m
 from talaria.wire.chunks import describe
 from talaria.wire.codec import encode_update
-from talaria.wire.credentials import Credentials
 from talaria.wire.frames import Header, encode_frame
-from talaria.wire.loop import Hub, Loop
+from talaria.wire.memory_broker import Hub, Loop
+from talaria.wire.mqtt import Will
 from talaria.wire.topics import coordinator_filters, device_filters
-from talaria.wire.transport import Will
-from talaria_coordinator import identity
-from talaria_coordinator.blobs import FolderBlobs
-from talaria_coordinator.config import FleetConfig
-from talaria_coordinator.service import Service
-from talaria_coordinator.store import Store
-from talaria_coordinator.views import Views
-from talaria_edge.join import ask, finish
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.service import Service
+from talaria_coordinator.identity import membership
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
+from talaria_coordinator.web.queries import Views
+from talaria_edge.identity.enroll import ask, finish
 
 RUN = Run(spec=ModelSpec("imu_cnn", (6, 32), 3, seed=1), algorithm="fedavg", rounds=2, seed=5)
 HONEST = ("anna", "bela")
@@ -46,10 +46,10 @@ ROOT = "fl/1/watch/"
 
 def keys(folder: Path, attackers: tuple[str, ...] = ATTACKERS) -> Path:
     """A fleet's folder with the keys of its members beside it, and an empty store."""
-    identity.create(folder / "fleet", "watch", "mqtts://localhost:8883", ["localhost"])
+    membership.create(folder / "fleet", "watch", "mqtts://localhost:8883", ["localhost"])
     for name in HONEST + attackers:
-        request = ask(folder / name, identity.enroll(folder / "fleet", name))
-        finish(folder / name, identity.admit(folder / "fleet", request.read_bytes()).encode())
+        request = ask(folder / name, membership.enroll(folder / "fleet", name))
+        finish(folder / name, membership.admit(folder / "fleet", request.read_bytes()).encode())
     Store(folder / "empty.db").close()
     return folder
 
@@ -123,7 +123,7 @@ class Siege:
         self, folder: Path, keys: Path, attackers: int | tuple[str, ...] = 1, run: Run = RUN, **options: object
     ) -> None:
         self.keys, self.hub, self.told, self.news = keys, Hub(), [], asyncio.Event()
-        self.coordinator = identity.load_signer(keys / "fleet")
+        self.coordinator = membership.load_signer(keys / "fleet")
         self.lights: dict[str, Light] = {}
         self.learned: dict[str, Update] = {}
         """What devices learned from the first body, where it is not made up."""
@@ -249,8 +249,8 @@ class Siege:
         """A good update of this body."""
         if name in self.learned:
             return encode_update(self.learned[name].but(base=base), compress=False)
-        shared = bodies.decode_body(RUN, body)
-        tensors = {n: shared[n] for n in bodies.update_schema(RUN)}
+        shared = global_model.decode_body(RUN, body)
+        tensors = {n: shared[n] for n in global_model.update_schema(RUN)}
         return encode_update(Update(tensors=tensors, weight=8.0, client=name, base=base).but(**changes), compress=False)
 
 

@@ -21,10 +21,10 @@ import zstandard
 from talaria.errors import WireError
 from talaria.types import ChannelLayout, ChannelMask, Update
 from talaria.wire.codec import decode_tensors, decode_update, encode_update, schema_of
+from talaria.wire.compression import unsqueeze
 from talaria.wire.frames import Header, decode_frame, encode_frame
 from talaria.wire.messages import decode_message
-from talaria.wire.squeeze import unsqueeze
-from talaria.wire.tensorfile import pack, unpack
+from talaria.wire.strict_safetensors import pack, unpack
 
 TENSORS = {"body.w": torch.linspace(-1, 1, 24).reshape(4, 6), "body.b": torch.zeros(4)}
 SCHEMA = schema_of(TENSORS)

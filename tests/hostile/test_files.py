@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from talaria import plans, recorded
+from talaria import recorded
+from talaria.data import load
 from talaria.errors import DataError, TalariaError
-from talaria.simulate.data import load
+from talaria.federated import plan_compat
 from talaria.types import Plan
-from talaria_coordinator import config as fleet_config
+from talaria_coordinator.config import fleet as fleet_config
 from talaria_edge import config as device_config
 from talaria_edge.data import NpzSource
 from talaria_export import cli as export_cli
@@ -172,7 +173,7 @@ READERS = {
     "x.csv": (b"1,2,3\n4,5,6\n", export_cli._array),
     "fleet.toml": (FLEET.encode(), fleet_config.load_config),
     "device.toml": (DEVICE.encode(), device_config.load_config),
-    "plan.json": (json.dumps(Plan(widths={"a": 3}, steps=4).to_json()).encode(), plans.read),
+    "plan.json": (json.dumps(Plan(widths={"a": 3}, steps=4).to_json()).encode(), plan_compat.read),
 }
 
 

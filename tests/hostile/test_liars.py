@@ -15,12 +15,12 @@ import torch
 from lies import lies
 from siege import HONEST, LIARS, Mallory
 
-from talaria import rounds
 from talaria.algorithms import ALGORITHMS
-from talaria.asynchrony import Buffering
+from talaria.federated import rounds
+from talaria.federated.fedbuff_run import Buffering
+from talaria.federated.rounds import Member, Run
 from talaria.model.zoo import ModelSpec
-from talaria.protocol.rounds import Rules
-from talaria.rounds import Member, Run
+from talaria.protocol.coordinator.state import Rules
 from talaria.types import Recipe, Samples, Update
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, encode_frame

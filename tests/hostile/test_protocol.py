@@ -10,8 +10,8 @@ from limits import allowed, cpu_seconds
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
-from talaria.protocol.device import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState, Rules
+from talaria.protocol.device.machine import DeviceHalf, DeviceLimits, DeviceState
 from talaria.protocol.transfer import chunk_frames, transfer_of
 from talaria.wire import messages as m
 from talaria.wire.chunks import describe

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 from siege import ROOT, Cost, Mallory
 
-from talaria.protocol.rounds import Rules
+from talaria.protocol.coordinator.state import Rules
 from talaria.protocol.transfer import transfer_of
 from talaria.wire import messages as m
 from talaria.wire.chunks import describe

@@ -18,7 +18,7 @@ the round completes with the honest devices. The table of all 35 cases:
 12  deep msgpack                                   test_siege_messages; test_decoding
 13  array of 4 G entries                           test_siege_messages; test_decoding
 14  truncated and trailing bytes                   here; test_siege_messages; test_decoding
-15  fuzzed frames                                  test_siege_messages; tests/sdk/test_fuzz.py; ``talaria bench fuzz``
+15  fuzzed frames                                  test_siege_messages; tests/bench/test_fuzz.py; ``talaria bench fuzz``
 16  NaN                                            here; test_decoding
 17  infinity                                       here; test_decoding
 18  norm of 1e30                                   here; test_decoding
@@ -58,14 +58,14 @@ import torch
 import zstandard
 from siege import RUN, Cost
 
-from talaria import bodies, rounds
+from talaria.federated import global_model, rounds
 from talaria.types import ChannelMask, Update
 from talaria.wire.codec import encode_update
-from talaria.wire.squeeze import MAGIC
-from talaria.wire.tensorfile import pack, unpack
+from talaria.wire.compression import MAGIC
+from talaria.wire.strict_safetensors import pack, unpack
 
 LAYOUT = rounds.layout_of(RUN.spec)
-SCHEMA = bodies.update_schema(RUN)
+SCHEMA = global_model.update_schema(RUN)
 FIRST = next(name for name, spec in SCHEMA.items() if len(spec.shape) == 3)
 VECTOR = next(name for name, spec in SCHEMA.items() if len(spec.shape) == 1)
 

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tolerance import roundings, slack
 
-from talaria import tree
+from talaria import tensors as tree
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.bucketing import Bucketed
-from talaria.aggregate.buffered import FedBuff
-from talaria.aggregate.clipping import CenteredClip
-from talaria.aggregate.coordinatewise import Median, TrimmedMean
-from talaria.aggregate.krum import Krum, MultiKrum
+from talaria.aggregate.fedbuff import FedBuff
+from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.registry import AGGREGATORS
-from talaria.aggregate.rfa import RFA
-from talaria.aggregate.serveropt import ServerAdam, ServerMomentum
-from talaria.aggregate.wrap import Clipped
+from talaria.aggregate.robust.bucketing import Bucketed
+from talaria.aggregate.robust.centered_clipping import CenteredClip
+from talaria.aggregate.robust.geometric_median import RFA
+from talaria.aggregate.robust.krum import Krum, MultiKrum
+from talaria.aggregate.robust.median import Median, TrimmedMean
+from talaria.aggregate.wrappers import Clipped
 from talaria.errors import AggregationError
 from talaria.model import masks
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update

@@ -10,18 +10,18 @@ import torch
 from tolerance import roundings
 from torch.nn import Module
 
-from talaria import rounds
 from talaria.algorithms import ALGORITHMS, kind_of, load, name_of, options
 from talaria.errors import ConfigError, ModelError, TalariaError
-from talaria.local import predict, state_of
+from talaria.federated import rounds
+from talaria.federated.rounds import Member, Run
 from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec
-from talaria.rounds import Member, Run
-from talaria.tree import equal
+from talaria.tensors import equal
+from talaria.training.loop import predict, state_of
 from talaria.types import Plan, Recipe, Samples, Tensors, Update
 from talaria.wire import codec
-from talaria_export.onnx import export_onnx
-from talaria_export.session import Session
+from talaria_export.convert.onnx import export_onnx
+from talaria_export.runtime.session import Session
 
 SHAPE, CLASSES = (3, 16), 3
 SPEC = ModelSpec("imu_cnn", SHAPE, CLASSES)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from talaria.device.budget import Budget
-from talaria.device.profile import Profile
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.model.spec import ModelSpec
 from talaria.personalizer import Joining, Personalizer
+from talaria.planning.budget import Budget
+from talaria.planning.profile import Profile
 from talaria.types import Plan, Samples
 
 SPEC = ModelSpec("imu_cnn", (6, 40), 3)

@@ -19,11 +19,11 @@ from talaria.aggregate import registry
 from talaria.algorithms.fedprox import FedProx
 from talaria.algorithms.ffgg import FFGG
 from talaria.errors import ConfigError
+from talaria.federated.rounds import Member, Run
 from talaria.model.zoo import ModelSpec
-from talaria.rounds import Member, Run
-from talaria.simulate.options import taken_apart
-from talaria.simulate.run import simulate
-from talaria.tree import equal
+from talaria.options import taken_apart
+from talaria.simulation.run import simulate
+from talaria.tensors import equal
 from talaria.types import Recipe, Samples
 from talaria.valid import options_of
 

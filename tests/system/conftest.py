@@ -18,15 +18,15 @@ import torch
 from keyed import Keyed
 from nursery import nursery
 
-from talaria import bodies
+from talaria.federated import global_model
+from talaria.federated.rounds import Member, Run
 from talaria.model.zoo import ModelSpec
-from talaria.rounds import Member, Run
-from talaria.simulate.run import simulate
+from talaria.simulation.run import simulate
 from talaria.types import Plan, Recipe
-from talaria_coordinator.blobs import FolderBlobs
-from talaria_coordinator.store import Store
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
 from talaria_edge.data import NpzSource
-from talaria_edge.state import DeviceStore
+from talaria_edge.storage.state import DeviceStore
 
 DEVICES = ("anna", "bela", "carl", "dora")
 
@@ -215,7 +215,7 @@ path = "{device}.npz"
             assert fleet.step == self.run.rounds
             store.verify_log()
             body = (blobs or FolderBlobs(self.folder / "state" / "blobs")).get(fleet.body)
-            return bodies.decode_body(self.run, body)
+            return global_model.decode_body(self.run, body)
         finally:
             store.close()
 

@@ -6,21 +6,22 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from talaria import bodies, tree
-from talaria.asynchrony import Buffering
+from talaria import tensors
+from talaria.federated import global_model
+from talaria.federated.fedbuff_run import Buffering
+from talaria.federated.rounds import Member, Run
 from talaria.model.zoo import ModelSpec
-from talaria.rounds import Member, Run
-from talaria.simulate.run import replay
+from talaria.simulation.run import replay
 from talaria.types import Recipe, Samples
-from talaria_coordinator.blobs import FolderBlobs
 from talaria_coordinator.broker import open_broker
-from talaria_coordinator.config import FleetConfig
-from talaria_coordinator.history import records
-from talaria_coordinator.service import Service
-from talaria_coordinator.store import Store
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.service import Service
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.history import records
+from talaria_coordinator.storage.store import Store
+from talaria_edge.agent.agent import Agent
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
-from talaria_edge.runtime import Agent
 
 SPEC = ModelSpec("imu_cnn", (3, 16), 3)
 NAMES = ("anna", "bela", "carl", "dora")
@@ -85,7 +86,7 @@ class Fleet:
 
     def shared(self):
         self.store.verify_log()
-        return bodies.decode_body(self.run, self.blobs.get(self.store.fleet(self.name).body))
+        return global_model.decode_body(self.run, self.blobs.get(self.store.fleet(self.name).body))
 
     def replayed(self):
         members = {name: Member(name, data.train, data.val) for name, data in DATA.items()}
@@ -125,5 +126,5 @@ def test_the_record_of_an_asynchronous_fleet_replays_to_the_same_bytes(fleet, al
     assert [len(record.counted) for record in made] == [2] * 4
     assert all(len({device for device, _ in record.counted}) == 2 for record in made)
     assert not any("error" in result for result in results)
-    assert tree.equal(one.shared(), one.replayed().shared)
+    assert tensors.equal(one.shared(), one.replayed().shared)
     assert one.store.fleet(one.name).status == "done"

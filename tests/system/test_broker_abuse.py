@@ -12,10 +12,10 @@ from keyed import FLEET, LEFT_SOCKETS, packet, pour
 from talaria.errors import TransportError
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, encode_frame
-from talaria.wire.transport import Arrival, Mqtt
-from talaria_coordinator import identity, mosquitto
-from talaria_coordinator.broker import open_broker
-from talaria_coordinator.store import Store
+from talaria.wire.mqtt import Arrival, Mqtt
+from talaria_coordinator.broker import mosquitto, open_broker
+from talaria_coordinator.identity import membership
+from talaria_coordinator.storage.store import Store
 
 pytestmark = LEFT_SOCKETS
 ROUNDS = 6
@@ -40,7 +40,7 @@ def left_behind(fleet):
 
     async def hear():
         topics = [f"fl/1/{FLEET}/d/+/{kind}" for kind in ("evt", "up/+", "state")]
-        link = Mqtt(running.url, "co", tuple(topics), tls=identity.tls(fleet.keys))
+        link = Mqtt(running.url, "co", tuple(topics), tls=membership.tls(fleet.keys))
         await link.start()
         got = []
         try:
@@ -138,7 +138,7 @@ def test_a_broker_that_was_filled_to_its_limit_begins_anew_and_learning_goes_on(
     """Endless subscriptions are heard by nobody, and fill what the broker may use; it then throws out all others."""
     monkeypatch.setattr(mosquitto, "MEMORY", 6 * 2**20)
     monkeypatch.setattr(mosquitto, "IN_FLIGHT", 1)
-    monkeypatch.setattr("talaria_coordinator.service.QUIET_S", 1.0)
+    monkeypatch.setattr("talaria_coordinator.fleet.service.QUIET_S", 1.0)
     fleet = keyed(ROUNDS, others=("mallory",))
     fleet.train_after(monkeypatch, "broker")
 

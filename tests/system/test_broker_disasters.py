@@ -15,9 +15,10 @@ from cryptography.hazmat.primitives import hashes
 from keyed import LEFT_SOCKETS, enrol
 
 from talaria.errors import TalariaError
-from talaria_coordinator import authority, identity, mosquitto
-from talaria_coordinator.authority import Authority
-from talaria_coordinator.identity import Roll
+from talaria_coordinator.broker import mosquitto
+from talaria_coordinator.identity import ca, membership
+from talaria_coordinator.identity.ca import Authority
+from talaria_coordinator.identity.membership import Roll
 
 pytestmark = LEFT_SOCKETS
 ROUNDS = 3
@@ -82,7 +83,7 @@ def dated(keys, old, begins_h, ends_h):
     )
     for one in old.extensions:
         built = built.add_extension(one.value, one.critical)
-    return authority.to_pem(built.sign(signed_by._key, hashes.SHA256()))
+    return ca.to_pem(built.sign(signed_by._key, hashes.SHA256()))
 
 
 def spoil(keys, path, begins_h, ends_h):
@@ -130,7 +131,7 @@ def test_a_broker_whose_certificate_ended_is_told_with_the_mend_that_works(keyed
 
     with pytest.raises(TalariaError, match=r"server.crt ended on .*talaria fleet rotate"):
         asyncio.run(refused())
-    identity.renew(fleet.keys, Roll.load(fleet.keys))
+    membership.renew(fleet.keys, Roll.load(fleet.keys))
 
     async def nothing():
         await fleet.told_of("connected")

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from talaria_coordinator.benches import replay
-from talaria_coordinator.benches.fleet import FLEET, member, run_of
-from talaria_coordinator.store import Store
+from talaria_bench.fleet import replay
+from talaria_bench.fleet.files import FLEET, member, run_of
+from talaria_coordinator.storage.store import Store
 
 DEVICES = ["edge-00", "edge-01", "edge-02"]
 

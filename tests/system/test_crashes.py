@@ -2,7 +2,7 @@
 
 import pytest
 
-from talaria import tree
+from talaria import tensors
 
 
 def finish(one, coordinator, *groups):
@@ -10,9 +10,9 @@ def finish(one, coordinator, *groups):
         assert group.end() == 0, (group.errors, group.events[-12:])
     assert coordinator.end() == 0
     simulated = one.simulated()
-    assert tree.equal(one.shared(), simulated.shared)
+    assert tensors.equal(one.shared(), simulated.shared)
     for device in one.devices:
-        assert tree.equal(one.private(device), simulated.private[device]), device
+        assert tensors.equal(one.private(device), simulated.private[device]), device
 
 
 def test_an_edge_process_is_killed_in_every_round(fleet, a_run):

@@ -10,11 +10,11 @@ import subprocess
 import httpx
 import pytest
 
-from talaria_coordinator.api import make_api
-from talaria_coordinator.api_config import ApiConfig
-from talaria_coordinator.store import Store
-from talaria_coordinator.views import Views
-from talaria_coordinator.web import listening, serving, url_of
+from talaria_coordinator.config.api import ApiConfig
+from talaria_coordinator.storage.store import Store
+from talaria_coordinator.web.api import make_api
+from talaria_coordinator.web.queries import Views
+from talaria_coordinator.web.server import listening, serving, url_of
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or "chromium"
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from talaria_export.verify import verify_bundle
+from talaria_export.runtime.verify import verify_bundle
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(900)

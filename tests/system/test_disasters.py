@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from talaria import tree
+from talaria import tensors
 from talaria.errors import StateError
 from talaria.time import Clocks, told_by
-from talaria_coordinator.backup import back_up
-from talaria_coordinator.blobs import FolderBlobs
-from talaria_coordinator.fsck import check
-from talaria_coordinator.restore import restore
-from talaria_coordinator.store import Store
-from talaria_edge.runtime import Agent
+from talaria_coordinator.maintenance.backup import back_up
+from talaria_coordinator.maintenance.fsck import check
+from talaria_coordinator.maintenance.restore import restore
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
+from talaria_edge.agent.agent import Agent
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_in_process import House, run_all
@@ -92,8 +92,8 @@ class Site(House):
 
 @pytest.fixture
 def site(tmp_path, a_run, monkeypatch):
-    monkeypatch.setattr("talaria_coordinator.vacancy.ANSWER_S", 0.5)
-    monkeypatch.setattr("talaria_coordinator.conduct.AGAIN_S", (0.2, 1.0))
+    monkeypatch.setattr("talaria_coordinator.fleet.vacancy.ANSWER_S", 0.5)
+    monkeypatch.setattr("talaria_coordinator.fleet.scheduler.AGAIN_S", (0.2, 1.0))
     made, before = [], torch.get_num_threads()
     torch.set_num_threads(1)
 
@@ -287,7 +287,7 @@ def test_an_empty_database_beside_the_blobs_of_a_fleet_is_refused_and_what_is_sa
 
 def test_a_start_that_was_cut_off_before_the_first_commit_is_no_lost_database(site):
     one = site(rounds=1)
-    from talaria_coordinator.learning import Learning
+    from talaria_coordinator.fleet.aggregation import Learning
 
     Learning(one.run, one.blobs).first()
 
@@ -322,4 +322,4 @@ def test_a_second_coordinator_started_by_mistake_leaves_the_healthy_one_alone(si
 
     run_all(story())
     assert one.counted() == dict.fromkeys((1, 2), EVERYBODY)
-    assert tree.equal(one.shared(), one.simulated().shared)
+    assert tensors.equal(one.shared(), one.simulated().shared)

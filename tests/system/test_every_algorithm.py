@@ -6,21 +6,22 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from talaria import bodies, tree
+from talaria import tensors
 from talaria.algorithms import ALGORITHMS
+from talaria.federated import global_model
+from talaria.federated.rounds import Member, Run, layout_of
 from talaria.model.zoo import ModelSpec
-from talaria.rounds import Member, Run, layout_of
-from talaria.simulate.run import simulate
+from talaria.simulation.run import simulate
 from talaria.types import Plan, Recipe, Samples
-from talaria_coordinator.blobs import FolderBlobs
 from talaria_coordinator.broker import open_broker
-from talaria_coordinator.config import FleetConfig
-from talaria_coordinator.service import Service
-from talaria_coordinator.store import Store
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.service import Service
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
+from talaria_edge.agent.agent import Agent
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
-from talaria_edge.runtime import Agent
-from talaria_edge.state import DeviceStore
+from talaria_edge.storage.state import DeviceStore
 
 SPEC = ModelSpec("imu_cnn", (3, 16), 3)
 
@@ -56,7 +57,7 @@ async def together(folder, url, name, run, data, plans):
         ]  # fmt: skip
         async with asyncio.timeout(120):
             results = await asyncio.gather(Service(config, store, blobs).run(url), *(a.run() for a in agents))
-        shared = bodies.decode_body(run, blobs.get(store.fleet(fleet).body))
+        shared = global_model.decode_body(run, blobs.get(store.fleet(fleet).body))
     finally:
         worker.shutdown()
         store.close()
@@ -80,8 +81,8 @@ def test_simulation_and_fleet_agree(tmp_path, broker, name):
         simulated = simulate(run, {w: Member(w, d.train, d.val, plans.get(w)) for w, d in data.items()})
     finally:
         torch.set_num_threads(before)
-    assert tree.equal(shared, simulated.shared)
+    assert tensors.equal(shared, simulated.shared)
     for who in data:
-        assert tree.equal(private[who], simulated.private[who]), who
+        assert tensors.equal(private[who], simulated.private[who]), who
     assert all(result["parameters"] > 0 for result in results)
     assert not any("error" in result for result in results)

@@ -2,7 +2,7 @@
 
 import socket
 
-from talaria import tree
+from talaria import tensors
 
 
 def test_a_port_that_is_taken(fleet, a_run, command):
@@ -81,6 +81,6 @@ def test_a_disk_that_fills_up(fleet, a_run):
     assert [group.end() for group in (steady, full)] == [0, 0]
     assert coordinator.end() == 0
     simulated = one.simulated()
-    assert tree.equal(one.shared(), simulated.shared)
+    assert tensors.equal(one.shared(), simulated.shared)
     for device in one.devices:
-        assert tree.equal(one.private(device), simulated.private[device]), device
+        assert tensors.equal(one.private(device), simulated.private[device]), device

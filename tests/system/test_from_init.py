@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import psutil
 
-MAIN = [sys.executable, "-c", "from talaria.cli import main; main()"]
+MAIN = [sys.executable, "-c", "from talaria.cli.main import main; main()"]
 DEVICE = """
 [device]
 id = "{device}"

@@ -9,10 +9,10 @@ import pytest
 
 from talaria import time
 from talaria.protocol import events as e
-from talaria_coordinator.benches.history.bench import live, shortest
-from talaria_coordinator.benches.history.faults import KINDS, Fault, Plan, draw
-from talaria_coordinator.benches.history.shorten import shortened
-from talaria_edge import files
+from talaria_bench.history.bench import live, shortest
+from talaria_bench.history.faults import KINDS, Fault, Plan, draw
+from talaria_bench.history.shorten import shortened
+from talaria_edge.storage import tensor_files
 
 
 def plan(*faults, devices=("anna", "bela", "carl"), keyed=False):
@@ -154,7 +154,7 @@ def test_a_private_state_that_is_not_flushed_is_missed_after_a_power_cut(monkeyp
 
     cuts = plan(*(fault(10.0 + 12 * n, "power", "anna") for n in range(4)))
     kept(live(cuts))
-    monkeypatch.setattr(files, "write", unflushed)
+    monkeypatch.setattr(tensor_files, "write", unflushed)
     assert live(cuts).broken
 
 

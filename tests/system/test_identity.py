@@ -13,18 +13,18 @@ import sys
 import pytest
 
 from talaria.errors import ConfigError, TransportError
+from talaria.identity.credentials import Credentials
 from talaria.wire import messages as m
-from talaria.wire.address import Tls
-from talaria.wire.credentials import Credentials
+from talaria.wire.broker_url import Tls
 from talaria.wire.frames import Header, encode_frame
+from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, Mqtt
 from talaria.wire.signing import Signer
-from talaria.wire.transport import Arrival, LinkDown, LinkUp, Mqtt
-from talaria_coordinator import identity
 from talaria_coordinator.broker import open_broker
-from talaria_coordinator.config import load_config
-from talaria_coordinator.fleet_folder import found
-from talaria_coordinator.serve import require_safe
-from talaria_edge.join import ask, finish
+from talaria_coordinator.cli.template import found
+from talaria_coordinator.config.fleet import load_config
+from talaria_coordinator.identity import membership
+from talaria_coordinator.server.server import require_safe
+from talaria_edge.identity.enroll import ask, finish
 
 # paho leaves the socket of a failed handshake to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -38,7 +38,7 @@ def _collected():
     gc.collect()
 
 
-MAIN = [sys.executable, "-c", "from talaria.cli import main; main()"]
+MAIN = [sys.executable, "-c", "from talaria.cli.main import main; main()"]
 
 
 def free_port():
@@ -48,8 +48,8 @@ def free_port():
 
 def enrol(keys, folder, device):
     """All steps of joining, as the two programs do them."""
-    request = ask(folder, identity.enroll(keys, device))
-    finish(folder, identity.admit(keys, request.read_bytes()).encode())
+    request = ask(folder, membership.enroll(keys, device))
+    finish(folder, membership.admit(keys, request.read_bytes()).encode())
     return Credentials.load(folder)
 
 
@@ -151,7 +151,7 @@ def test_revocation_is_noticed_while_serving(fleet, tmp_path):
         await transport.start()
         await speak(transport, b"{}", 1)
         await asyncio.to_thread(coordinator.wait_for, "device-up", device="anna")
-        identity.revoke(keys, "anna")
+        membership.revoke(keys, "anna")
         await asyncio.to_thread(coordinator.wait_for, "quarantined", device="anna")
         await hears(transport, 1)
         await speak(transport, b'{"still": "here"}', 2)
@@ -233,7 +233,9 @@ def test_old_tls_is_refused(broker, keyed):
 
 def test_27_a_device_can_neither_speak_as_another_nor_hear_its_commands(broker, keyed):
     async def trial():
-        coordinator = link(broker, "co", ("fl/1/watch/d/+/evt", "fl/1/watch/d/+/state"), identity.tls(keyed / "fleet"))
+        coordinator = link(
+            broker, "co", ("fl/1/watch/d/+/evt", "fl/1/watch/d/+/state"), membership.tls(keyed / "fleet")
+        )
         anna = link(broker, "anna", ("fl/1/watch/d/anna/cmd",), device_tls(keyed, "anna"))
         bela = link(broker, "bela", ("fl/1/watch/#",), device_tls(keyed, "bela"))
         for transport in (coordinator, anna, bela):
@@ -278,7 +280,7 @@ def test_29_a_taken_client_id_puts_nobody_out(broker, keyed, name):
         assert isinstance(await anna.receive(), LinkUp)
         bela = link(broker, name, (), device_tls(keyed, "bela"))
         await bela.start()
-        coordinator = link(broker, name, (), identity.tls(keyed / "fleet"))
+        coordinator = link(broker, name, (), membership.tls(keyed / "fleet"))
         await coordinator.start()
         await coordinator.publish("fl/1/watch/d/anna/cmd", b"still there?")
         first = await asyncio.wait_for(anna.receive(), 5)
@@ -299,11 +301,11 @@ def test_a_revoked_device_is_denied_at_once_and_not_let_in_after_a_restart(keyed
     async def trial(running):
         transport = link(running, "carl", ("fl/1/watch/co/#",), carl.tls)
         await transport.start()
-        coordinator = link(running, "co", ("fl/1/watch/d/+/evt",), identity.tls(keys))
+        coordinator = link(running, "co", ("fl/1/watch/d/+/evt",), membership.tls(keys))
         await coordinator.start()
         await transport.publish("fl/1/watch/d/carl/evt", b"before")
         before = await hears(coordinator, 1)
-        identity.revoke(keys, "carl")
+        membership.revoke(keys, "carl")
         running.reload()
         await asyncio.sleep(0.5)
         await transport.publish("fl/1/watch/d/carl/evt", b"after")

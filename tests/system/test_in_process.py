@@ -8,25 +8,26 @@ from dataclasses import replace
 import pytest
 import torch
 
-from talaria import bodies, tree
+from talaria import tensors
 from talaria.errors import ConfigError, StateError
-from talaria.rounds import Member, Run
-from talaria.simulate.run import simulate
+from talaria.federated import global_model
+from talaria.federated.rounds import Member, Run
+from talaria.simulation.run import simulate
 from talaria.types import Samples
-from talaria.wire.loop import Faults, Hub, Loop
+from talaria.wire.memory_broker import Faults, Hub, Loop
 from talaria.wire.topics import coordinator_filters, device_filters
-from talaria_coordinator.blobs import FolderBlobs
-from talaria_coordinator.config import FleetConfig
-from talaria_coordinator.control import Order
-from talaria_coordinator.learning import Learning as CoordinatorLearning
-from talaria_coordinator.service import Service
-from talaria_coordinator.store import Store
-from talaria_edge.agents import run_agents
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.aggregation import Learning as CoordinatorLearning
+from talaria_coordinator.fleet.operator_commands import Order
+from talaria_coordinator.fleet.service import Service
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
+from talaria_edge.agent.agent import Agent
+from talaria_edge.agent.supervisor import run_agents
+from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
-from talaria_edge.learning import Learner
-from talaria_edge.runtime import Agent
-from talaria_edge.state import DeviceStore
+from talaria_edge.storage.state import DeviceStore
 
 
 def samples(seed, classes=3, shape=(6, 32)):
@@ -86,7 +87,7 @@ class House:
 
     def shared(self):
         self.store.verify_log()
-        return bodies.decode_body(self.run, self.blobs.get(self.store.fleet("watch").body))
+        return global_model.decode_body(self.run, self.blobs.get(self.store.fleet("watch").body))
 
     def private(self, name):
         with DeviceStore(self.folder / name, "watch", name) as store:
@@ -125,13 +126,13 @@ def run_all(*work, seconds=120):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_link_that_loses_doubles_and_reorders_changes_no_byte(house, a_run, seed, monkeypatch):
     # A lost birth is told again each minute; here each second.
-    monkeypatch.setattr("talaria.protocol.coordinator.REPEAT_SECONDS", 1.0)
+    monkeypatch.setattr("talaria.protocol.coordinator.machine.REPEAT_SECONDS", 1.0)
     one = house(a_run("fedper"), faults=Faults(seed, drop=0.1, duplicate=0.2, reorder=0.2))
     run_all(one.serve(), *map(one.agent, one.data))
     simulated = one.simulated()
-    assert tree.equal(one.shared(), simulated.shared)
+    assert tensors.equal(one.shared(), simulated.shared)
     for name in one.data:
-        assert tree.equal(one.private(name), simulated.private[name])
+        assert tensors.equal(one.private(name), simulated.private[name])
     assert [row.failure for row in one.store.rounds("watch")] == [None] * 3
 
 
@@ -198,11 +199,11 @@ def test_a_device_that_cannot_learn_declines_and_the_others_go_on(house, a_run, 
     assert reason in result["error"]
     assert any(reason in e["reason"] for e in one.of("progress") if e["phase"] == "declined" and e["device"] == "carl")
     assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "bela"))
-    assert tree.equal(one.shared(), one.simulated(("anna", "bela")).shared)
+    assert tensors.equal(one.shared(), one.simulated(("anna", "bela")).shared)
 
 
 def test_a_round_without_quorum_is_tried_again_to_the_same_bytes(house, a_run, monkeypatch):
-    monkeypatch.setattr("talaria_coordinator.conduct.AGAIN_S", (0.2, 1.0))
+    monkeypatch.setattr("talaria_coordinator.fleet.scheduler.AGAIN_S", (0.2, 1.0))
     one = house(a_run("fedper", rounds=2), quorum=1.0, deadline_s=1.5)
 
     async def story():
@@ -223,9 +224,9 @@ def test_a_round_without_quorum_is_tried_again_to_the_same_bytes(house, a_run, m
     assert rows[0].failure is not None
     assert [row.step for row in rows if row.failure is None] == [1, 2]
     simulated = one.simulated()
-    assert tree.equal(one.shared(), simulated.shared)
+    assert tensors.equal(one.shared(), simulated.shared)
     for name in one.data:
-        assert tree.equal(one.private(name), simulated.private[name])
+        assert tensors.equal(one.private(name), simulated.private[name])
 
 
 def played(one):
@@ -255,7 +256,7 @@ def carl_is_off(monkeypatch):
             update = update.but(tensors={k: v * 1e30 for k, v in update.tensors.items()})
         return honest(update, *args, **kwargs)
 
-    monkeypatch.setattr("talaria_edge.learning.codec.encode_update", poisoned)
+    monkeypatch.setattr("talaria_edge.agent.training.codec.encode_update", poisoned)
 
 
 @pytest.mark.usefixtures("carl_is_off")
@@ -272,7 +273,7 @@ def test_a_device_whose_training_went_astray_declines_and_keeps_its_place(house,
 @pytest.mark.usefixtures("carl_is_off")
 def test_an_update_that_is_not_finite_is_refused_and_its_device_shut_out(house, a_run, monkeypatch):
     one = house(a_run(rounds=1), stay=True)
-    monkeypatch.setattr("talaria_edge.learning.Learner._require_sound", lambda *_: None)  # nobody checks a liar
+    monkeypatch.setattr("talaria_edge.agent.training.Learner._require_sound", lambda *_: None)  # nobody checks a liar
     played(one)
     (quarantined,) = one.of("quarantined")
     assert quarantined["device"] == "carl"
@@ -320,7 +321,7 @@ def test_private_state_of_another_run_is_not_used(house, a_run):
     (found,) = run_all(story())
     assert [type(error) for error in found] == [StateError] * 3
     assert "belongs to another run" in str(found[0])
-    assert tree.equal(one.private("anna"), before)
+    assert tensors.equal(one.private("anna"), before)
 
 
 def test_old_blobs_are_freed_beside_the_rounds_and_a_bucket_that_does_not_answer_ends_no_fleet(house, monkeypatch):
@@ -336,7 +337,7 @@ def test_old_blobs_are_freed_beside_the_rounds_and_a_bucket_that_does_not_answer
     run_all(one.serve(), *map(one.agent, one.data))
     assert asked.is_set()
     assert "the bucket does not answer" in one.of("error")[0]["error"]
-    assert tree.equal(one.shared(), one.simulated().shared)
+    assert tensors.equal(one.shared(), one.simulated().shared)
 
 
 # -- what a device cannot do, and what the disk lost, end neither an agent nor a round
@@ -401,7 +402,7 @@ def test_an_agent_that_nobody_foresaw_to_fail_is_not_the_end_of_the_others(house
         return fed(self, event)
 
     monkeypatch.setattr(Agent, "_feed", sometimes)
-    monkeypatch.setattr("talaria_edge.agents.AGAIN_S", (0.1, 0.1))
+    monkeypatch.setattr("talaria_edge.agent.supervisor.AGAIN_S", (0.1, 0.1))
     found = {}
 
     async def agents():
@@ -437,10 +438,10 @@ def test_a_device_that_cannot_learn_the_run_declines_at_once(house, a_run, monke
         raise ConfigError("algorithm 'fedavg' is unknown")
 
     async def old_device():
-        monkeypatch.setattr("talaria_edge.runtime.Run.from_json", older)
+        monkeypatch.setattr("talaria_edge.agent.agent.Run.from_json", older)
         carl = asyncio.ensure_future(one.agent("carl"))
         await one.told_of("error", device="carl")
-        monkeypatch.setattr("talaria_edge.runtime.Run.from_json", read)
+        monkeypatch.setattr("talaria_edge.agent.agent.Run.from_json", read)
         return carl
 
     async def story():
@@ -519,7 +520,7 @@ def test_a_round_that_is_closed_and_cannot_be_committed_can_be_called_off(house,
         return fold(self, fleet, counted)
 
     monkeypatch.setattr(CoordinatorLearning, "fold", refused)
-    monkeypatch.setattr("talaria_coordinator.conduct.AGAIN_S", (0.05, 0.1))
+    monkeypatch.setattr("talaria_coordinator.fleet.scheduler.AGAIN_S", (0.05, 0.1))
 
     async def order(verb):
         made = Order(verb)
@@ -591,7 +592,7 @@ def test_a_device_that_left_does_not_hold_a_round_to_its_deadline(house, a_run):
 
 
 def test_a_fleet_that_waits_names_who_is_missing(house, monkeypatch):
-    monkeypatch.setattr("talaria_coordinator.waiting.AFTER_S", 0.2)
+    monkeypatch.setattr("talaria_coordinator.fleet.waiting.AFTER_S", 0.2)
     one = house()
 
     async def late():

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from keyed import LEFT_SOCKETS, Cutter, data_of
 
-from talaria.protocol.rounds import Rules
+from talaria.protocol.coordinator.state import Rules
 from talaria.wire.backoff import Backoff
-from talaria_edge.agents import run_agents
+from talaria_edge.agent.agent import Agent
+from talaria_edge.agent.supervisor import run_agents
 from talaria_edge.data import Given
-from talaria_edge.runtime import Agent
 
 pytestmark = LEFT_SOCKETS
 ROUNDS = 3
@@ -23,14 +23,14 @@ CUTS = 15
 @pytest.fixture
 def impatient(monkeypatch):
     """Links are tried again at once: with pauses of up to 8 seconds the same takes minutes."""
-    monkeypatch.setattr("talaria.wire.transport.Backoff", lambda shortest, longest: Backoff(0.05, 1.0))
+    monkeypatch.setattr("talaria.wire.mqtt.Backoff", lambda shortest, longest: Backoff(0.05, 1.0))
 
 
 @pytest.mark.usefixtures("impatient")
 def test_links_that_break_every_third_of_a_second_lose_no_update_and_shut_nobody_out(keyed, monkeypatch):
     fleet, often = keyed(ROUNDS, quorum=1.0, deadline_s=0.0), asyncio.Event()
     # More births than are acted on: 3 in 5 seconds, instead of 30 in 60.
-    monkeypatch.setattr("talaria.protocol.coordinator.FLAP_SECONDS", 5.0)
+    monkeypatch.setattr("talaria.protocol.coordinator.machine.FLAP_SECONDS", 5.0)
     monkeypatch.setitem(Rules.__init__.__kwdefaults__, "flaps", 3)
     real = Agent._learn
 
@@ -73,7 +73,7 @@ def test_links_that_break_every_third_of_a_second_lose_no_update_and_shut_nobody
 @pytest.mark.usefixtures("impatient")
 def test_two_devices_with_one_name_are_told_so_and_hold_up_nobody(keyed, monkeypatch):
     """Each has samples and a memory of its own. The broker lets one of them in at a time, and both come back."""
-    monkeypatch.setattr("talaria_coordinator.conduct.AGAIN_S", (0.2, 1.0))
+    monkeypatch.setattr("talaria_coordinator.fleet.scheduler.AGAIN_S", (0.2, 1.0))
     fleet = keyed(1000, members=("anna", "bela", "carl"), quorum=0.6, deadline_s=4.0)
 
     def twin(number):

@@ -6,7 +6,7 @@ import time
 
 import httpx
 
-from talaria import tree
+from talaria import tensors
 
 
 def with_api(one, port=0, **more):
@@ -58,7 +58,7 @@ def test_pause_resume_and_abort_change_no_byte_of_what_is_learned(fleet, a_run):
         assert 'talaria_rounds_total{fleet="watch",outcome="closed"} 1.0' in text
     assert coordinator.end() == 0
     assert agents.end() == 0
-    assert tree.equal(one.shared(), one.simulated().shared)
+    assert tensors.equal(one.shared(), one.simulated().shared)
 
 
 def test_a_paused_fleet_stays_paused_over_a_kill(fleet, a_run):

@@ -6,11 +6,11 @@ from collections import defaultdict
 import paho.mqtt.client as mqtt
 import pytest
 
-from talaria import rounds
-from talaria.wire import tensorfile
+from talaria.federated import rounds
+from talaria.wire import strict_safetensors
+from talaria.wire.compression import unsqueeze
 from talaria.wire.frames import decode_frame
 from talaria.wire.messages import CHUNK, decode_message
-from talaria.wire.squeeze import unsqueeze
 from talaria.wire.topics import parse
 
 RUNS = {"fedper": {}, "hermes": {"threshold": 0.0}}
@@ -63,7 +63,7 @@ def test_no_private_tensor_crosses_the_broker(fleet, a_run, algorithm):
     opened = []
     for data in parcels.values():
         plain = unsqueeze(data, 1 << 26)
-        entries, _ = tensorfile.unpack(plain, most=1000)
+        entries, _ = strict_safetensors.unpack(plain, most=1000)
         names = {name for name in entries if not name.startswith("mask|")}
         assert names <= set(shared)
         opened.append(plain)

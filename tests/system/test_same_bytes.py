@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from talaria import tree
-from talaria.rounds import layout_of
+from talaria import tensors
+from talaria.federated.rounds import layout_of
 
 RUNS = {"fedavg": {}, "fedper": {}, "hermes": {"threshold": 0.0}}
 
@@ -25,9 +25,9 @@ def test_simulation_and_fleet_give_the_same_bytes(fleet, a_run, broker, algorith
     assert coordinator.end() == 0
 
     simulated = one.simulated()
-    assert tree.equal(one.shared(), simulated.shared)
+    assert tensors.equal(one.shared(), simulated.shared)
     for device in one.devices:
-        assert tree.equal(one.private(device), simulated.private[device]), device
+        assert tensors.equal(one.private(device), simulated.private[device]), device
         result = json.loads((one.state_of(device) / "result.json").read_text())
         assert result["steps"] == run.rounds
         assert sorted(map(int, result["traffic"])) == list(range(1, run.rounds + 2))

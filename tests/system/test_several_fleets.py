@@ -7,19 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from talaria import bodies, tree
+from talaria import tensors
 from talaria.errors import ConfigError, StateError
-from talaria.rounds import Member
-from talaria.simulate.run import simulate
+from talaria.federated import global_model
+from talaria.federated.rounds import Member
+from talaria.simulation.run import simulate
 from talaria.types import Samples
-from talaria_coordinator.blobs import FolderBlobs
-from talaria_coordinator.config import FleetConfig
-from talaria_coordinator.opening import held
-from talaria_coordinator.serve import configs_in, require_apart, serve_all
-from talaria_coordinator.store import Store
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.server.open_state import held
+from talaria_coordinator.server.server import configs_in, require_apart, serve_all
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
+from talaria_edge.agent.agent import Agent
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
-from talaria_edge.runtime import Agent
 
 
 def data_of(seed):
@@ -73,7 +74,7 @@ def test_two_fleets_share_a_broker_and_a_third_fails_alone(tmp_path, a_run):
             body = FolderBlobs(config.state / "blobs").get(store.fleet(config.name).body)
             store.close()
             simulated = simulate(config.run, {n: Member(n, d.train, d.val) for n, d in DATA.items()})
-            assert tree.equal(bodies.decode_body(config.run, body), simulated.shared)
+            assert tensors.equal(global_model.decode_body(config.run, body), simulated.shared)
     finally:
         torch.set_num_threads(before)
         worker.shutdown()

@@ -5,8 +5,8 @@ from uuid import uuid4
 
 from servers import BUCKET, PASSWORD
 
-from talaria import tree
-from talaria_coordinator.s3_blobs import S3Blobs
+from talaria import tensors
+from talaria_coordinator.storage.s3 import S3Blobs
 
 
 def test_a_fleet_on_postgresql_and_s3_survives_a_kill_and_learns_what_simulation_learns(
@@ -29,6 +29,6 @@ def test_a_fleet_on_postgresql_and_s3_survives_a_kill_and_learns_what_simulation
     assert (again.end(), agents.end()) == (0, 0)
     assert not (one.folder / "state" / "coordinator.db").exists()
     assert PASSWORD not in json.dumps(coordinator.events + again.events) + coordinator.errors + again.errors
-    assert tree.equal(one.shared(database, S3Blobs(blobs, endpoint=s3.endpoint)), one.simulated().shared)
+    assert tensors.equal(one.shared(database, S3Blobs(blobs, endpoint=s3.endpoint)), one.simulated().shared)
     status, said, errors = command("coordinator", "fsck", one.config)
     assert status == 0, said + errors

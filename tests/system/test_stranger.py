@@ -2,7 +2,7 @@
 
 import asyncio
 
-from talaria_coordinator.benches.stranger import Visit
+from talaria_bench.fleet.stranger import Visit
 
 
 def test_a_stranger_ends_nobody_shuts_nobody_out_and_stops_no_round(tmp_path):

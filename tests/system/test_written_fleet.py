@@ -7,7 +7,7 @@ import pytest
 
 from talaria.model.spec import ModelSpec
 from talaria.types import Plan
-from talaria_coordinator.store import Store
+from talaria_coordinator.storage.store import Store
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from talaria.aggregate import statistics
+from talaria.aggregate import class_statistics
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.checks import check
-from talaria.aggregate.statistics import PooledStatistics
-from talaria.aggregate.wrap import chain
+from talaria.aggregate.class_statistics import PooledStatistics
+from talaria.aggregate.validation import check
+from talaria.aggregate.wrappers import chain
 from talaria.errors import AggregationError
 from talaria.types import Tensors, Update
 
@@ -17,14 +17,14 @@ def require(rule: Aggregator, shared: Tensors, update: Update) -> None:
     for one in chain(rule):
         if isinstance(one, PooledStatistics):
             _require_statistics(shared, update)
-            update = statistics.bare(update)
+            update = class_statistics.bare(update)
     check(shared, update)
 
 
 def _require_statistics(shared: Tensors, update: Update) -> None:
     """All of them, and counts of no more samples than the update weighs."""
-    count, _, _ = statistics.require(shared, update)
-    for name in statistics.ALL:
+    count, _, _ = class_statistics.require(shared, update)
+    for name in class_statistics.ALL:
         value = update.tensors.get(name)
         if value is None or value.shape != shared[name].shape:
             raise AggregationError(

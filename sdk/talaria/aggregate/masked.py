@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from talaria import tree
-from talaria.aggregate.checks import (
+from talaria import tensors
+from talaria.aggregate.masked_sum import Counters, Fold, Kept, restore
+from talaria.aggregate.validation import (
     Weighting,
     check_count,
     check_weighting,
@@ -21,7 +22,6 @@ from talaria.aggregate.checks import (
     trained,
     weight_of,
 )
-from talaria.aggregate.fold import Counters, Fold, Kept, restore
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import Tensors, Update
 
@@ -76,14 +76,14 @@ class MaskedMean:
             kept.add(update.mask)
             delta = update.kind == "delta"
         if not fold.clients:
-            return tree.copied(shared), tree.copied(state)
+            return tensors.copied(shared), tensors.copied(state)
         if not 0 < fold.total < float("inf"):
             raise AggregationError(f"the weights of {fold.clients} updates sum to {fold.total}; send smaller weights")
         means = {name: self._mean(fold, name, delta) for name in fold.names}
         new = {k: means[k] if k in means else v.detach().clone() for k, v in shared.items()} | most.values
         if leaves:
             new |= kept.bitmaps(shared, self._need(fold))
-        return new, tree.copied(state)
+        return new, tensors.copied(state)
 
     def _need(self, fold: Fold) -> int:
         """Holders that a coordinate needs to move."""

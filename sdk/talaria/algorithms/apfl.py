@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import PERSONAL, WHOLE, parted, refuse_neutral, require, update
-from talaria.batching import feed
-from talaria.local import calibrate, served, state_of
-from talaria.steps import Walk, leaves
-from talaria.tree import only, prefixed, under, without
+from talaria.tensors import only, prefixed, under, without
+from talaria.training.batching import feed
+from talaria.training.functional_sgd import Walk, leaves
+from talaria.training.loop import calibrate, served, state_of
 from talaria.types import Recipe, Split, Task, Tensors, Update
 
 ALPHA = "mix/alpha"

@@ -13,12 +13,12 @@ from typing import ClassVar
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import PERSONAL, WHOLE, parted, refuse_neutral, require, update
-from talaria.local import Pull, ready, served, state_of, train
-from talaria.tree import only, prefixed, under, without
+from talaria.tensors import only, prefixed, under, without
+from talaria.training.loop import Pull, ready, served, state_of, train
 from talaria.types import Recipe, Split, Task, Tensors, Update
 
 

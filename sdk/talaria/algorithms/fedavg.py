@@ -12,8 +12,8 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import WHOLE, parted, update
-from talaria.local import ready, served, train
-from talaria.tree import only
+from talaria.tensors import only
+from talaria.training.loop import ready, served, train
 from talaria.types import Split, Task, Tensors, Update
 
 

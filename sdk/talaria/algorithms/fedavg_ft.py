@@ -15,7 +15,7 @@ from talaria.algorithms.card import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.parts import require
 from talaria.algorithms.tuning import SAMPLES, TUNES, tuned
-from talaria.local import ready, served
+from talaria.training.loop import ready, served
 from talaria.types import Split, Task, Tensors, Update
 
 

@@ -11,13 +11,13 @@ from typing import ClassVar
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import parted, refuse_neutral, require, update
 from talaria.algorithms.tuning import TUNES, tuned
-from talaria.local import ready, served, train
-from talaria.tree import only
+from talaria.tensors import only
+from talaria.training.loop import ready, served, train
 from talaria.types import Split, Task, Tensors, Update
 
 

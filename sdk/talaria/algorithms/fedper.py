@@ -15,8 +15,8 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.joining import joined
 from talaria.algorithms.parts import parted, require, update
-from talaria.local import served, train
-from talaria.tree import only
+from talaria.tensors import only
+from talaria.training.loop import served, train
 from talaria.types import Split, Task, Tensors, Update
 
 

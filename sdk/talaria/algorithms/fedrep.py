@@ -13,15 +13,15 @@ from typing import ClassVar
 
 from torch.nn import Module
 
-from talaria import economy
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
 from talaria.algorithms.joining import joined
 from talaria.algorithms.parts import parted, refuse_neutral, require, update
-from talaria.local import ready, served, train
-from talaria.tree import only
+from talaria.tensors import only
+from talaria.training import frozen_features
+from talaria.training.loop import ready, served, train
 from talaria.types import Split, Task, Tensors, Update
 
 
@@ -81,4 +81,4 @@ class FedRep:
         # A frozen body needs statistics of this device's inputs: on the first day it has none.
         state = ready(task, state)
         recipe = task.recipe.but(epochs=epochs, steps=None)
-        return economy.train(task, state, only=head, recipe=recipe, purpose=purpose)
+        return frozen_features.train(task, state, only=head, recipe=recipe, purpose=purpose)

@@ -22,14 +22,14 @@ from typing import ClassVar
 import torch
 from torch.nn import Module
 
-from talaria import augment
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import parted, require, update
-from talaria.batching import steps_of
-from talaria.local import Objective, calibrate, cross_entropy, gradient, ready, served, train
-from talaria.tree import minus, only
+from talaria.tensors import minus, only
+from talaria.training import augment
+from talaria.training.batching import steps_of
+from talaria.training.loop import Objective, calibrate, cross_entropy, gradient, ready, served, train
 from talaria.types import Recipe, Samples, Split, Task, Tensors, Update
 
 FORMS = ("local", "gradient")

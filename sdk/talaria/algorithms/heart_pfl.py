@@ -39,8 +39,8 @@ from talaria.algorithms.card import Card
 from talaria.algorithms.parts import WHOLE, refuse_neutral, require, update
 from talaria.algorithms.prototypes import Tap, alignment, class_means, features, prototypes, stages
 from talaria.errors import ConfigError, ModelError
-from talaria.local import Objective, Pull, load, ready, served, state_of, train
-from talaria.tree import only, prefixed, under, without
+from talaria.tensors import only, prefixed, under, without
+from talaria.training.loop import Objective, Pull, load, ready, served, state_of, train
 from talaria.types import Samples, Split, Task, Tensors, Update
 
 OWN = "own/"

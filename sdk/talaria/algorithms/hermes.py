@@ -40,9 +40,9 @@ from talaria.algorithms.card import Card
 from talaria.algorithms.parts import WHOLE, require, update
 from talaria.algorithms.tuning import SAMPLES, TUNES, labelled, tuned
 from talaria.errors import ModelError
-from talaria.local import accuracy, gradient, load, ready, served, state_of, train
 from talaria.model import masks, pruning
-from talaria.tree import only, prefixed, under, without
+from talaria.tensors import only, prefixed, under, without
+from talaria.training.loop import accuracy, gradient, load, ready, served, state_of, train
 from talaria.types import ChannelMask, Part, Plan, Split, Task, Tensors, Update
 
 OWN, SEEN = "own/", "seen/"

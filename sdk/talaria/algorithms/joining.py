@@ -1,7 +1,7 @@
 """What a device does that is served without ever having taken part: body frozen, its own head trained."""
 
-from talaria import economy
-from talaria.local import ready
+from talaria.training import frozen_features
+from talaria.training.loop import ready
 from talaria.types import Task, Tensors
 
 
@@ -12,4 +12,4 @@ def joined(task: Task, state: Tensors, epochs: int) -> Tensors:
         return state
     head = task.split.of("adapters", "head")
     recipe = task.recipe.but(epochs=epochs, steps=None)
-    return economy.train(task, ready(task, state), only=head, recipe=recipe, purpose="join")
+    return frozen_features.train(task, ready(task, state), only=head, recipe=recipe, purpose="join")

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import parted, require, update
 from talaria.errors import ModelError
-from talaria.local import ready, served, train
-from talaria.tree import only
+from talaria.tensors import only
+from talaria.training.loop import ready, served, train
 from talaria.types import Split, Task, Tensors, Update
 
 

@@ -9,7 +9,7 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.parts import parted, update
-from talaria.local import served, train
+from talaria.training.loop import served, train
 from talaria.types import Split, Task, Tensors, Update
 
 

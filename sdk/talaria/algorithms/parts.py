@@ -5,8 +5,8 @@ from collections.abc import Collection
 from torch.nn import Module
 
 from talaria.errors import ConfigError
-from talaria.local import state_of
-from talaria.tree import only
+from talaria.tensors import only
+from talaria.training.loop import state_of
 from talaria.types import Part, Split, Task, Tensors, Update
 
 WHOLE: tuple[Part, ...] = ("body", "adapters", "head")

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria import augment
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.checks import Weighting, check_weighting
 from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.parts import refuse_neutral, require, update
-from talaria.batching import LayerDraws, batches, steps_of
-from talaria.local import ready, served, train
-from talaria.steps import Walk, leaves
-from talaria.tree import only
+from talaria.tensors import only
+from talaria.training import augment
+from talaria.training.batching import LayerDraws, batches, steps_of
+from talaria.training.functional_sgd import Walk, leaves
+from talaria.training.loop import ready, served, train
 from talaria.types import Recipe, Split, Task, Tensors, Update
 
 FORMS = ("fo", "hf", "exact", "none")

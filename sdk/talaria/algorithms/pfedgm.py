@@ -11,7 +11,7 @@ relatives pFedFDA (NeurIPS 2024) and FedPAC. No code was published; the accuraci
     round:  CE(navigator) + η_inter Σ relu(m − ||V_c − V_c'||)² + η_intra ||z − μ^loc_y||²/k + ω CE(navigator, virtual)
             on classes re-sampled ∝ n_c^−ρ and virtual features of absent classes from N(μ^g_c, Σ^g); θ and V are sent
             with the counts, means and scatter of z after training (classes of n_min samples or more)
-    server: θ, V ← mean;  statistics pooled and smoothed (:mod:`talaria.aggregate.statistics`)
+    server: θ, V ← mean;  statistics pooled and smoothed (:mod:`talaria.aggregate.class_statistics`)
     serve:  statistics on the device's data with the present θ;  K = P (P + Σ^g/n_ic)⁻¹, P = T + P^g_c;
             μ_ic = μ^g_c + K (m_ic − μ^g_c);  Σ_i = (ν₀ Σ^g + S_i)/(ν₀ + n_i − C_i);  logits by linear discriminant
 
@@ -29,7 +29,7 @@ from torch import Generator, Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
-from talaria.aggregate import statistics as pooled
+from talaria.aggregate import class_statistics as pooled
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms import gaussian
@@ -53,8 +53,8 @@ from talaria.algorithms.navigator import (
 from talaria.algorithms.parts import WHOLE, refuse_neutral, require, update
 from talaria.algorithms.resampling import resampled, sampled_log_prior
 from talaria.algorithms.tuning import SAMPLES, labelled
-from talaria.local import Objective, predict, ready, served, state_of, train
-from talaria.tree import only, prefixed, under
+from talaria.tensors import only, prefixed, under
+from talaria.training.loop import Objective, predict, ready, served, state_of, train
 from talaria.types import Samples, Split, Task, Tensors, Update
 
 NAVIGATOR = "navigator/"

@@ -35,9 +35,9 @@ from talaria.algorithms.card import Card
 from talaria.algorithms.fusion_gate import Fused
 from talaria.algorithms.parts import WHOLE, parted, require, update
 from talaria.errors import ModelError
-from talaria.local import predict, ready, served, state_of, train
 from talaria.model import zoo
-from talaria.tree import only, prefixed, under, without
+from talaria.tensors import only, prefixed, under, without
+from talaria.training.loop import predict, ready, served, state_of, train
 from talaria.types import Samples, Split, Task, Tensors, Update
 
 SMALL = "small/"

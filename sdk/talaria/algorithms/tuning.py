@@ -2,7 +2,7 @@
 
 import torch
 
-from talaria import economy
+from talaria.training import frozen_features
 from talaria.types import Part, Samples, Task, Tensors
 
 TUNES: dict[str, tuple[Part, ...]] = {
@@ -23,7 +23,7 @@ def tuned(task: Task, state: Tensors, tune: str, epochs: int, lr: float = 0.0, s
     recipe = task.recipe.but(epochs=epochs, steps=None, lr=lr or task.recipe.lr)
     known = labelled(task, samples)
     only = task.split.of(*TUNES[tune])
-    return economy.train(task, state, only=only, recipe=recipe, samples=known, purpose="tune")
+    return frozen_features.train(task, state, only=only, recipe=recipe, samples=known, purpose="tune")
 
 
 def labelled(task: Task, samples: str) -> Samples:

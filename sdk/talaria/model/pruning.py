@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.errors import ConfigError, ModelError, some_of
-from talaria.model.coupling import NORMS
-from talaria.model.surgery import compact, expand
-from talaria.model.survey import Survey, layout, survey
+from talaria.model.compaction import compact, expand
+from talaria.model.dependency_groups import NORMS
+from talaria.model.prunability import Survey, layout, survey
 from talaria.types import ChannelLayout, ChannelMask, Tensors
 
 __all__ = ["Survey", "aligned", "choose", "compact", "expand", "importance", "layout", "survey", "widths"]

@@ -12,7 +12,8 @@ from torch.nn import Module
 
 from talaria import seeds
 from talaria.errors import ConfigError
-from talaria.model import adapters, lite0, small, survey, vision
+from talaria.model import adapters, prunability
+from talaria.model.nets import efficientnet_lite, small_cnns, torchvision_models
 from talaria.model.spec import ModelSpec
 from talaria.model.split import split_model
 from talaria.types import Buffers, ChannelLayout, Split
@@ -43,11 +44,14 @@ class _Entry:
 
 
 _ZOO: dict[str, _Entry] = {
-    "imu_cnn": _Entry(small.imu_cnn),
-    "fmnist_cnn": _Entry(small.fmnist_cnn),
-    "mlp": _Entry(small.mlp),
-    **{name: _Entry(partial(vision.backbone, name), head) for name, head in vision.HEADS.items()},
-    "efficientnet_lite0": _Entry(lite0.lite0, load=lite0.load, tuned=lite0.TUNED),
+    "imu_cnn": _Entry(small_cnns.imu_cnn),
+    "fmnist_cnn": _Entry(small_cnns.fmnist_cnn),
+    "mlp": _Entry(small_cnns.mlp),
+    **{
+        name: _Entry(partial(torchvision_models.backbone, name), head)
+        for name, head in torchvision_models.HEADS.items()
+    },
+    "efficientnet_lite0": _Entry(efficientnet_lite.lite0, load=efficientnet_lite.load, tuned=efficientnet_lite.TUNED),
 }
 
 
@@ -105,14 +109,14 @@ def layout(spec: ModelSpec) -> ChannelLayout:
     return surveyed(spec).layout
 
 
-def surveyed(spec: ModelSpec) -> survey.Survey:
+def surveyed(spec: ModelSpec) -> prunability.Survey:
     """The layout with the reasons for what cannot be pruned."""
     return _surveyed(replace(spec, seed=0, pretrained=False))
 
 
 @lru_cache(maxsize=64)
-def _surveyed(spec: ModelSpec) -> survey.Survey:
-    return survey.survey(build(spec), example(spec, 2))
+def _surveyed(spec: ModelSpec) -> prunability.Survey:
+    return prunability.survey(build(spec), example(spec, 2))
 
 
 def require(name: str) -> None:

@@ -78,7 +78,7 @@ class OpenRound:
     It closes when ``target`` updates are stored (default: all of the cohort), when everyone has answered and
     at least ``quorum`` are stored, or at the deadline with at least ``quorum``. With fewer it fails.
     ``stale`` makes it a buffer of an asynchronous run, which closes at ``target`` alone and counts what was trained
-    from a body up to that many versions older; see :mod:`talaria.protocol.buffer`.
+    from a body up to that many versions older; see :mod:`talaria.protocol.coordinator.async_rounds`.
     """
 
     now: float

@@ -15,7 +15,7 @@ from talaria.protocol.actions import Publish, SendChunks
 from talaria.protocol.events import Connected, Received
 from talaria.protocol.transfer import chunk_frames
 from talaria.wire.chunks import Cut
-from talaria.wire.transport import Arrival, LinkDown, LinkUp, Transport
+from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, Transport
 
 logger = logging.getLogger(__name__)
 

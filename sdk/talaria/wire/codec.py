@@ -1,6 +1,6 @@
 """Updates and states as bytes. Names, shapes and dtypes are compared with what is expected before a value is read.
 
-An update is a safetensors file of planes (see :mod:`talaria.wire.planes`) and bitmaps of its mask, perhaps in
+An update is a safetensors file of planes (see :mod:`talaria.wire.tensor_codecs`) and bitmaps of its mask, perhaps in
 a zstd frame. Equal updates give equal bytes.
 """
 
@@ -20,10 +20,10 @@ from torch import Tensor
 from talaria.errors import ConfigError, ModelError, TooLarge, WireError
 from talaria.foreign import named, shown
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
-from talaria.wire import tensorfile
-from talaria.wire.planes import SUFFIXES, Codec, Spec, check_planes, from_planes, to_planes
-from talaria.wire.squeeze import squeeze, unsqueeze
-from talaria.wire.tensorfile import Entry
+from talaria.wire import strict_safetensors
+from talaria.wire.compression import squeeze, unsqueeze
+from talaria.wire.strict_safetensors import Entry
+from talaria.wire.tensor_codecs import SUFFIXES, Codec, Spec, check_planes, from_planes, to_planes
 
 __all__ = [
     "Limits",
@@ -77,7 +77,7 @@ def encode_tensors(tensors: Tensors, *, codec: str = "raw", compress: bool = Fal
     if how.name == "topk":
         raise ConfigError("codec='topk' keeps a few changes of an update; a whole state needs raw, fp16, bf16 or int8")
     planes = tensors if how.name == "raw" else _planes(tensors, how)
-    data = tensorfile.pack(planes)
+    data = strict_safetensors.pack(planes)
     return squeeze(data) if compress else data
 
 
@@ -89,7 +89,7 @@ def decode_tensors(data: bytes, *, schema: Mapping[str, Spec] | None, limits: Li
     """
     limits = limits or Limits()
     if schema is None:
-        entries, _ = tensorfile.unpack(unsqueeze(data, limits.total), most=limits.tensors)
+        entries, _ = strict_safetensors.unpack(unsqueeze(data, limits.total), most=limits.tensors)
         return {name: entry.tensor() for name, entry in entries.items()}
     entries, _ = _open(data, schema, limits, extra=0)
     _check_names(entries, schema, masks=())
@@ -125,7 +125,7 @@ def encode_update(update: Update, codec: str = "raw", *, full_mask: bool = True,
     if update.mask is not None and full_mask:
         planes |= {_MASK + g: _bitmap(kept, update.mask.layout.sizes[g]) for g, kept in update.mask.kept.items()}
     meta = {_META: json.dumps(about, separators=(",", ":"), sort_keys=True, allow_nan=False)}
-    data = tensorfile.pack(planes, meta)
+    data = strict_safetensors.pack(planes, meta)
     return squeeze(data) if compress else data
 
 
@@ -147,7 +147,7 @@ def decode_update(
     """
     limits = limits or Limits()
     entries, meta = _open(data, schema, limits, extra=0 if layout is None else len(layout.sizes))
-    about = _about(tensorfile.parse_meta(meta, _META), limits)
+    about = _about(strict_safetensors.parse_meta(meta, _META), limits)
     if client is not None and about["client"] != client:
         raise WireError(f"update says client={about['client']!r} but came from {client!r}")
     groups = tuple(name for name in entries if name.startswith(_MASK))
@@ -277,10 +277,10 @@ def _open(
 ) -> tuple[dict[str, Entry], dict[str, str]]:
     """The entries of ``data``, bounded by what ``schema`` can need at most (top-k needs 6 bytes a value)."""
     values = sum(max(s.dtype.itemsize, 6) * s.numel + 4 * (s.shape[0] if s.shape else 1) for s in schema.values())
-    cap = min(limits.total, values + 8192 * extra + tensorfile.MAX_HEADER + 8)
+    cap = min(limits.total, values + 8192 * extra + strict_safetensors.MAX_HEADER + 8)
     if len(data) > cap:
         raise TooLarge(f"{len(data)} bytes are above {cap}, the most that this schema can need")
-    return tensorfile.unpack(unsqueeze(data, cap), most=2 * len(schema) + extra)
+    return strict_safetensors.unpack(unsqueeze(data, cap), most=2 * len(schema) + extra)
 
 
 def _check_names(entries: Mapping[str, Entry], schema: Mapping[str, Spec], masks: Iterable[str]) -> None:

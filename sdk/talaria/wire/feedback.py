@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from talaria.aggregate.checks import is_reserved, is_statistic
+from talaria.aggregate.validation import is_reserved, is_statistic
 from talaria.errors import ConfigError
 from talaria.model import masks
-from talaria.tree import only
+from talaria.tensors import only
 from talaria.types import ChannelMask, Tensors, Update
-from talaria.wire import tensorfile
-from talaria.wire.planes import Codec, Spec, from_planes, to_planes
+from talaria.wire import strict_safetensors
+from talaria.wire.tensor_codecs import Codec, Spec, from_planes, to_planes
 
 PREFIX = "left/"
 """Where a device keeps what its last update left out, among its private tensors."""
@@ -44,7 +44,7 @@ def remainder(update: Update, codec: str) -> Tensors:
     for name, value in update.tensors.items():
         if not value.is_floating_point() or is_reserved(name) or is_statistic(name):
             continue
-        entries, _ = tensorfile.unpack(tensorfile.pack(to_planes(name, value, how)), most=2)
+        entries, _ = strict_safetensors.unpack(strict_safetensors.pack(to_planes(name, value, how)), most=2)
         sent = from_planes(name, Spec(tuple(value.shape), value.dtype), entries, float("inf"))
         kept[name] = value.detach() - sent
     return kept

@@ -12,8 +12,8 @@ from cryptography import x509
 
 from talaria import time
 from talaria.errors import ConfigError
-from talaria.wire.address import Tls
-from talaria.wire.credentials import read
+from talaria.identity.credentials import read
+from talaria.wire.broker_url import Tls
 
 DAY = 86400.0
 WARN_S = 30 * DAY

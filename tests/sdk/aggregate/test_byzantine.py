@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from talaria.aggregate.bucketing import Bucketed
-from talaria.aggregate.clipping import CenteredClip
-from talaria.aggregate.coordinatewise import Median, TrimmedMean
-from talaria.aggregate.krum import Krum, MultiKrum
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.rfa import RFA
-from talaria.aggregate.rows import RowRule, Rows
+from talaria.aggregate.robust.bucketing import Bucketed
+from talaria.aggregate.robust.centered_clipping import CenteredClip
+from talaria.aggregate.robust.geometric_median import RFA
+from talaria.aggregate.robust.krum import Krum, MultiKrum
+from talaria.aggregate.robust.median import Median, TrimmedMean
+from talaria.aggregate.robust.stacked_updates import RowRule, Rows
 from talaria.errors import AggregationError
 from talaria.types import Update
 

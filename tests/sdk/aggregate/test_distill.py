@@ -12,9 +12,9 @@ from talaria.aggregate.distill import ROUNDS, Distilled, divergence, taught
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.heart_pfl import HeartPFL
 from talaria.errors import ConfigError, DataError, ModelError
-from talaria.local import state_of
 from talaria.model.split import split_model
-from talaria.tree import equal
+from talaria.tensors import equal
+from talaria.training.loop import state_of
 from talaria.types import Samples, Tensors, Update
 
 SCALE = Normalization((0.5,), (0.25,))

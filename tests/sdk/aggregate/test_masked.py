@@ -7,9 +7,9 @@ import pytest
 import torch
 from tolerance import roundings
 
-from talaria import tree
-from talaria.aggregate.checks import compact_shape, positions
+from talaria import tensors
 from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.validation import compact_shape, positions
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 
@@ -152,7 +152,7 @@ def test_clients_who_agree_give_their_bits_back(rule: MaskedMean, count: int) ->
     odd = torch.cat([torch.randn(500, generator=g), torch.tensor([0.0, -0.0, 1e-45, 3e38, -1e-30])])
     shared = {"w": torch.zeros(505)}
     new, _ = rule.apply(shared, {}, [Update({"w": odd}, weight=0.1 + i / 3, client=str(i)) for i in range(count)])
-    assert tree.equal({"w": new["w"]}, {"w": odd})
+    assert tensors.equal({"w": new["w"]}, {"w": odd})
 
 
 def test_a_coordinate_nobody_holds_stays_bit_for_bit(net: tuple[Tensors, ChannelLayout]) -> None:
@@ -160,18 +160,18 @@ def test_a_coordinate_nobody_holds_stays_bit_for_bit(net: tuple[Tensors, Channel
     shared = {**shared, "c1.bias": torch.tensor([0.1, -0.0, 1e-42, 3.3, -2.0, 0.7])}
     mask = ChannelMask(layout, {"a": (0, 5), "b": (2,)})
     new, _ = MaskedMean().apply(shared, {}, [Update(gathered(shared, mask), weight=7, mask=mask)])
-    assert tree.equal(new, shared)
+    assert tensors.equal(new, shared)
     ones = {k: torch.ones_like(v) for k, v in gathered(shared, mask).items()}
     new, _ = MaskedMean().apply(shared, {}, [Update(ones, weight=7, mask=mask)])
     keep = [1, 2, 3, 4]
-    assert tree.equal({"b": new["c1.bias"][keep]}, {"b": shared["c1.bias"][keep]})
+    assert tensors.equal({"b": new["c1.bias"][keep]}, {"b": shared["c1.bias"][keep]})
 
 
 def test_no_update_changes_nothing(net: tuple[Tensors, ChannelLayout]) -> None:
     shared, _ = net
     for rule in (MaskedMean(), MaskedMean(mode="intersection")):
         new, state = rule.apply(shared, rule.init(shared), [])
-        assert tree.equal(new, shared)
+        assert tensors.equal(new, shared)
         assert state == {}
         assert all(new[k].data_ptr() != shared[k].data_ptr() for k in shared)
 
@@ -203,8 +203,8 @@ def test_min_holders_keeps_rare_coordinates(line: ChannelLayout) -> None:
 def test_too_few_holders_of_a_scalar_and_of_whole_tensors(dtype: torch.dtype) -> None:
     shared = {"s": torch.tensor(2.0, dtype=dtype), "m": torch.ones(2, 3, dtype=dtype)}
     sent = [Update({k: v + 1 for k, v in shared.items()}, weight=2, client="a")]
-    assert tree.equal(MaskedMean(min_holders=2).apply(shared, {}, sent)[0], shared)
-    assert tree.equal(MaskedMean().apply(shared, {}, sent)[0], sent[0].tensors)
+    assert tensors.equal(MaskedMean(min_holders=2).apply(shared, {}, sent)[0], shared)
+    assert tensors.equal(MaskedMean().apply(shared, {}, sent)[0], sent[0].tensors)
 
 
 def test_masks_over_any_dimensions_scatter_to_the_right_place() -> None:
@@ -220,7 +220,7 @@ def test_masks_over_any_dimensions_scatter_to_the_right_place() -> None:
         part = gathered({"w": dense}, mask)
         new, _ = MaskedMean().apply({"w": old}, {}, [Update(part, weight=0.3, mask=mask)])
         want = torch.where(seen({"w": old}, mask)["w"].bool(), dense, old)
-        assert tree.equal(new, {"w": want})
+        assert tensors.equal(new, {"w": want})
 
 
 def test_counters_take_the_largest() -> None:
@@ -235,7 +235,7 @@ def test_counters_take_the_largest() -> None:
 def test_reserved_names_stay_and_may_not_be_sent() -> None:
     shared = {"w": torch.zeros(2), "frozen/head": torch.ones(3), "stats/n": torch.ones(1)}
     new, _ = MaskedMean().apply(shared, {}, [Update({"w": torch.ones(2)}, weight=1)])
-    assert tree.equal(new, {**shared, "w": torch.ones(2)})
+    assert tensors.equal(new, {**shared, "w": torch.ones(2)})
     with pytest.raises(AggregationError, match="'frozen/head' is reserved"):
         MaskedMean().apply(
             shared, {}, [Update({"w": torch.ones(2), "frozen/head": torch.ones(3)}, weight=1, client="x")]
@@ -267,7 +267,7 @@ def test_what_does_not_fit_is_refused(net: tuple[Tensors, ChannelLayout]) -> Non
     ok = Update(good, weight=1, client="anna", mask=mask)
     bad = ok.but(client="eve")
     refused("eve.*'nope' is not in the shared state", ok, bad.but(tensors={**good, "nope": torch.ones(1)}))
-    refused("eve.*'fc.bias' is missing", bad.but(tensors=tree.without(good, "fc.bias")))
+    refused("eve.*'fc.bias' is missing", bad.but(tensors=tensors.without(good, "fc.bias")))
     refused(r"eve.*'fc.bias' has shape \(3,\), expected \(2,\)", bad.but(tensors={**good, "fc.bias": torch.ones(3)}))
     refused(r"eve.*'c1.weight' has shape \(6, 3, 3\), expected \(2, 3, 3\).*mask", bad.but(tensors=dict(shared)))
     refused(r"eve.*shape \(2, 3, 3\), expected \(6, 3, 3\)", bad.but(mask=None))

@@ -5,12 +5,12 @@ import tomllib
 import pytest
 
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.buffered import FedBuff
-from talaria.aggregate.krum import Krum
+from talaria.aggregate.fedbuff import FedBuff
+from talaria.aggregate.fedopt import ServerAdam
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.registry import AGGREGATORS, load
-from talaria.aggregate.serveropt import ServerAdam
-from talaria.aggregate.wrap import Clipped
+from talaria.aggregate.robust.krum import Krum
+from talaria.aggregate.wrappers import Clipped
 from talaria.errors import ConfigError
 
 NEEDED: dict[str, dict[str, object]] = {

@@ -7,13 +7,13 @@ import torch
 from scipy.optimize import minimize
 from tolerance import roundings
 
-from talaria.aggregate.bucketing import Bucketed, bucketed, permutation
-from talaria.aggregate.clipping import CenteredClip
-from talaria.aggregate.coordinatewise import Median, TrimmedMean
-from talaria.aggregate.krum import Krum, MultiKrum, scores, squared_distances
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.rfa import RFA, distances, middle, objective
-from talaria.aggregate.rows import RowRule, gather
+from talaria.aggregate.robust.bucketing import Bucketed, bucketed, permutation
+from talaria.aggregate.robust.centered_clipping import CenteredClip
+from talaria.aggregate.robust.geometric_median import RFA, distances, middle, objective
+from talaria.aggregate.robust.krum import Krum, MultiKrum, scores, squared_distances
+from talaria.aggregate.robust.median import Median, TrimmedMean
+from talaria.aggregate.robust.stacked_updates import RowRule, gather
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from tolerance import roundings
 
-from talaria import tree
-from talaria.aggregate.coordinatewise import Median
+from talaria import tensors
+from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.serveropt import ServerAdam, ServerMomentum
-from talaria.aggregate.wrap import Clipped, as_delta, clipped, innermost
+from talaria.aggregate.robust.median import Median
+from talaria.aggregate.wrappers import Clipped, as_delta, clipped, innermost
 from talaria.errors import AggregationError, ConfigError
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 
@@ -58,12 +58,12 @@ def test_what_nobody_moves_keeps_its_bits_and_moments(rule: ServerMomentum | Ser
     shared, state = rule.apply(shared, state, whole)
     part = [Update({"w": torch.ones(1)}, weight=1, kind="delta", mask=ChannelMask(layout, {"g": (0,)}))]
     new, after = rule.apply(shared, state, part)
-    assert tree.equal({"w": new["w"][1:]}, {"w": shared["w"][1:]})
+    assert tensors.equal({"w": new["w"][1:]}, {"w": shared["w"][1:]})
     assert torch.equal(after["momentum/w"][1:], state["momentum/w"][1:])
     assert new["w"][0] != shared["w"][0]
     still, same = rule.apply(shared, state, [])
-    assert tree.equal(still, shared)
-    assert tree.equal(same, state)
+    assert tensors.equal(still, shared)
+    assert tensors.equal(same, state)
 
 
 def test_server_steps_leave_statistics_and_counters_to_inner() -> None:
@@ -103,7 +103,7 @@ def test_clipping_shortens_long_steps_only() -> None:
     assert roundings(near.tensors["a"], torch.tensor([1.6, 0.0])) <= 16
     assert roundings(near.tensors["b"], torch.tensor([1.8])) <= 16
     assert clipped(shared, far, 5.0) is far
-    delta = Update(tree.minus(far.tensors, shared), weight=1, kind="delta")
+    delta = Update(tensors.minus(far.tensors, shared), weight=1, kind="delta")
     short = clipped(shared, delta, 1.0)
     assert math.hypot(*short.tensors["a"].tolist(), *short.tensors["b"].tolist()) == pytest.approx(1.0)
     new, _ = Clipped(inner=MaskedMean(), norm=1.0).apply(shared, {}, [far])

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from talaria.algorithms.base import Algorithm
-from talaria.local import state_of
 from talaria.model.split import split_model
+from talaria.training.loop import state_of
 from talaria.types import ChannelLayout, ChannelMask, Recipe, Samples, Split, Task, Tensors, Update
 
 

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from talaria.algorithms.apfl import ALPHA, APFL
 from talaria.algorithms.parts import PERSONAL
 from talaria.errors import ConfigError
-from talaria.local import calibrate, state_of
-from talaria.tree import copied, equal, only, under
+from talaria.tensors import copied, equal, only, under
+from talaria.training.loop import calibrate, state_of
 from talaria.types import Task, Tensors, Update
 
 Tiny = Callable[..., Task]

@@ -7,8 +7,8 @@ import torch
 
 from talaria.algorithms import load
 from talaria.algorithms.base import Algorithm
-from talaria.local import calibrate, predict, state_of
-from talaria.tree import copied, equal
+from talaria.tensors import copied, equal
+from talaria.training.loop import calibrate, predict, state_of
 from talaria.types import ChannelMask, Task, Tensors, Update
 
 Tiny = Callable[..., Task]

@@ -20,9 +20,9 @@ from talaria.algorithms.fedrep import FedRep
 from talaria.algorithms.parts import PERSONAL
 from talaria.algorithms.perfedavg import PerFedAvg
 from talaria.errors import ConfigError
-from talaria.local import calibrate, state_of, train
 from talaria.model.split import split_model
-from talaria.tree import copied, equal, only, under
+from talaria.tensors import copied, equal, only, under
+from talaria.training.loop import calibrate, state_of, train
 from talaria.types import Samples, Task, Tensors, Update
 
 Tiny = Callable[..., Task]

@@ -8,8 +8,8 @@ import torch
 from talaria.algorithms.ditto import Ditto
 from talaria.algorithms.parts import PERSONAL
 from talaria.errors import ConfigError
-from talaria.local import state_of, train
-from talaria.tree import copied, equal, only, prefixed, under
+from talaria.tensors import copied, equal, only, prefixed, under
+from talaria.training.loop import state_of, train
 from talaria.types import Task, Tensors, Update
 
 Tiny = Callable[..., Task]

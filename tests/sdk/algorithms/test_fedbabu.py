@@ -6,8 +6,8 @@ import pytest
 
 from talaria.algorithms.fedbabu import FedBABU
 from talaria.errors import ConfigError
-from talaria.local import state_of, train
-from talaria.tree import equal, only
+from talaria.tensors import equal, only
+from talaria.training.loop import state_of, train
 from talaria.types import Task, Tensors, Update
 
 Tiny = Callable[..., Task]

@@ -8,7 +8,7 @@ import torch
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.fedprox import FedProx
 from talaria.errors import ConfigError
-from talaria.tree import copied, equal, minus
+from talaria.tensors import copied, equal, minus
 from talaria.types import Task, Tensors, Update
 
 Tiny = Callable[..., Task]

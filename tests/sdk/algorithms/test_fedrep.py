@@ -9,8 +9,8 @@ from torch import nn
 
 from talaria.algorithms.fedrep import FedRep
 from talaria.errors import ConfigError
-from talaria.local import accuracy, calibrate, state_of
-from talaria.tree import copied, equal, only
+from talaria.tensors import copied, equal, only
+from talaria.training.loop import accuracy, calibrate, state_of
 from talaria.types import Recipe, Samples, Split, Task, Tensors, Update
 
 Tiny = Callable[..., Task]

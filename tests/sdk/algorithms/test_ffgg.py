@@ -17,15 +17,15 @@ from tolerance import roundings
 from torch import Tensor, nn
 
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.buffered import FedBuff
-from talaria.aggregate.clipping import CenteredClip
-from talaria.aggregate.coordinatewise import Median, TrimmedMean
-from talaria.aggregate.krum import Krum, MultiKrum
+from talaria.aggregate.fedbuff import FedBuff
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.rfa import RFA
+from talaria.aggregate.robust.centered_clipping import CenteredClip
+from talaria.aggregate.robust.geometric_median import RFA
+from talaria.aggregate.robust.krum import Krum, MultiKrum
+from talaria.aggregate.robust.median import Median, TrimmedMean
 from talaria.algorithms.ffgg import FFGG, dispersion
 from talaria.errors import ConfigError
-from talaria.simulate.delays import delay
+from talaria.simulation.stragglers import delay
 from talaria.types import Recipe, Samples, Split, Task, Tensors, Update
 
 CLIENTS = 20

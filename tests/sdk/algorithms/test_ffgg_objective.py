@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from talaria import augment
 from talaria.algorithms.ffgg import FFGG
-from talaria.local import load
+from talaria.training import augment
+from talaria.training.loop import load
 
 
 def noisy(x: Tensor, draws: torch.Generator) -> Tensor:

@@ -12,12 +12,12 @@ from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.heart_pfl import OWN, HeartPFL, trainable
 from talaria.algorithms.prototypes import Tap, alignment, class_means, features, prototypes, stages
 from talaria.errors import ConfigError, ModelError
-from talaria.local import load, state_of, train
 from talaria.model import zoo
 from talaria.model.adapters import HEART_RESNET
 from talaria.model.split import split_model
 from talaria.model.zoo import ModelSpec
-from talaria.tree import equal, only, under, without
+from talaria.tensors import equal, only, under, without
+from talaria.training.loop import load, state_of, train
 from talaria.types import Samples, Task
 
 Tiny = Callable[..., Task]

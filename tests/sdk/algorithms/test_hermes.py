@@ -9,22 +9,22 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from talaria import rounds
-from talaria.aggregate.coordinatewise import Median, TrimmedMean
-from talaria.aggregate.krum import Krum
+from talaria.aggregate.fedopt import ServerMomentum
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.serveropt import ServerMomentum
-from talaria.aggregate.wrap import Clipped
+from talaria.aggregate.robust.krum import Krum
+from talaria.aggregate.robust.median import Median, TrimmedMean
+from talaria.aggregate.wrappers import Clipped
 from talaria.algorithms.hermes import Hermes, assembled, pruned_share
 from talaria.errors import ConfigError
-from talaria.evaluation import evaluate
-from talaria.local import state_of
+from talaria.federated import rounds
+from talaria.federated.rounds import Member, Run
 from talaria.model import masks, zoo
 from talaria.model.zoo import ModelSpec
-from talaria.rounds import Member, Run
-from talaria.simulate.report import mask_overlap, pair_overlap
-from talaria.simulate.run import simulate
-from talaria.tree import equal, only, under
+from talaria.simulation.reporting import mask_overlap, pair_overlap
+from talaria.simulation.run import simulate
+from talaria.tensors import equal, only, under
+from talaria.training.evaluation import evaluate
+from talaria.training.loop import state_of
 from talaria.types import ChannelLayout, ChannelMask, Plan, Recipe, Samples, Tensors, Update
 
 SPEC = ModelSpec("imu_cnn", (6, 32), 3)

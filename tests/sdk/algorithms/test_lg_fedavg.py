@@ -8,8 +8,8 @@ from tolerance import roundings
 
 from talaria.algorithms.lg_fedavg import LGFedAvg, ensemble
 from talaria.errors import ConfigError, ModelError
-from talaria.local import predict, state_of
-from talaria.tree import equal, only
+from talaria.tensors import equal, only
+from talaria.training.loop import predict, state_of
 from talaria.types import Task, Tensors, Update
 
 Tiny = Callable[..., Task]

@@ -12,10 +12,10 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from talaria.algorithms.perfedavg import PerFedAvg, apart, third
-from talaria.batching import batches
 from talaria.errors import ConfigError
-from talaria.local import gradient, state_of
-from talaria.tree import copied, equal, only
+from talaria.tensors import copied, equal, only
+from talaria.training.batching import batches
+from talaria.training.loop import gradient, state_of
 from talaria.types import Task, Tensors, Update
 
 Tiny = Callable[..., Task]

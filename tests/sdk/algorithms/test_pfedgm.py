@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 from tolerance import roundings, slack
 from torch import Tensor, nn
 
-from talaria import rounds
-from talaria.aggregate import statistics as pooled
-from talaria.aggregate.coordinatewise import Median
+from talaria.aggregate import class_statistics as pooled
+from talaria.aggregate.class_statistics import PooledStatistics
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.statistics import PooledStatistics
+from talaria.aggregate.robust.median import Median
 from talaria.algorithms import gaussian
 from talaria.algorithms.gaussian import Statistics
 from talaria.algorithms.navigator import last_linear, projection, projection_for, spread_apart
 from talaria.algorithms.pfedgm import PFedGM
 from talaria.algorithms.resampling import resampled, sampled_log_prior
 from talaria.errors import AggregationError, ConfigError, ModelError
-from talaria.local import predict
+from talaria.federated import rounds
+from talaria.federated.rounds import Member, Run
 from talaria.model.split import split_model
 from talaria.model.zoo import ModelSpec
-from talaria.rounds import Member, Run
-from talaria.tree import copied, equal
+from talaria.tensors import copied, equal
+from talaria.training.loop import predict
 from talaria.types import ChannelMask, Recipe, Samples, Task, Tensors, Update
 
 Tiny = Callable[..., Task]

@@ -19,8 +19,8 @@ from talaria.algorithms.lg_fedavg import LGFedAvg
 from talaria.algorithms.local_only import LocalOnly
 from talaria.algorithms.parts import PERSONAL
 from talaria.algorithms.perfedavg import PerFedAvg
-from talaria.local import state_of
-from talaria.tree import equal, only, under, without
+from talaria.tensors import equal, only, under, without
+from talaria.training.loop import state_of
 from talaria.types import ChannelLayout, Task, Tensors, Update
 
 Tiny = Callable[..., Task]

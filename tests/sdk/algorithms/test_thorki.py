@@ -16,11 +16,11 @@ from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.fusion_gate import ConstantGate, Fused, SampleGate, mixed
 from talaria.algorithms.thorki import SMALL, Thorki, label_shift
 from talaria.errors import ConfigError, ModelError
-from talaria.local import predict, state_of
 from talaria.model import zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec
-from talaria.tree import equal, under, without
+from talaria.tensors import equal, under, without
+from talaria.training.loop import predict, state_of
 from talaria.types import Recipe, Samples, Task, Tensors
 
 Tiny = Callable[..., Task]

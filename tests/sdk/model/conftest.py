@@ -12,7 +12,7 @@ import torch
 import torch_pruning
 from torch import Tensor, nn
 
-from talaria.model import survey
+from talaria.model import prunability
 from talaria.types import ChannelLayout, ChannelMask
 
 
@@ -42,7 +42,7 @@ def stirred(model: nn.Module, seed: int = 0) -> nn.Module:
 @lru_cache
 def _layout(kind: str) -> ChannelLayout:
     model, example = _make(kind)
-    return survey.layout(model, example)
+    return prunability.layout(model, example)
 
 
 def _make(kind: str) -> tuple[nn.Module, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from tolerance import roundings
 from torch import nn
 
-from talaria import tree
+from talaria import tensors
 from talaria.errors import ConfigError, ModelError
 from talaria.model import adapters, zoo
 from talaria.model.adapters import HEART_RESNET, AdapterSpec
@@ -121,7 +121,7 @@ def test_seeded_and_blind_to_the_global_generator():
     one, two = (adapters.insert(_model(), LOWRANK, seed=s) for s in (1, 1))
     other = adapters.insert(_model(), LOWRANK, seed=2)
     assert torch.equal(before, torch.get_rng_state())
-    assert tree.equal(one.state_dict(), two.state_dict())
+    assert tensors.equal(one.state_dict(), two.state_dict())
     assert not torch.equal(one.fc.adapter.down.weight, other.fc.adapter.down.weight)
 
 
@@ -183,7 +183,7 @@ def test_damaged_json_is_refused(data):
 def test_adapters_train_while_the_base_stays():
     model = adapters.insert(_model(), LOWRANK, skip=["head"])
     tuned = [p for n, p in model.named_parameters() if "adapter" in n]
-    base = tree.copied({k: v for k, v in model.state_dict().items() if ".base." in k})
+    base = tensors.copied({k: v for k, v in model.state_dict().items() if ".base." in k})
     optimizer = torch.optim.SGD(tuned, lr=0.1)
     first = model.eval()(X).square().mean()
     for _ in range(5):
@@ -192,7 +192,7 @@ def test_adapters_train_while_the_base_stays():
         loss.backward()
         optimizer.step()
     assert float(loss.detach()) < float(first.detach())
-    assert tree.equal(base, {k: v for k, v in model.state_dict().items() if ".base." in k})
+    assert tensors.equal(base, {k: v for k, v in model.state_dict().items() if ".base." in k})
 
 
 def test_heart_pfl_on_resnet18_counts_as_published():

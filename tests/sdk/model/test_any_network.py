@@ -9,10 +9,10 @@ from tolerance import roundings
 from torch import nn
 from torch.nn import functional as F
 
-from talaria import tree
+from talaria import tensors
+from talaria.model.compaction import compact
 from talaria.model.masks import apply_dense, gather, scatter
-from talaria.model.surgery import compact
-from talaria.model.survey import survey
+from talaria.model.prunability import survey
 
 SIZE = 8
 
@@ -121,7 +121,7 @@ def test_whatever_may_be_pruned_is_exact_for_any_mask(decade, random_mask):
     for seed in range(10 * decade, 10 * decade + 10):
         torch.manual_seed(seed)
         model, x = Drawn(seed).eval(), torch.randn(2, 3, SIZE, SIZE)
-        state = tree.copied(model.state_dict())
+        state = tensors.copied(model.state_dict())
         layout = survey(model, x).layout
         shrunk += bool(layout.sizes)
         for number in range(3):
@@ -131,6 +131,6 @@ def test_whatever_may_be_pruned_is_exact_for_any_mask(decade, random_mask):
             with torch.no_grad():
                 got, want = compact(model, mask)(x), twin(x)
             assert roundings(got, want, want.abs().max().clamp(min=1e-3)) <= 1000, (seed, model.kinds, mask.kept)
-            assert tree.equal(scatter(gather(state, mask), mask, state), state)
-        assert tree.equal(model.state_dict(), state)
+            assert tensors.equal(scatter(gather(state, mask), mask, state), state)
+        assert tensors.equal(model.state_dict(), state)
     assert shrunk >= 5

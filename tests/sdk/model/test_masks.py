@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from talaria import tree
+from talaria import tensors
 from talaria.errors import ModelError, WireError
 from talaria.model import masks
 from talaria.types import ChannelLayout, ChannelMask
@@ -92,7 +92,7 @@ def test_shrink_is_gather_by_the_smaller_mask(first, second):
         return
     dense = _dense()
     small = masks.shrink(masks.gather(dense, first), first, both)
-    assert tree.equal(small, masks.gather(dense, both))
+    assert tensors.equal(small, masks.gather(dense, both))
     assert both.within(first)
     assert both.within(second)
 
@@ -102,8 +102,8 @@ def test_shrink_is_gather_by_the_smaller_mask(first, second):
 def test_the_full_mask_changes_nothing(mask):
     dense = _dense()
     full = LAYOUT.full()
-    assert tree.equal(masks.gather(dense, full), dense)
-    assert tree.equal(masks.apply_dense(dense, full), dense)
+    assert tensors.equal(masks.gather(dense, full), dense)
+    assert tensors.equal(masks.apply_dense(dense, full), dense)
     assert masks.intersect([mask, full]).kept == mask.kept
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tolerance import roundings
 from torch import nn
 
-from talaria import tree
+from talaria import tensors
 from talaria.errors import ConfigError, ModelError
 from talaria.model import masks, pruning, zoo
 from talaria.types import ChannelLayout
@@ -149,7 +149,7 @@ def test_repeated_pruning_and_a_rebuild_from_spec_mask_and_weights_agree():
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.01)
-    packed, weights = masks.pack(mask), tree.copied(model.state_dict())
+    packed, weights = masks.pack(mask), tensors.copied(model.state_dict())
     restored = masks.unpack(zoo.layout(spec), packed)
     rebuilt = pruning.compact(zoo.build(spec), restored)
     rebuilt.load_state_dict(weights)

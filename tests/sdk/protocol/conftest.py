@@ -9,14 +9,14 @@ import pytest
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
-from talaria.protocol.device import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState, Rules
+from talaria.protocol.device.machine import DeviceHalf, DeviceLimits, DeviceState
 from talaria.protocol.transfer import chunk_frames, transfer_of
 from talaria.wire.chunks import Cut, describe
-from talaria.wire.loop import Faults, Hub
+from talaria.wire.memory_broker import Faults, Hub
+from talaria.wire.mqtt import Arrival, Will
 from talaria.wire.signing import Signer
 from talaria.wire.topics import coordinator_filters, device_filters
-from talaria.wire.transport import Arrival, Will
 
 FED = "watch"
 

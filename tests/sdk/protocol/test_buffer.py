@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.wire.loop import Faults
+from talaria.wire.memory_broker import Faults
 
 QUIET = Faults()
 

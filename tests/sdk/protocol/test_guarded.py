@@ -6,8 +6,8 @@ import pytest
 from talaria.errors import ConfigError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
-from talaria.protocol.device import DeviceHalf, DeviceState
+from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState, Rules
+from talaria.protocol.device.machine import DeviceHalf, DeviceState
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, encode_frame
 from talaria.wire.signing import Signer

@@ -20,11 +20,11 @@ from hypothesis.stateful import (
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import CoordinatorState
-from talaria.protocol.device import DeviceState
-from talaria.protocol.rounds import LIVE
+from talaria.protocol.coordinator.machine import CoordinatorState
+from talaria.protocol.coordinator.state import LIVE
+from talaria.protocol.device.machine import DeviceState
 from talaria.wire.chunks import describe
-from talaria.wire.loop import Faults
+from talaria.wire.memory_broker import Faults
 
 NAMES = st.integers(0, 2)
 BOUNDS = {"serve": 1000, "flaps": 1000, "keep": 1000}

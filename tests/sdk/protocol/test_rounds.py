@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from talaria.errors import StateError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState
+from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, encode_frame
-from talaria.wire.loop import Faults
+from talaria.wire.memory_broker import Faults
 
 QUIET = Faults()
 

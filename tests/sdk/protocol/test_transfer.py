@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from talaria.errors import ConfigError, StateError, WireError
 from talaria.protocol import events as e
-from talaria.protocol import saved
-from talaria.protocol.coordinator import CoordinatorHalf, CoordinatorState, Rules
-from talaria.protocol.device import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol import state_codec
+from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState, Rules
+from talaria.protocol.device.machine import DeviceHalf, DeviceLimits, DeviceState
 from talaria.protocol.transfer import Guard, Receiver
 from talaria.wire.chunks import describe, indices_of
 from talaria.wire.frames import Frame, Header
@@ -125,18 +125,18 @@ STATES = st.builds(
 
 @given(STATES)
 def test_a_saved_state_comes_back(state):
-    data = saved.dump(state)
-    assert saved.load(Outer, data) == state
-    assert saved.dump(saved.load(Outer, data)) == data
+    data = state_codec.dump(state)
+    assert state_codec.load(Outer, data) == state
+    assert state_codec.dump(state_codec.load(Outer, data)) == data
 
 
 @given(STATES, st.data())
 def test_a_damaged_state_is_a_state_error_or_another_valid_state(state, data):
-    raw = bytearray(saved.dump(state))
+    raw = bytearray(state_codec.dump(state))
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] = data.draw(st.integers(0, 255))
     try:
-        found = saved.load(Outer, bytes(raw))
+        found = state_codec.load(Outer, bytes(raw))
     except StateError:
         return
     assert isinstance(found, Outer)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from talaria import tree
+from talaria import tensors as tree
 from talaria.errors import ConfigError, TooLarge, WireError
 from talaria.types import ChannelLayout, ChannelMask, Update
 from talaria.wire.codec import (
@@ -21,7 +21,7 @@ from talaria.wire.codec import (
     encode_update,
     schema_of,
 )
-from talaria.wire.squeeze import MAGIC, squeeze, unsqueeze
+from talaria.wire.compression import MAGIC, squeeze, unsqueeze
 
 LAYOUT = ChannelLayout(
     sizes={"conv": 10, "fc": 3},

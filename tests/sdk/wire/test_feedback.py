@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from talaria import rounds
 from talaria.errors import ConfigError
+from talaria.federated import rounds
+from talaria.federated.rounds import Member, Run
 from talaria.model.zoo import ModelSpec
-from talaria.rounds import Member, Run
-from talaria.simulate.run import simulate
+from talaria.simulation.run import simulate
 from talaria.types import ChannelLayout, ChannelMask, Plan, Recipe, Samples, Update
 from talaria.wire import feedback
 from talaria.wire.codec import decode_update, encode_update, schema_of

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from talaria.wire.address import Tls
+from talaria.wire.broker_url import Tls
 from talaria.wire.validity import DAY, Validity, validities, watch
 
 NOW = 1_800_000_000.0

@@ -1,0 +1,1 @@
+"""``talaria bench``: what measures and torments Talaria. No part of its wheel."""

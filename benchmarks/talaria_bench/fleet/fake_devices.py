@@ -1,0 +1,240 @@
+"""Many light devices in one process: the real protocol and real bytes, but nothing is learned and nothing kept.
+
+Each device verifies every chunk of the body and forgets it, and answers with an update that is one template but for
+one value of its own. ``python -c "from talaria_bench.fleet.fake_devices import main; main()" JOB`` runs the devices
+that the JSON ``JOB`` names and tells, one JSON line each, what happened to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from talaria.errors import TransportError
+from talaria.protocol import events as e
+from talaria.protocol.device.machine import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol.link import Link
+from talaria.wire.chunks import FileAssembly, describe
+from talaria.wire.mqtt import Mqtt
+from talaria.wire.topics import device_filters
+from talaria.wire.transport import Arrival, LinkUp, Will
+
+STARTS_AT_ONCE = 20
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process does. ``updates`` is a folder with ``head-N`` for each round N and ``tail``: both make an update
+    of device ``alike``, and the first value of the tail is each device's own. Empty: devices fetch the body and decline
+    to learn. ``disk`` is where bodies are put together; empty: they are verified and forgotten."""
+
+    fleet: str
+    url: str
+    devices: list[str]
+    retry_s: float
+    rounds: int
+    updates: str = ""
+    alike: str = ""
+    disk: str = ""
+
+    @classmethod
+    def load(cls, text: str) -> Job:
+        return cls(**json.loads(text))
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass
+class Tally:
+    """What all devices of a process did together, in bytes and messages."""
+
+    down: int = 0
+    up: int = 0
+    chunks: int = 0
+    """Chunks of bodies that came, whether new or not."""
+    bodies: int = 0
+    receipts: dict[str, int] = field(default_factory=dict)
+    dropped: int = 0
+
+
+def value_of(device: str) -> float:
+    """The value that ``device`` puts into its update, exact in 32 bits."""
+    return int(sha256(device.encode()).hexdigest()[:4], 16) / 65536
+
+
+def is_chunk(topic: str) -> bool:
+    """Whether a piece of a body travels on ``topic``."""
+    parts = topic.split("/")
+    return len(parts) > 4 and (parts[3] == "m" or parts[-2] == "dn")
+
+
+class Updates:
+    """The updates of a job, by device and round."""
+
+    def __init__(self, job: Job) -> None:
+        self._folder, self._alike = Path(job.updates), job.alike.encode()
+        self._rest = (self._folder / "tail").read_bytes()[4:] if job.updates else b""
+
+    def of(self, device: str, step: int) -> bytes:
+        """The update of ``device`` for learning round ``step``."""
+        head = (self._folder / f"head-{step}").read_bytes().replace(self._alike, device.encode())
+        return b"".join((head, struct.pack("<f", value_of(device)), self._rest))
+
+
+class Light:
+    """One device."""
+
+    def __init__(self, name: str, job: Job, updates: Updates, tally: Tally, told: Callable[..., None]) -> None:
+        self.name, self._job, self._updates, self._tally, self._told = name, job, updates, tally, told
+        limits = DeviceLimits(retry=job.retry_s, max_body=1 << 31)
+        self._half = DeviceHalf(job.fleet, name, limits, profile=b"{}")
+        self._state = DeviceState()
+        self._update = b""
+        self._events: asyncio.Queue[object] = asyncio.Queue()
+        self._link = Link(lambda cut: self._update, self._sent)
+        self._part: FileAssembly | None = None
+        self._parting = False
+        self._over = False
+
+    def _sent(self, size: int) -> None:
+        self._tally.up += size
+
+    async def run(self, gate: asyncio.Semaphore) -> None:
+        """Take part until the last body is here and the coordinator has heard the goodbye."""
+        job = self._job
+        link = Mqtt(
+            job.url, f"{job.fleet}.{self.name}", device_filters(job.fleet, self.name),
+            will=self._will, threaded=False, timeout=60.0, keepalive=60,
+        )  # fmt: skip
+        self._feed(e.Boot(time.monotonic()))
+        async with gate:
+            while True:
+                try:
+                    await link.start()
+                except TransportError as error:
+                    self._told("unreachable", device=self.name, error=str(error))
+                    await asyncio.sleep(random.uniform(0.5, 2.0))
+                else:
+                    break
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(work) for work in (self._link.send(link), self._listen(link), self._tick())]
+                while not self._over:
+                    self._feed(await self._events.get())
+                for task in tasks:
+                    task.cancel()
+        finally:
+            self._tally.dropped += link.dropped
+            await link.close()
+
+    def _will(self) -> Will:
+        self._feed(e.Connecting(time.monotonic()))
+        return Will(*self._half.will(self._state))
+
+    async def _listen(self, link: Mqtt) -> None:
+        while True:
+            item = await link.receive()
+            if isinstance(item, Arrival):
+                received = e.Received(time.monotonic(), item.topic, item.payload, item.retained)
+                self._tally.down += received.size
+                self._tally.chunks += is_chunk(item.topic)
+                self._feed(received)
+            elif isinstance(item, LinkUp):
+                self._feed(e.Connected(time.monotonic()))
+            else:
+                self._told("cut", device=self.name, chunks=self._tally.chunks)
+
+    async def _tick(self) -> None:
+        # Idle devices look up now and then; not all of them at once.
+        await asyncio.sleep(random.uniform(0, self._job.retry_s))
+        while True:
+            self._events.put_nowait(e.Tick(time.monotonic()))
+            if self._parting:
+                self._events.put_nowait(e.SayGoodbye(time.monotonic()))
+            await asyncio.sleep(self._job.retry_s)
+
+    def _feed(self, event: object) -> None:
+        _, actions = self._half.step(self._state, event)
+        for action in actions:
+            self._carry_out(action)
+        state = self._state
+        busy = state.job is not None and state.job.phase in ("fetching", "training", "offering")
+        if state.version >= self._job.rounds and state.body and state.fetch is None and not busy and not self._parting:
+            self._parting = True
+            self._events.put_nowait(e.SayGoodbye(time.monotonic()))
+
+    def _carry_out(self, action: e.Action) -> None:
+        match action:
+            case e.Publish() | e.SendChunks():
+                self._link.say(action)
+            case e.KeepChunk():
+                self._keep(action)
+            case e.BodyComplete():
+                self._complete(action)
+            case e.Train():
+                self._train(action)
+            case e.Receipted():
+                seen = self._tally.receipts
+                seen[action.outcome] = seen.get(action.outcome, 0) + 1
+                self._told("received", device=self.name, round=action.round, outcome=action.outcome)
+                self._update = b""
+            case e.Released():
+                self._over = True
+
+    def _keep(self, action: e.KeepChunk) -> None:
+        if not self._job.disk:
+            return
+        if self._part is None or self._part.cut.sha256 != action.cut.sha256:
+            self._part = FileAssembly(Path(self._job.disk) / f"{self.name}.part", action.cut, 1 << 31)
+        self._part.put(action.index, action.data)
+
+    def _complete(self, action: e.BodyComplete) -> None:
+        if self._part is not None:
+            self._part.finish()
+            self._part.close()
+        self._tally.bodies += 1
+        self._told("body", device=self.name, version=action.version, chunks=self._tally.chunks, count=action.cut.count)
+        self._events.put_nowait(e.BodyStored(time.monotonic(), action.cut.sha256))
+
+    def _train(self, action: e.Train) -> None:
+        now = time.monotonic()
+        if not self._job.updates:
+            self._events.put_nowait(e.Refuse(now, action.round, "it only fetches the body"))
+            return
+        self._update = self._updates.of(self.name, int(json.loads(action.spec)["step"]))
+        cut = describe(self._update, self._state.chunk)
+        self._events.put_nowait(e.UpdateReady(now, action.round, action.version, cut))
+
+
+async def take_part(job: Job) -> None:
+    """Run all devices of ``job`` to their end, telling on stdout."""
+    tally = Tally()
+
+    def told(event: str, **facts: Any) -> None:
+        sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
+        sys.stdout.flush()
+
+    gate, updates = asyncio.Semaphore(STARTS_AT_ONCE), Updates(job)
+    devices = [Light(name, job, updates, tally, told) for name in job.devices]
+    told("here", pid=os.getpid())
+    await asyncio.gather(*(device.run(gate) for device in devices))
+    used = os.times()
+    told("over", **asdict(tally), cpu_s=used.user + used.system)
+
+
+def main() -> None:
+    """Run the job that the first argument is."""
+    with suppress(KeyboardInterrupt):
+        asyncio.run(take_part(Job.load(sys.argv[1])))

@@ -1,0 +1,85 @@
+"""The files of a small fleet: its configuration and, for every device, its own and its data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from talaria.federated.rounds import Member, Run
+from talaria.model.zoo import ModelSpec
+from talaria.types import Recipe, Samples
+
+FLEET = "bench"
+FEATURES, CLASSES = 768, 3
+"""The body of ``mlp`` on so many features is four chunks long."""
+
+
+def run_of(algorithm: str, rounds: int, seed: int) -> Run:
+    """What the fleet learns: a small network, one short epoch a round."""
+    spec = ModelSpec("mlp", (FEATURES,), CLASSES, seed=1)
+    return Run(spec=spec, algorithm=algorithm, rounds=rounds, seed=seed, recipe=Recipe(batch=8, epochs=1))
+
+
+def write_data(path: Path, seed: int) -> None:
+    """Samples of one device, from ``seed``."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(36) % CLASSES
+    x = (rng.standard_normal((36, FEATURES)) + y[:, None]).astype(np.float32)
+    np.savez(
+        path, x_train=x[:24], y_train=y[:24], x_val=x[24:30], y_val=y[24:30], x_test=x[30:], y_test=y[30:],
+    )  # fmt: skip
+
+
+def member(path: Path, device: str) -> Member:
+    """The same device as the simulator sees it."""
+    import torch
+
+    with np.load(path, allow_pickle=False) as found:
+        train, val = (
+            Samples(torch.from_numpy(found[f"x_{part}"]), torch.from_numpy(found[f"y_{part}"]))
+            for part in ("train", "val")
+        )
+    return Member(device, train, val)
+
+
+def write_fleet(folder: Path, run: Run, url: str, *, fleet: Mapping[str, Any], rounds: Mapping[str, Any]) -> Path:
+    """``fleet.toml`` in ``folder``, with what ``[fleet]`` says beside the name, and what ``[rounds]`` does."""
+    spec, recipe = run.spec, run.recipe
+    learned = {"algorithm": run.algorithm, "rounds": run.rounds, "seed": run.seed, "fraction": run.fraction}
+    shape = list(spec.input_shape)
+    tables: dict[str, Mapping[str, Any]] = {
+        "fleet": {"name": FLEET, "stay": False, **fleet},
+        "broker": {"url": url},
+        "rounds": rounds,
+        "run": learned,
+        "run.spec": {"name": spec.name, "input_shape": shape, "classes": spec.classes, "seed": spec.seed},
+        "run.recipe": {"epochs": recipe.epochs, "batch": recipe.batch},
+    }
+    path = folder / "fleet.toml"
+    # Plain values read alike in TOML and JSON.
+    lines = ([f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in values.items())] for table, values in tables.items())
+    path.write_text("\n".join(line for table in lines for line in table) + "\n")
+    return path
+
+
+def write_device(folder: Path, device: str, url: str, *, retry_s: float) -> Path:
+    """``DEVICE.toml`` in ``folder``."""
+    path = folder / f"{device}.toml"
+    path.write_text(
+        f"""
+[device]
+id = "{device}"
+[fleet]
+name = "{FLEET}"
+broker = "{url}"
+retry_s = {retry_s}
+[data]
+source = "npz"
+path = "{device}.npz"
+"""
+    )
+    return path

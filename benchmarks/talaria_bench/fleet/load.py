@@ -1,0 +1,237 @@
+"""``talaria bench load``: what one coordinator on one machine carries, and what that costs.
+
+A Mosquitto, a coordinator as it is started by hand, and many light devices (:mod:`.light`) in a few processes: the
+protocol and the bytes are real, the learning is not. With ``--cuts`` one device fetches one large body over a link that
+is cut so often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import shutil
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from talaria_bench.fleet import meters, replay
+from talaria_bench.fleet.fake_devices import Job, value_of
+from talaria_bench.fleet.files import FLEET
+from talaria_bench.fleet.meters import MIB
+from talaria_bench.fleet.programs import Program
+from talaria_bench.fleet.synthetic import first_value, run_of, write_config, write_updates
+from talaria_coordinator.broker import open_broker
+
+LIGHT = "from talaria_bench.fleet.fake_devices import main; main()"
+STALL_S = 600.0
+WARM_UP = 0.1
+"""The share of the rounds before memory is looked at; at least three of them."""
+LEAVE_S = 180.0
+
+
+def load(
+    devices: Annotated[int, typer.Option(help="Light devices, all connected.", min=1, max=9999)] = 1000,
+    rounds: Annotated[int, typer.Option(help="Rounds of learning.", min=1, max=9999)] = 50,
+    ask: Annotated[int, typer.Option(help="Devices asked each round; 0: a fifth.", min=0)] = 0,
+    body_mib: Annotated[float, typer.Option(help="Size of the body, and of each update.", min=0.1, max=512)] = 1.0,
+    processes: Annotated[int, typer.Option(help="Processes that hold the devices.", min=1, max=64)] = 4,
+    retry_s: Annotated[float, typer.Option(help="[rounds] retry_s of the fleet.", min=0.1)] = 10.0,
+    cuts: Annotated[int, typer.Option(help="Instead: one device fetches the body over as many cuts.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Load one coordinator with many devices and real bytes: no loss, memory, CPU per MiB. Needs Mosquitto."""
+    folder = Path(tempfile.mkdtemp(prefix="talaria-load-"))
+    folder.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
+    try:
+        if cuts:
+            from talaria_bench.fleet.cuts import fetched
+
+            found = asyncio.run(fetched(folder, body_mib, cuts, retry_s=min(retry_s, 1.0)))
+        else:
+            asked = ask or max(1, devices // 5)
+            found = asyncio.run(Load(folder, devices, rounds, asked, body_mib, processes, retry_s).run())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        _show(found)
+    raise typer.Exit(0 if found["kept"] else 1)
+
+
+@dataclass
+class Sample:
+    """The processes at the end of one round."""
+
+    at: float
+    rss_mib: float
+    cpu_s: float
+    broker_cpu_s: float
+    broker_rss_mib: float
+
+
+@dataclass
+class Load:
+    """One run in ``folder``."""
+
+    folder: Path
+    devices: int
+    rounds: int
+    asked: int
+    body_mib: float
+    processes: int
+    retry_s: float
+    _samples: list[Sample] = field(default_factory=list, init=False)
+    _receipts: list[replay.Receipt] = field(default_factory=list, init=False)
+    _outcomes: Counter[str] = field(default_factory=Counter, init=False)
+    _tallies: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _moved: float = field(default=0.0, init=False)
+    _events: Counter[str] = field(default_factory=Counter, init=False)
+
+    async def run(self) -> dict[str, Any]:
+        """Everything, from the broker's start to the report."""
+        room()
+        names = [f"dev-{i:04}" for i in range(self.devices)]
+        run = run_of(self.body_mib, self.rounds, self.asked / self.devices)
+        size = write_updates(self.folder / "updates", run, names[0])
+        begin = time.monotonic()
+        with open_broker("mosquitto", state=self.folder / "broker", devices=self.devices) as self._broker:
+            config = write_config(self.folder, run, self.devices, self._broker.url, retry_s=self.retry_s)
+            self._coordinator = Program(
+                "coordinator", ["coordinator", "serve", str(config), "--json"], self.folder, self._heard
+            )
+            programs = [self._coordinator, *self._light(names)]
+            keepers = [asyncio.create_task(program.run()) for program in programs]
+            try:
+                stuck = await self._wait(programs)
+            finally:
+                await asyncio.gather(*(program.stop() for program in programs))
+                for keeper in keepers:
+                    keeper.cancel()
+                await asyncio.gather(*keepers, return_exceptions=True)
+        return self._report(size, time.monotonic() - begin, stuck)
+
+    def _light(self, names: list[str]) -> list[Program]:
+        found = []
+        for number in range(min(self.processes, self.devices)):
+            job = Job(
+                FLEET, self._broker.url, names[number :: self.processes], self.retry_s, self.rounds,
+                updates=str(self.folder / "updates"), alike=names[0],
+            )  # fmt: skip
+            found.append(Program(f"light-{number}", [job.dump()], self.folder, self._heard, code=LIGHT))
+        return found
+
+    def _heard(self, name: str, event: dict[str, Any]) -> None:
+        kind = event.get("event", "")
+        self._events[kind] += 1
+        if name == "coordinator":
+            if kind == "round-closed":
+                self._moved = time.monotonic()
+                self._sample()
+            elif kind == "round-opened":
+                self._moved = time.monotonic()
+        elif kind == "received":
+            self._outcomes[event["outcome"]] += 1
+            if event["outcome"] == "stored":
+                self._receipts.append((event["device"], int(event["round"])))
+        elif kind == "over":
+            self._tallies.append(event)
+
+    def _sample(self) -> None:
+        own, broker = self._coordinator.process, self._broker.pid
+        if own is not None and broker is not None:
+            self._samples.append(
+                Sample(
+                    time.monotonic(), meters.rss_mib(own.pid), meters.cpu_s(own.pid),
+                    meters.cpu_s(broker), meters.rss_mib(broker),
+                )
+            )  # fmt: skip
+
+    async def _wait(self, programs: list[Program]) -> list[str]:
+        self._moved = time.monotonic()
+        while len(self._samples) < self.rounds:
+            if time.monotonic() - self._moved > STALL_S:
+                last = {p.name: list(p.errors)[-3:] for p in programs if p.errors}
+                return [f"nothing happened for {STALL_S:g} s after round {len(self._samples)}; last words: {last}"]
+            if self._coordinator.starts > 1:
+                return [f"the coordinator ended: {list(self._coordinator.errors)[-3:]}"]
+            await asyncio.sleep(0.2)
+        end = time.monotonic() + LEAVE_S
+        while not all(p.done.is_set() for p in programs) and time.monotonic() < end:
+            await asyncio.sleep(0.2)
+        return [f"{p.name} did not leave: {list(p.errors)[-3:]}" for p in programs if not p.done.is_set()]
+
+    def _report(self, size: int, lived: float, stuck: list[str]) -> dict[str, Any]:
+        ledger = replay.promised(self.folder / "state", FLEET, self._receipts)
+        due = self.rounds * self.asked
+        value, expected = first_value(self.folder / "state", FLEET), self._expected()
+        wrong = [*stuck, *ledger.wrong]
+        if ledger.counted != due:
+            wrong.append(f"{ledger.counted} of {due} updates counted")
+        if value is None or expected is None or abs(value - expected) > 1e-6:
+            wrong.append(f"the last body's first value is {value}, the mean of what was counted is {expected}")
+        if self._coordinator.starts != 1:
+            wrong.append(f"the coordinator was started {self._coordinator.starts} times")
+        warm = min(max(3, int(WARM_UP * self.rounds)), max(0, self.rounds - 2))
+        tail = self._samples[warm:]
+        received = size * self.asked * max(0, len(tail) - 1) / MIB
+        down, up = (sum(t[way] for t in self._tallies) / MIB for way in ("down", "up"))
+        found: dict[str, Any] = {
+            "devices": self.devices,
+            "asked": self.asked,
+            "rounds": ledger.rounds,
+            "body_mib": self.body_mib,
+            "update_bytes": size,
+            "counted": ledger.counted,
+            "receipts": ledger.receipts,
+            "outcomes": dict(self._outcomes),
+            "lost": ledger.lost,
+            "twice": ledger.twice,
+            "down_mib": round(down, 1),
+            "up_mib": round(up, 1),
+            "sent_again": round(up * MIB / (size * due) - 1, 4),
+            "dropped": sum(t["dropped"] for t in self._tallies),
+            "links_lost": self._events["cut"],
+            "seconds": round(lived, 1),
+            "light_cpu_s": round(sum(t["cpu_s"] for t in self._tallies), 1),
+        }
+        if len(tail) >= 2:
+            first, last = tail[0], tail[-1]
+            rss = [sample.rss_mib for sample in tail]
+            found |= {
+                "round_s": round((last.at - first.at) / (len(tail) - 1), 2),
+                "rss_slope_mib": round(meters.slope(rss), 4),
+                "rss_mib": {"first": round(rss[0], 1), "last": round(rss[-1], 1), "most": round(max(rss), 1)},
+                "coordinator_ms_per_mib": round(1000 * (last.cpu_s - first.cpu_s) / received, 2),
+                "broker_ms_per_mib_received": round(1000 * (last.broker_cpu_s - first.broker_cpu_s) / received, 2),
+                "broker_ms_per_mib_carried": round(1000 * last.broker_cpu_s / (2 * up + down), 2),
+                "broker_rss_mib": round(last.broker_rss_mib, 1),
+                "rss_by_round": [round(sample.rss_mib, 1) for sample in self._samples],
+            }
+        plain = {name: round(value, 3) for name, value in meters.plain_copy().items()}
+        return found | {"plain_ms_per_mib": plain, "wrong": wrong, "kept": not wrong}
+
+    def _expected(self) -> float | None:
+        counted = replay.last_counted(self.folder / "state", FLEET)
+        return sum(map(value_of, counted)) / len(counted) if counted else None
+
+
+def room() -> None:
+    """As many open files as this user may have: each device is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _show(found: dict[str, Any]) -> None:
+    for name, value in found.items():
+        if name not in ("wrong", "kept", "rss_by_round"):
+            typer.echo(f"{name:28} {value}")
+    for line in found["wrong"]:
+        typer.echo(f"wrong: {line}")
+    typer.echo("kept" if found["kept"] else "a promise broke")

@@ -1,0 +1,217 @@
+"""What a fleet left behind, compared with the same contributions computed undisturbed, in this process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from talaria import tensors
+from talaria.errors import StateError
+from talaria.federated import global_model, rounds
+from talaria.federated.rounds import Member, Run
+from talaria.types import Tensors, Update
+from talaria.wire import codec
+from talaria_coordinator.fleet.aggregation import Learning
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.records import Received, Round
+from talaria_coordinator.storage.store import Store
+
+Receipt = tuple[str, int]
+"""A device and the number of the round whose update it was told to be stored."""
+MOST = 64
+"""Private states that a device may have had, as far as the coordinator can tell."""
+
+
+@dataclass
+class Ledger:
+    """What was promised, kept and counted, and where it was not as it must be (``wrong``, in words)."""
+
+    rounds: int = 0
+    failed: int = 0
+    stored: int = 0
+    counted: int = 0
+    receipts: int = 0
+    lost: int = 0
+    twice: int = 0
+    bodies: int = 0
+    bodies_equal: int = 0
+    updates_equal: int = 0
+    private_equal: int = 0
+    log: int = 0
+    final: str = ""
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Every committed body is the undisturbed one, to the byte."""
+        return self.rounds > 0 and self.bodies == self.bodies_equal == self.rounds
+
+
+def audit(
+    state: Path,
+    fleet: str,
+    run: Run,
+    members: Mapping[str, Member],
+    devices: Path,
+    receipts: Iterable[Receipt],
+    began: Collection[tuple[str, int]],
+) -> Ledger:
+    """The ledger of the fleet in the folder ``state``, whose devices' own folders lie in ``devices``. ``began`` says
+    which device told that it trains in which learning round."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the programs train: sums may depend on it
+    try:
+        with Store(state / "coordinator.db") as store:
+            ledger, every, updates = _promised(store, fleet, receipts)
+            try:
+                ledger.log = store.verify_log()
+            except StateError as error:
+                ledger.wrong.append(str(error))
+            learning = Learning(run, FolderBlobs(state / "blobs"))
+            private = _replay(ledger, learning, members, every, updates, began)
+            _private(ledger, private, devices)
+    finally:
+        torch.set_num_threads(before)
+    return ledger
+
+
+def promised(state: Path, fleet: str, receipts: Iterable[Receipt]) -> Ledger:
+    """The ledger without learning anything again: what was promised, kept and counted."""
+    with Store(state / "coordinator.db") as store:
+        return _promised(store, fleet, receipts)[0]
+
+
+def _promised(
+    store: Store, fleet: str, receipts: Iterable[Receipt]
+) -> tuple[Ledger, list[Round], dict[int, list[Received]]]:
+    ledger, every = Ledger(), store.rounds(fleet)
+    updates = {row.round: store.updates(fleet, row.round) for row in every}
+    promises(ledger, every, updates, receipts)
+    twice(ledger, every, store.events(fleet, last=10**9), updates)
+    return ledger, every, updates
+
+
+def last_counted(state: Path, fleet: str) -> list[str]:
+    """The devices in the last committed body."""
+    with Store(state / "coordinator.db") as store:
+        return next(([dev for _, dev in row.counted] for row in reversed(store.rounds(fleet)) if row.counted), [])
+
+
+def promises(
+    ledger: Ledger, every: Sequence[Round], updates: Mapping[int, Sequence[Received]], receipts: Iterable[Receipt]
+) -> None:
+    """Whoever was told ``stored`` is stored, and counts where the round was committed."""
+    committed = {row.round for row in every if row.counted is not None}
+    counted = {pair for row in every for pair in row.counted or ()}
+    rows = {(row.round, row.device): row for found in updates.values() for row in found}
+    ledger.rounds, ledger.failed = len(committed), sum(row.failure is not None for row in every)
+    ledger.stored = sum(row.status in ("stored", "counted") for row in rows.values())
+    for device, number in sorted(set(receipts)):
+        ledger.receipts += 1
+        row = rows.get((number, device))
+        kept = row is not None and row.status in ("stored", "counted")
+        if not kept or (number in committed and (number, device) not in counted):
+            ledger.lost += 1
+            ledger.wrong.append(f"lost: {device} has a receipt for round {number}")
+
+
+def twice(
+    ledger: Ledger,
+    every: Sequence[Round],
+    events: Sequence[Mapping[str, Any]],
+    updates: Mapping[int, Sequence[Received]],
+) -> None:
+    """No update stands in two bodies, and no device in one body twice: by the rounds and by the audit log."""
+    by_rows = Counter((made, dev) for row in every for made, dev in row.counted or ())
+    by_log = Counter((int(m), str(d)) for e in events if e["kind"] == "round-closed" for m, d in e["counted"])
+    step = {row.round: row.step for row in every}
+    learned = Counter((step[made], dev) for made, dev in by_rows.elements())
+    marked = sum(row.status == "counted" for found in updates.values() for row in found)
+    ledger.counted = sum(by_rows.values())
+    ledger.twice = sum(n - 1 for found in (by_rows, learned) for n in found.values())
+    if by_log != by_rows or marked != ledger.counted:
+        ledger.wrong.append("the audit log, the rounds and the updates' marks do not name the same counted updates")
+    if ledger.twice:
+        ledger.wrong.append(f"counted twice: {[k for k, n in (by_rows | learned).items() if n > 1][:5]}")
+
+
+def _replay(
+    ledger: Ledger,
+    learning: Learning,
+    members: Mapping[str, Member],
+    every: Sequence[Round],
+    updates: Mapping[int, Sequence[Received]],
+    began: Collection[tuple[str, int]],
+) -> dict[str, list[Tensors | None]]:
+    """Learn all committed rounds again. A device that trained without counting may or may not have gone on from
+    what it learned: both are followed until its next update tells."""
+    run = learning.run
+    shared, server = rounds.start(run)
+    private: dict[str, list[Tensors | None]] = {name: [None] for name in members}
+    for row in (row for row in every if row.counted is not None):
+        tries = [r for r in every if r.step == row.step]
+        counted: dict[str, Update] = {}
+        for name in sorted({dev for t in tries for dev in t.cohort}):
+            told = {u.digest for t in tries for u in updates[t.round] if u.device == name}
+            if not told and (name, row.step) not in began:
+                continue  # it was away
+            learned = [(state, _learn(run, members[name], shared, state, row.step)) for state in private[name]]
+            if told:
+                after = [(data, own) for _, (data, own) in learned if hashlib.sha256(data).hexdigest() in told]
+                ledger.updates_equal += bool(after)
+                if not after:
+                    ledger.wrong.append(f"round {row.round}: {name} sent another update than the undisturbed one")
+                    after = [learned[0][1]]
+                private[name] = _distinct([own for _, own in after])
+                counted[name] = learning.checked(after[0][0], name, row.step, row.base)
+            else:
+                private[name] = _distinct([*private[name], *(own for _, (_, own) in learned)])
+        named = sorted(dev for _, dev in row.counted or ())
+        if missing := [dev for dev in named if dev not in counted]:
+            ledger.wrong.append(f"round {row.round}: counted {missing}, of whom no update is stored")
+            continue
+        shared, server = rounds.close(run, shared, server, [counted[dev] for dev in named])
+        ledger.bodies += 1
+        ledger.final = hashlib.sha256(global_model.encode_body(shared)).hexdigest()
+        if ledger.final == row.body:
+            ledger.bodies_equal += 1
+        else:
+            ledger.wrong.append(f"round {row.round}: the body is {str(row.body)[:16]}, undisturbed {ledger.final[:16]}")
+    return private
+
+
+def _learn(run: Run, member: Member, shared: Tensors, state: Tensors | None, step: int) -> tuple[bytes, Tensors]:
+    update, own = rounds.participate(run, member, shared, state, step)
+    return codec.encode_update(update, run.codec), own
+
+
+def _distinct(states: Iterable[Tensors | None]) -> list[Tensors | None]:
+    found: list[Tensors | None] = []
+    for state in states:
+        if not any(_same(state, other) for other in found):
+            found.append(state)
+    if len(found) > MOST:
+        raise StateError(f"chaos: a device took part {MOST} ways and more without counting; look at its journal")
+    return found
+
+
+def _same(one: Tensors | None, other: Tensors | None) -> bool:
+    return one is other or (one is not None and other is not None and tensors.equal(one, other))
+
+
+def _private(ledger: Ledger, private: Mapping[str, Sequence[Tensors | None]], devices: Path) -> None:
+    """Each device's private state on flash is one that it can have undisturbed."""
+    for name, states in sorted(private.items()):
+        path = devices / name / "private.safetensors"
+        have = load_file(path) if path.exists() else None
+        if any(_same(have, state) for state in states):
+            ledger.private_equal += 1
+        else:
+            ledger.wrong.append(f"{name}: the private state on flash is none that it can have undisturbed")

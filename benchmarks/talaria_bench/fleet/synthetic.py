@@ -1,0 +1,61 @@
+"""What a fleet of light devices pretends to learn: a body of a given size, and updates made from one template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from talaria.federated import global_model, rounds
+from talaria.federated.rounds import Run
+from talaria.model.zoo import ModelSpec
+from talaria.types import Recipe, Update
+from talaria.wire import codec
+from talaria_bench.fleet.files import CLASSES, write_fleet
+from talaria_bench.fleet.meters import MIB
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
+
+HIDDEN, REST = 128, 128 + 128 * 64 + 64 + 64 * CLASSES + CLASSES
+"""Of ``mlp``: outputs of its first layer, and parameters beside that layer's weights."""
+
+
+def run_of(body_mib: float, count: int, fraction: float) -> Run:
+    """``count`` rounds of plain averaging over a body of about ``body_mib`` MiB."""
+    features = max(1, round((body_mib * MIB / 4 - REST) / HIDDEN))
+    spec = ModelSpec("mlp", (features,), CLASSES, seed=1)
+    return Run(spec=spec, algorithm="fedavg", rounds=count, fraction=fraction, recipe=Recipe(epochs=1, batch=8))
+
+
+def write_updates(folder: Path, run: Run, device: str) -> int:
+    """Updates of ``device`` for every round, in two parts (:class:`~.light.Job`); the size of one in bytes."""
+    folder.mkdir(parents=True)
+    shared, _ = rounds.start(run)
+    size = 0
+    for step in range(1, run.rounds + 1):
+        update = Update(tensors=shared, weight=1.0, client=device, base=step - 1)
+        data = codec.encode_update(update, "raw", compress=False)
+        at = 8 + int.from_bytes(data[:8], "little")
+        (folder / f"head-{step}").write_bytes(data[:at])
+        if step == 1:
+            (folder / "tail").write_bytes(data[at:])
+        size = len(data)
+    return size
+
+
+def write_config(folder: Path, run: Run, devices: int, url: str, *, retry_s: float) -> Path:
+    """``fleet.toml``: learn once all devices are there, and wait long for each."""
+    limits = {"deadline_s": 3600, "quorum": 1.0, "retry_s": retry_s, "max_update": 1 << 30}
+    return write_fleet(folder, run, url, fleet={"devices": devices}, rounds=limits)
+
+
+def first_value(state: Path, fleet: str) -> float | None:
+    """The value of the last body at the place that each device makes its own: the first in the file."""
+    with Store(state / "coordinator.db") as store:
+        known = store.fleet(fleet)
+    if known is None:
+        return None
+    run = Run.from_json(known.run, allow=None)
+    data = FolderBlobs(state / "blobs").get(known.body)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    (name,) = (k for k, v in header.items() if k != "__metadata__" and v["data_offsets"][0] == 0)
+    return float(global_model.decode_body(run, data)[name].flatten()[0])

@@ -1,0 +1,127 @@
+"""Learning that is exact: each device adds whole numbers of its own, so that a body says who counted in it, and how
+often. All that stands around it (staging, checks on arrival, folds, commits) is the programs' own.
+
+A body is ``marks``, one per device of :data:`NAMES` (how often it counted), and ``notes`` (sums of what the updates
+say of their round). A device's private part counts its own rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from talaria.errors import WireError
+from talaria.federated.rounds import Run
+from talaria.model.zoo import ModelSpec
+from talaria.types import Tensors, Update
+from talaria.wire import codec
+from talaria_coordinator.fleet.aggregation import Learning
+from talaria_edge.agent.training import Learner
+
+NAMES = ("anna", "bela", "carl", "dora", "emil", "fred")
+ZERO: Tensors = {"marks": torch.zeros(len(NAMES), dtype=torch.float64), "notes": torch.zeros(2, dtype=torch.float64)}
+SCHEMA = codec.schema_of(ZERO)
+POISON = 13.0
+"""A mark that is well-formed on arrival and that no fold takes."""
+
+
+def run_of(rounds: int) -> Run:
+    """What the fleet of a history learns."""
+    return Run(
+        spec=ModelSpec("imu_cnn", (6, 32), 3),
+        algorithm="fedavg",
+        rounds=rounds,
+    )
+
+
+def shares(device: str, step: int, private: int) -> Tensors:
+    """What an honest device adds in learning round ``step``, its ``private``-th."""
+    marks, notes = torch.zeros_like(ZERO["marks"]), torch.zeros_like(ZERO["notes"])
+    marks[NAMES.index(device)] = 1.0
+    notes[0], notes[1] = float(step * 8191 % 997), float(private)
+    return {"marks": marks, "notes": notes}
+
+
+def added(body: Tensors, update: Update) -> Tensors:
+    """The body with one update more."""
+    return {name: body[name] + update.tensors[name] for name in body}
+
+
+def opened(data: bytes) -> Tensors:
+    """A body's tensors."""
+    return codec.decode_tensors(data, schema=SCHEMA)
+
+
+def checked(data: bytes, device: str) -> Update:
+    """The update in ``data``, which ``device`` must have made."""
+    return codec.decode_update(data, schema=SCHEMA, client=device)
+
+
+@dataclass(frozen=True)
+class ExactLearning(Learning):
+    """The coordinator's side: its maths, and nothing of what stands around them."""
+
+    @property
+    def dense(self) -> int:
+        return sum(v.numel() * v.element_size() for v in ZERO.values())
+
+    @property
+    def least(self) -> int:
+        return 1
+
+    def _start(self) -> tuple[Tensors, Tensors]:
+        return dict(ZERO), {}
+
+    def _body(self, data: bytes) -> Tensors:
+        return opened(data)
+
+    def _decoded(self, data: bytes, device: str) -> Update:
+        return checked(data, device)
+
+    def _require(self, shared: Tensors, update: Update) -> None:
+        """The codec has looked at names, shapes and norms."""
+
+    def _close(self, shared: Tensors, server: Tensors, updates: Iterator[Update]) -> tuple[Tensors, Tensors]:
+        body = shared
+        for update in updates:
+            if POISON in update.tensors["marks"]:
+                raise WireError("there is an update that cannot be folded")
+            body = added(body, update)
+        return body, server
+
+
+@dataclass(frozen=True)
+class ExactLearner(Learner):
+    """A device's side; ``lie`` says what is wrong with its updates from now on, if anything."""
+
+    lie: Callable[[], str] = field(default=lambda: "", compare=False)
+
+    def _trained(self, step: int, body: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
+        data = self.store.body()
+        if hashlib.sha256(data).digest() != body:
+            raise WireError("the body on flash is another one by now; the coordinator will ask again")
+        opened(data)
+        done = 0 if own is None else int(own["rounds"])
+        name, lie = self.config.device, self.lie()
+        tensors, private = shares(name, step, done + 1), {"rounds": torch.tensor(float(done + 1))}
+        if lie == "poison":
+            tensors["marks"][NAMES.index(name)] = POISON
+        elif lie == "huge":
+            tensors["notes"][0] = 1e9
+        update = Update(
+            tensors=tensors,
+            weight=1.0,
+            client="nobody" if lie == "name" else name,
+            base=step if lie == "base" else step - 1,
+            kind="delta",
+        )
+        before = self.store.folder / "replayed"
+        if lie == "replay" and before.exists():
+            return before.read_bytes(), private, {}
+        sent = codec.encode_update(update)
+        if lie == "replay":
+            before.write_bytes(sent)
+        return sent, private, {}

@@ -1,0 +1,163 @@
+"""What must hold after every event of a history, whatever happened to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from talaria.errors import StateError, WireError
+from talaria.types import Tensors
+from talaria.wire import messages as m
+from talaria.wire.frames import decode_frame
+from talaria.wire.transport import Arrival
+from talaria_bench.history import exact
+from talaria_coordinator.storage.blobs import Blobs
+from talaria_coordinator.storage.store import Store
+
+
+class BrokenError(Exception):
+    """A promise was broken; ``kind`` is one word for it."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(f"{kind}: {what}")
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the coordinator's record must say, as far as it was looked at; one restored from a backup goes back."""
+
+    checked: int = 0
+    """The round up to which rounds were looked at."""
+    step: int = 0
+    body: Tensors = field(default_factory=lambda: dict(exact.ZERO), repr=False)
+    counted: frozenset[tuple[str, str]] = frozenset()
+    """(device, digest) of all updates that counted."""
+    receipts: frozenset[tuple[int, str, str]] = frozenset()
+    """(round, device, digest) of all updates that a device was told to be stored."""
+
+
+class Promises:
+    """The promises of one history. ``honest`` are the devices that do nothing wrong."""
+
+    def __init__(self, fleet: str, honest: set[str]) -> None:
+        self.fleet, self.honest = fleet, honest
+        self.record = Record()
+        self.damaged: set[str] = set()
+        """Digests of updates that a fault damaged: these alone may be left out, and their rounds may fail."""
+        self.since: Counter[str] = Counter()
+        """By device, how often it counted since :meth:`forget`."""
+        self.commits = 0
+        self._unsettled: set[tuple[int, str, str]] = set()
+        self._epoch = self._floor = 0
+
+    def forget(self) -> None:
+        """Count anew from here."""
+        self.since.clear()
+        self.commits = 0
+
+    def heard(self, device: str, arrival: Arrival) -> None:
+        """A message came to a device: it may be the receipt of its update."""
+        if not arrival.topic.endswith("/cmd") or device not in self.honest:
+            return
+        try:
+            frame = decode_frame(arrival.payload)
+            message = m.decode_message(frame)
+        except WireError:
+            return
+        self._epoch = max(self._epoch, frame.header.boot)
+        if frame.header.boot <= self._floor:
+            return  # on its way since before the record went back
+        if isinstance(message, m.Receipt) and message.outcome == "stored":
+            entry = (message.round, device, message.sha256.hex())
+            if entry not in self.record.receipts:
+                self.record = replace(self.record, receipts=self.record.receipts | {entry})
+                self._unsettled.add(entry)
+
+    def shut_out(self, device: str, reason: str) -> None:
+        """The coordinator shut a device out."""
+        if device in self.honest:
+            raise BrokenError("shut-out", f"{device} is honest and was shut out: {reason}")
+
+    def look(self, store: Store, blobs: Blobs) -> None:
+        """Compare what is new in the record with what must be there."""
+        known = {row.round: row for row in store.rounds(self.fleet, last=40)}
+        for row in (known[n] for n in sorted(known) if n > self.record.checked):
+            if row.closed is None:
+                break
+            if row.counted is not None:
+                self._committed(store, blobs, row.round, row.step, str(row.body), row.counted)
+            self.record = replace(self.record, checked=row.round)
+        for number, device, digest in sorted(self._unsettled):
+            mine = [u for u in store.updates(self.fleet, number) if u.device == device]
+            if not mine or mine[0].digest != digest or mine[0].status not in ("stored", "counted"):
+                self._lost(number, device, f"the record holds {mine[0].status if mine else 'nothing'}", digest)
+                continue
+            row_ = known.get(number)
+            if row_ is not None and row_.counted is not None and mine[0].status != "counted":
+                self._lost(number, device, "the round was committed without it", digest)
+            if mine[0].status == "counted" or (row_ is not None and row_.closed is not None):
+                self._unsettled.discard((number, device, digest))
+            elif digest not in self.damaged:
+                try:
+                    blobs.get(digest)
+                except StateError as error:
+                    self._lost(number, device, str(error), digest)
+
+    def _lost(self, number: int, device: str, why: str, digest: str) -> None:
+        if digest not in self.damaged:
+            raise BrokenError("lost", f"{device} was told that its update of round {number} is stored, but {why}")
+        self._unsettled.discard((number, device, digest))
+
+    def _committed(
+        self, store: Store, blobs: Blobs, number: int, step: int, body: str, counted: tuple[tuple[int, str], ...]
+    ) -> None:
+        if step != self.record.step + 1:
+            raise BrokenError("body", f"round {number} committed learning round {step} after {self.record.step}")
+        now, seen = self.record.body, self.record.counted
+        for made, device in sorted(counted, key=lambda pair: (pair[1], pair[0])):
+            row = next(u for u in store.updates(self.fleet, made) if u.device == device)
+            if (device, row.digest) in seen:
+                raise BrokenError("twice", f"round {number} counts again the update {row.digest[:12]} of {device}")
+            seen |= {(device, row.digest)}
+            try:
+                now = exact.added(now, exact.checked(blobs.get(row.digest), device))
+            except StateError as error:
+                raise BrokenError("body", f"round {number} counts an update that cannot be read: {error}") from None
+            self.since[device] += 1
+        self._same(number, exact.opened(blobs.get(body)), now)
+        self.commits += 1
+        self.record = replace(self.record, step=step, body=now, counted=seen)
+
+    def finally_(self, store: Store, blobs: Blobs) -> None:
+        """The whole record once more, from its beginning, and the chain of its log."""
+        self.look(store, blobs)
+        try:
+            store.verify_log()
+        except StateError as error:
+            raise BrokenError("body", str(error)) from None
+        before = dict(exact.ZERO)
+        for row in store.rounds(self.fleet):
+            if row.body is None or row.counted is None:
+                continue
+            mine = [u for made, dev in row.counted for u in store.updates(self.fleet, made) if u.device == dev]
+            after = exact.opened(blobs.get(row.body))
+            # A backup holds bodies, and no updates that are folded into them.
+            if all(blobs.has(u.digest) and u.digest not in self.damaged for u in mine):
+                made = before
+                for u in mine:
+                    made = exact.added(made, exact.checked(blobs.get(u.digest), u.device))
+                self._same(row.round, after, made)
+            before = after
+
+    def _same(self, number: int, have: Tensors, made: Tensors) -> None:
+        if any(not torch.equal(have[name], made[name]) for name in made):
+            told, right = have["marks"].tolist(), made["marks"].tolist()
+            raise BrokenError("body", f"the body of round {number} has marks {told}, by its record {right}")
+
+    def went_back(self, to: Record) -> None:
+        """The record is that of a backup again: what came after it is known to be gone."""
+        self.record, self._floor = to, self._epoch
+        self._unsettled = {r for r in to.receipts if r[0] > to.checked}

@@ -1,0 +1,135 @@
+"""What the store knows of a fleet, for people and as plain data."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from talaria.errors import ConfigError, StateError
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.waiting import waits
+from talaria_coordinator.identity.expiry import Ending
+from talaria_coordinator.identity.membership import Roll
+from talaria_coordinator.server.open_state import open_store
+from talaria_coordinator.storage.store import Store
+
+SHOWN = 15
+"""The last rounds that are told; the store, the API and the dashboard have all."""
+
+
+def read_status(config: FleetConfig) -> dict[str, Any]:
+    """The last rounds, all devices and the latest events of a fleet. StateError where it was never served."""
+    store = open_store(config, make=False)
+    try:
+        fleet = store.fleet(config.name)
+        if fleet is None:
+            raise StateError(f"status: the store holds no fleet {config.name!r}; it holds {_names(store)}")
+        rounds, devices = store.rounds(config.name, last=SHOWN), store.devices(config.name)
+        idle = fleet.status == "running" and fleet.step < config.run.rounds and not store.open_rounds(config.name)
+        here = {d.device for d in devices if d.online}
+        missing = waits(config, fleet.step + 1, fleet.roster, devices, here) if idle else None
+        return {
+            "fleet": fleet.name,
+            "status": fleet.status,
+            "step": fleet.step,
+            "rounds": config.run.rounds,
+            "epoch": fleet.epoch,
+            "body": fleet.body,
+            "roster": list(fleet.roster),
+            "waiting": None if missing is None else missing.facts(),
+            "history": [
+                {
+                    "round": r.round,
+                    "step": r.step,
+                    "cohort": len(r.cohort),
+                    "counted": None if r.counted is None else len(r.counted),
+                    "failure": r.failure,
+                    "seconds": None if r.closed is None else round(r.closed - r.opened, 3),
+                    "bytes_up": sum(u.size for u in store.updates(config.name, r.round) if u.status == "counted"),
+                }
+                for r in rounds
+            ],
+            "devices": [
+                {"device": d.device, "online": d.online, "boot": d.boot, "seen": d.seen, "quarantine": d.quarantine}
+                for d in devices
+            ],
+            "events": store.events(config.name, 20),
+            "certificates": _certificates(config),
+        }
+    finally:
+        store.close()
+
+
+def _certificates(config: FleetConfig) -> dict[str, Any] | None:
+    """When the first of a fleet's certificates ends, and what to do about those that end soon; None without keys."""
+    if config.identity is None:
+        return None
+    try:
+        ending = Ending.of(config.identity, Roll.load(config.identity))
+    except ConfigError as error:
+        return {"first": None, "ends": None, "warnings": [str(error)]}
+    first = ending.first
+    known = {"first": None, "ends": None} if first is None else {"first": first.what, "ends": first.ends}
+    return {**known, "warnings": ending.warnings(time.time())}
+
+
+def render(found: dict[str, Any], clear: bool = False) -> None:
+    """Print ``found`` for people, on a cleared screen where asked for."""
+    console = Console()
+    if clear:
+        console.clear()
+    console.print(
+        f"fleet {found['fleet']}: {found['status']}, {found['step']} of {found['rounds']} rounds, "
+        f"epoch {found['epoch']}, body {found['body'][:12]}",
+        highlight=False,
+    )
+    if found["waiting"] is not None:
+        missing = ", ".join(found["waiting"]["missing"])
+        text = f"waiting: {found['waiting']['reason']}" + (f"; missing: {missing}" if missing else "")
+        console.print(_plain(text), highlight=False, soft_wrap=True)
+    certificates = found["certificates"]
+    if certificates is not None:
+        if certificates["ends"] is not None:
+            day = time.strftime("%Y-%m-%d", time.localtime(certificates["ends"]))
+            console.print(
+                f"certificates hold until {day} ({_plain(certificates['first'])})", highlight=False, soft_wrap=True
+            )
+        for warning in certificates["warnings"]:
+            console.print(_plain(f"warning: {warning}"), highlight=False, soft_wrap=True)
+    history = Table(title="rounds")
+    for heading in ("round", "learning", "asked", "counted", "seconds", "bytes up", "failure"):
+        history.add_column(heading, justify="left" if heading == "failure" else "right")
+    for row in found["history"]:
+        history.add_row(
+            str(row["round"]),
+            str(row["step"]),
+            str(row["cohort"]),
+            "-" if row["counted"] is None else str(row["counted"]),
+            "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
+            f"{row['bytes_up']:,}",
+            _plain(row["failure"]),
+        )
+    console.print(history)
+    devices = Table(title="devices")
+    for heading in ("device", "online", "boot", "seen", "quarantine"):
+        devices.add_column(heading)
+    for row in found["devices"]:
+        seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["seen"]))
+        devices.add_row(
+            row["device"], "yes" if row["online"] else "no", str(row["boot"]), seen, _plain(row["quarantine"])
+        )
+    console.print(devices)
+
+
+def _plain(text: str | None) -> str:
+    """A reason, which may quote what a stranger sent: no markup, nothing that steers a terminal."""
+    shown = text or ""
+    return escape(shown if shown.isprintable() else ascii(shown))
+
+
+def _names(store: Store) -> str:
+    return ", ".join(repr(f.name) for f in store.fleets()) or "none"

@@ -1,0 +1,202 @@
+"""One frozen configuration of a coordinator, from ``fleet.toml``::
+
+[fleet]
+name = "watch"
+state = "state"             # folder for the database, blobs and the broker's files
+devices = 16                # learn once so many have come; or members = ["anna", ...]
+
+[broker]
+url = "auto"                # "auto", "mosquitto", "amqtt", or mqtt://host:1883
+port = 0                    # of a managed broker; 0 is a free one, kept over restarts
+    # username = "coordinator"  # at a hosted broker; with password_file = "password"
+
+[identity]
+folder = "."                # made by `talaria fleet init`; leave out for a fleet on this machine alone
+
+[rounds]
+deadline_s = 600            # 0 waits for ever
+quorum = 0.5                # share of the cohort without which a round is tried again
+    # over = 0.2                # ask so many more than fraction, and close with those who come first
+    # aggregator = "median"     # a robust rule instead of the algorithm's own; "trimmed_mean:f=2" with options,
+    #                           # "mypkg.mine:First:f=1" from a package of your own, and "akt:proxy=own.npz"
+    #                           # teaches the mean on samples that the coordinator holds
+    # mode = "asynchronous"     # no rounds in step (FedBuff); then without quorum and over, with:
+    # buffer = 10               # updates, one of each device, that make a version of the body
+    # max_staleness = 20        # versions that an update may be behind
+    # damping = 0.5             # an update s versions behind counts (1 + s)^-damping
+
+[store]                     # leave out for SQLite and a folder of blobs in the state folder
+database = "postgresql+psycopg://talaria@db.example/talaria?sslmode=verify-full"
+password_file = "db.password"   # or as libpq looks for it: PGPASSFILE, PGPASSWORD
+blobs = "s3://bucket/prefix"    # or "file:///folder"; keys by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
+    # endpoint = "https://s3.example:9000"   # an S3-compatible server; profile = "name" in ~/.aws/credentials
+
+[api]                       # leave out for none
+port = 8420                 # API, metrics and dashboard on this machine; 0 is any free port
+    # host = "0.0.0.0"         # beyond this machine: needs token_file, cert and key
+    # token_file = "api.token" # then every request needs this token
+
+[run]                       # what all devices must agree on: the fields of talaria.federated.rounds.Run
+algorithm = "hermes"        # or "mypkg.mine:FedHalf", which each device's owner then allows in device.toml
+rounds = 30
+    # defaults = "smartwatch"   # model, recipe and options that `talaria simulate -d smartwatch` takes
+[run.spec]
+name = "imu_cnn"
+input_shape = [6, 100]
+classes = 7
+[run.recipe]                # how a device trains in a round; what is left out is as shown, in simulation too
+epochs = 2
+batch = 16
+lr = 0.02
+momentum = 0.9
+    # weight_decay, smoothing, steps, most_steps, accumulate, augment: see talaria.types.Recipe
+    # [run.hparams]             # the algorithm's options; `talaria algorithms --json` lists them
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from sqlalchemy import URL
+
+from talaria.config import Section, read_toml
+from talaria.data import presets
+from talaria.errors import ConfigError
+from talaria.federated.fedbuff_run import Buffering
+from talaria.federated.rounds import Run, check_over, require_travels
+from talaria.federated.server_rule import located
+from talaria.identity.credentials import require_no_password
+from talaria.valid import shown
+from talaria_coordinator.config.api import ApiConfig, api_of
+from talaria_coordinator.config.mode import buffering_of, require_mode
+from talaria_coordinator.config.store import StoreConfig, store_of
+from talaria_coordinator.fleet.aggregation import aggregator_of, least_of
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
+_DEVICE = re.compile(r"[a-z0-9-]{1,36}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetConfig:
+    """Everything that a coordinator needs for one fleet. ``members`` (or, where empty, the first ``devices`` to
+    come) are the roster that cohorts are drawn from. Who is shut out gives its place among the first up to the next who
+    comes; ``members`` is a list that nobody else gets into."""
+
+    name: str
+    run: Run
+    state: Path
+    devices: int = 0
+    members: tuple[str, ...] = ()
+    broker: str = "auto"
+    host: str = "127.0.0.1"
+    port: int = 0
+    username: str | None = None
+    """At a hosted broker, whose certificate a public authority signed; its password is in ``password_file``."""
+    password_file: Path | None = None
+    identity: Path | None = None
+    """The folder of the fleet's keys: devices must be enrolled, all is signed, and the broker's links are TLS."""
+    deadline_s: float = 600.0
+    quorum: float = 0.5
+    over: float = 0.0
+    """Share of devices asked beyond those that a round needs; it closes with those who come first."""
+    buffering: Buffering | None = None
+    """How an asynchronous run folds; None for rounds in step."""
+    aggregator: str | None = None
+    """A rule instead of the algorithm's own, as :func:`talaria.federated.server_rule.rule_named` reads it."""
+    retry_s: float = 2.0
+    max_update: int = 64 << 20
+    api: ApiConfig | None = None
+    """Where API, metrics and dashboard are served; None: nowhere."""
+    store: StoreConfig = field(default_factory=StoreConfig)
+    """Which database and which blobs hold the state."""
+    stay: bool = True
+    """Serve the final body to newcomers after the last round, instead of leaving once all members have it."""
+
+    def __post_init__(self) -> None:
+        require_no_password(self.broker)
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"fleet: name={shown(self.name)} must be 1 to 36 of a-z, 0-9, '-' and '_', and not begin with a sign"
+            )
+        for member in self.members:
+            if not _DEVICE.fullmatch(member):
+                raise ConfigError(f"fleet: member {shown(member)} must be 1 to 36 of a-z, 0-9 and '-'")
+        if not self.members and self.devices < 1:
+            raise ConfigError(
+                f"fleet: devices={self.devices} must be at least 1: how many to wait for; or name them in members=[...]"
+            )
+        if not 0 < self.quorum <= 1:
+            raise ConfigError(f"rounds: quorum={self.quorum} must be a share in (0, 1]")
+        require_travels(self.run)
+        check_over(self.run, self.over)
+        require_mode(self.run, self.buffering, self.expected, self.deadline_s)
+        aggregator_of(self.run, self.aggregator, self.buffering)
+
+    @property
+    def expected(self) -> int:
+        """How many devices are waited for before the first round."""
+        return len(self.members) or self.devices
+
+    @cached_property
+    def least(self) -> int:
+        """The fewest updates that the rule folds: no round has a smaller quorum."""
+        return least_of(self.run, aggregator_of(self.run, self.aggregator, self.buffering))
+
+    @property
+    def database(self) -> Path | URL:
+        """Where the fleet's database lies: a path (SQLite), or a URL, which does not print its password."""
+        return self.store.where(self.state)
+
+
+def load_config(path: Path) -> FleetConfig:
+    """The configuration in ``path``. Raises :class:`ConfigError` naming the field, its value and the mend."""
+    top = read_toml(path)
+    fleet, broker, rounds = top.table("fleet"), top.table("broker"), top.table("rounds")
+    identity = top.table("identity")
+    rule = rounds.text("aggregator", None)
+    run = run_of(top.table("run"))
+    buffering = buffering_of(rounds)
+    if buffering is not None:
+        run = run_of(top.table("run"), asynchronous=True)
+    config = FleetConfig(
+        name=fleet.text("name"),
+        run=run,
+        state=fleet.path("state", "state"),
+        devices=fleet.whole("devices", 0),
+        members=fleet.names("members", ()),
+        stay=fleet.flag("stay", True),
+        broker=broker.text("url", "auto"),
+        host=broker.text("host", "127.0.0.1"),
+        port=broker.whole("port", 0, high=65535),
+        username=broker.text("username", None),
+        password_file=broker.path("password_file", None),
+        identity=identity.path("folder", None),
+        deadline_s=rounds.number("deadline_s", 600.0),
+        quorum=rounds.number("quorum", 0.5, high=1.0),
+        over=rounds.number("over", 0.0, high=10.0),
+        buffering=buffering,
+        retry_s=rounds.number("retry_s", 2.0, low=0.05, high=3600),
+        aggregator=None if rule is None else located(rule, path.parent),
+        max_update=rounds.whole("max_update", 64 << 20, low=1024, high=2**32),
+        store=store_of(top.table("store")),
+        api=api_of(top.table("api")) if "api" in top.values else None,
+    )
+    for section in (top, fleet, broker, identity, rounds):
+        section.done()
+    return config
+
+
+def run_of(section: Section, *, asynchronous: bool = False) -> Run:
+    """The run that a ``[run]`` table describes, in rounds or as ``[rounds] mode`` says."""
+    if "asynchronous" in section.values:
+        raise section.bad("asynchronous", 'is said by [rounds] mode = "asynchronous"; leave it out here')
+    values = {name: value for name, value in section.values.items() if name != "defaults"}
+    try:
+        named = section.values.get("defaults")
+        dataset = None if named is None else presets.require(named)
+        return Run.of({**presets.completed(values, dataset), "asynchronous": asynchronous})
+    except ConfigError as error:
+        raise ConfigError(f"{section.file}: [run] {str(error).removeprefix('run: ')}") from None

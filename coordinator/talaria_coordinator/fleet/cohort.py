@@ -1,0 +1,100 @@
+"""Who is asked to take part, and when: pure decisions over what the coordinator knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from talaria.federated import rounds
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.storage.records import Device
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A round to open: ``online`` of its cohort are here, ``quorum`` updates are needed at least, and with ``target``
+    it closes. ``stale`` versions behind may an update of an asynchronous run be."""
+
+    step: int
+    cohort: tuple[str, ...]
+    quorum: int
+    online: int
+    target: int
+    stale: int = 0
+
+
+def roster(config: FleetConfig, devices: Sequence[Device]) -> tuple[str, ...]:
+    """The devices that cohorts are drawn from, sorted; empty while some that are waited for have not come."""
+    here = [d for d in devices if d.quarantine is None]
+    if config.members:
+        come = set(config.members) <= {d.device for d in here}
+        return tuple(sorted(config.members)) if come else ()
+    first = sorted(here, key=lambda d: (d.joined, d.device))[: config.devices]
+    return tuple(sorted(d.device for d in first)) if len(first) == config.devices else ()
+
+
+def refilled(config: FleetConfig, members: Sequence[str], devices: Sequence[Device]) -> tuple[str, ...]:
+    """The roster after those who are shut out gave their places up to the next who came, as far as there are any; one
+    that names its members stays as it is."""
+    if config.members:
+        return tuple(members)
+    out = sorted({d.device for d in devices if d.quarantine is not None} & set(members))
+    spare = sorted((d for d in devices if d.quarantine is None), key=lambda d: (d.joined, d.device))
+    after = [d.device for d in spare if d.device not in members]
+    left = set(out[: len(after)])
+    return tuple(sorted([m for m in members if m not in left] + after[: len(left)]))
+
+
+def why_not(config: FleetConfig, members: Sequence[str], device: str) -> str:
+    """What to tell a device that no round asks, with the mend; empty for one that is asked."""
+    if device in members:
+        return ""
+    if config.members:
+        return "this fleet names its members, and this device is not among them; add it to [fleet] members"
+    return (
+        f"all {len(members)} places of this fleet were taken by those who came first; its operator frees one by "
+        "quarantine of a device that does not belong there"
+    )
+
+
+def ask(
+    config: FleetConfig,
+    step: int,
+    members: Sequence[str],
+    online: Collection[str],
+    out: Collection[str],
+    gone: Collection[str] = (),
+) -> Asked | None:
+    """The cohort of learning round ``step``, or None while fewer than a quorum of those needed are online; everybody in
+    an asynchronous run, as soon as anybody is.
+
+    The draw depends on run, step and roster alone, as in simulation; who is quarantined (``out``) is left out of it.
+    Only where it hit so many who have left (``gone``) that it could not begin, is it made again among those who stay.
+    """
+    first = _ask(config, step, members, online, out)
+    if first is not None or config.run.fraction == 1:
+        return first
+    here = [name for name in members if name not in gone]
+    return _ask(config, step, here, online, out) if 0 < len(here) < len(members) else None
+
+
+def _ask(
+    config: FleetConfig, step: int, members: Sequence[str], online: Collection[str], out: Collection[str]
+) -> Asked | None:
+    asked = wanted(config, step, members, online, out)
+    return asked if asked.cohort and asked.online >= asked.quorum else None
+
+
+def wanted(
+    config: FleetConfig, step: int, members: Sequence[str], online: Collection[str], out: Collection[str]
+) -> Asked:
+    """The round that would be opened were enough of its cohort here."""
+    cohort = tuple(name for name in rounds.cohort(config.run, step, members, config.over) if name not in out)
+    here = sum(name in online for name in cohort)
+    if config.buffering is not None:
+        return Asked(step, cohort, 1, here, config.buffering.buffer, config.buffering.max_staleness)
+    target = min(len(cohort), rounds.needed(config.run, len(members))) if config.over else len(cohort)
+    # Fewer than the rule can fold would be no quorum: the round could only fail.
+    quorum = min(target, max(1, math.ceil(config.quorum * target), config.least))
+    return Asked(step, cohort, quorum, here, target)

@@ -1,0 +1,36 @@
+"""What the service's own tasks tell its loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from talaria_coordinator.fleet.aggregation import LeftOut
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A round's new body is committed."""
+
+    number: int
+    counted: int
+    missing: tuple[str, ...]
+    left: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True)
+class FoldFailed:
+    """Nothing can be made of a round's updates; ``left`` are those that are to blame, or lost."""
+
+    number: int
+    reason: str
+    left: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """The list of enrolled devices has changed."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Leave in good order."""

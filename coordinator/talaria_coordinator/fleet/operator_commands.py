@@ -1,0 +1,79 @@
+"""What an operator may tell a running coordinator, and what that means; pure decisions over what is known.
+
+``pause`` opens no further round; the open one runs to its end. ``abort`` also calls off the open round, or one that is
+closed and cannot be committed: nothing of it counts. Either way the last committed body stays and is served, and
+``resume`` goes on from it. ``quarantine`` shuts a device out, ``release`` lets it in again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from talaria import time
+from talaria.errors import ConfigError, TalariaError
+from talaria.protocol import events as e
+from talaria.protocol.coordinator.machine import CoordinatorState
+from talaria_coordinator.storage.records import Fleet
+
+Verb = Literal["pause", "resume", "abort", "quarantine", "release"]
+Status = Literal["running", "paused", "aborted"]
+_FROM: dict[Verb, tuple[str, ...]] = {
+    "pause": ("running", "paused"),
+    "resume": ("running", "paused", "aborted"),
+    "abort": ("running", "paused", "aborted"),
+}
+_TO: dict[Verb, Status] = {"pause": "paused", "resume": "running", "abort": "aborted"}
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order; ``answer`` is the fleet's status afterwards, or why not."""
+
+    verb: Verb
+    device: str = ""
+    reason: str = ""
+    answer: Future[str] = field(default_factory=Future, compare=False, repr=False)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Hand an error to whoever asked, instead of raising it here."""
+        try:
+            yield
+        except TalariaError as error:
+            self.answer.set_exception(error)
+
+    def done(self, status: str) -> None:
+        """It is carried out."""
+        self.answer.set_result(status)
+
+
+def decide(order: Order, fleet: Fleet, state: CoordinatorState) -> tuple[Status | None, object | None]:
+    """The fleet's new status (None: the same) and the event for the machine (None: none).
+
+    Raises :class:`~talaria.errors.ConfigError` where the order does not fit what is.
+    """
+    if order.verb in ("quarantine", "release"):
+        return None, _about_device(order, state)
+    if fleet.status not in _FROM[order.verb]:
+        raise ConfigError(f"fleet {fleet.name!r} is {fleet.status}; it cannot {order.verb}")
+    status = _TO[order.verb]
+    open_ = None if state.current is None else state.rounds.get(state.current)
+    event = None
+    if order.verb == "abort" and open_ is not None and open_.phase in ("open", "closed"):
+        event = e.AbortRound(time.monotonic(), open_.number, order.reason or "called off by the operator")
+    return (None if fleet.status == status else status), event
+
+
+def _about_device(order: Order, state: CoordinatorState) -> object:
+    peer = state.peers.get(order.device)
+    if peer is None:
+        raise ConfigError(f"device {order.device!r} is not known to the fleet; see its list of devices")
+    if order.verb == "quarantine":
+        return e.Revoke(time.monotonic(), order.device, order.reason or "shut out by the operator")
+    if not peer.out:
+        raise ConfigError(f"device {order.device!r} is not in quarantine; there is nothing to release")
+    return e.Release(time.monotonic(), order.device)

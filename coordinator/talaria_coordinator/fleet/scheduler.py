@@ -1,0 +1,288 @@
+"""The rounds of a fleet, conducted: when the next one opens, what becomes of one that closed, and when to try again.
+
+In an asynchronous run a round is a buffer (:mod:`talaria.protocol.coordinator.async_rounds`), and each that fills makes a version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from talaria import time
+from talaria.errors import StateError, TalariaError
+from talaria.protocol import events as e
+from talaria.protocol.coordinator.machine import CoordinatorState
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet import cohort as select
+from talaria_coordinator.fleet.aggregation import Learning, LeftOut, Made, NothingLeft, passing
+from talaria_coordinator.fleet.notices import Folded, FoldFailed
+from talaria_coordinator.fleet.waiting import Gathering, Patience, waits
+from talaria_coordinator.storage.records import Fleet
+from talaria_coordinator.storage.store import Store, require_same_run
+
+AGAIN_S = (2.0, 120.0)
+"""Seconds until something that failed is tried again, at first and at most."""
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What the service does for its conductor: give the machine an event, tell the journal, start a task, and put
+    something into the service's own line."""
+
+    feed: Callable[[object], None]
+    tell: Callable[..., None]
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    put: Callable[[object], Coroutine[Any, Any, None]]
+
+
+class Conductor:
+    """One fleet's rounds. ``fleet`` is its record as it was last read."""
+
+    def __init__(self, config: FleetConfig, store: Store, learning: Learning, hands: Hands) -> None:
+        self.config, self.store, self._learning, self._hands = config, store, learning, hands
+        self._not_before = 0.0
+        self._failures = 0
+        self._called_off: set[int] = set()
+        self._here: set[str] = set()
+        self._shut_out: set[str] = set()
+        self._waiting, self._gathering = Patience(), Gathering()
+
+    def inspect(self) -> int:
+        """Read all that serving needs, before anything is said or written: another coordinator must not end for one
+        that cannot go on. The fleet's last epoch; 0 where it is new.
+
+        Raises :class:`~talaria.errors.ConfigError` where the stored fleet learns another run, and
+        :class:`~talaria.errors.StateError` where something is missing or damaged, or cannot be what it seems.
+        """
+        known = self.store.fleet(self.config.name)
+        _ = self._learning.aggregator
+        if known is None:
+            if not self.store.fleets():
+                self._learning.require_unused()
+            return 0
+        require_same_run(known, self.config.run.to_json())
+        self._learning.require(known)
+        self._machine()
+        return known.epoch
+
+    def begin(self, above: int = 0) -> CoordinatorState:
+        """Enter the store as a new epoch, above ``above``; the machine as it was saved last."""
+        name, run = self.config.name, self.config.run.to_json()
+        known = self.store.fleet(name)
+        body, server = (known.body, known.server) if known else self._learning.first()
+        self.fleet: Fleet = self.store.enter(name, run, body, server, above=above)
+        return self._machine()
+
+    def _machine(self) -> CoordinatorState:
+        saved = self.store.machine(self.config.name)
+        return CoordinatorState.load(saved) if saved else CoordinatorState()
+
+    def refresh(self) -> None:
+        """Read the fleet's record again."""
+        fleet = self.store.fleet(self.config.name)
+        if fleet is None:
+            raise StateError(f"fleet {self.config.name!r} is gone from the store; restore it from a backup")
+        self.fleet = fleet
+
+    @property
+    def over(self) -> bool:
+        """Whether all rounds are done."""
+        return self.fleet.step >= self.config.run.rounds
+
+    def stored(self, state: CoordinatorState) -> dict[tuple[int, str], bytes]:
+        """The sha256 of the updates in the store that may still count, by (round, device)."""
+        stale = [number for number, machine in state.rounds.items() if machine.stale]
+        found = {}
+        for row in self.store.open_rounds(self.config.name, stale):
+            for update in self.store.updates(self.config.name, row.round):
+                if update.status == "stored":
+                    found[row.round, update.device] = bytes.fromhex(update.digest)
+        return found
+
+    def settle(self, state: CoordinatorState) -> None:
+        """After a start: fail what was open in the store and is not in the machine."""
+        for row in self.store.open_rounds(self.config.name):
+            machine = state.rounds.get(row.round)
+            if machine is None or machine.phase in ("failed", "carried"):
+                self.store.fail_round(self.config.name, row.round, "the coordinator stopped before it was announced")
+
+    # -- opening
+
+    def at_once(self) -> None:
+        """Do not wait any longer before the next try."""
+        self._not_before, self._failures = 0.0, 0
+
+    def advance(self, state: CoordinatorState) -> None:
+        """Open the next round where nothing stands in the way."""
+        current = None if state.current is None else state.rounds.get(state.current)
+        busy = current is not None and current.phase in ("open", "closed")
+        if busy or self.over or self.fleet.status != "running" or time.monotonic() < self._not_before:
+            return
+        online = {name for name, peer in state.peers.items() if peer.online}
+        self._here, self._shut_out = online, set(state.quarantined())
+        roster = self._refilled() or self._gathered()
+        now, grace = time.monotonic(), 5 * self.config.retry_s
+        gone = {name for name in roster if name not in state.peers or state.peers[name].away(now, grace)}
+        asked = select.ask(self.config, self.fleet.step + 1, roster, online, state.quarantined(), gone)
+        if asked is None:
+            self._wait(roster)
+            return
+        self._waiting.over(time.monotonic())
+        row = self.store.open_round(self.config.name, asked.step, asked.cohort, self.fleet.body)
+        self._hands.tell(
+            "round-opened", round=row.round, step=asked.step, cohort=len(asked.cohort), online=asked.online
+        )
+        cohort, seconds = self._told(asked), self.config.deadline_s or None
+        self._hands.feed(
+            e.OpenRound(time.monotonic(), row.round, cohort, seconds, asked.quorum, asked.target, asked.stale)
+        )
+
+    def _wait(self, roster: Sequence[str]) -> None:
+        """Tell what is waited for: nobody should have to guess who is missing."""
+        if not self._waiting.due(time.monotonic()):
+            return
+        devices = self.store.devices(self.config.name)
+        found = waits(self.config, self.fleet.step + 1, roster, devices, self._here)
+        if found is not None:
+            self._hands.tell("waiting", **found.facts())
+
+    def _told(self, asked: select.Asked) -> dict[str, bytes]:
+        """What each device is told with the request for work: the learning round, and, asynchronously, the last one of
+        its own that counted, so that its private part goes on from there."""
+        if not asked.stale:
+            return dict.fromkeys(asked.cohort, json.dumps({"step": asked.step}).encode())
+        last = self.store.counted_steps(self.config.name)
+        return {name: json.dumps({"step": asked.step, "after": last.get(name, 0)}).encode() for name in asked.cohort}
+
+    def _refilled(self) -> tuple[str, ...]:
+        """The roster, if there is one, without those who were shut out since and whose place another waits for."""
+        roster = self.fleet.roster
+        if roster and not self.config.members and set(roster) & self._shut_out:
+            found = select.refilled(self.config, roster, self.store.devices(self.config.name))
+            if found != roster:
+                self._fix(found)
+        return self.fleet.roster
+
+    def _fix(self, roster: tuple[str, ...]) -> None:
+        self.store.set_roster(self.config.name, roster)
+        self.refresh()
+        self._hands.tell("roster", devices=list(roster))
+        for name in sorted(self._here - set(roster)):
+            self.not_asked(name)
+
+    def not_asked(self, device: str) -> None:
+        """Tell a device, and the operator, that no round will ask it, and why."""
+        reason = select.why_not(self.config, self.fleet.roster, device)
+        if self.fleet.roster and reason:
+            self._hands.tell("not-asked", device=device, reason=reason)
+            self._hands.feed(e.Tell(time.monotonic(), device, reason))
+
+    def _gathered(self) -> tuple[str, ...]:
+        """The roster, fixed once all that are waited for have come, or have been waited for long enough."""
+        devices = self.store.devices(self.config.name)
+        roster, now = select.roster(self.config, devices), time.monotonic()
+        if not roster and self.config.members:
+            come = {d.device for d in devices if d.quarantine is None}
+            if self._gathering.over(self.config, self.fleet.step + 1, come, self._here, now):
+                roster = tuple(sorted(self.config.members))
+                self._hands.tell("begun-without", missing=sorted(set(roster) - come))
+        if roster:
+            self._fix(roster)
+        return roster
+
+    # -- closing
+
+    def closed(self, action: e.RoundClosed) -> None:
+        """Fold a round that closed, unless that is done."""
+        if action.round not in {row.round for row in self.store.open_rounds(self.config.name)}:
+            # Committed before a crash that the machine does not remember.
+            self._hands.feed(e.Committed(time.monotonic(), action.round))
+            return
+        self._hands.spawn(self._fold(action))
+
+    async def _fold(self, action: e.RoundClosed) -> None:
+        wait = AGAIN_S[0]
+        while action.round not in self._called_off:
+            try:
+                made = await asyncio.to_thread(self._commit, action)
+            except Exception as error:
+                if action.round in self._called_off:
+                    return
+                if not passing(error):
+                    left = error.left if isinstance(error, NothingLeft) else ()
+                    await self._hands.put(FoldFailed(action.round, _said(error), left))
+                    return
+                now = self.store.fleet(self.config.name)
+                if now is None or now.epoch != self.fleet.epoch:
+                    raise
+                self._hands.tell("error", round=action.round, error=_said(error))
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, AGAIN_S[1])
+            else:
+                await self._hands.put(Folded(action.round, len(made.counted), action.missing, made.left))
+                return
+
+    def _commit(self, action: e.RoundClosed) -> Made:
+        made = self._learning.fold(self.fleet, action.counted)
+        for out in made.left:
+            self.store.leave_out(self.config.name, out.entry.round, out.entry.dev, out.reason)
+        self.store.commit_round(
+            self.config.name,
+            action.round,
+            epoch=self.fleet.epoch,
+            counted=[(entry.round, entry.dev) for entry in made.counted],
+            body=made.body,
+            server=made.server,
+            last=self.fleet.step + 1 >= self.config.run.rounds,
+        )
+        return made
+
+    def folded(self, event: Folded) -> None:
+        """A round is committed."""
+        self.refresh()
+        self._failures = 0
+        facts: Mapping[str, Any] = {"counted": event.counted, "missing": list(event.missing), "body": self.fleet.body}
+        self._hands.tell("round-closed", round=event.number, step=self.fleet.step, **facts)
+        self._hands.feed(e.Committed(time.monotonic(), event.number))
+        self._left_out(event.number, event.left)
+
+    def spoiled(self, event: FoldFailed) -> None:
+        """Nothing came of a round; who is to blame for it takes part in no other."""
+        if event.number in self._called_off:
+            return
+        for out in event.left:
+            self.store.leave_out(self.config.name, out.entry.round, out.entry.dev, out.reason)
+        self.failed(event.number, event.reason)
+        self._hands.feed(e.Committed(time.monotonic(), event.number))
+        self._left_out(event.number, event.left)
+
+    def _left_out(self, number: int, left: Sequence[LeftOut]) -> None:
+        for out in left:
+            self._hands.tell("left-out", round=number, device=out.entry.dev, reason=out.reason)
+            if out.liar:
+                self._hands.feed(e.Revoke(time.monotonic(), out.entry.dev, out.reason))
+
+    def call_off(self, number: int, reason: str) -> bool:
+        """Fail a round that is closed and not yet committed; False where it was committed first."""
+        self.store.fail_round(self.config.name, number, reason)
+        row = self.store.round_numbered(self.config.name, number)
+        if row is None or row.failure is None:
+            return False
+        self._called_off.add(number)
+        return True
+
+    def failed(self, number: int, reason: str) -> None:
+        """Try again a while later, under a new number; each time in a row waits longer."""
+        self.store.fail_round(self.config.name, number, reason)
+        wait = min(AGAIN_S[1], AGAIN_S[0] * 2**self._failures)
+        self._failures += 1
+        self._not_before = time.monotonic() + wait
+        self._hands.tell("round-failed", round=number, reason=reason, again_in_s=wait)
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, in words; of an error that was not foreseen, also its kind."""
+    return str(error) if isinstance(error, TalariaError) else f"{type(error).__name__}: {str(error)[:300]}"

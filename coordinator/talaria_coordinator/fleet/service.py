@@ -1,0 +1,426 @@
+"""One fleet's coordinator: joins the link, the protocol machine, the store and the learning; its rounds are conducted
+by :mod:`talaria_coordinator.fleet.scheduler`. All tasks of a fleet are started here.
+
+It may be killed at any point. What was promised is in the store before it is said, and a start reads all of it
+again: the machine, the chunks on disk, the updates stored. The same updates then make the same body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from talaria import time
+from talaria.errors import ConfigError, StateError, TalariaError
+from talaria.protocol import events as e
+from talaria.protocol.coordinator.machine import Rules
+from talaria.protocol.link import Link, Sent
+from talaria.wire.chunks import ROOM, Cut, chunk_within, describe, most_within
+from talaria.wire.mqtt import LinkDown, LinkUp, Transport, Will
+from talaria.wire.topics import Topic
+from talaria.wire.validity import watch
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.aggregation import Learning, passing
+from talaria_coordinator.fleet.allowlist import Members
+from talaria_coordinator.fleet.connection import Open, over_mqtt
+from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing
+from talaria_coordinator.fleet.drain import Leaving
+from talaria_coordinator.fleet.link_health import Footing
+from talaria_coordinator.fleet.notices import Enrolled, Folded, FoldFailed, Stop
+from talaria_coordinator.fleet.operator_commands import Order, decide
+from talaria_coordinator.fleet.refusals import Refusals
+from talaria_coordinator.fleet.scheduler import AGAIN_S, Conductor, Hands
+from talaria_coordinator.fleet.uploads import Uploads, receive
+from talaria_coordinator.fleet.vacancy import look
+from talaria_coordinator.fleet.witness import witness
+from talaria_coordinator.identity.eviction import KeepOut, nowhere
+from talaria_coordinator.storage.blobs import Blobs
+from talaria_coordinator.storage.store import Store
+
+Report = Callable[[dict[str, Any]], None]
+INBOX = 1024
+GOODBYE_S, PARTING_S = 5.0, 2.0
+SOON_S = 1.0
+"""What may be saved soon is saved once for all that happens in this time: the machine of a large fleet is large."""
+
+
+class Service:
+    """The coordinator of one fleet. :meth:`run` returns when it is stopped, or done and told not to stay."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        store: Store,
+        blobs: Blobs,
+        *,
+        report: Report = lambda event: None,
+        open_transport: Open = over_mqtt,
+        keep_out: KeepOut = nowhere,
+        tend: Callable[[bool], list[str]] = lambda failing: [],
+        observe: Callable[[object], None] = lambda item: None,
+        sent: Sent = lambda size: None,
+        learn: Callable[..., Learning] = Learning,
+    ) -> None:
+        """``report`` is told what happens; ``observe`` sees every event and action of the machine, and ``sent``
+        how many bytes went out. None of them may wait. ``learn`` makes what checks and folds updates, and
+        ``keep_out`` tells the broker who is shut out; ``tend`` looks after a broker that is ours, and says what befell
+        it."""
+        self.config, self.store, self.blobs = config, store, blobs
+        self._report, self._open, self._observe = report, open_transport, observe
+        self._learning = learn(config.run, blobs, config.aggregator, config.max_update, config.buffering)
+        spec = config.run.to_json().encode()
+        rules = Rules(
+            retry=config.retry_s, max_update=config.max_update, stall=max(30.0, config.retry_s),
+            max_bytes=max(Rules.max_bytes, config.max_update),
+        )  # fmt: skip
+        self._members, self._bar = Members(config), keep_out
+        self._out_changed = asyncio.Event()
+        self._refusals = Refusals(self._tell)
+        self._planted = 0
+        self._hearing, self._up = Hearing(max(QUIET_S, 5 * config.retry_s)), False
+        self._tend, self._footing = tend, Footing(max(QUIET_S, 5 * config.retry_s))
+        self._half = self._members.half(rules, spec)
+        self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
+        self._link = Link(self._read, sent)
+        self._uploads = Uploads(config.state / "uploads", config.max_update)
+        self._body: tuple[Cut, bytes] | None = None
+        self._conductor = Conductor(
+            config, store, self._learning, Hands(self._feed, self._tell, self._spawn, self._inbox.put)
+        )
+        self._done_at: float | None = None
+        self._leaving = Leaving(config.retry_s)
+        self._stopped = False
+        self._tidying = False
+        self._unsaved: float | None = None
+
+    async def run(self, url: str) -> None:
+        """Serve over the broker at ``url``. Raises :class:`~talaria.errors.TransportError` where it does not answer,
+        and :class:`~talaria.errors.StateError` where the disk refuses or another coordinator took the fleet."""
+        known = self._conductor.inspect()
+        above = await look(
+            lambda will: self._open(url, self.config, will), self.config.name, self._members.signer, known
+        )
+        self._state = self._conductor.begin(above)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await self._live(url)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+        finally:
+            self._uploads.close()
+
+    def ending(self, now: float) -> list[str]:
+        """The fleet's certificates that end soon, or have ended, with the mend."""
+        return self._members.ending(now)
+
+    def stop(self) -> None:
+        """Leave in good order; call it in the event loop."""
+        self._stopped = True
+        if not self._inbox.full():
+            self._inbox.put_nowait(Stop())
+
+    # -- life
+
+    async def _live(self, url: str) -> None:
+        self._resume()
+        transport = self._transport = self._open(url, self.config, lambda: Will(*self._half.will(self._state)))
+        try:
+            await transport.start()
+            helpers = [
+                self._spawn(self._link.listen(transport, self._inbox.put, self._linked)),
+                self._spawn(self._link.send(transport)),
+                self._spawn(self._tick(transport)),
+                self._spawn(self._keep_out(transport)),
+                self._spawn(watch(self._members.ending, lambda text: self._tell("certificate", reason=text))),
+            ]
+            try:
+                await self._serve()
+                self._save()
+                topic, payload = self._half.will(self._state)
+                self._link.say(e.Publish(topic, payload, retain=True))
+                await self._link.said(GOODBYE_S)
+                await transport.flush(GOODBYE_S)
+            finally:
+                for helper in helpers:
+                    helper.cancel()
+        finally:
+            await transport.close()
+
+    async def _serve(self) -> None:
+        while not self._stopped and not self._may_leave():
+            event = await self._inbox.get()
+            match event:
+                case Folded():
+                    self._conductor.folded(event)
+                    self._publish_body(multicast=True)
+                    if not self._tidying:
+                        self._tidying = True
+                        self._spawn(self._tidy())
+                case FoldFailed():
+                    self._conductor.spoiled(event)
+                case Enrolled():
+                    self._settle_members()
+                case Stop():
+                    return
+                case Order():
+                    self._obey(event)
+                case _:
+                    self._feed(event)
+            self._conductor.advance(self._state)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._tasks.create_task(work)
+
+    def _resume(self) -> None:
+        """Tell the machine what is on disk, and settle where machine and store were parted by a crash."""
+        now = time.monotonic()
+        chunks = self._uploads.resume(self._state.transfers())
+        stored = self._conductor.stored(self._state)
+        kept = sum(map(len, chunks.values()))
+        facts = {
+            "epoch": self._conductor.fleet.epoch,
+            "step": self._conductor.fleet.step,
+            "rounds": self.config.run.rounds,
+        }
+        self._tell("started", **facts, chunks=kept)
+        self._feed(e.Start(now, self._conductor.fleet.epoch, chunks, stored))
+        self._publish_body(multicast=False)
+        self._settle_members()
+        self._conductor.settle(self._state)
+
+    def _settle_members(self) -> None:
+        """Shut out who was revoked, and let in who was enrolled anew."""
+        for change in self._members.changes(time.monotonic(), self._state.quarantined()):
+            if isinstance(change, e.Release):
+                self.store.quarantine(self.config.name, change.dev, None)
+            self._feed(change)
+        self._out_changed.set()
+
+    async def _keep_out(self, transport: Transport) -> None:
+        """Have the broker keep away whoever is shut out, once the device was told why."""
+        while True:
+            await self._out_changed.wait()
+            self._out_changed.clear()
+            await self._link.said(PARTING_S)
+            await transport.flush(PARTING_S)
+            renewed, self._members.renewed = self._members.renewed, set()
+            try:
+                left = await self._bar(set(self._state.quarantined()), renewed)
+            except TalariaError as error:
+                self._tell("error", error=str(error))
+                continue
+            if left:
+                self._tell("broker-lists", mend=left)
+
+    def _linked(self, change: LinkUp | LinkDown) -> None:
+        self._up = isinstance(change, LinkUp)
+        if isinstance(change, LinkUp):
+            self._fit(self._transport.largest)
+            self._hearing.heard(time.monotonic())
+            self._footing.up()
+            self._tell("connected")
+        else:
+            self._footing.lost(time.monotonic())
+            self._tell("disconnected", error=change.reason)
+
+    def _fit(self, largest: int | None) -> None:
+        """Send in chunks that the broker takes. Raises :class:`ConfigError` where that is not possible."""
+        rules, most = self._half.rules, most_within(largest)
+        need = max(len(self._body[1]) if self._body else 0, 1)
+        if need > most or (largest is not None and len(self._half.spec) + ROOM > largest):
+            raise ConfigError(
+                f"the broker takes at most {largest} bytes as one message, in which at most {most} can be sent; the "
+                f"model has {need}, and the run's description {len(self._half.spec)}. Raise its bound (Mosquitto: "
+                "max_packet_size), or learn a smaller model"
+            )
+        chunk = chunk_within(largest)
+        if chunk != rules.chunk:
+            self._half = replace(self._half, rules=replace(rules, chunk=chunk, max_update=min(rules.max_update, most)))
+            self._publish_body(multicast=False)
+
+    def _read(self, cut: Cut) -> bytes:
+        """The bytes of the current body; none for one that is no longer current."""
+        return self._body[1] if self._body and self._body[0].sha256 == cut.sha256 else b""
+
+    async def _tick(self, transport: Transport) -> None:
+        before = 0
+        while True:
+            await asyncio.sleep(self.config.retry_s / 2)
+            await self._inbox.put(e.Tick(time.monotonic()))
+            self._refusals.due(time.monotonic())
+            if self._planted and self._planted == before:
+                # All that was told is cleared; what a flood left may be more than the broker tells in one go.
+                self._planted = 0
+                await transport.recall()
+            before = self._planted
+            await self._listen_for_myself(transport)
+            for news in await asyncio.to_thread(self._tend, self._footing.failing(time.monotonic())):
+                self._tell("broker", reason=news)
+            try:
+                if self._members.refresh():
+                    await self._inbox.put(Enrolled())
+            except ConfigError as error:
+                self._tell("error", error=str(error))
+
+    async def _listen_for_myself(self, transport: Transport) -> None:
+        if not self._up:
+            return
+        match self._hearing.next(time.monotonic()):
+            case "ask":  # empty, so that it means nothing to anybody
+                self._link.say(e.Publish(str(Topic(self.config.name, "evt", "echo")), b""))
+            case "renew":
+                self._hearing.heard(time.monotonic())
+                transport.renew("deaf: the broker delivers nothing any more")
+
+    # -- the machine
+
+    def _feed(self, event: object) -> None:
+        if isinstance(event, e.Received):
+            self._hearing.heard(event.now)
+        self._observe(event)
+        _, actions = self._half.step(self._state, event)
+        # The state is already that after the whole step: one save covers all that stands behind it.
+        saves = [action.soon for action in actions if isinstance(action, e.Save)]
+        now = time.monotonic()
+        if saves and self._unsaved is None:
+            self._unsaved = now
+        if self._unsaved is not None and (not all(saves) or now - self._unsaved >= SOON_S):
+            self._save()
+        for action in actions:
+            self._observe(action)
+            if not isinstance(action, e.Save):
+                self._carry_out(action)
+
+    def _save(self) -> None:
+        self._unsaved = None
+        self.store.save_machine(self.config.name, self._conductor.fleet.epoch, self._state.dump())
+
+    def _carry_out(self, action: e.Action) -> None:
+        name = self.config.name
+        match action:
+            case e.Publish() | e.SendChunks():
+                self._planted += isinstance(action, e.Publish) and not action.payload
+                self._link.say(action)
+            case e.Refused():
+                self._refusals.heard(action, time.monotonic())
+            case e.Quarantined():
+                witness(action, name, self.store, self._tell)
+                self._link.say(e.Publish(str(Topic(name, "state", action.dev)), b"", retain=True))
+                self._out_changed.set()
+            case e.KeepChunk():
+                self._keep(action)
+            case e.Complete():
+                self._spawn(self._take(action))
+            case e.Discard():
+                self._uploads.drop(action.dev, action.xfer)
+            case e.RoundClosed():
+                self._conductor.closed(action)
+            case e.RoundFailed():
+                self._conductor.failed(action.round, action.reason)
+            case e.Fenced():
+                raise StateError(self._replaced(action))
+            case e.Departed():
+                self._leaving.done(action.dev)
+            case _:
+                witness(action, name, self.store, self._tell)
+                if isinstance(action, e.DeviceUp):
+                    self._conductor.not_asked(action.dev)
+
+    def _replaced(self, by: e.Fenced) -> str:
+        name, ours = self.config.name, self._conductor.fleet.epoch
+        if by.online:
+            return (
+                f"fleet {name!r}: a coordinator of epoch {by.epoch} took over (ours is {ours}); stop one of the "
+                "two, or give them different fleet names"
+            )
+        return (
+            f"fleet {name!r}: a coordinator of epoch {by.epoch} was here meanwhile and is gone; devices have heard it "
+            f"and hear ours ({ours}) no more; start this one again"
+        )
+
+    # -- uploads
+
+    def _keep(self, action: e.KeepChunk) -> None:
+        try:
+            self._uploads.keep(action)
+        except StateError as error:
+            # The upload's whole sha256 will not fit, and what is missing is asked for again.
+            self._tell("error", device=action.dev, error=str(error))
+
+    async def _take(self, action: e.Complete) -> None:
+        """A complete upload: check it, make it durable, and only then let the receipt go out."""
+        wait, name = AGAIN_S[0], self.config.name
+        with self._uploads.take(action) as part:
+            while True:
+                try:
+                    answer = await asyncio.to_thread(receive, name, action, part, self._learning, self.store)
+                except Exception as error:
+                    if not passing(error):
+                        raise
+                    self._tell("error", round=action.round, device=action.dev, error=str(error))
+                    await asyncio.sleep(wait)
+                    wait = min(2 * wait, AGAIN_S[1])
+                else:
+                    break
+        if isinstance(answer, e.Rejected):
+            self._tell("rejected", round=action.round, device=action.dev, reason=answer.reason)
+        await self._inbox.put(answer)
+
+    # -- orders and bodies
+
+    async def order(self, order: Order) -> None:
+        """Put an operator's order in line; its ``answer`` is set once it is carried out, or refused."""
+        await self._inbox.put(order)
+
+    def _obey(self, order: Order) -> None:
+        with order.answering():
+            status, event = decide(order, self._conductor.fleet, self._state)
+            if status is not None:
+                self.store.set_status(self.config.name, status)
+                self._conductor.refresh()
+                self._conductor.at_once()
+            if order.verb == "release":
+                self.store.quarantine(self.config.name, order.device, None)
+                self._out_changed.set()
+            self._tell(order.verb, device=order.device, reason=order.reason, status=self._conductor.fleet.status)
+            if isinstance(event, e.AbortRound) and not self._conductor.call_off(event.round, event.reason):
+                event = None  # it was committed in this moment, and counts
+            if event is not None:
+                self._feed(event)
+            order.done(self._conductor.fleet.status)
+
+    def _publish_body(self, multicast: bool) -> None:
+        data = self.blobs.get(self._conductor.fleet.body)
+        self._body = (describe(data, self._half.rules.chunk), data)
+        self._feed(e.PublishBody(time.monotonic(), self._conductor.fleet.step, self._body[0], multicast))
+        if self._conductor.over and self._done_at is None:
+            self._done_at = time.monotonic()
+            self._feed(e.Dismiss(self._done_at, "the run is over"))
+            self._tell("done", step=self._conductor.fleet.step, body=self._conductor.fleet.body)
+
+    async def _tidy(self) -> None:
+        """Free what nothing names any more, beside the rounds: a bucket takes long to list, and may not answer."""
+        try:
+            await asyncio.to_thread(lambda: self.blobs.gc(self.store.blobs_in_use(), older_s=3600))
+        except StateError as error:
+            self._tell("error", error=str(error))
+        finally:
+            self._tidying = False
+
+    def _may_leave(self) -> bool:
+        """After the last round, unless told to stay: once all members have their models, or after a while."""
+        if self._done_at is None or self.config.stay:
+            return False
+        members = set(self._conductor.fleet.roster) - set(self._state.quarantined())
+        here = {name for name, peer in self._state.peers.items() if peer.online}
+        return self._leaving.over(time.monotonic() - self._done_at, members, here)
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        self._report({"at": time.time(), "fleet": self.config.name, "event": event, **facts})
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

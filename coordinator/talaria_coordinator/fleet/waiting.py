@@ -1,0 +1,101 @@
+"""What a fleet waits for that does not learn: how many devices are missing, and who."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet import cohort
+from talaria_coordinator.storage.records import Device
+
+AFTER_S, EVERY_S = 5.0, 60.0
+GATHER_S = 120.0
+"""A fleet of named members begins so long after the last of them came, where a quorum is here."""
+NAMED = 20
+"""So many of the missing are named, first by name."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """``here`` of ``needed`` devices are here; ``missing`` are those that are known by name and are not."""
+
+    here: int
+    needed: int
+    missing: tuple[str, ...]
+    reason: str
+
+    def facts(self) -> dict[str, Any]:
+        """As it is told."""
+        more = len(self.missing) - NAMED
+        who = [*self.missing[:NAMED], *([f"and {more} more"] if more > 0 else [])]
+        return {"here": self.here, "needed": self.needed, "missing": who, "reason": self.reason}
+
+
+def waits(
+    config: FleetConfig, step: int, roster: Sequence[str], devices: Sequence[Device], online: Collection[str]
+) -> Waiting | None:
+    """What stands in the way of learning round ``step``; None where nothing is missing."""
+    out = {d.device for d in devices if d.quarantine is not None}
+    if not roster:
+        come = {d.device for d in devices} - out
+        missing = tuple(sorted(set(config.members) - come))
+        need = config.expected
+        here = need - len(missing) if config.members else min(need, len(come))
+        reason = f"{here} of {need} devices have come; learning begins with the last of them"
+        if config.members:
+            reason += f", or with a quorum of those here once nobody new has come for {GATHER_S:.0f} s"
+        else:
+            reason += "; where fewer will come, set [fleet] devices and start again"
+        shut = sorted(out & set(missing))
+        if shut:
+            reason += f"; in quarantine: {', '.join(shut[:NAMED])}"
+        return Waiting(here, need, missing, reason) if here < need else None
+    asked = cohort.wanted(config, step, roster, online, out)
+    if asked.cohort and asked.online >= asked.quorum:
+        return None
+    missing = tuple(sorted(name for name in asked.cohort if name not in online))
+    reason = f"{asked.online} of the {len(asked.cohort)} devices that are to learn are here; {asked.quorum} are needed"
+    if not asked.cohort:
+        reason = "all devices that are to learn are in quarantine; release them, or let others come"
+    return Waiting(asked.online, asked.quorum, missing, reason)
+
+
+@dataclass
+class Gathering:
+    """Who a fleet begins without: a device that is broken when the fleet is new, or begins anew, must not hold it up
+    for ever. Who comes later takes part from then on."""
+
+    _come: frozenset[str] = frozenset()
+    _last: float | None = None
+
+    def over(self, config: FleetConfig, step: int, come: Collection[str], online: Collection[str], now: float) -> bool:
+        """Whether to begin at ``now``, a clock that only goes on, without the members that have not ``come``, of
+        which ``online`` are here."""
+        here = frozenset(set(config.members) & set(come))
+        if here != self._come or self._last is None:
+            self._come, self._last = here, now
+        out = set(config.members) - here
+        ready = cohort.ask(config, step, config.members, here & set(online), (), out) is not None
+        return ready and now - self._last >= GATHER_S
+
+
+@dataclass
+class Patience:
+    """What is waited for is told after a while, and then each minute as long as it lasts."""
+
+    _next: float | None = None
+
+    def due(self, now: float) -> bool:
+        """Whether to say at ``now``, a clock that only goes on, what is waited for."""
+        if self._next is None:
+            self._next = now + AFTER_S
+        if now < self._next:
+            return False
+        self._next = now + EVERY_S
+        return True
+
+    def over(self, now: float) -> None:
+        """It goes on; what is waited for soon after is told no sooner than a minute after the last time."""
+        self._next = None if self._next is None or self._next <= now + AFTER_S else self._next

@@ -1,0 +1,146 @@
+"""Is the state whole? Every blob in use intact, the audit log one chain, every round's counted set what was committed.
+
+It only reads, one snapshot of the rows, and may run beside the coordinator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select
+
+from talaria.errors import StateError
+from talaria_coordinator.storage import audit, table_dump
+from talaria_coordinator.storage.blobs import Blobs
+from talaria_coordinator.storage.store import Store
+from talaria_coordinator.storage.tables import EVENTS, FLEETS, ROUNDS, UPDATES
+
+
+@dataclass(frozen=True)
+class Findings:
+    """``damage`` in words, empty where all is well. ``orphans`` are blobs that nothing names: gc frees them."""
+
+    damage: tuple[str, ...]
+    orphans: tuple[str, ...]
+    events: int
+    rounds: int
+    blobs: int
+
+
+def check(store: Store, blobs: Blobs) -> Findings:
+    """Check everything; reads every blob in use once. Raises :class:`~talaria.errors.StateError` only where the
+    database or the blobs do not answer at all."""
+    with store.reading() as tx:
+        damage = [*_pages(tx), *_log(tx)]
+        for fleet in sorted(tx.execute(select(FLEETS)).all(), key=lambda row: str(row.fleet)):
+            damage += [f"fleet {fleet.fleet!r}: {text}" for text in _fleet(tx, fleet)]
+        keep = table_dump.in_use(tx)
+        events, rounds = (tx.execute(select(func.count()).select_from(t)).scalar_one() for t in (EVENTS, ROUNDS))
+    spoiled = {digest: text for digest in sorted(keep) if (text := _spoiled(blobs, digest))}
+    # What the coordinator has folded and dropped since the snapshot is not missing.
+    now = store.blobs_in_use() if spoiled else keep
+    damage += [text for digest, text in spoiled.items() if digest in now]
+    there = set(blobs.digests())
+    orphans = tuple(sorted(there - keep - store.blobs_in_use()))
+    return Findings(tuple(damage), orphans, events, rounds, len(keep))
+
+
+def _pages(tx: Connection) -> Iterator[str]:
+    if tx.dialect.name == "sqlite":
+        for (text,) in tx.exec_driver_sql("PRAGMA integrity_check(20)"):
+            if text != "ok":
+                yield f"the database file is damaged: {text}; restore a backup"
+        for table, row, parent, _ in tx.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(20):
+            yield f"row {row} of {table} names a row of {parent} that is not there; restore a backup"
+
+
+def _log(tx: Connection) -> Iterator[str]:
+    try:
+        audit.verify(tx)
+    except StateError as error:
+        yield str(error)
+
+
+def _fleet(tx: Connection, fleet: Row[Any]) -> Iterator[str]:
+    """What does not agree among a fleet's row, its rounds, its updates and what the audit log says of them."""
+    found = tx.execute(select(ROUNDS).where(ROUNDS.c.fleet == fleet.fleet).order_by(ROUNDS.c.round)).all()
+    told = _told(tx, fleet.fleet)
+    committed = [row for row in found if row.body is not None]
+    steps = [row.step for row in committed]
+    if steps != list(range(1, fleet.step + 1)):
+        yield f"it has learned {fleet.step} rounds, but the committed ones are {_short(steps)}; restore a backup"
+    if committed and (committed[-1].body, committed[-1].server) != (fleet.body, fleet.server):
+        yield f"its body is not the one that round {committed[-1].round} committed; restore a backup"
+    if found and found[-1].round > fleet.tried:
+        yield f"round {found[-1].round} was opened, but only {fleet.tried} are said to have been; restore a backup"
+    in_bodies: Counter[tuple[int, str]] = Counter()
+    for row in found:
+        try:
+            pairs = (
+                [] if row.counted is None else [(int(made), str(device)) for made, device in json.loads(row.counted)]
+            )
+        except (ValueError, TypeError):
+            yield f"round {row.round}: its list of counted updates is damaged; restore a backup"
+            continue
+        in_bodies.update(pairs)
+        yield from (f"round {row.round}: {text}; restore a backup" for text in _round(row, pairs, told))
+    counted = tx.execute(
+        select(UPDATES.c.round, UPDATES.c.device).where(
+            (UPDATES.c.fleet == fleet.fleet) & (UPDATES.c.status == "counted")
+        )
+    )
+    entered = {(made, device) for made, device in counted}
+    for made, device in sorted(pair for pair, times in in_bodies.items() if times > 1):
+        yield f"the update of {device!r} for round {made} is counted {in_bodies[made, device]} times; restore a backup"
+    for made, device in sorted(set(in_bodies) - entered):
+        yield f"the update of {device!r} for round {made} is in a body, but not entered as counted; restore a backup"
+    for made, device in sorted(entered - set(in_bodies)):
+        yield f"the update of {device!r} for round {made} is entered as counted, but in no body; restore a backup"
+
+
+def _round(row: Row[Any], pairs: list[tuple[int, str]], told: dict[int, dict[str, Any]]) -> Iterator[str]:
+    if (row.body is None) != (row.counted is None) or (row.body is not None and row.closed is None):
+        yield "it is half committed"
+    if row.closed is not None and row.body is None and row.failure is None:
+        yield "it was closed without a body and without a reason"
+    if row.counted is not None and hashlib.sha256(row.counted.encode()).hexdigest() != row.counted_sha256:
+        yield "its list of counted updates was altered (its sha256 is another)"
+    said = told.get(row.round)
+    if (row.body is None) != (said is None):
+        yield (
+            "the audit log does not agree that it was committed" if said is None else "the audit log has a commit of it"
+        )
+    elif said is not None:
+        listed = [tuple(pair) for pair in said.get("counted", ())]
+        if (said.get("body"), said.get("step"), listed) != (row.body, row.step, pairs):
+            yield "its body or counted updates are not those that the audit log has"
+
+
+def _told(tx: Connection, fleet: str) -> dict[int, dict[str, Any]]:
+    """What the audit log says of each committed round."""
+    asked = select(EVENTS.c.round, EVENTS.c.detail).where((EVENTS.c.fleet == fleet) & (EVENTS.c.kind == "round-closed"))
+    found: dict[int, dict[str, Any]] = {}
+    for number, detail in tx.execute(asked):
+        try:
+            value = json.loads(detail)
+        except ValueError:
+            value = None
+        found[number] = value if isinstance(value, dict) else {}
+    return found
+
+
+def _spoiled(blobs: Blobs, digest: str) -> str | None:
+    try:
+        blobs.get(digest)
+    except StateError as error:
+        return str(error)
+    return None
+
+
+def _short(steps: list[int]) -> str:
+    return ", ".join(map(str, steps[:20])) + (" ..." if len(steps) > 20 else "") or "none"

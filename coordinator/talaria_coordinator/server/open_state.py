@@ -1,0 +1,56 @@
+"""Opens what ``[store]`` names: the database, and the blobs beside it; and holds a state folder for one process."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from talaria.errors import ConfigError, StateError
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.storage.blobs import Blobs, FolderBlobs
+from talaria_coordinator.storage.store import Store
+
+
+def open_store(config: FleetConfig, *, make: bool = True) -> Store:
+    """The database, made or brought up to date where that is asked for. Raises :class:`~talaria.errors.StateError`
+    where it refuses, or is not there."""
+    where = config.database
+    if not make and isinstance(where, Path) and not where.exists():
+        raise StateError(f"store: {where} is not there; serve the fleet first, or correct [fleet] state")
+    return Store(where, make=make)
+
+
+def open_blobs(config: FleetConfig) -> Blobs:
+    """The blobs. Raises :class:`~talaria.errors.StateError` where the folder or the server refuses."""
+    url = config.store.blobs
+    if url is None:
+        return FolderBlobs(config.state / "blobs")
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return FolderBlobs(Path(unquote(parts.path)))
+    try:
+        from talaria_coordinator.storage.s3 import S3Blobs
+    except ModuleNotFoundError:
+        raise ConfigError(f"store: blobs={url!r} needs the s3 extra; pip install 'talaria[s3]'") from None
+    return S3Blobs(url, endpoint=config.store.endpoint, profile=config.store.profile)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The state folder, for this process alone. Raises :class:`~talaria.errors.StateError` where another has it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("wb")
+    except OSError as error:
+        raise StateError(f"fleet: cannot use {folder}: {error.strerror}; give [fleet] state another folder") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StateError(
+                f"fleet: {folder} is in use by another coordinator; stop it, or give this one another state folder"
+            ) from None
+        yield

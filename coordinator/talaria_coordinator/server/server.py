@@ -1,0 +1,176 @@
+"""A whole coordinator in one call: folders, brokers, the service of each fleet, and a good end on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from talaria.errors import ConfigError, TalariaError, TransportError
+from talaria.wire.broker_url import Address, loopback
+from talaria_coordinator.broker import Broker, open_broker
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.service import Report, Service
+from talaria_coordinator.identity.eviction import Barring
+from talaria_coordinator.server.open_state import held, open_blobs, open_store
+from talaria_coordinator.server.operator_server import desk_of
+
+
+def require_safe(config: FleetConfig) -> None:
+    """Raise :class:`ConfigError` where strangers could listen or speak: beyond this machine, devices and the
+    coordinator need keys, and the links to the broker and to the stores need TLS."""
+    config.store.require_safe()
+    given = Address.parse(config.broker) if "://" in config.broker else None
+    host = config.host if given is None else given.host
+    if loopback(host):
+        return
+    mend = "make a fleet with keys by `talaria fleet init`, or accept the risk with --insecure"
+    if given is not None and not given.tls:
+        raise ConfigError(
+            f"broker={config.broker!r} is beyond this machine and without TLS: anybody on the way could "
+            f"read and alter all that is said. Use mqtts:// or wss://, and {mend}"
+        )
+    if config.identity is None:
+        raise ConfigError(
+            f"broker on {host!r}: without [identity] anybody who reaches the broker is taken for any device; {mend}"
+        )
+
+
+def configs_in(paths: Sequence[Path]) -> list[Path]:
+    """The settings that ``paths`` name: files as they are; of a folder its ``fleet.toml``, else all ``*.toml`` in it
+    and the ``fleet.toml`` of each folder in it, by name. Raises :class:`ConfigError` for a folder without any."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+        elif (path / "fleet.toml").is_file():
+            found.append(path / "fleet.toml")
+        else:
+            inside = sorted([*path.glob("*.toml"), *path.glob("*/fleet.toml")])
+            if not inside:
+                raise ConfigError(f"serve: {path} holds neither *.toml nor a folder with a fleet.toml; name the files")
+            found += inside
+    return found
+
+
+async def serve(config: FleetConfig, report: Report, *, insecure: bool = False) -> None:
+    """Serve one fleet until SIGTERM, SIGINT, or (with ``stay`` off) its end.
+
+    ``report`` is given every event; the first is ``ready`` with the broker's URL, which devices need. Raises
+    :class:`~talaria.errors.TalariaError` where the folder, the broker or the port cannot be had, or where strangers
+    could take part and ``insecure`` does not allow it.
+    """
+    await serve_all([config], report, insecure=insecure)
+
+
+async def serve_all(configs: Sequence[FleetConfig], report: Report, *, insecure: bool = False) -> None:
+    """Serve several fleets in one process, each with its own folder, store and API, until all have ended.
+
+    Fleets without keys that name the same managed broker (``auto``, ``mosquitto``, ``amqtt``) share one, which keeps
+    its files with the first. A fleet that fails is told as ``failed`` and leaves the others alone; its error is raised
+    once they have ended. Raises :class:`~talaria.errors.ConfigError` where two fleets are in each other's way.
+    """
+    require_apart(configs)
+    services: list[Service] = []
+
+    def stop() -> None:
+        for service in services:
+            service.stop()
+
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        # Only the main thread can listen to signals; elsewhere the caller stops the service itself.
+        with suppress(RuntimeError, ValueError):
+            loop.add_signal_handler(name, stop)
+    with ExitStack() as brokers:
+        running: dict[object, Broker] = {}
+        errors: list[TalariaError] = []
+
+        async def one(config: FleetConfig) -> None:
+            try:
+                await _served(config, report, insecure, lambda: _broker(config, brokers, running), services)
+            except TalariaError as error:
+                errors.append(error)
+                if len(configs) > 1:
+                    report({"at": time.time(), "fleet": config.name, "event": "failed", "error": str(error)})
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for config in configs:
+                    group.create_task(one(config))
+        except BaseExceptionGroup as found:
+            raise found.exceptions[0] from None
+    if errors:
+        raise errors[0]
+
+
+def require_apart(configs: Sequence[FleetConfig]) -> None:
+    """Raise :class:`ConfigError` where two fleets have one name, one state folder or one port of the API."""
+    if not configs:
+        raise ConfigError("serve: no fleet is given; name its fleet.toml")
+    for what, values in (
+        ("[fleet] name", [config.name for config in configs]),
+        ("[fleet] state", [str(config.state.resolve()) for config in configs]),
+        ("[api] port", [str(config.api.port) for config in configs if config.api is not None and config.api.port]),
+    ):
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise ConfigError(f"serve: two of these fleets have {what} = {twice[0]}; each needs its own")
+
+
+def _broker(config: FleetConfig, stack: ExitStack, running: dict[object, Broker]) -> Broker:
+    """The broker of a fleet, begun where none of those that run is for it."""
+    managed = "://" not in config.broker and config.identity is None
+    key: object = (config.broker, config.host, config.port) if managed else config.name
+    if key not in running:
+        security = None if config.identity is None else config.identity / "broker"
+        running[key] = stack.enter_context(
+            open_broker(
+                config.broker,
+                host=config.host,
+                port=config.port,
+                state=config.state / "broker",
+                security=security,
+                devices=config.expected,
+            )
+        )
+    return running[key]
+
+
+async def _served(
+    config: FleetConfig, report: Report, insecure: bool, broker_of: Callable[[], Broker], services: list[Service]
+) -> None:
+    if not insecure:
+        require_safe(config)
+    with held(config.state), desk_of(config, report, insecure) as desk:
+        broker = broker_of()
+        store = open_store(config)
+        try:
+            blobs = open_blobs(config)
+            service = Service(
+                config,
+                store,
+                blobs,
+                report=desk.report,
+                observe=desk.observe,
+                sent=desk.sent,
+                keep_out=Barring(config, broker),
+                tend=broker.tend,
+            )
+            services.append(service)
+            (config.state / "broker.url").write_text(broker.url + "\n")
+            ready = {"at": time.time(), "fleet": config.name, "event": "ready", "broker": broker.url}
+            report({**ready, "kind": broker.kind, "state": str(config.state), **desk.open(service)})
+            try:
+                await service.run(broker.url)
+            except TransportError as error:
+                ended = service.ending(time.time())
+                if not ended:
+                    raise
+                raise TransportError(f"{'; '.join(ended)}. What happened: {error}") from None
+        finally:
+            store.close()
+    report({"at": time.time(), "fleet": config.name, "event": "stopped"})

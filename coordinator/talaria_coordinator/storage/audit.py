@@ -1,0 +1,49 @@
+"""The audit log: each event carries the hash of the one before, so that no event can be altered unseen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from talaria import time
+from talaria.errors import StateError
+from talaria_coordinator.storage.tables import EVENTS
+
+GENESIS = "0" * 64
+
+
+def link(chain: str, at: float, *fields: object) -> str:
+    """The hash of an event that follows ``chain``."""
+    return hashlib.sha256(json.dumps([chain, at, *fields]).encode()).hexdigest()
+
+
+def append(
+    tx: Connection,
+    kind: str,
+    detail: dict[str, Any],
+    *,
+    fleet: str,
+    round: int | None = None,
+    device: str | None = None,
+) -> None:
+    """Append an event, in the transaction of what it tells."""
+    before = tx.execute(select(EVENTS.c.chain).order_by(EVENTS.c.seq.desc()).limit(1)).scalar_one_or_none()
+    at, text = time.time(), json.dumps(detail, sort_keys=True)
+    chain = link(before or GENESIS, at, fleet, round, device, kind, text)
+    tx.execute(
+        insert(EVENTS).values(at=at, fleet=fleet, round=round, device=device, kind=kind, detail=text, chain=chain)
+    )
+
+
+def verify(tx: Connection) -> int:
+    """Walk the whole chain; the number of events. Raises StateError at the first that was altered."""
+    chain, count = GENESIS, 0
+    with tx.execute(select(EVENTS).order_by(EVENTS.c.seq).execution_options(yield_per=1000)) as found:
+        for row in found:
+            chain, count = link(chain, row.at, row.fleet, row.round, row.device, row.kind, row.detail), count + 1
+            if chain != row.chain:
+                raise StateError(f"store: event {row.seq} of the audit log was altered; compare with a backup")
+    return count

@@ -1,0 +1,453 @@
+"""The coordinator's durable memory: fleets, rounds, devices, updates, and the audit log that chains them.
+
+One class over SQLAlchemy Core serves SQLite (a path; WAL, synchronous=FULL: a receipt once sent survives a power
+cut) and PostgreSQL (a URL). Every method is one transaction; those that write are done one after another, and end with
+:class:`~talaria.errors.StateError` once another coordinator has entered the fleet.
+
+The protocol's own machine decides what happens to an update from offer to upload and is kept here as a whole
+(:meth:`Store.save_machine`). A complete update is entered as ``stored`` or ``rejected`` under (fleet, round,
+device), and ``stored`` becomes ``counted`` in the one transaction that also names the new body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy import URL, Connection, delete, func, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from talaria import time
+from talaria.errors import ConfigError, StateError, TalariaError
+from talaria_coordinator.storage import migrate
+from talaria_coordinator.storage.audit import append, verify
+from talaria_coordinator.storage.engine import open_engine, snapshots
+from talaria_coordinator.storage.records import (
+    Device,
+    Fleet,
+    Received,
+    Round,
+    device_of,
+    fleet_of,
+    received_of,
+    round_of,
+    storable,
+)
+from talaria_coordinator.storage.table_dump import in_use
+from talaria_coordinator.storage.tables import (
+    DEVICES,
+    EQUIVOCATIONS,
+    EVENTS,
+    FINDINGS,
+    FLEETS,
+    MACHINES,
+    ROUNDS,
+    UPDATES,
+    of_round,
+)
+
+FAILED_KEPT = 100
+"""So many rounds back, those that failed and got no update are kept with their cohorts."""
+
+
+class Store:
+    """See the module. ``where`` is a path (SQLite) or the URL of a PostgreSQL database."""
+
+    def __init__(self, where: Path | URL | str, *, make: bool = True) -> None:
+        """Makes the tables or brings older ones up to date; without ``make``, both are left to the coordinator."""
+        self._engine = open_engine(where)
+        self._snapshots = snapshots(self._engine)
+        # SQLite lets whoever asks at the right moment go first: among many threads one could wait for ever.
+        self._line = threading.Lock()
+        self._epochs: dict[str, int] = {}
+        try:
+            with self._writing() if make else self.reading() as tx:
+                migrate.prepare(tx) if make else migrate.require_current(tx)
+        except TalariaError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """One snapshot of everything, which holds up no writer."""
+        with answering(), self._snapshots.begin() as tx:
+            yield tx
+
+    @contextmanager
+    def _writing(self, fleet: str | None = None) -> Iterator[Connection]:
+        """One transaction, alone. Where this store entered ``fleet``, only while nobody else has entered it since."""
+        with answering(), self._line, self._engine.begin() as tx:
+            if fleet in self._epochs:
+                now = tx.execute(select(FLEETS.c.epoch).where(FLEETS.c.fleet == fleet)).scalar_one_or_none()
+                _require_epoch(fleet, now, self._epochs[fleet])
+            yield tx
+
+    # -- fleets
+
+    def enter(self, fleet: str, run: str, body: str, server: str, *, above: int = 0) -> Fleet:
+        """Begin a new epoch of a fleet, creating it with its first ``body`` and ``server`` where it is new. The epoch
+        is above ``above``, and later than any that a store of this fleet ever began: it counts from the clock.
+
+        Raises :class:`~talaria.errors.ConfigError` where the stored fleet learns another run.
+        """
+        with self._writing() as tx:
+            row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one_or_none()
+            epoch = epoch_after(max(above, 0 if row is None else row.epoch))
+            if row is None:
+                tx.execute(
+                    insert(FLEETS).values(
+                        fleet=fleet,
+                        run=run,
+                        epoch=epoch,
+                        step=0,
+                        tried=0,
+                        status="running",
+                        body=body,
+                        server=server,
+                        created=time.time(),
+                    )
+                )
+                append(tx, "fleet-created", {"body": body}, fleet=fleet)
+            else:
+                require_same_run(fleet_of(row), run)
+                tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(epoch=epoch))
+                # Nobody is known to be here until heard: what was recorded may be old, or a backup's.
+                tx.execute(update(DEVICES).where(DEVICES.c.fleet == fleet).values(online=0))
+                append(tx, "coordinator-started", {"epoch": epoch}, fleet=fleet)
+            now = fleet_of(tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one())
+        self._epochs[fleet] = now.epoch
+        return now
+
+    def fleet(self, fleet: str) -> Fleet | None:
+        """The fleet, or None."""
+        with self.reading() as tx:
+            row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one_or_none()
+            return None if row is None else fleet_of(row)
+
+    def fleets(self) -> list[Fleet]:
+        """All fleets by name."""
+        with self.reading() as tx:
+            return sorted((fleet_of(row) for row in tx.execute(select(FLEETS))), key=lambda fleet: fleet.name)
+
+    def set_status(self, fleet: str, status: Literal["running", "paused", "done", "aborted"]) -> None:
+        """Change what the fleet is doing; logged."""
+        with self._writing(fleet) as tx:
+            tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(status=status))
+            append(tx, f"fleet-{status}", {}, fleet=fleet)
+
+    def set_roster(self, fleet: str, roster: Sequence[str]) -> None:
+        """Fix the devices that cohorts are drawn from; logged."""
+        with self._writing(fleet) as tx:
+            tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(roster=json.dumps(sorted(roster))))
+            append(tx, "roster-fixed", {"roster": sorted(roster)}, fleet=fleet)
+
+    # -- rounds
+
+    def open_round(self, fleet: str, step: int, cohort: Sequence[str], base: str) -> Round:
+        """A new try at learning round ``step``, under the next number."""
+        with self._writing(fleet) as tx:
+            number = tx.execute(select(FLEETS.c.tried).where(FLEETS.c.fleet == fleet)).scalar_one() + 1
+            tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(tried=number))
+            names = json.dumps(sorted(cohort))
+            tx.execute(
+                insert(ROUNDS).values(fleet=fleet, round=number, step=step, cohort=names, base=base, opened=time.time())
+            )
+            asked = {"devices": len(cohort), "sha256": hashlib.sha256(names.encode()).hexdigest()}
+            append(tx, "round-opened", {"step": step, "cohort": asked, "base": base}, fleet=fleet, round=number)
+            return round_of(tx.execute(select(ROUNDS).where(of_round(ROUNDS, fleet, number))).one())
+
+    def fail_round(self, fleet: str, number: int, reason: str) -> None:
+        """Close a round whose updates count nowhere; a closed one stays as it is."""
+        with self._writing(fleet) as tx:
+            open_ = of_round(ROUNDS, fleet, number) & ROUNDS.c.closed.is_(None)
+            done = tx.execute(update(ROUNDS).where(open_).values(closed=time.time(), failure=storable(reason)))
+            if done.rowcount:
+                append(tx, "round-failed", {"reason": reason}, fleet=fleet, round=number)
+                # The audit log has them all; their cohorts would fill the disk of a fleet that declines.
+                old = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round <= number - FAILED_KEPT)
+                came = select(UPDATES.c.round).where(UPDATES.c.fleet == fleet)
+                spent = ROUNDS.c.failure.is_not(None) & ROUNDS.c.body.is_(None) & ROUNDS.c.round.not_in(came)
+                tx.execute(delete(ROUNDS).where(old & spent))
+
+    def rounds(self, fleet: str, *, last: int | None = None) -> list[Round]:
+        """All rounds, or the ``last`` ones, in order."""
+        with self.reading() as tx:
+            asked = select(ROUNDS).where(ROUNDS.c.fleet == fleet).order_by(ROUNDS.c.round.desc()).limit(last)
+            return [round_of(row) for row in reversed(tx.execute(asked).all())]
+
+    def open_rounds(self, fleet: str, others: Iterable[int] = ()) -> list[Round]:
+        """The rounds that are not closed, and those of these numbers, in order."""
+        with self.reading() as tx:
+            wanted = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.closed.is_(None) | ROUNDS.c.round.in_(sorted(others)))
+            return [round_of(row) for row in tx.execute(select(ROUNDS).where(wanted).order_by(ROUNDS.c.round))]
+
+    def counted_steps(self, fleet: str) -> dict[str, int]:
+        """By device, the newest learning round that it made an update for which counted."""
+        with self.reading() as tx:
+            both = (ROUNDS.c.fleet == UPDATES.c.fleet) & (ROUNDS.c.round == UPDATES.c.round)
+            mine = (UPDATES.c.fleet == fleet) & (UPDATES.c.status == "counted")
+            newest = select(UPDATES.c.device, func.max(ROUNDS.c.step)).join_from(UPDATES, ROUNDS, both)
+            return {row[0]: row[1] for row in tx.execute(newest.where(mine).group_by(UPDATES.c.device))}
+
+    def round_numbered(self, fleet: str, number: int) -> Round | None:
+        """The round of this number, or None where there is none."""
+        with self.reading() as tx:
+            row = tx.execute(select(ROUNDS).where(of_round(ROUNDS, fleet, number))).one_or_none()
+            return None if row is None else round_of(row)
+
+    def leave_out(self, fleet: str, round: int, device: str, reason: str) -> None:
+        """An update that was stored will not count after all; one that is not stored stays as it is."""
+        with self._writing(fleet) as tx:
+            entry = _key(fleet, round, device) & (UPDATES.c.status == "stored")
+            values = {"status": "rejected", "reason": storable(reason), "changed": time.time()}
+            if tx.execute(update(UPDATES).where(entry).values(**values)).rowcount:
+                append(tx, "update-left-out", {"reason": reason}, fleet=fleet, round=round, device=device)
+
+    def commit_round(
+        self,
+        fleet: str,
+        number: int,
+        *,
+        epoch: int,
+        counted: Sequence[tuple[int, str]],
+        body: str,
+        server: str,
+        last: bool,
+    ) -> None:
+        """Commit the new body and the exact set of updates in it, as (round, device), at once.
+
+        Raises :class:`~talaria.errors.StateError` where another coordinator has taken the fleet over, the round
+        is closed already, or an update is not stored.
+        """
+        pairs = sorted(counted)
+        with self._writing(fleet) as tx:
+            mine = of_round(ROUNDS, fleet, number)
+            row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one()
+            step = tx.execute(select(ROUNDS.c.step).where(mine & ROUNDS.c.closed.is_(None))).scalar_one_or_none()
+            _require_epoch(fleet, row.epoch, epoch)
+            if step != row.step + 1:
+                raise StateError(f"fleet {fleet!r}: round {number} cannot be committed; it is not the open one")
+            now = time.time()
+            for made, device in pairs:
+                entry = _key(fleet, made, device) & (UPDATES.c.status == "stored")
+                if tx.execute(update(UPDATES).where(entry).values(status="counted", changed=now)).rowcount != 1:
+                    raise StateError(
+                        f"fleet {fleet!r}: round {number} cannot count {device!r} (its update of round {made} is not "
+                        "stored, or counted already)"
+                    )
+            listed = json.dumps(pairs)
+            digest = hashlib.sha256(listed.encode()).hexdigest()
+            values = {"closed": now, "body": body, "server": server, "counted": listed, "counted_sha256": digest}
+            tx.execute(update(ROUNDS).where(mine).values(**values))
+            status = "done" if last else row.status
+            tx.execute(
+                update(FLEETS).where(FLEETS.c.fleet == fleet).values(step=step, body=body, server=server, status=status)
+            )
+            append(tx, "round-closed", {"step": step, "counted": pairs, "body": body}, fleet=fleet, round=number)
+
+    def machine(self, fleet: str) -> bytes | None:
+        """The protocol machine as it was saved last, or None."""
+        with self.reading() as tx:
+            where = MACHINES.c.fleet == fleet
+            return tx.execute(select(MACHINES.c.state).where(where)).scalar_one_or_none()
+
+    def save_machine(self, fleet: str, epoch: int, state: bytes) -> None:
+        """Keep the protocol machine; refused (StateError) once another coordinator has the fleet."""
+        with self._writing(fleet) as tx:
+            now = tx.execute(select(FLEETS.c.epoch).where(FLEETS.c.fleet == fleet)).scalar_one()
+            _require_epoch(fleet, now, epoch)
+            where = MACHINES.c.fleet == fleet
+            if tx.execute(update(MACHINES).where(where).values(state=state)).rowcount == 0:
+                tx.execute(insert(MACHINES).values(fleet=fleet, state=state))
+
+    # -- devices
+
+    def see(self, fleet: str, device: str, boot: int, profile: dict[str, Any], online: bool = True) -> Device:
+        """Record a birth (or, with ``online=False``, a death) of a device, as the protocol's machine says it: it knows
+        late ones, and that a device enrolled anew counts its boots from one again."""
+        with self._writing(fleet) as tx:
+            where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
+            row = tx.execute(select(DEVICES).where(where)).one_or_none()
+            now = time.time()
+            if row is None:
+                tx.execute(
+                    insert(DEVICES).values(
+                        fleet=fleet, device=device, boot=boot, online=int(online), profile=json.dumps(profile),
+                        joined=now, seen=now,
+                    )
+                )  # fmt: skip
+                append(tx, "device-joined", {"boot": boot}, fleet=fleet, device=device)
+            else:
+                kept = json.dumps(profile) if profile else row.profile
+                tx.execute(update(DEVICES).where(where).values(boot=boot, online=int(online), profile=kept, seen=now))
+            return device_of(tx.execute(select(DEVICES).where(where)).one())
+
+    def quarantine(self, fleet: str, device: str, reason: str | None) -> None:
+        """Keep a device out of further rounds for ``reason``, or (None) let it in again. One that never announced
+        itself is entered, so that it can be seen among those that are out."""
+        with self._writing(fleet) as tx:
+            where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
+            kept, now = None if reason is None else storable(reason), time.time()
+            changed = tx.execute(update(DEVICES).where(where).values(quarantine=kept))
+            if kept is not None and not changed.rowcount:
+                row = {"boot": 0, "online": 0, "profile": "{}", "joined": now, "seen": now, "quarantine": kept}
+                tx.execute(insert(DEVICES).values(fleet=fleet, device=device, **row))
+            append(tx, "quarantined" if reason else "released", {"reason": reason}, fleet=fleet, device=device)
+
+    def devices(self, fleet: str) -> list[Device]:
+        """All devices by name."""
+        with self.reading() as tx:
+            rows = tx.execute(select(DEVICES).where(DEVICES.c.fleet == fleet))
+            return sorted((device_of(row) for row in rows), key=lambda device: device.device)
+
+    # -- updates
+
+    def keep_update(
+        self, fleet: str, round: int, device: str, *, digest: str, size: int, base: int, found: str | None = None
+    ) -> Received:
+        """Enter a complete and valid update, whose bytes are the blob ``digest``, and what it says of itself. The
+        first one of a (round, device) stays: the row that is returned may hold another digest."""
+        values = {"digest": digest, "size": size, "base": base, "status": "stored", "reason": None}
+        return self._enter(fleet, round, device, found, **values)
+
+    def reject_update(
+        self, fleet: str, round: int, device: str, *, digest: str, size: int, base: int, reason: str
+    ) -> Received:
+        """Enter an update that will never count, and why."""
+        values = {"digest": digest, "size": size, "base": base, "status": "rejected", "reason": storable(reason)}
+        return self._enter(fleet, round, device, None, **values)
+
+    def _enter(self, fleet: str, round: int, device: str, found: str | None, **values: Any) -> Received:
+        with self._writing(fleet) as tx:
+            row = tx.execute(select(UPDATES).where(_key(fleet, round, device))).one_or_none()
+            if row is None:
+                tx.execute(
+                    insert(UPDATES).values(fleet=fleet, round=round, device=device, changed=time.time(), **values)
+                )
+                if found is not None:
+                    tx.execute(insert(FINDINGS).values(fleet=fleet, round=round, device=device, found=found))
+                detail = {"digest": values["digest"], "reason": values["reason"]}
+                append(tx, f"update-{values['status']}", detail, fleet=fleet, round=round, device=device)
+                row = tx.execute(select(UPDATES).where(_key(fleet, round, device))).one()
+            return received_of(row)
+
+    def equivocation(self, fleet: str, round: int, device: str, first: str, second: str) -> None:
+        """Record that a device offered a second, different update of a round."""
+        with self._writing(fleet) as tx:
+            key = {"fleet": fleet, "round": round, "device": device, "digest": second}
+            same = [EQUIVOCATIONS.c[name] == value for name, value in key.items()]
+            if tx.execute(select(EQUIVOCATIONS).where(*same)).one_or_none() is None:
+                tx.execute(insert(EQUIVOCATIONS).values(seen=time.time(), **key))
+                append(tx, "equivocation", {"first": first, "second": second}, fleet=fleet, round=round, device=device)
+
+    def updates(self, fleet: str, round: int) -> list[Received]:
+        """All updates of a round, by device."""
+        with self.reading() as tx:
+            rows = tx.execute(select(UPDATES).where(of_round(UPDATES, fleet, round)))
+            return sorted((received_of(row) for row in rows), key=lambda update: update.device)
+
+    def equivocations(self, fleet: str) -> list[tuple[int, str, str]]:
+        """All second, different updates as (round, device, digest)."""
+        with self.reading() as tx:
+            rows = tx.execute(select(EQUIVOCATIONS).where(EQUIVOCATIONS.c.fleet == fleet))
+            return sorted((row.round, row.device, row.digest) for row in rows)
+
+    # -- blobs in use and the audit log
+
+    def blobs_in_use(self) -> set[str]:
+        """Digests that must be kept: every body and server state of a round, and updates not yet folded."""
+        with self.reading() as tx:
+            return in_use(tx)
+
+    def log(self, fleet: str, kind: str, round: int | None = None, device: str | None = None, **detail: Any) -> None:
+        """Append to the audit log."""
+        with self._writing(fleet) as tx:
+            append(tx, kind, detail, fleet=fleet, round=round, device=device)
+
+    def events(self, fleet: str, last: int = 100) -> list[dict[str, Any]]:
+        """The last events of a fleet, oldest first."""
+        with self.reading() as tx:
+            rows = tx.execute(
+                select(EVENTS).where(EVENTS.c.fleet == fleet).order_by(EVENTS.c.seq.desc()).limit(last)
+            ).all()
+            return [
+                {"seq": r.seq, "at": r.at, "round": r.round, "device": r.device, "kind": r.kind, **json.loads(r.detail)}
+                for r in reversed(rows)
+            ]
+
+    def verify_log(self) -> int:
+        """Walk the whole hash chain; the number of events. Raises StateError at the first that was altered."""
+        with self.reading() as tx:
+            return verify(tx)
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """What the database refuses becomes :class:`~talaria.errors.StateError`."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause = str(error.__cause__ or error).splitlines()[0]
+        raise StateError(
+            f"store: the database refused ({cause}); {_mend(cause)}. Nothing of this step was written; all earlier "
+            "state is intact"
+        ) from error
+
+
+def _mend(cause: str) -> str:
+    """What helps against a refusal, as far as the database's own words tell."""
+    for words, mend in (
+        (("full", "no space", "disk i/o"), "free space there, and start again"),
+        (("readonly", "read-only", "unable to open"), "let this user write its folder, and start again"),
+        (("locked", "lock timeout"), "another program holds it: look which one, and start again"),
+        (("malformed", "not a database"), "run `talaria coordinator fsck`, or restore a backup"),
+        (("connect", "no answer", "server", "terminat"), "start its server or mend the way to it, and start again"),
+    ):
+        if any(word in cause.lower() for word in words):
+            return mend
+    return "mend what its words say, and start again"
+
+
+def epoch_after(last: int) -> int:
+    """The epoch of a start now: milliseconds since 1970, and in any case above ``last``. A store that was lost or
+    taken back to an older state so goes on above all that devices have heard."""
+    return max(last + 1, int(time.time() * 1000))
+
+
+def require_same_run(fleet: Fleet, run: str) -> None:
+    """Raise :class:`~talaria.errors.ConfigError` where the stored fleet learns another run."""
+    if fleet.run != run:
+        raise ConfigError(
+            f"fleet {fleet.name!r}: its stored run differs from this configuration ({_difference(fleet.run, run)}); "
+            "take the old values back, or give the new run another name or state folder"
+        )
+
+
+def _require_epoch(fleet: str, now: int | None, ours: int) -> None:
+    if now != ours:
+        raise StateError(f"fleet {fleet!r}: another coordinator has it (epoch {now}, ours {ours}); stop one")
+
+
+def _difference(stored: str, given: str) -> str:
+    old, new = json.loads(stored), json.loads(given)
+    odd = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
+    return "; ".join(f"{k}: stored {json.dumps(old.get(k))}, given {json.dumps(new.get(k))}" for k in odd)
+
+
+def _key(fleet: str, round: int, device: str) -> Any:
+    return of_round(UPDATES, fleet, round) & (UPDATES.c.device == device)

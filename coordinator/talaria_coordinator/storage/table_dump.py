@@ -1,0 +1,97 @@
+"""The rows of a store as lines of JSON, the same for every database, and the blobs that they name."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from sqlalchemy import Connection, LargeBinary, MetaData, Table, insert, inspect, select, text
+
+from talaria.errors import StateError
+from talaria_coordinator.storage.tables import FLEETS, METADATA, ROUNDS, UPDATES
+
+LONGEST_LINE = 1 << 28
+BATCH = 500
+
+
+def in_use(tx: Connection) -> set[str]:
+    """Digests that must be kept: every body and server state of a round, and updates not yet folded."""
+    keep: set[str | None] = set()
+    for row in tx.execute(select(FLEETS.c.body, FLEETS.c.server)):
+        keep |= {row.body, row.server}
+    for row in tx.execute(select(ROUNDS.c.base, ROUNDS.c.body)):
+        keep |= {row.base, row.body}
+    keep |= set(tx.execute(select(UPDATES.c.digest).where(UPDATES.c.status == "stored")).scalars())
+    return {digest for digest in keep if digest}
+
+
+def dump(tx: Connection) -> Iterator[bytes]:
+    """Every row of every table as one line, parents before children; one batch of rows in memory at a time."""
+    for table in METADATA.sorted_tables:
+        asked = select(table).order_by(*table.primary_key.columns).execution_options(yield_per=BATCH)
+        with tx.execute(asked) as found:
+            for row in found.mappings():
+                values = {name: _plain(value) for name, value in row.items()}
+                yield json.dumps([table.name, values]).encode() + b"\n"
+
+
+def load(tx: Connection, lines: BinaryIO) -> int:
+    """Enter the rows that :func:`dump` wrote into tables as the database has them now; their number.
+
+    Raises :class:`~talaria.errors.StateError` for a line that is none, or does not fit the tables.
+    """
+    tables = _tables(tx)
+    batch: list[dict[str, Any]] = []
+    last, count = "", 0
+    for name, values in _lines(lines):
+        if name not in tables or set(values) != set(tables[name].columns.keys()):
+            raise StateError(f"restore: row {count + 1} does not fit the tables; the backup is damaged")
+        if batch and (name != last or len(batch) == BATCH):
+            tx.execute(insert(tables[last]), batch)
+            batch = []
+        last, count = name, count + 1
+        batch.append(_typed(tables[name], values))
+    if batch:
+        tx.execute(insert(tables[last]), batch)
+    if tx.dialect.name == "postgresql":
+        # Rows came with their numbers; the next event takes the one after.
+        tx.execute(text("SELECT setval(pg_get_serial_sequence('events', 'seq'), max(seq)) FROM events"))
+    return count
+
+
+def _tables(tx: Connection) -> dict[str, Table]:
+    found = MetaData()
+    found.reflect(tx, only=sorted(set(METADATA.tables) & set(inspect(tx).get_table_names())))
+    return {table.name: table for table in found.sorted_tables}
+
+
+def _lines(lines: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
+    while line := lines.readline(LONGEST_LINE + 1):
+        try:
+            if len(line) > LONGEST_LINE:
+                raise ValueError
+            name, values = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            raise StateError("restore: a line of the backup's rows.jsonl is damaged; take another backup") from None
+        if not isinstance(name, str) or not isinstance(values, dict):
+            raise StateError("restore: a line of the backup's rows.jsonl is no row; take another backup")
+        yield name, values
+
+
+def _plain(value: Any) -> Any:
+    return base64.b64encode(value).decode() if isinstance(value, bytes | memoryview) else value
+
+
+def _typed(table: Table, values: dict[str, Any]) -> dict[str, Any]:
+    def typed(name: str, value: Any) -> Any:
+        if value is None or not isinstance(table.columns[name].type, LargeBinary):
+            return value
+        try:
+            return base64.b64decode(value, validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            raise StateError(f"restore: {table.name}.{name} is damaged; take another backup") from None
+
+    return {name: typed(name, value) for name, value in values.items()}

@@ -1,0 +1,249 @@
+"""What the API shows, read from the store: plain records, every list bounded.
+
+Readers have connections of their own that only ever read. They neither wait for the learning nor make it
+wait; summaries of closed rounds never change and are computed once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from sqlalchemy import URL, ColumnElement, Connection, Row, Select, case, func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from talaria.errors import StateError
+from talaria_coordinator.storage import update_summary
+from talaria_coordinator.storage.engine import open_engine
+from talaria_coordinator.storage.tables import DEVICES, EVENTS, FINDINGS, FLEETS, ROUNDS, UPDATES, of_round
+from talaria_coordinator.storage.update_summary import Findings
+from talaria_coordinator.web.schemas import (
+    DeviceView,
+    EventView,
+    FleetView,
+    OverlapView,
+    RoundDetail,
+    RoundView,
+    Spread,
+    UpdateView,
+)
+
+PAIRED = 64
+"""Masked updates of a round, first by name, that are compared pair by pair."""
+REMEMBERED = 2048
+
+
+class Views:
+    """Reads of the store at ``where``, a path (SQLite) or a database URL. Safe to use from many threads."""
+
+    def __init__(self, where: Path | URL | str) -> None:
+        self._engine = open_engine(where, reader=True)
+        self._closed: dict[tuple[str, int], RoundView] = {}
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            cause = str(error.__cause__ or error).splitlines()[0]
+            raise StateError(f"store: the database does not answer a reader ({cause}); try again") from error
+
+    def fleets(self, limit: int = 100) -> list[FleetView]:
+        """The first ``limit`` fleets by name."""
+        with self._reading() as tx:
+            return [_fleet(tx, row) for row in tx.execute(select(FLEETS).order_by(FLEETS.c.fleet).limit(limit))]
+
+    def fleet(self, fleet: str) -> FleetView | None:
+        """One fleet, or None."""
+        with self._reading() as tx:
+            row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one_or_none()
+            return None if row is None else _fleet(tx, row)
+
+    def rounds(self, fleet: str, before: int | None = None, limit: int = 50) -> list[RoundView]:
+        """The last ``limit`` rounds with numbers below ``before`` (None: all), newest first."""
+        chosen = ROUNDS.c.fleet == fleet
+        if before is not None:
+            chosen &= ROUNDS.c.round < before
+        with self._reading() as tx:
+            rows = tx.execute(select(ROUNDS).where(chosen).order_by(ROUNDS.c.round.desc()).limit(limit)).all()
+            return [self._summary(tx, row) for row in rows]
+
+    def round(self, fleet: str, number: int, after: str = "", limit: int = 200) -> RoundDetail | None:
+        """One round with its updates of devices named after ``after``; None where there is no such round."""
+        with self._reading() as tx:
+            row = tx.execute(select(ROUNDS).where(of_round(ROUNDS, fleet, number))).one_or_none()
+            if row is None:
+                return None
+            return RoundDetail(self._summary(tx, row), _updates(tx, fleet, number, after, limit))
+
+    def overlap(self, fleet: str, number: int, limit: int = 24) -> OverlapView:
+        """How far the masks of a round's first ``limit`` devices agree, pair by pair; empty where none is masked."""
+        with self._reading() as tx:
+            rows = tx.execute(_found(fleet, number, ("counted", "stored"), "", limit)).all()
+        named = [(row.device, update_summary.read(row.found)) for row in rows if row.found]
+        masked = [(device, found) for device, found in named if found.bits]
+        matrix = [[round(update_summary.overlap(a, b), 4) for _, b in masked] for _, a in masked]
+        return OverlapView(number, [device for device, _ in masked], matrix)
+
+    def devices(self, fleet: str, after: str = "", limit: int = 200, quarantined: bool = False) -> list[DeviceView]:
+        """The first ``limit`` devices named after ``after``, or only those in quarantine."""
+        chosen = (DEVICES.c.fleet == fleet) & (DEVICES.c.device > after)
+        if quarantined:
+            chosen &= DEVICES.c.quarantine.is_not(None)
+        with self._reading() as tx:
+            rows = tx.execute(select(DEVICES).where(chosen).order_by(DEVICES.c.device).limit(limit))
+            return [_device(row) for row in rows]
+
+    def device(self, fleet: str, name: str) -> DeviceView | None:
+        """One device, or None."""
+        with self._reading() as tx:
+            row = tx.execute(
+                select(DEVICES).where((DEVICES.c.fleet == fleet) & (DEVICES.c.device == name))
+            ).one_or_none()
+            return None if row is None else _device(row)
+
+    def device_updates(self, fleet: str, name: str, limit: int = 50) -> list[UpdateView]:
+        """A device's last ``limit`` updates, newest first."""
+        with self._reading() as tx:
+            rows = tx.execute(
+                select(UPDATES, FINDINGS.c.found)
+                .outerjoin(FINDINGS, _same())
+                .where((UPDATES.c.fleet == fleet) & (UPDATES.c.device == name))
+                .order_by(UPDATES.c.round.desc())
+                .limit(limit)
+            )
+            return [_update(row) for row in rows]
+
+    def events(self, fleet: str, before: int | None = None, limit: int = 100) -> list[EventView]:
+        """The last ``limit`` events of the audit log with numbers below ``before``, newest first."""
+        chosen = EVENTS.c.fleet == fleet
+        if before is not None:
+            chosen &= EVENTS.c.seq < before
+        with self._reading() as tx:
+            rows = tx.execute(select(EVENTS).where(chosen).order_by(EVENTS.c.seq.desc()).limit(limit))
+            return [EventView(r.seq, r.at, r.kind, r.round, r.device, json.loads(r.detail)) for r in rows]
+
+    def _summary(self, tx: Connection, row: Row[Any]) -> RoundView:
+        key = (row.fleet, row.round)
+        if key in self._closed:
+            return self._closed[key]
+        view = _round(tx, row)
+        if row.closed is not None:
+            if len(self._closed) >= REMEMBERED:
+                self._closed.clear()
+            self._closed[key] = view
+        return view
+
+
+def _same() -> ColumnElement[bool]:
+    return (
+        (FINDINGS.c.fleet == UPDATES.c.fleet)
+        & (FINDINGS.c.round == UPDATES.c.round)
+        & (FINDINGS.c.device == UPDATES.c.device)
+    )
+
+
+def _found(fleet: str, number: int, status: Sequence[str], after: str, limit: int | None) -> Select[Any]:
+    return (
+        select(UPDATES, FINDINGS.c.found)
+        .outerjoin(FINDINGS, _same())
+        .where(of_round(UPDATES, fleet, number) & UPDATES.c.status.in_(status) & (UPDATES.c.device > after))
+        .order_by(UPDATES.c.device)
+        .limit(limit)
+    )
+
+
+def _updates(tx: Connection, fleet: str, number: int, after: str, limit: int) -> list[UpdateView]:
+    rows = tx.execute(_found(fleet, number, ("stored", "counted", "rejected"), after, limit))
+    return [_update(row) for row in rows]
+
+
+def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
+    run = json.loads(row.run)
+    mine = DEVICES.c.fleet == row.fleet
+    here = case(((DEVICES.c.online == 1) & DEVICES.c.quarantine.is_(None), 1), else_=0)
+    known, online, out = tx.execute(
+        select(func.count(), func.coalesce(func.sum(here), 0), func.count(DEVICES.c.quarantine)).where(mine)
+    ).one()
+    return FleetView(
+        name=row.fleet,
+        status=row.status,
+        step=row.step,
+        rounds=int(run.get("rounds", 0)),
+        tried=row.tried,
+        epoch=row.epoch,
+        algorithm=str(run.get("algorithm", "")),
+        model=str((run.get("spec") or {}).get("name", "")) if isinstance(run.get("spec"), dict) else "",
+        body=row.body,
+        created=row.created,
+        devices=known,
+        online=online,
+        quarantined=out,
+        roster=len(json.loads(row.roster)) if row.roster else 0,
+    )
+
+
+def _round(tx: Connection, row: Row[Any]) -> RoundView:
+    entries = tx.execute(_found(row.fleet, row.round, ("stored", "counted"), "", None)).all()
+    rejected = tx.execute(
+        select(func.count()).where(of_round(UPDATES, row.fleet, row.round) & (UPDATES.c.status == "rejected"))
+    ).scalar_one()
+    found = [update_summary.read(entry.found) for entry in entries if entry.found]
+    return RoundView(
+        round=row.round,
+        step=row.step,
+        state="open" if row.closed is None else ("failed" if row.failure else "closed"),
+        cohort=len(json.loads(row.cohort)),
+        stored=len(entries),
+        counted=None if row.counted is None else len(json.loads(row.counted)),
+        rejected=rejected,
+        opened=row.opened,
+        closed=row.closed,
+        failure=row.failure,
+        bytes_up=sum(entry.size for entry in entries),
+        bytes_dense=sum(one.dense for one in found),
+        accuracy=_spread([one.accuracy for one in found if one.accuracy is not None]),
+        kept=_spread([one.kept for one in found if one.bits]),
+        overlap=_overlap(found),
+        body=row.body,
+    )
+
+
+def _overlap(found: Sequence[Findings]) -> float | None:
+    value = update_summary.mean_overlap([one for one in found if one.bits][:PAIRED])
+    return None if value is None else round(value, 4)
+
+
+def _spread(values: list[float]) -> Spread | None:
+    if not values:
+        return None
+    return Spread(len(values), min(values), median(values), fmean(values), max(values))
+
+
+def _device(row: Row[Any]) -> DeviceView:
+    return DeviceView(row.device, bool(row.online), row.boot, row.joined, row.seen, row.quarantine)
+
+
+def _update(row: Row[Any]) -> UpdateView:
+    found = update_summary.read(row.found) if row.found else None
+    return UpdateView(
+        round=row.round,
+        device=row.device,
+        status=row.status,
+        reason=row.reason,
+        size=row.size,
+        digest=row.digest,
+        dense=None if found is None else found.dense,
+        kept=None if found is None else found.kept,
+        accuracy=None if found is None else found.accuracy,
+        metrics={} if found is None else dict(found.metrics),
+    )

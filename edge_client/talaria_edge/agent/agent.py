@@ -1,0 +1,476 @@
+"""The agent of one device: its own connection, identity and private store. The only edge file that starts tasks.
+
+Several agents may run in one process; they share one worker thread, so that one model is trained at a time. All
+of an agent's decisions are the protocol machine's; this file carries them out and feeds back what came of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Literal
+
+from talaria import time
+from talaria.errors import ConfigError, StateError, TalariaError, WireError
+from talaria.federated import rounds
+from talaria.federated.rounds import Run
+from talaria.protocol import events as e
+from talaria.protocol.device.machine import DeviceHalf, DeviceLimits
+from talaria.protocol.link import Link
+from talaria.wire.chunks import Cut, chunk_within, describe
+from talaria.wire.mqtt import LinkDown, LinkUp, Will
+from talaria.wire.validity import validities, warnings, watch
+from talaria_edge import training_policy
+from talaria_edge.agent.goodbye import Parting
+from talaria_edge.agent.training import Learner
+from talaria_edge.agent.training_window import Leave
+from talaria_edge.config import DeviceConfig
+from talaria_edge.data import DeviceData, checked
+from talaria_edge.deployment import gate
+from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, reach
+from talaria_edge.storage import tensor_files
+from talaria_edge.storage.downloads import Arrivals
+from talaria_edge.storage.state import DeviceStore
+from talaria_edge.training_policy import Allowed, Reading
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[dict[str, Any]], None]
+INBOX = 256
+GOODBYE_S = 5.0
+WARN_AGAIN_S = 3600.0
+FAREWELL_S = 30.0
+"""So long a device that is done says goodbye to a coordinator that does not answer."""
+
+
+class Agent:
+    """One device in a fleet. :meth:`run` returns after the last round with what came of it."""
+
+    def __init__(
+        self,
+        config: DeviceConfig,
+        *,
+        report: Report = lambda event: None,
+        worker: ThreadPoolExecutor | None = None,
+        open_transport: Open = over_mqtt,
+        read: Callable[[], Reading] = training_policy.read,
+        process: bytes = b"",
+        looked: DeviceData | None = None,
+        learn: Callable[[DeviceConfig, DeviceStore, Run], Learner] = Learner,
+    ) -> None:
+        """``process`` are bytes that no other program has, by which the fleet sees that two have one name; ``looked``
+        are the device's samples as they are now, if somebody has read them already."""
+        self.config = config
+        self._report, self._open = report, open_transport
+        self._leave = Leave(config.guard, config.guard_every_s, read)
+        self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="learn")
+        own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
+        self._half = DeviceHalf(
+            config.fleet,
+            config.device,
+            limits=DeviceLimits(max_body=config.max_body, retry=config.retry_s),
+            profile=json.dumps(dict(config.profile)).encode(),
+            signer=None if own is None else own.signer,
+            coordinator_key=None if own is None else own.coordinator_key,
+            process=process,
+        )
+        self._warned = "", 0.0
+        self._looked = looked
+        self._largest: int | None = None
+        self._tls = None if own is None or config.username is not None else own.tls
+        self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
+        self._link = Link(lambda cut: self._upload, lambda size: self._count("up", size))
+        self._learner_of = learn
+        self._learner: Learner | None = None
+        self._called: e.Train | None = None
+        self._cannot = ""
+        """Why the run cannot be learned here; empty where it can, or is not known yet."""
+        self._upload = b""
+        self._step = 1
+        """The learning round that traffic is counted for: the one trained, or the next."""
+        self._took = 0.0
+        """Seconds that the latest training took."""
+        self.was_up = False
+        self._finishing = False
+        self._result: dict[str, Any] | None = None
+        self._parting = Parting(config.retry_s, FAREWELL_S)
+
+    async def run(self) -> dict[str, Any]:
+        """Take part until the last round; then personalize, write the bundle, and leave (unless told to stay).
+
+        Raises :class:`~talaria.errors.StateError` where the private state is damaged or the disk is full, and
+        :class:`~talaria.errors.TransportError` where the broker does not answer within ``patience_s``.
+        """
+        with DeviceStore(self.config.state, self.config.fleet, self.config.device) as self._store:
+            private = self._store.private()
+            self._step = 1 if private is None else private.step + 1
+            self._traffic = self._store.traffic()
+            self._state = self._store.protocol()
+            self._arrivals = Arrivals(self._store, self.config.max_body)
+            self._settle()
+            try:
+                async with asyncio.TaskGroup() as self._tasks:
+                    await self._live()
+            except BaseExceptionGroup as group:
+                raise _first(group) from None
+            finally:
+                self._arrivals.close()
+        if self._result is None:
+            raise StateError(f"{self.config.device}: left before the last round")
+        return self._result
+
+    def _settle(self) -> None:
+        """After a cut while a bundle was put in force: one of the two is, and lies where predictors look."""
+        try:
+            if self.config.bundle is not None:
+                gate.settle(self.config.state, self.config.bundle)
+        except StateError as error:
+            self._tell("error", error=str(error))
+
+    # -- life
+
+    async def _live(self) -> None:
+        self._boot()
+        transport = self._transport = self._open(self.config, self._will)
+        await reach(transport, self.config.patience_s, self._tell)
+        helpers = [
+            self._spawn(self._link.listen(transport, self._inbox.put, self._linked)),
+            self._spawn(self._link.send(transport)),
+            self._spawn(self._tick()),
+            self._spawn(watch(self._ending, lambda text: self._tell("certificate", reason=text))),
+        ]
+        try:
+            while self._result is None or self.config.stay or not self._parting.over(time.monotonic()):
+                self._feed(await self._inbox.get())
+                self._finish_if_over()
+                if self._result is not None and self._parting.due(time.monotonic()):
+                    # The coordinator learns that this member has all it came for, and need not wait for it.
+                    self._feed(e.SayGoodbye(time.monotonic()))
+            topic, payload = self._half.will(self._state)
+            self._link.say(e.Publish(topic, payload, retain=True))
+            await self._link.said(GOODBYE_S)
+            await transport.flush(GOODBYE_S)
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await transport.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._tasks.create_task(work)
+
+    def _boot(self) -> None:
+        partial, chunks = self._state.partial(), frozenset[int]()
+        if partial is not None:
+            chunks = self._arrivals.found(*partial)
+        self._store.clear_parts(keep=partial[0] if partial else "")
+        done = self._store.trained()
+        self._upload = done.update if done else b""
+        update = hashlib.sha256(self._upload).digest() if done else b""
+        self._feed(e.Boot(time.monotonic(), self._store.body_digest(), chunks, update))
+
+    def _will(self) -> Will:
+        """Called before each attempt to connect: counts the boot, so that births and deaths pair up."""
+        self._feed(e.Connecting(time.monotonic()))
+        return Will(*self._half.will(self._state))
+
+    def _linked(self, change: LinkUp | LinkDown) -> None:
+        if isinstance(change, LinkUp):
+            self.was_up = True
+            self._largest = self._transport.largest
+            self._tell("connected", broker=self.config.broker)
+        else:
+            self._tell("disconnected", error=change.reason)
+
+    def _warn(self, reason: str) -> None:
+        """What the coordinator finds wrong with this device, once an hour."""
+        if reason != self._warned[0] or time.monotonic() - self._warned[1] >= WARN_AGAIN_S:
+            self._warned = reason, time.monotonic()
+            self._tell("error", error=reason)
+
+    def _ending(self, now: float) -> list[str]:
+        """The certificates of this device's link that end within 30 days, or have ended."""
+        return [] if self._tls is None else warnings(validities(self._tls), now)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.retry_s / 2)
+            await self._inbox.put(e.Tick(time.monotonic()))
+
+    # -- the machine
+
+    def _feed(self, event: object) -> None:
+        if isinstance(event, e.Received):
+            self._count("down", event.size)
+        _, actions = self._half.step(self._state, event)
+        for action in actions:
+            self._carry_out(action)
+        if self._cannot and isinstance(event, e.Received):
+            self._decline()
+
+    def _decline(self) -> None:
+        """Say no to what is asked, at once, where the run cannot be learned: a round would wait for this device."""
+        job = self._state.job
+        if job is not None and job.phase in ("fetching", "training"):
+            self._called = None
+            self._tell("declined", round=job.round, reason=self._cannot)
+            self._feed(e.Refuse(time.monotonic(), job.round, self._cannot[:300]))
+
+    def _carry_out(self, action: e.Action) -> None:
+        match action:
+            case e.Save():
+                self._store.save_protocol(self._state)
+            case e.Publish() | e.SendChunks():
+                self._link.say(action)
+            case e.KeepChunk():
+                self._keep(action)
+            case e.BodyComplete():
+                self._spawn(self._assemble(action))
+            case e.Discard():
+                self._arrivals.drop(action.xfer)
+            case e.CoordinatorSeen():
+                self._meet(action)
+            case e.Train():
+                self._called, self._finishing = action, False
+                self._begin()
+            case e.Reconnect():
+                self._tell("catching-up", reason=action.reason)
+                self._transport.renew(action.reason)
+            case e.Released():
+                self._parting.answered = True
+            case e.Resend():
+                self._tell("resend", reason=action.reason)
+                self._spawn(self._resend(action))
+            case e.Receipted():
+                self._received(action.round, action.outcome, action.reason)
+            case e.Told():
+                self._warn(action.reason)
+            case e.Cancel():
+                self._received(action.round, "late", action.reason)
+            case e.Noticed():
+                self._tell("notice", reason=action.text)
+            case e.Refused():
+                self._tell("refused", topic=action.topic, reason=action.reason)
+
+    def _meet(self, seen: e.CoordinatorSeen) -> None:
+        if not seen.online:
+            self._tell("coordinator-away", epoch=seen.epoch)
+            return
+        try:
+            run = Run.from_json(seen.spec.decode("utf-8", "replace"), self.config.allow)
+        except ConfigError as error:
+            self._learner, self._cannot = None, f"the coordinator's run cannot be learned here: {error}"
+            self._tell("error", error=f"{self._cannot}; update this device")
+            self._decline()
+            return
+        self._cannot = ""
+        if self._learner is None or self._learner.run != run:
+            self._learner = self._learner_of(self.config, self._store, run)
+            self._learner.private()
+            self._look_at_plan(run)
+            self._look_at_data(run)
+        self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)
+        self._begin()
+
+    def _look_at_plan(self, run: Run) -> None:
+        """Say at once what else each round would say: that this device's plan is not for this run."""
+        try:
+            if self.config.plan is not None:
+                rounds.require_plan(run, self.config.plan)
+        except TalariaError as error:
+            self._tell("error", error=str(error))
+
+    def _look_at_data(self, run: Run) -> None:
+        """Say at once what else the first round would say: that these samples are not for this run's model."""
+        looked, self._looked = self._looked, None
+        try:
+            if looked is not None:
+                checked(looked, run.spec.input_shape, run.spec.classes)
+        except TalariaError as error:
+            self._tell("data", error=str(error), mend="rounds are declined until then")
+
+    def _begin(self) -> None:
+        """Learn what was asked for, once the run is known (after a reboot the request may come first)."""
+        if self._called is not None and self._learner is not None:
+            action, self._called = self._called, None
+            self._spawn(self._learn(self._learner, action))
+
+    async def _learn(self, learner: Learner, action: e.Train) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            step, after = work_of(action.spec)
+            self._step = step
+            if not await self._may_learn(action):
+                return
+            self._tell("training", round=action.round, step=step)
+            begun = time.monotonic()
+            work = partial(learner.round, step, action.body, after, action.epoch)
+            trained, metrics = await loop.run_in_executor(self._worker, work)
+            self._took = time.monotonic() - begun
+        except WireError as error:
+            logger.info("%s: round %s: %s", self.config.device, action.round, error)
+            # Nobody else knows that this body is gone from here; declined, it is asked again for the newer one.
+            await self._inbox.put(e.Refuse(time.monotonic(), action.round, str(error)))
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and not the agent's end
+            self._log_unforeseen(error, f"round {action.round}")
+            self._tell("error", round=action.round, error=said(error))
+            await self._inbox.put(e.Refuse(time.monotonic(), action.round, said(error)[:300]))
+            return
+        job = self._state.job
+        if job is None or (job.round, job.body) != (action.round, action.body):
+            return  # another round began meanwhile
+        self._upload = trained.update
+        self._tell("trained", round=action.round, step=step, update_bytes=len(trained.update), metrics=metrics)
+        cut = self._cut(trained.update)
+        await self._inbox.put(e.UpdateReady(time.monotonic(), action.round, action.version, cut))
+
+    def _log_unforeseen(self, error: Exception, where: str) -> None:
+        """The trace of an error that is none of ours, for whoever mends it."""
+        if not isinstance(error, TalariaError):
+            logger.error("%s: %s: not foreseen", self.config.device, where, exc_info=error)
+
+    async def _may_learn(self, action: e.Train) -> bool:
+        """Wait for the guard's leave while the round leaves time to train after it; decline where it does not come.
+
+        A decline costs the round this device's update; a late update would cost it the training as well. A tenth of the
+        time stays for the word to arrive.
+        """
+        asked = time.monotonic()
+
+        def left() -> float:
+            job = self._state.job
+            if job is None or job.round != action.round or job.phase != "training":
+                return 0.0
+            if job.deadline is None:
+                return math.inf
+            return job.deadline - time.monotonic() - max(1.25 * self._took, 0.1 * (job.deadline - asked))
+
+        decision: Allowed = await self._leave.wait(partial(self._tell, round=action.round), left)
+        job = self._state.job
+        if job is None or job.round != action.round or job.phase != "training":
+            return False
+        if not decision:
+            self._tell("declined", round=action.round, reason=decision.reason)
+            await self._inbox.put(e.Refuse(time.monotonic(), action.round, decision.reason))
+        return decision.ok
+
+    async def _resend(self, action: e.Resend) -> None:
+        """The update carries its whole mask already: the same bytes answer."""
+        cut = self._cut(self._upload)
+        version = self._state.job.version if self._state.job else 0
+        await self._inbox.put(e.UpdateReady(time.monotonic(), action.round, version, cut))
+
+    def _cut(self, update: bytes) -> Cut:
+        """How an update is sent: in chunks that the coordinator takes, and our broker."""
+        return describe(update, min(self._state.chunk, chunk_within(self._largest)))
+
+    def _received(self, number: int, outcome: str, reason: str) -> None:
+        """What the coordinator said to our update: unless it refused it, the new private state comes into force."""
+        if outcome in ("rejected", "equivocation"):
+            self._store.discard()
+        elif outcome == "stored" or self._learner is None or not self._learner.run.asynchronous:
+            # Asynchronously a late one may have counted, its receipt lost: the next request for work tells.
+            self._store.publish()
+        self._store.save_traffic(self._traffic)
+        facts = {"round": number, "step": self._step, "outcome": outcome, "reason": reason}
+        self._tell("received", **facts, traffic=self._traffic.get(self._step))
+        self._step += 1
+
+    # -- the body
+
+    def _keep(self, action: e.KeepChunk) -> None:
+        try:
+            self._arrivals.keep(action)
+        except StateError as error:
+            self._tell("error", error=str(error))
+            self._spawn(self._fetch_again(action.xfer, action.cut))
+
+    async def _assemble(self, action: e.BodyComplete) -> None:
+        try:
+            await self._arrivals.finish(action)
+        except (StateError, WireError) as error:
+            if self._state.fetch is None or self._state.fetch.cut.sha256 != action.cut.sha256:
+                return
+            self._tell("error", error=str(error))
+            await self._fetch_again(action.xfer, action.cut)
+        else:
+            self._tell("body", version=action.version, bytes=action.cut.size)
+            await self._inbox.put(e.BodyStored(time.monotonic(), action.cut.sha256))
+
+    async def _fetch_again(self, transfer: str, cut: Cut) -> None:
+        """After the disk refused: look what is there, a while later."""
+        await asyncio.sleep(self.config.retry_s)
+        found = self._arrivals.found_if_readable(transfer, cut)
+        await self._inbox.put(e.BodyDamaged(time.monotonic(), cut.sha256, found))
+
+    # -- the end
+
+    def _finish_if_over(self) -> None:
+        state, learner = self._state, self._learner
+        busy = state.job is not None and state.job.phase in ("fetching", "training", "offering")
+        if learner is None or self._finishing or busy or state.fetch is not None or not state.body:
+            return
+        if state.version >= learner.run.rounds:
+            self._finishing = True
+            self._spawn(self._finish(learner, state.body))
+
+    async def _finish(self, learner: Learner, body: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        await self._leave.wait(self._tell, lambda: math.inf)
+        self._tell("personalizing")
+        try:
+            found = await loop.run_in_executor(self._worker, learner.finish, body)
+        except Exception as error:  # noqa: BLE001 - what was learned is on flash, and other agents share the process
+            self._log_unforeseen(error, "personalizing")
+            self._tell("error", error=said(error))
+            found = {"error": said(error)}
+        self._tell_of_deployment(found)
+        self._store.save_traffic(self._traffic)
+        traffic = {str(step): dict(bytes_) for step, bytes_ in sorted(self._traffic.items())}
+        self._result = {"device": self.config.device, **found, "traffic": traffic}
+        path = self.config.state / "result.json"
+        tensor_files.write(path, json.dumps(self._result, indent=2).encode())
+        self._tell("done", **self._result, result=str(path))
+        await self._inbox.put(e.Tick(time.monotonic()))
+
+    def _tell_of_deployment(self, found: Mapping[str, Any]) -> None:
+        accuracy = found.get("plan", {}).get("accuracy")
+        if accuracy is not None and accuracy["kept"] is False:
+            self._tell("budget-broken", reason=accuracy["reason"])
+        if "deployed" in found:
+            self._tell("deployed" if found["deployed"] else "kept", reason=found["why"])
+
+    def _count(self, way: Literal["up", "down"], size: int) -> None:
+        self._traffic.setdefault(self._step, {"up": 0, "down": 0})[way] += size
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        self._report({"at": time.time(), "device": self.config.device, "event": event, **facts})
+
+
+def said(error: BaseException) -> str:
+    """What went wrong, in words; of an error that was not foreseen, also its kind."""
+    return str(error) if isinstance(error, TalariaError) else f"{type(error).__name__}: {str(error) or 'no reason'}"
+
+
+def work_of(spec: bytes) -> tuple[int, int | None]:
+    """The learning round that a request for work names; and in an asynchronous run this device's last round that
+    counted (0: none)."""
+    try:
+        asked = json.loads(spec)
+        step, after = asked["step"], asked.get("after")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        step = after = None
+    if type(step) is not int or step < 1:
+        raise ConfigError(f"the coordinator's request names no learning round ({spec[:60]!r}); update this device")
+    return step, after if type(after) is int else None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

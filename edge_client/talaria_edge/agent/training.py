@@ -1,0 +1,199 @@
+"""What a device computes: one round, and its personal model. Runs in a worker thread; touches no network."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.nn import Module
+
+from talaria.errors import AggregationError, DataError, ModelError, StateError, WireError
+from talaria.federated import rounds
+from talaria.federated.global_model import decode_body, update_schema
+from talaria.federated.rounds import Member, Run
+from talaria.model.widths import widths_of
+from talaria.planning.budget import AccuracyCheck
+from talaria.training.evaluation import evaluate
+from talaria.training.loop import state_of
+from talaria.types import Plan, Tensors
+from talaria.wire import codec
+from talaria_edge.config import DeviceConfig
+from talaria_edge.data import DeviceData, checked
+from talaria_edge.deployment.deploy import VARIANT_DROP, Candidate, deploy
+from talaria_edge.storage import tensor_files
+from talaria_edge.storage.state import DeviceStore, Private, Trained
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """One device's learning, over its own store and data."""
+
+    config: DeviceConfig
+    store: DeviceStore
+    run: Run
+
+    @property
+    def digest(self) -> str:
+        """Which run the private state belongs to (hex sha256)."""
+        return hashlib.sha256(self.run.to_json().encode()).hexdigest()
+
+    def private(self) -> Private | None:
+        """The private state in force. StateError where it belongs to another run."""
+        found = self.store.private()
+        if found is not None and found.run != self.digest:
+            raise StateError(
+                f"state: {self.store.private_path} belongs to another run of this fleet; give the device a new state "
+                "folder for this run, or move the file away to begin anew"
+            )
+        return found
+
+    def round(
+        self, step: int, body: bytes, after: int | None = None, epoch: int = 0
+    ) -> tuple[Trained, dict[str, float]]:
+        """Learn round ``step`` from the body with this sha256, or find it done; ``(update, metrics)``. ``after`` is
+        this device's last round that counted, where the run is asynchronous; ``epoch`` is the coordinator's. A later
+        one may have gone back to an older record of the fleet: the private state goes on from what it has learned.
+
+        The update and the new private state are on flash when this returns.
+        """
+        done = self.store.trained()
+        if done is not None and (done.step, done.base, done.run) == (step, body.hex(), self.digest):
+            return done, {}
+        self._settle(after)
+        private = self.private()
+        if private is not None and private.step >= step and private.epoch < epoch:
+            logger.warning(
+                "%s: the fleet is back at round %d (its coordinator was restored or begun anew), and this device at "
+                "round %d; its private state stays as it is and goes on from there",
+                self.config.device, step, private.step,
+            )  # fmt: skip
+        elif private is not None and private.step >= step:
+            raise StateError(
+                f"round {step} was learned before, from another body (the private state is at round {private.step})"
+            )
+        own = None if private is None else private.tensors
+        data, moved, metrics = self._trained(step, body, own)
+        trained = Trained(data, step, body.hex(), self.digest, epoch)
+        self.store.stage(trained, moved)
+        return trained, metrics
+
+    def _trained(self, step: int, body: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
+        """The update as it travels, the new private tensors and the metrics of round ``step``."""
+        member = self.member(self._data())
+        shared = self._shared(body)
+        update, moved = rounds.participate(self.run, member, shared, own, step)
+        data = codec.encode_update(update, rounds.codec_of(self.run, member))
+        self._require_sound(shared, data)
+        return data, moved, dict(update.metrics)
+
+    def _require_sound(self, shared: Tensors, data: bytes) -> None:
+        """Nothing leaves that the coordinator would refuse, and shut this device out for: training that went astray,
+        on a body that a liar spoiled, costs a round and not the place in the fleet."""
+        layout = rounds.layout_of(self.run.spec)
+        try:
+            sent = codec.decode_update(data, schema=update_schema(self.run), layout=layout, client=self.config.device)
+            rounds.require_update(self.run, shared, sent)
+        except (WireError, AggregationError) as error:
+            raise DataError(f"what was learned cannot be sent: {error}") from error
+
+    def _settle(self, after: int | None) -> None:
+        """A round that was staged before this one is over, with us or without, and comes into force. Asynchronously
+        only where it is the one that counted last, ``after``: so the private state is what the fleet's record says."""
+        trained = self.store.trained()
+        if after is None or (trained is not None and trained.step == after):
+            self.store.publish()
+        else:
+            self.store.discard()
+
+    def member(self, data: DeviceData) -> Member:
+        """This device's own side of a round."""
+        return Member(self.config.device, data.train, data.val, self.config.plan)
+
+    def _data(self) -> DeviceData:
+        return checked(self.config.source.load(), self.run.spec.input_shape, self.run.spec.classes)
+
+    def _shared(self, body: bytes) -> Tensors:
+        data = self.store.body()
+        if hashlib.sha256(data).digest() != body:
+            raise WireError("the body on flash is another one by now; the coordinator will ask again")
+        return decode_body(self.run, data)
+
+    def finish(self, body: bytes) -> dict[str, Any]:
+        """Personalize from the last body and the private state in force, and write what stays on this device:
+        ``personal.safetensors`` and, where asked for, the bundle. Says where they are and what was measured."""
+        if self.run.asynchronous:
+            self.store.discard()  # what is staged still, did not count
+        else:
+            self.store.publish()
+        private, data = self.private(), self._data()
+        tensors = None if private is None else private.tensors
+        member, shared = self.member(data), self._shared(body)
+        model = rounds.personalize(self.run, member, shared, tensors)
+        state = state_of(model)
+        plan = self._outcome(member, shared, model)
+        card = {
+            "device": self.config.device,
+            "algorithm": self.run.algorithm,
+            "rounds": self.run.rounds,
+            "seed": self.run.seed,
+            "model": self.run.spec.to_json(),
+            "samples": {"train": len(data.train), "validation": len(data.val)},
+            "plan": None if self.config.plan is None else self.config.plan.to_json(),
+            "planned": plan,
+        }
+        path = self.store.folder / "personal.safetensors"
+        facts = {"device": self.config.device, "run": self.digest, "labels": list(self.config.labels), "card": card}
+        packed = tensor_files.pack(state, facts)
+        tensor_files.write(path, packed)
+        found: dict[str, Any] = {
+            "private": None if private is None else str(self.store.private_path),
+            "steps": 0 if private is None else private.step,
+            "personal": str(path),
+            "parameters": sum(p.numel() for p in model.parameters()),
+        }
+        accuracy = None if plan is None else plan["accuracy"]
+        spare = VARIANT_DROP if accuracy is None else min(VARIANT_DROP, accuracy["left"])
+        candidate = Candidate(model, self.run.spec, _named(state), card, spare)
+        return found | ({} if plan is None else {"plan": plan}) | deploy(self.config, candidate, data)
+
+    def _outcome(self, member: Member, shared: Tensors, model: Module) -> dict[str, Any] | None:
+        """What became of the plan: groups that stayed wider than planned, and what it cost in accuracy."""
+        plan = member.plan
+        if plan is None:
+            return None
+        layout = rounds.layout_of(self.run.spec)
+        try:
+            kept = widths_of(layout, state_of(model))
+        except ModelError as error:  # an algorithm may serve a network of its own
+            logger.info("%s: the served model's widths are not told: %s", self.config.device, error)
+            kept = {}
+        wider = {g: [n, kept[g]] for g, n in sorted(plan.widths.items()) if kept.get(g, 0) > n}
+        check = None
+        if plan.accuracy_drop is not None:
+            check = self._check(plan.accuracy_drop, member, shared, model, pruned=kept != dict(layout.sizes))
+        return {"wider_than_planned": wider, "accuracy": check}
+
+    def _check(self, allowed: float, member: Member, shared: Tensors, model: Module, *, pruned: bool) -> dict[str, Any]:
+        """The planned model against its dense twin on this user's validation samples.
+
+        The twin is the best that this device could run without pruning: the fleet's body with all its channels,
+        personalized from the same samples as on a device that never took part. What the device learned privately is as
+        narrow as its model, and cannot be widened.
+        """
+        if not len(member.val):
+            return AccuracyCheck(0.0, 0.0, allowed, 0).to_json()
+        planned = dense = evaluate(model, member.val).accuracy
+        if pruned:
+            whole = replace(member.plan or Plan(), widths=dict(rounds.layout_of(self.run.spec).sizes))
+            twin = rounds.personalize(self.run, replace(member, plan=whole), shared, None)
+            dense = evaluate(twin, member.val).accuracy
+        return AccuracyCheck(planned, dense, allowed, len(member.val)).to_json()
+
+
+def _named(state: Tensors) -> str:
+    """A name for these weights: equal weights, equal names."""
+    return hashlib.sha256(tensor_files.pack(state, {})).hexdigest()[:32]

@@ -1,0 +1,42 @@
+"""Waiting until the device may train, for as long as the round leaves time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from talaria import time
+from talaria_edge import training_policy
+from talaria_edge.training_policy import Allowed, Reading, Rules
+
+TELL_AGAIN_S = 600.0
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Asks, every ``every_s`` seconds, whether ``rules`` allow to train now; no rules allow it always."""
+
+    rules: Rules | None
+    every_s: float = 10.0
+    read: Callable[[], Reading] = training_policy.read
+
+    async def wait(self, tell: Callable[..., Any], left: Callable[[], float]) -> Allowed:
+        """The decision: an allowed one, or the reason against it once ``left()``, the seconds that there are to wait,
+        has come to nothing. ``tell("waiting", reason=...)`` is called when waiting begins, and again every ten
+        minutes; ``tell("allowed")`` when it ends well."""
+        told = -TELL_AGAIN_S
+        while True:
+            decision = (
+                Allowed(True, "no rules") if self.rules is None else training_policy.allowed(self.read(), self.rules)
+            )
+            remaining = left()
+            if decision or remaining <= 0:
+                if decision and told >= 0:
+                    tell("allowed")
+                return decision
+            if time.monotonic() - told >= TELL_AGAIN_S:
+                told = time.monotonic()
+                tell("waiting", reason=decision.reason)
+            await asyncio.sleep(min(self.every_s, remaining))

@@ -1,0 +1,150 @@
+"""The personal model becomes a file that runs without torch, and is put in force where it is better than what runs."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torch.nn import Module
+
+from talaria.errors import BundleError, DataError, StateError
+from talaria.federated import rounds
+from talaria.model import zoo
+from talaria.model.zoo import ModelSpec
+from talaria.training.loop import predict
+from talaria.types import Samples
+from talaria_edge.config import DeviceConfig
+from talaria_edge.data import DeviceData
+from talaria_edge.deployment import gate
+from talaria_edge.storage import tensor_files
+
+logger = logging.getLogger(__name__)
+
+VARIANT_DROP = 0.01
+"""Accuracy that a variant may lose against fp32 where the plan sets no limit."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A personal model to deploy; ``card`` goes into its bundle, ``weights`` names it (32 hex digits), and ``spare`` is
+    the accuracy that rounding it may cost."""
+
+    model: Module = field(repr=False)
+    spec: ModelSpec
+    weights: str
+    card: Mapping[str, Any] = field(repr=False)
+    spare: float = VARIANT_DROP
+
+
+def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict[str, Any]:
+    """Make the bundle of the candidate, and deploy it where it beats the bundle in force on the validation data
+    (:mod:`talaria_edge.deployment.gate`). Says what was measured; nothing where no bundle is asked for or export is missing.
+
+    ``deployed`` and ``why`` tell the decision; ``accuracy`` has both bundles' shares of the validation samples labelled
+    right, and ``report`` is of the new bundle. Its variants are judged on validation data as well. Where the device has
+    test samples, the new file is measured on them: ``test.accuracy``, and ``test.max_abs_diff`` to torch. Weights that
+    were rolled back by hand are not even exported.
+    """
+    path, folder = config.bundle, config.state
+    if path is None:
+        return {}
+    if find_spec("onnx") is None or find_spec("onnxruntime") is None:
+        logger.warning("no bundle is written: run `pip install 'talaria[export]'` for that")
+        return {"bundle": None}
+    if candidate.weights == gate.adopt(folder, path).refused:
+        why = "these weights were rolled back by hand; what runs stays until others come"
+        return {"bundle": str(path), "deployed": False, "why": why}
+    from talaria_export import make_bundle
+    from talaria_export.convert.quantize import VARIANTS, Gate
+
+    made = folder / "candidate.talaria"
+    report = make_bundle(
+        made,
+        candidate.model,
+        example=data.train.x[:1],
+        samples=data.val if len(data.val) else data.train,
+        calibration=data.train.x,
+        labels=config.labels or None,
+        variants=config.variants or VARIANTS,
+        dense=dense_file(candidate.spec),
+        gate=Gate(accuracy_drop=candidate.spare),
+        meta=candidate.card,
+        precision="fp32" if config.plan is None else config.plan.precision,
+    )
+    new = tensor_files.read(made, "the model is exported again")
+    decision, accuracy = judged(folder, new, data.val)
+    if decision:
+        gate.deploy(folder, new, path, candidate.weights)
+    told: dict[str, Any] = {
+        "bundle": str(path),
+        "deployed": decision.deploy,
+        "why": decision.reason,
+        "accuracy": accuracy,
+        "report": report.to_json() | {"path": str(path)},
+    }
+    if data.test is not None and len(data.test):
+        told["test"] = _measured(made, candidate.model, data.test)
+    made.unlink()
+    return told
+
+
+def judged(folder: Path, new: bytes, held: Samples) -> tuple[gate.Decision, dict[str, float | None]]:
+    """Whether to put the bundle ``new`` in force, and the accuracies on ``held`` that say so. A bundle in force that is
+    damaged, or takes other samples, is replaced."""
+    mine, theirs = accuracy_of(new, held), None
+    try:
+        running = gate.in_force(folder)
+        theirs = None if running is None else accuracy_of(running, held)
+    except StateError as error:
+        logger.warning("the bundle in force is not what was deployed: %s", error)
+        theirs = math.nan
+    told = {"new": _figure(mine, held), "in_force": _figure(theirs, held)}
+    return gate.decide(mine, theirs, len(held)), told
+
+
+def _figure(accuracy: float | None, samples: Samples) -> float | None:
+    return accuracy if accuracy is not None and len(samples) and math.isfinite(accuracy) else None
+
+
+def accuracy_of(bundle: bytes, samples: Samples) -> float:
+    """Share of ``samples`` that the bundle's default variant labels right, 0 without samples; NaN where it is no bundle
+    or is for other samples."""
+    from talaria_export.bundle.bundle import read_bundle
+    from talaria_export.runtime.session import session_of
+
+    try:
+        found = read_bundle(bundle)
+        if not len(samples):
+            return 0.0
+        if tuple(samples.x.shape[1:]) != found.shape:
+            raise DataError(f"samples of shape {tuple(samples.x.shape[1:])}, the bundle takes {found.shape}")
+        return float((session_of(found)(samples.x.numpy()).argmax(1) == samples.y.numpy()).mean())
+    except (BundleError, DataError) as error:
+        logger.warning("a bundle cannot be measured: %s", error)
+        return math.nan
+
+
+@lru_cache(maxsize=4)
+def dense_file(spec: ModelSpec) -> bytes:
+    """The unpruned model as torch exports it: what latency is compared with."""
+    from talaria_export.convert.onnx import export_onnx
+
+    return export_onnx(rounds.template(spec), zoo.example(spec), plain=True)
+
+
+def _measured(path: Path, model: Module, test: Samples) -> dict[str, float]:
+    from talaria_export.bundle.bundle import open_bundle
+    from talaria_export.runtime.session import session_of
+
+    bundle = open_bundle(path)
+    outputs = session_of(bundle)(test.x.numpy())
+    exact = session_of(bundle, "fp32" if "fp32" in bundle.variants else None)(test.x.numpy())
+    right = outputs.argmax(1) == test.y.numpy()
+    difference = float(abs(exact - predict(model, test.x).numpy()).max())
+    return {"accuracy": float(right.mean()), "max_abs_diff": difference}

@@ -1,0 +1,81 @@
+"""A device's way to its broker: its own connection and keys, and no link on which strangers could listen or speak."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from talaria import time
+from talaria.errors import ConfigError, TransportError
+from talaria.identity.credentials import Credentials, password
+from talaria.wire.broker_url import Address, loopback
+from talaria.wire.mqtt import Mqtt, Transport, Will
+from talaria.wire.topics import device_filters
+from talaria_edge.config import DeviceConfig
+
+Open = Callable[[DeviceConfig, Callable[[], Will]], Transport]
+FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
+
+
+def over_mqtt(config: DeviceConfig, will: Callable[[], Will]) -> Transport:
+    """A device's own connection to its broker."""
+    filters = device_filters(config.fleet, config.device)
+    own = config.identity if config.username is None else None
+    return Mqtt(
+        config.broker,
+        f"{config.fleet}.{config.device}",
+        filters,
+        will=will,
+        username=config.username,
+        password=None if config.password_file is None else password(config.password_file),
+        tls=None if own is None else Credentials.load(own).tls,
+    )
+
+
+def credentials_of(folder: Path, fleet: str, device: str) -> Credentials:
+    """The keys in ``folder``; :class:`ConfigError` where they are another fleet's or device's."""
+    own = Credentials.load(folder)
+    if (own.fleet, own.device) != (fleet, device):
+        raise ConfigError(
+            f"identity: {folder} belongs to device {own.device!r} of fleet {own.fleet!r}, not to {device!r} of "
+            f"{fleet!r}; give each device its own folder"
+        )
+    return own
+
+
+def require_safe(config: DeviceConfig) -> None:
+    """Raise :class:`ConfigError` where strangers could listen or speak: beyond this machine the link to the broker
+    needs TLS, and the device needs keys, with which it also knows its coordinator."""
+    broker = Address.parse(config.broker)
+    if loopback(broker.host):
+        return
+    mend = "join a fleet with keys by `talaria edge join`, or accept the risk with --insecure"
+    if not broker.tls:
+        raise ConfigError(
+            f"fleet: broker={config.broker!r} is beyond this machine and without TLS: anybody on the way could read "
+            f"and alter all that is said. Use mqtts:// or wss://, and {mend}"
+        )
+    if config.identity is None:
+        raise ConfigError(
+            f"fleet: broker={config.broker!r} without [identity]: anybody who reaches the broker could take this "
+            f"device's place or the coordinator's; {mend}"
+        )
+
+
+async def reach(transport: Transport, patience_s: float, tell: Callable[..., Any]) -> None:
+    """The first connection; afterwards the transport reconnects by itself. ``patience_s=0`` tries for ever, else
+    :class:`~talaria.errors.TransportError` is raised once it is over."""
+    begun, wait = time.monotonic(), FIRST_RETRY_S
+    while True:
+        try:
+            await transport.start()
+        except TransportError as error:
+            if patience_s and time.monotonic() - begun + wait > patience_s:
+                raise
+            tell("unreachable", error=str(error), retry_s=wait)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, LAST_RETRY_S)
+        else:
+            return

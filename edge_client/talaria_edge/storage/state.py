@@ -1,0 +1,265 @@
+"""One device's memory on flash: its private tensors, the round that is not yet received, the body, the protocol.
+
+    private.safetensors           the private state after its latest round; replaced by rename only
+    pending-private.safetensors   what replaces it once the coordinator has our update, or went on without us
+    update.bin                    the update of the latest round, to be offered again after a reboot
+    body.bin, body-*.part         the newest shared body received, and one on its way
+    protocol.bin                  the protocol's memory (boot counter, round, transfer)
+    traffic.json                  bytes up and down by round
+    lock                          held by the process that uses the folder
+
+Of all this only the update leaves the device.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from talaria import time
+from talaria.errors import StateError, so_that_it_can_be_written
+from talaria.protocol.device.machine import DeviceState
+from talaria.types import Tensors
+from talaria_edge.storage import tensor_files
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Private:
+    """The private tensors after learning round ``step``, trained from body ``base`` (hex) of run ``run`` (hex), for the
+    coordinator of epoch ``epoch``."""
+
+    tensors: Tensors = field(repr=False)
+    step: int
+    base: str
+    run: str
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished round's update, and which round it was."""
+
+    update: bytes = field(repr=False)
+    step: int
+    base: str
+    run: str
+    epoch: int = 0
+
+
+class DeviceStore:
+    """The state folder of one device, held by one process at a time (a context manager)."""
+
+    def __init__(self, folder: Path, fleet: str, device: str) -> None:
+        self.folder = folder
+        self._facts: dict[str, Any] = {"format": FORMAT, "fleet": fleet, "device": device}
+        self.private_path = folder / "private.safetensors"
+        self._next = folder / "pending-private.safetensors"
+        self._update = folder / "update.bin"
+        self._body = folder / "body.bin"
+        self._protocol = folder / "protocol.bin"
+        self._traffic = folder / "traffic.json"
+        self._staging = threading.Lock()  # a round is staged by the worker, and its end may be told meanwhile
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            self._lock = (folder / "lock").open("wb")
+        except OSError as error:
+            raise StateError(f"state: cannot use {folder}: {error.strerror}; give a folder to write to") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise StateError(
+                f"state: {folder} is in use by another process; stop that agent, or give this one its own folder"
+            ) from None
+
+    def __enter__(self) -> DeviceStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        self._lock.close()
+
+    # -- the private state
+
+    def private(self) -> Private | None:
+        """The private state in force, verified, or None on a device that never took part.
+
+        Raises :class:`~talaria.errors.StateError`, with the mend, where it is damaged or another device's.
+        """
+        return self._read(self.private_path)
+
+    def stage(self, trained: Trained, private: Tensors) -> None:
+        """Keep a finished round until it is received. The private state in force is not touched."""
+        facts = {"step": trained.step, "base": trained.base, "run": trained.run, "epoch": trained.epoch}
+        with self._staging:
+            self._update.unlink(missing_ok=True)
+            tensor_files.write(self._next, tensor_files.pack(private, self._facts | facts))
+            tensor_files.write(self._update, _sealed(facts, trained.update))
+
+    def publish(self) -> bool:
+        """The staged private state becomes the one in force, by one rename; False where none is staged.
+
+        A half-written stage (no update beside it) was never offered: it is removed, and trained again.
+        """
+        with self._staging:
+            trained, staged = self._opened_update(), self._staged()
+            if staged is None or trained is None or _round(staged) != _round(trained):
+                self._next.unlink(missing_ok=True)
+                return False
+            try:
+                tensor_files.rename(self._next, self.private_path)
+            except OSError as error:
+                raise tensor_files.DiskError(
+                    f"state: {self.private_path} could not be replaced: {error.strerror}; "
+                    f"{so_that_it_can_be_written(error)}"
+                ) from None
+            return True
+
+    def trained(self) -> Trained | None:
+        """The latest finished round, published or not, or None. What is half-written counts as none."""
+        trained = self._opened_update()
+        if trained is None:
+            return None
+        for state in (self._staged(), self.private()):
+            if state is not None and _round(state) == _round(trained):
+                return trained
+        return None
+
+    def discard(self) -> None:
+        """Let go of the staged round and its update; the private state in force stays."""
+        with self._staging:
+            self._next.unlink(missing_ok=True)
+            self._update.unlink(missing_ok=True)
+
+    def _staged(self) -> Private | None:
+        try:
+            return self._read(self._next)
+        except StateError as error:
+            logger.warning("the unfinished round is trained again: %s", error)
+            return None
+
+    def _opened_update(self) -> Trained | None:
+        if not self._update.exists():
+            return None
+        try:
+            facts, update = _opened(tensor_files.read(self._update, "the round is trained again"))
+            return Trained(update, facts["step"], facts["base"], facts["run"], facts.get("epoch", 0))
+        except StateError as error:
+            logger.warning("the unfinished round is trained again: %s", error)
+            return None
+
+    def _read(self, path: Path) -> Private | None:
+        if not path.exists():
+            return None
+        mend = (
+            f"restore {path.name} from a backup, or move it away: this device then begins with a new private state "
+            "and loses what it had personalized"
+        )
+        tensors, facts = tensor_files.unpack(tensor_files.read(path, mend), path, mend)
+        for name, value in self._facts.items():
+            if facts.get(name) != value:
+                raise StateError(
+                    f"state: {path} belongs to {name} {facts.get(name)!r}, not {value!r}; give this device its own "
+                    f"state folder, or {mend}"
+                )
+        try:
+            epoch = int(facts.get("epoch", 0))
+            return Private(tensors, int(facts["step"]), str(facts["base"]), str(facts["run"]), epoch)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"state: {path} is damaged ({error}); {mend}") from None
+
+    # -- the body
+
+    def body_part(self, transfer: str) -> Path:
+        """Where the body of this transfer is put together."""
+        return self.folder / f"body-{transfer}.part"
+
+    def adopt_body(self, transfer: str) -> None:
+        """The finished transfer becomes the body on flash, by one rename."""
+        try:
+            tensor_files.rename(self.body_part(transfer), self._body)
+        except OSError as error:
+            raise tensor_files.DiskError(
+                f"state: {self._body} could not be replaced: {error.strerror}; {so_that_it_can_be_written(error)}"
+            ) from None
+
+    def body_digest(self) -> bytes:
+        """sha256 of the body on flash, read again; empty where there is none."""
+        if not self._body.exists():
+            return b""
+        return hashlib.sha256(tensor_files.read(self._body, "delete it; it is fetched again")).digest()
+
+    def body(self) -> bytes:
+        """The body on flash."""
+        return tensor_files.read(self._body, "delete it; it is fetched again")
+
+    def clear_parts(self, keep: str = "") -> None:
+        """Remove unfinished bodies, except that of the transfer ``keep``."""
+        for part in self.folder.glob("body-*.part"):
+            if not keep or part != self.body_part(keep):
+                part.unlink(missing_ok=True)
+
+    # -- the protocol's memory and the traffic
+
+    def protocol(self) -> DeviceState:
+        """The protocol's memory as it was saved last; a new one on a new device, or on one that has lost it: its boots
+        count from the clock, in milliseconds, as it may have connected often before, also within this second."""
+        if not self._protocol.exists():
+            return DeviceState(boot=max(0, int(1000 * time.time())))
+        mend = f"move {self._protocol} away; the device then introduces itself anew"
+        data = tensor_files.read(self._protocol, mend)
+        digest, rest = data[:32], data[32:]
+        if hashlib.sha256(rest).digest() != digest:
+            raise StateError(f"state: {self._protocol} is damaged; {mend}")
+        return DeviceState.load(rest)
+
+    def save_protocol(self, state: DeviceState) -> None:
+        """Keep the protocol's memory, durably."""
+        data = state.dump()
+        tensor_files.write(self._protocol, hashlib.sha256(data).digest() + data)
+
+    def traffic(self) -> dict[int, dict[str, int]]:
+        """Bytes ``up`` and ``down`` by learning round; the body that a round begins from is its own download, and the
+        last body stands under the round after the last."""
+        with suppress(OSError, ValueError, AttributeError, TypeError, KeyError, OverflowError, RecursionError):
+            return {
+                int(k): {n: int(v[n]) for n in ("up", "down")} for k, v in json.loads(self._traffic.read_text()).items()
+            }
+        return {}
+
+    def save_traffic(self, traffic: Mapping[int, Mapping[str, int]]) -> None:
+        """Keep the traffic."""
+        tensor_files.write(self._traffic, json.dumps({str(k): dict(v) for k, v in traffic.items()}).encode())
+
+
+def _round(record: Private | Trained) -> tuple[int, str, str]:
+    return record.step, record.base, record.run
+
+
+def _sealed(facts: Mapping[str, Any], data: bytes) -> bytes:
+    text = json.dumps(dict(facts), sort_keys=True).encode()
+    return hashlib.sha256(text + b"\n" + data).hexdigest().encode() + b"\n" + text + b"\n" + data
+
+
+def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
+    digest, _, rest = data.partition(b"\n")
+    if hashlib.sha256(rest).hexdigest().encode() != digest:
+        raise StateError("state: the update on flash is damaged")
+    text, _, update = rest.partition(b"\n")
+    return json.loads(text), update

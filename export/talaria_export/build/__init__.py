@@ -1,0 +1,1 @@
+"""From a personal model to a sealed bundle: inputs, conversion, choice among variants, proof."""

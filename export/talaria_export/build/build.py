@@ -1,0 +1,252 @@
+"""From a personal model to a bundle: converted, tried in every variant, measured, sealed."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from talaria.errors import ConfigError, DataError, ModelError
+from talaria.types import Samples
+from talaria_export.build import selection
+from talaria_export.bundle.bundle import array_bytes, read_bundle, save, seal
+from talaria_export.bundle.preprocess import ELEMENTS, Array, Preprocessing, preprocessing
+from talaria_export.bundle.report import Check, Report
+from talaria_export.convert import onnx
+from talaria_export.convert.executorch import needed, program
+from talaria_export.convert.passes.preprocessing import prefixed_bytes
+from talaria_export.convert.passes.rewrites import hollow_bytes, slim_opsets
+from talaria_export.convert.quantize import VARIANTS, Gate, Made, check_names, make_variants
+from talaria_export.runtime import cpu
+from talaria_export.runtime.parity_inputs import drawn, spread
+from talaria_export.runtime.session import Session, optimized
+
+TOLERANCE = 1e-4
+"""Largest difference to torch that an fp32 model may show, absolute; relative to the largest logit above 10."""
+
+
+def make_bundle(
+    path: str | os.PathLike[str],
+    model: Module,
+    *,
+    example: Tensor,
+    samples: Samples | tuple[Tensor, Tensor] | None = None,
+    calibration: Tensor | None = None,
+    labels: Sequence[str] | None = None,
+    meta: Mapping[str, Any] | None = None,
+    normalize: tuple[object, object] | None = None,
+    stride: int | None = None,
+    dense: Module | bytes | None = None,
+    variants: Sequence[str] = VARIANTS,
+    gate: Gate = Gate(),
+    optimize: bool = False,
+    executorch: bool = False,
+    keep_samples: bool = False,
+    probes: int = 16,
+    seed: int = 0,
+    signing_key: bytes | None = None,
+    created: str | None = None,
+    seconds: float = 0.5,
+    precision: str = "fp32",
+) -> Report:
+    """Writes the bundle of a personal model and reports what was measured.
+
+    ``example`` is a float32 batch (N, ...); ``samples`` are the user's held-out samples, on which variants are judged;
+    ``calibration`` are other inputs of the user, for static int8 (without them, every second held-out sample is used
+    and judged on none of the others). ``labels`` name the classes; ``meta`` becomes the model card. ``dense`` is the
+    unpruned model, or its file from ``export_onnx(..., plain=True)``, that latency is compared with. With
+    ``optimize`` the bundle also holds the chosen variant as ONNX Runtime rewrote it for this machine's class of CPU: it
+    loads in half the time there, and every other machine takes the portable file. With ``executorch`` it holds the fp32
+    model as a program for phones too (extra ``talaria[executorch]``).
+
+    ``normalize`` is (mean, std), numbers or one per channel, that the model's training data were normalized with, and
+    ``stride`` the steps from one window to the next: both go into the graph, so that the bundle takes raw numbers, or
+    one whole recording (time, channels). All that is given *here* stays as the model takes it, normalized and cut.
+
+    With ``keep_samples`` the first ``probes`` held-out inputs travel in the bundle; else parity is proven on inputs
+    drawn from ``seed``, and nothing of the user's recordings is in the file. ``signing_key`` is a raw Ed25519 key.
+    With ``precision="fp16"`` the bundle is to be half as large: the fp32 form is only what others are measured against,
+    and is neither chosen nor kept where another passed the gate.
+    ``seconds`` of CPU time go into measuring latency; with 0 it is not measured, and the smallest variant that passes
+    the gate is chosen.
+
+    Raises :class:`~talaria.errors.ModelError` where the exported model differs from torch, and whatever
+    :func:`~talaria_export.convert.onnx.export_onnx` and :func:`~talaria_export.bundle.bundle.save` raise. Nothing is written then.
+    """
+    check_names(variants)
+    if precision not in ("fp32", "fp16"):
+        raise ConfigError(f"precision={precision!r} must be 'fp32' or 'fp16'")
+    held = samples if samples is None or isinstance(samples, Samples) else Samples(*samples)
+    steps = preprocessing(example.shape[1:], normalize, stride)
+    if executorch:
+        needed()
+    proto = onnx.convert(model, example)
+    given, source = _probes(example, held, steps, keep_samples, probes, seed)
+    x = steps.apply(given)
+    expected = _run(model, x)
+    names = _labels(labels, expected.shape[1])
+    calibrated, judged = _roles(held, calibration, x)
+    reference = _reference(dense, example, steps)
+
+    made = make_variants(proto, variants, calibrated, judged[0], gate)
+    difference = _difference(model, made[0], x if held is None else np.concatenate([x, held.x.numpy()]))
+    rows = [selection.judge(one, made[0], judged, gate, x, expected) for one in made]
+    if not steps.empty:
+        made = [_ready(one, steps, row) for one, row in zip(made, rows, strict=True)]
+        difference = max(difference, _apart(made[0], given, expected))
+    if seconds > 0:
+        selection.time(made, rows, reference, given[: steps.inputs(1)[0]], seconds)
+    smaller = [row for row in rows if row["passed"] and row["name"] != "fp32"]
+    default = selection.choose(smaller if precision == "fp16" and smaller else rows, gate)
+    inside = {default} if precision == "fp16" else {"fp32", default}
+
+    members = {"parity/outputs.npy": array_bytes(expected)}
+    if keep_samples:
+        members["parity/inputs.npy"] = array_bytes(given)
+    if reference is not None:
+        members["reference/dense.onnx"] = hollow_bytes(reference)
+    for one, row in zip(made, rows, strict=True):
+        if one.data is not None and one.name in inside:
+            row["file"] = f"models/{one.name}.onnx"
+            members[row["file"]] = one.data
+        if one.data is not None and optimize and one.name == default:
+            name = f"optimized/{one.name}.onnx"
+            members[name] = slim_opsets(optimized(one.data))
+            row["optimized"] = {"file": name, "cpu": cpu.cpu_class(), "onnxruntime": cpu.device()["onnxruntime"]}
+    manifest = {
+        "created": created,
+        "card": dict(meta or {}),
+        "input": {"name": onnx.INPUT, "shape": list(example.shape[1:]), "dtype": "float32", **steps.to_json()},
+        "output": {"name": onnx.OUTPUT, "labels": names},
+        "variants": rows,
+        "default": default,
+        "gate": {"agreement": gate.agreement, "accuracy_drop": gate.accuracy_drop},
+        "parity": {"inputs": source, "outputs": "parity/outputs.npy", "tolerance": tolerance(expected)},
+        "reference": None if reference is None else {"file": "reference/dense.onnx", "bytes": len(reference)},
+        "device": cpu.device(),
+    }
+    if executorch:
+        manifest["programs"] = [_program(model, torch.from_numpy(x), steps, members)]
+    data = seal(manifest, members, signing_key)
+    read_bundle(data)  # nothing is written that would not open again
+    save(path, data)
+    return _report(Path(path), manifest, data, difference, reference)
+
+
+def _difference(model: Module, fp32: Made, x: Array) -> float:
+    """The largest difference between torch and the fp32 file over ``x``; too large a one is refused."""
+    return _apart(fp32, x, _run(model, x))
+
+
+def _apart(fp32: Made, given: Array, expected: Array) -> float:
+    """The largest difference between ``expected`` and what the file gives; too large a one is refused."""
+    difference = float(np.abs(Session(fp32.data or b"")(given) - expected).max())
+    if not difference <= tolerance(expected):
+        raise ModelError(
+            f"model: its ONNX form differs from torch by {difference:.2e}, more than {tolerance(expected):.0e}; "
+            "it depends on something that an export cannot hold, such as the batch or a random draw"
+        )
+    return difference
+
+
+def tolerance(outputs: Array) -> float:
+    """The largest difference to ``outputs`` that rounding explains."""
+    return max(TOLERANCE, 1e-5 * float(np.abs(outputs).max()))
+
+
+def _probes(
+    example: Tensor, held: Samples | None, steps: Preprocessing, keep: bool, count: int, seed: int
+) -> tuple[Array, dict[str, Any]]:
+    """What parity is proven on, as the bundle takes it, and how a reader of the bundle finds it again."""
+    if not 1 <= count <= 4096 or math.prod(steps.inputs(count)) > ELEMENTS:
+        raise ConfigError(f"probes={count} must be in 1..4096, and their numbers at most {ELEMENTS}")
+    if keep:
+        if held is None or len(held) == 0:
+            raise ConfigError("keep_samples=True needs samples to keep; give samples=(x, y)")
+        return steps.joined(steps.raw(held.x[:count].numpy())), {"file": "parity/inputs.npy"}
+    shift, scale = spread(steps.raw(example.numpy() if held is None else held.x.numpy()))
+    length, *rest = steps.inputs(count)
+    given = drawn(seed, length, tuple(rest), shift, scale)
+    return given, {"seed": seed, "count": count, "shift": shift, "scale": scale}
+
+
+def _reference(dense: Module | bytes | None, example: Tensor, steps: Preprocessing) -> bytes | None:
+    """The dense model as torch exports it, behind the same steps."""
+    if isinstance(dense, Module):
+        return onnx.export_onnx(dense, example, plain=True, steps=steps)
+    return dense if dense is None or steps.empty else prefixed_bytes(dense, steps)
+
+
+def _ready(one: Made, steps: Preprocessing, row: dict[str, Any]) -> Made:
+    """A variant with the steps before its model."""
+    if one.data is None or row["bytes"] is None:
+        return one
+    data = prefixed_bytes(one.data, steps)
+    row["bytes"] = len(data)
+    return replace(one, data=data)
+
+
+def _program(model: Module, example: Tensor, steps: Preprocessing, members: dict[str, bytes]) -> dict[str, Any]:
+    """The manifest's row of the program for phones, which is added to ``members``."""
+    made = program(model, example, steps)
+    members["programs/xnnpack.pte"] = made.data
+    row = {"name": "xnnpack", "file": "programs/xnnpack.pte", "bytes": len(made.data), "runtime": made.runtime}
+    return {**row, "takes": [1, *steps.shape], "max_abs_diff": made.difference}
+
+
+def _labels(labels: Sequence[str] | None, classes: int) -> list[str]:
+    names = [str(i) for i in range(classes)] if labels is None else [str(label) for label in labels]
+    if len(names) != classes:
+        raise ConfigError(f"labels: {len(names)} names for {classes} classes; give one per class")
+    return names
+
+
+def _roles(
+    held: Samples | None, calibration: Tensor | None, probes: Array
+) -> tuple[Array | None, tuple[Array, Array | None]]:
+    """Inputs to calibrate on, and (x, y) to judge by: never the same ones."""
+    if calibration is not None and calibration.dtype != torch.float32:
+        raise DataError(f"calibration: need float32 inputs, got {calibration.dtype}; convert them first")
+    given = None if calibration is None else calibration.numpy()
+    if held is None or len(held) == 0:
+        return given, (probes, None)
+    x, y = held.x.numpy(), held.y.numpy()
+    if given is not None or len(held) == 1:
+        return given, (x, y)
+    return x[::2], (x[1::2], y[1::2])
+
+
+def _run(model: Module, x: Array) -> Array:
+    """The torch outputs, in eval mode, in batches of at most 256; the module is left as it was."""
+    own = copy.deepcopy(model).cpu().eval()
+    with torch.no_grad():
+        parts = [own(part) for part in torch.split(torch.from_numpy(x), 256)]
+    return np.asarray(torch.cat(parts).numpy(), dtype=np.float32)
+
+
+def _report(path: Path, manifest: Mapping[str, Any], data: bytes, difference: float, dense: bytes | None) -> Report:
+    rows = {row["name"]: row for row in manifest["variants"]}
+    chosen = rows[manifest["default"]]
+    figures: dict[str, Any] = {
+        "bytes": len(data),
+        "default": manifest["default"],
+        "max_abs_diff": difference,
+        "model_bytes": chosen["bytes"],
+        "dense_bytes": None if dense is None else len(dense),
+        "accuracy": chosen.get("accuracy"),
+        "latency_ms": chosen.get("latency_ms"),
+        "latency_ratio": chosen.get("latency_ratio") if dense is not None else None,
+        "variants": list(rows.values()),
+    }
+    checks = [Check("parity", True, f"largest difference to torch {difference:.1e}")]
+    checks += [Check(f"variant {name}", True, row["why"] or "passed the gate") for name, row in rows.items()]
+    return Report(str(path), tuple(checks), figures)

@@ -1,0 +1,104 @@
+"""Where an exported model comes from: a spec, its weights, and the channels it kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import Module
+
+from talaria.errors import ConfigError, ModelError, StateError
+from talaria.model import compaction, masks, zoo
+from talaria.model.spec import ModelSpec
+from talaria.model.widths import first_of, widths_of
+from talaria.types import Samples, Tensors
+
+
+def load_model(spec: Path, weights: Path, mask: Path | None) -> tuple[Module, Module, Tensor]:
+    """The personal model, the dense model it came from, and an example batch of zeros.
+
+    Raises :class:`~talaria.errors.ConfigError` on a spec, :class:`~talaria.errors.StateError` on files and
+    :class:`~talaria.errors.ModelError` on weights that do not fit.
+    """
+    described = ModelSpec.from_json(read_json(spec))
+    dense = zoo.build(described)
+    model = zoo.build(described)
+    if mask is not None:
+        model = compaction.compact(model, masks.from_tensors(zoo.layout(described), _tensors(mask)))
+    state = {k: v for k, v in _tensors(weights).items() if not k.startswith("mask/")}
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as problem:
+        reason = " ".join(str(problem).split())[:300]
+        raise ModelError(f"{weights}: does not fit {described.name} ({reason}); give its --mask if pruned") from None
+    return model, dense, torch.zeros(2, *described.input_shape)
+
+
+def load_state(folder: Path) -> tuple[Module, Module, Tensor, dict[str, Any]]:
+    """What :func:`load_model` gives, from the state folder of a device's agent, and the facts beside the weights.
+
+    The folder's ``personal.safetensors`` holds the personal model's tensors and, as JSON under ``talaria`` in its
+    metadata, ``facts``: JSON text of an object with ``labels`` and ``card``, which names the ``model``. The channels
+    that were pruned are told by the tensors' shapes. Raises as :func:`load_model` does.
+    """
+    path = folder / "personal.safetensors"
+    tensors = _tensors(path)
+    try:
+        with safe_open(path, "pt") as file:
+            facts = json.loads(json.loads(file.metadata()["talaria"])["facts"])
+        described = ModelSpec.from_json(facts["card"]["model"])
+    except (KeyError, TypeError, ValueError, RecursionError) as problem:
+        raise StateError(
+            f"{path}: does not tell its model ({problem}); let the device finish its run with this version of talaria"
+        ) from None
+    dense, layout = zoo.build(described), zoo.layout(described)
+    model = compaction.compact(zoo.build(described), first_of(layout, widths_of(layout, tensors)))
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as problem:
+        reason = " ".join(str(problem).split())[:300]
+        raise ModelError(
+            f"{path}: is no plain {described.name} ({reason}); take the bundle that the agent made"
+        ) from None
+    return model, dense, torch.zeros(2, *described.input_shape), facts
+
+
+def samples(x: Any, y: Any) -> Samples:
+    """Arrays as labelled samples."""
+    return Samples(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y, dtype=torch.int64))
+
+
+def moments(path: Path) -> tuple[object, object]:
+    """(mean, std) from a JSON object that holds both."""
+    found = read_json(path)
+    if not {"mean", "std"} <= set(found):
+        raise ConfigError(f"{path}: needs mean and std, got {', '.join(found) or 'nothing'}")
+    return found["mean"], found["std"]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of at most 1 MiB."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read((1 << 20) + 1)[: 1 << 20])
+    except OSError as problem:
+        raise ConfigError(f"cannot read {path}: {problem.strerror}; check the path") from None
+    except (ValueError, RecursionError) as problem:
+        raise ConfigError(f"{path}: is not JSON ({problem})") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: must hold a JSON object, got {type(found).__name__}")
+    return found
+
+
+def _tensors(path: Path) -> Tensors:
+    try:
+        return dict(load_file(path))
+    except OSError as problem:
+        raise StateError(f"cannot read {path}: {problem}; check the path") from None
+    except SafetensorError as problem:
+        raise StateError(f"{path}: is damaged or not safetensors ({problem})") from None

@@ -1,0 +1,1 @@
+"""A bundle on disk: archive, manifest, checks of the ONNX file in it. Nothing in it is trusted. No torch."""

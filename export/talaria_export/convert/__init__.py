@@ -1,0 +1,1 @@
+"""From a torch module to ONNX files: export, graph passes, quantized forms, ExecuTorch."""

@@ -1,0 +1,170 @@
+"""From a torch module to one self-contained ONNX file, through torch's current exporter."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from talaria.errors import ConfigError, DataError, ModelError
+from talaria.model.merging import merge
+from talaria_export.bundle.preprocess import Preprocessing
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+OPSET = 20
+"""Version of the ONNX operators that exported files use."""
+INPUT, OUTPUT = "input", "logits"
+_NOISY = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
+
+
+def export_onnx(
+    model: Module,
+    example: Tensor,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    plain: bool = False,
+    steps: Preprocessing | None = None,
+) -> bytes:
+    """The model as an ONNX file with the weights inside; also written to ``path`` where one is given.
+
+    ``example`` is a float32 batch (N, ...) of any size: the file takes any batch size. It has one input, ``input``,
+    and one output, ``logits`` (N, classes). Adapters are merged and BatchNorm is folded where that is exact, and 1D
+    convolutions become 2D ones of height 1; ``plain`` leaves all as torch exports it. ``steps`` are done inside the
+    graph, before the model: the file then takes raw numbers, or a recording. The caller's module is not touched.
+
+    Raises :class:`~talaria.errors.ModelError` on a module that torch cannot convert, or that does not map a batch to
+    (N, classes), and :class:`~talaria.errors.DataError` on an example that is not a float32 batch.
+    """
+    proto = convert(model, example, plain=plain)
+    if steps is not None:
+        from talaria_export.convert.passes.preprocessing import prefixed
+
+        if steps.shape != tuple(example.shape[1:]):
+            raise ConfigError(f"steps: made for inputs of shape {steps.shape}, the example has {example.shape[1:]}")
+        proto = prefixed(proto, steps)
+    data: bytes = proto.SerializeToString(deterministic=True)
+    if path is not None:
+        from talaria_export.bundle.bundle import save
+
+        save(path, data)
+    return data
+
+
+def convert(model: Module, example: Tensor, *, plain: bool = False) -> ModelProto:
+    """:func:`export_onnx`, as a message that can be rewritten."""
+    import onnx
+
+    from talaria_export.convert.passes import nchwc, rewrites
+
+    own, batch = prepared(model, example, keep_adapters=plain)
+    proto = _exported(own, batch)
+    if not plain:
+        rewrites.fold_batchnorm(proto)
+        rewrites.lift_1d(proto)
+    rewrites.strip(proto)
+    if not plain:
+        nchwc.keep_blocked(proto)
+    _check_form(proto)
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as problem:
+        raise ModelError(f"model: the exported file is not valid ONNX ({problem}); simplify its forward") from None
+    return proto
+
+
+def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> tuple[Module, Tensor]:
+    """A copy of the model, merged and in eval mode, and a batch of two to trace it with."""
+    if example.dtype != torch.float32 or example.dim() < 2 or len(example) == 0:
+        raise DataError(
+            f"example: need a float32 batch (N, ...), got {example.dtype} of shape {tuple(example.shape)}; "
+            "add the batch dimension with x[None]"
+        )
+    own = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    if not keep_adapters:
+        own = _merged(own)
+    batch = example.detach().cpu()[:2]
+    if len(batch) == 1:  # a batch of one would fix the size of the batch
+        batch = batch.repeat(2, *[1] * (batch.dim() - 1))
+    with torch.no_grad():
+        answer = own(batch)
+    if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != len(batch):
+        found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        raise ModelError(f"model: gives {found} for a batch of {len(batch)}; it must give logits (N, classes)")
+    return own, batch
+
+
+def _merged(model: Module) -> Module:
+    try:
+        return merge(model).eval()
+    except ModelError:  # an adapter with a ReLU inside, say: it stays a part of the graph
+        return model
+
+
+def _exported(model: Module, batch: Tensor) -> ModelProto:
+    from torch.onnx import OnnxExporterError
+
+    dynamic = ({0: torch.export.Dim("batch")},)
+    try:
+        with _quietly():
+            program = torch.onnx.export(
+                model,
+                (batch,),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                dynamic_shapes=dynamic,
+                input_names=[INPUT],
+                output_names=[OUTPUT],
+            )
+    except OnnxExporterError as problem:
+        cause = problem.__cause__ or problem
+        reason = " ".join(str(cause).split())[:300]
+        raise ModelError(
+            f"model: torch cannot convert {type(model).__name__} to ONNX ({reason}); "
+            "avoid data-dependent Python control flow in forward"
+        ) from None
+    if program is None:
+        raise ModelError(f"model: torch gave no ONNX program for {type(model).__name__}; simplify its forward")
+    proto: ModelProto = program.model_proto
+    return proto
+
+
+def _check_form(proto: ModelProto) -> None:
+    """The exporter may leave another opset or an outside file behind, and only says so in its log."""
+    opsets = {entry.domain: entry.version for entry in proto.opset_import}
+    if opsets.get("", opsets.get("ai.onnx")) != OPSET:
+        raise ModelError(f"model: torch exported opset {opsets} where {OPSET} was asked for; use torch 2.11 or later")
+    if [v.name for v in proto.graph.input] != [INPUT] or [v.name for v in proto.graph.output] != [OUTPUT]:
+        raise ModelError("model: must have one input and one output; wrap it in a module that takes one tensor")
+    sizes = [value.type.tensor_type.shape.dim[0] for value in [*proto.graph.input, *proto.graph.output]]
+    if any(size.HasField("dim_value") for size in sizes):
+        raise ModelError("model: its forward fixes the size of the batch; let it take any (x.shape[0], not a number)")
+    if any(tensor.external_data for tensor in proto.graph.initializer) or proto.functions:
+        raise ModelError("model: torch left weights or functions outside of the graph; use torch 2.11 or later")
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """The exporter logs and warns about its own inner workings; none of it concerns the caller."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    before = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""Runs a bundle and proves it: predictor, session, timing, verification. The predictor needs numpy and onnxruntime."""

@@ -1,0 +1,91 @@
+"""The one place where an ONNX Runtime session is made."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnxruntime
+
+from talaria.errors import BundleError, ConfigError, DataError
+from talaria.planning.io_binding import Bound
+from talaria_export.bundle.bundle import Bundle
+from talaria_export.bundle.preprocess import Array
+from talaria_export.runtime.cpu import cpu_class
+
+CPU = "CPUExecutionProvider"
+
+# ONNX Runtime's Python errors have no base class of their own, so its whole list stands here.
+_REFUSALS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    ValueError,
+    *(
+        kind
+        for kind in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    ),
+)
+
+
+class Session:
+    """A model ready to run: one input, one output, float32 in and out. Safe to call from many threads."""
+
+    def __init__(
+        self, model: bytes, *, threads: int = 1, providers: Sequence[str] = (CPU,), optimize: bool = True
+    ) -> None:
+        if threads < 1:
+            raise ConfigError(f"threads={threads} must be at least 1")
+        unknown = [name for name in providers if name not in onnxruntime.get_available_providers()]
+        if unknown or not providers:
+            here = ", ".join(onnxruntime.get_available_providers())
+            raise ConfigError(f"providers={list(providers)}: {unknown} are not in this onnxruntime; it has {here}")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        # Below this level convolutions lose their blocked layout and take 1.25 to 2.5 times as long.
+        level = onnxruntime.GraphOptimizationLevel
+        options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        try:
+            session = onnxruntime.InferenceSession(model, options, providers=list(providers))
+        except _REFUSALS as problem:
+            raise BundleError(f"model: ONNX Runtime cannot load it ({_short(problem)}); export it again") from None
+        inputs, outputs = session.get_inputs(), session.get_outputs()
+        if len(inputs) != 1 or len(outputs) != 1 or inputs[0].type != "tensor(float)":
+            raise BundleError("model: must have one float32 input and one output; export it again")
+        self._call = Bound(session)
+
+    def __call__(self, x: Array) -> Array:
+        """The outputs for a float32 batch."""
+        try:
+            return self._call(x)
+        except _REFUSALS as problem:
+            raise DataError(f"x: ONNX Runtime refused an input of shape {x.shape} ({_short(problem)})") from None
+
+
+def optimized(model: bytes) -> bytes:
+    """The model as ONNX Runtime rewrote it for the CPU class of this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "optimized.onnx")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.optimized_model_filepath = str(path)
+        onnxruntime.InferenceSession(model, options, providers=[CPU])
+        return path.read_bytes()
+
+
+def session_of(
+    bundle: Bundle, variant: str | None = None, *, threads: int = 1, providers: Sequence[str] = (CPU,)
+) -> Session:
+    """A session for a variant; of its optimized form where that was made for this machine's class and runtime."""
+    ready = bundle.variant(variant).get("optimized")
+    here = {"cpu": cpu_class(), "onnxruntime": onnxruntime.__version__}
+    if ready is not None and {name: ready[name] for name in here} == here and tuple(providers) == (CPU,):
+        return Session(bytes(bundle.members[ready["file"]]), threads=threads, optimize=False)
+    return Session(bundle.model(variant), threads=threads, providers=providers)
+
+
+def _short(problem: Exception) -> str:
+    return " ".join(str(problem).split())[:200]

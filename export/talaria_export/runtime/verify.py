@@ -1,0 +1,139 @@
+"""Proves a bundle on this machine: nothing in its manifest is taken on trust."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from talaria import shares
+from talaria.errors import BundleError, DataError
+from talaria_export.bundle.archive import Limits
+from talaria_export.bundle.bundle import Bundle, open_bundle
+from talaria_export.bundle.preprocess import Array, Preprocessing, inputs_of
+from talaria_export.bundle.report import Check, Report
+from talaria_export.runtime.parity_inputs import drawn
+from talaria_export.runtime.session import Session, session_of
+from talaria_export.runtime.timing import interleaved
+
+
+def verify_bundle(
+    path: str | os.PathLike[str],
+    *,
+    samples: tuple[Any, Any] | None = None,
+    trust: str | bytes | None = None,
+    limits: Limits = Limits(),
+    reference: bytes | None = None,
+    seconds: float = 0.3,
+) -> Report:
+    """Opens, runs and times a bundle.
+
+    Checked: integrity (form, sizes, SHA-256 of every member), the signature where ``trust`` names a public key, and
+    parity: every model inside against the outputs that torch gave on the same inputs. With ``samples``, x (N, ...) as
+    the bundle takes them (raw windows (N, channels, size) where it cuts recordings) and y (N,) of class numbers, also
+    that the default variant agrees with fp32 as the bundle's gate asks; the accuracy is among the figures. Latency per
+    input is measured against ``reference``, an ONNX file, or the dense model's shape inside the bundle, in the same
+    run; it is a figure, not a check. ``seconds=0`` leaves it out.
+
+    What is wrong with the bundle is in the report; only wrong arguments raise.
+    """
+    name = os.fspath(path)
+    try:
+        bundle = open_bundle(path, limits, trust=trust)
+    except BundleError as problem:
+        return Report(name, (Check("integrity", False, str(problem).removeprefix(f"{name}: ")),))
+    checks = [Check("integrity", True, f"{len(bundle.members)} members")]
+    if bundle.signer is not None:
+        checks.append(Check("signature", True, f"by {bundle.signer[:16]}..."))
+    figures: dict[str, Any] = {
+        "digest": bundle.digest,
+        "default": bundle.manifest["default"],
+        "bytes": sum(len(content) for content in bundle.members.values()),
+        "model_bytes": len(bundle.model()),
+    }
+    try:
+        sessions = {variant: session_of(bundle, variant) for variant in bundle.variants}
+        inputs, expected = _parity_data(bundle)
+        checks += list(_parity(bundle, sessions, inputs, expected, figures))
+        if samples is not None:
+            checks.append(_accuracy(bundle, sessions, samples, figures))
+        if seconds > 0:
+            _latency(bundle, sessions, inputs[: bundle.steps.inputs(1)[0]], reference, seconds, figures)
+    except BundleError as problem:
+        checks.append(Check("runs", False, str(problem)))
+    return Report(name, tuple(checks), figures)
+
+
+def _parity_data(bundle: Bundle) -> tuple[Array, Array]:
+    source = bundle.manifest["parity"]["inputs"]
+    expected = bundle.array(bundle.manifest["parity"]["outputs"])
+    steps = bundle.steps
+    if "file" in source:
+        inputs = bundle.array(source["file"])
+    else:
+        count, *rest = steps.inputs(source["count"])
+        inputs = drawn(source["seed"], count, tuple(rest), source["shift"], source["scale"])
+    one = steps.inputs(1)
+    answers = len(inputs) if steps.windows is None else (len(inputs) - one[0]) // steps.windows[1] + 1
+    if inputs.shape[1:] != one[1:] or answers < 1 or expected.shape != (answers, len(bundle.labels)):
+        raise BundleError(f"parity: inputs {inputs.shape} and outputs {expected.shape} do not fit the model")
+    return inputs, expected
+
+
+def _parity(
+    bundle: Bundle, sessions: dict[str, Session], inputs: Array, expected: Array, figures: dict[str, Any]
+) -> Iterator[Check]:
+    """fp32 within the tolerance; other variants within twice the difference that their maker measured."""
+    for variant, session in sessions.items():
+        answer = session(inputs)
+        if answer.shape != expected.shape:
+            raise BundleError(f"parity: {variant} gives {answer.shape}, the manifest promises {expected.shape}")
+        difference = float(np.abs(answer - expected).max())
+        allowed = bundle.manifest["parity"]["tolerance"]
+        if variant != "fp32":
+            allowed += 2 * float(bundle.variant(variant).get("max_abs_diff", 0.0))
+        figures.setdefault("max_abs_diff", {})[variant] = difference
+        yield Check(f"parity {variant}", bool(difference <= allowed), f"{difference:.1e}, at most {allowed:.1e}")
+
+
+def _accuracy(bundle: Bundle, sessions: dict[str, Session], samples: tuple[Any, Any], figures: dict[str, Any]) -> Check:
+    steps = bundle.steps
+    x = inputs_of(Preprocessing(steps.shape), samples[0])
+    y = np.asarray(samples[1])
+    if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
+        raise DataError(f"samples: labels of shape {y.shape} and type {y.dtype}; give one class number per input")
+    default = bundle.manifest["default"]
+    answers = _classes(sessions[default], steps, x)
+    figures["accuracy"] = float((answers == y).mean())
+    agree = int((answers == _classes(sessions["fp32"], steps, x)).sum()) if "fp32" in sessions else len(x)
+    figures["agreement"] = agree / max(1, len(x))
+    wanted = bundle.manifest["gate"]["agreement"]
+    told = f"{default} with fp32 on {agree} of {len(x)}, a share of at least {wanted}"
+    return Check("agreement", shares.at_least(agree, len(x), wanted), told)
+
+
+def _classes(session: Session, steps: Preprocessing, x: Array) -> Array:
+    """The class of every sample; where the bundle takes recordings, each window is one of its own."""
+    if steps.windows is None:
+        return np.asarray(session(x).argmax(1))
+    return np.array([int(session(np.ascontiguousarray(one.T)).argmax(1)[0]) for one in x])
+
+
+def _latency(
+    bundle: Bundle,
+    sessions: dict[str, Session],
+    x: Array,
+    reference: bytes | None,
+    seconds: float,
+    figures: dict[str, Any],
+) -> None:
+    default = bundle.manifest["default"]
+    if reference is None and bundle.manifest["reference"] is not None:
+        reference = bytes(bundle.members[bundle.manifest["reference"]["file"]])
+    runs = {} if reference is None else {"dense": partial(Session(reference), x)}
+    found = interleaved(runs | {default: partial(sessions[default], x)}, seconds=seconds)
+    figures["latency_ms"] = found[default].ms
+    figures["latency_ratio"] = None if reference is None else found[default].ratio

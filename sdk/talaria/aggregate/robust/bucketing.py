@@ -1,0 +1,97 @@
+"""Bucketing: average within random buckets before a robust rule (Karimireddy et al., ICLR 2022)."""
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Generator, Tensor
+
+from talaria import tensors
+from talaria.aggregate.robust.stacked_updates import Gathered, RowRule, Rows, gather, settled
+from talaria.aggregate.validation import check_count
+from talaria.errors import ConfigError
+from talaria.types import Tensors, Update
+
+KEY, ROUND, INNER = "bucket/key", "bucket/round", "inner/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucketed:
+    """``inner`` over the means of random buckets of ``size`` rows; ``size=1`` would be ``inner``, and is refused.
+
+    Within a bucket each coordinate is the mean of its holders, and the bucket holds what any of its rows does. Use it
+    where clients differ and attackers are few: ``f`` of them can spoil ``f`` buckets of only ``n / size``, and
+    ``inner`` refuses fewer buckets than its ``f`` needs.
+
+    The buckets of each round derive from a key in the state (``bucket/key``, 32 bytes): secret, so that attackers
+    cannot choose their bucket, and kept, so that a round can be repeated. ``seed`` fixes the key; without one, ``init``
+    draws it from the operating system.
+    """
+
+    inner: RowRule
+    size: int = 2
+    seed: int | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, RowRule):
+            raise ConfigError(
+                f"bucketed: inner={self.inner!r} does not compare rows; use median, trimmed_mean, krum, multi_krum, "
+                f"rfa or centered_clip"
+            )
+        check_count("bucketed", "size", self.size, 2)
+        if self.seed is not None:
+            check_count("bucketed", "seed", self.seed, 0)
+
+    def init(self, shared: Tensors) -> Tensors:
+        """The key, a round counter, and the state of ``inner`` under ``inner/``."""
+        key = secrets.token_bytes(32) if self.seed is None else hashlib.sha256(f"bucket {self.seed}".encode()).digest()
+        own = {KEY: torch.frombuffer(bytearray(key), dtype=torch.uint8), ROUND: torch.tensor(0)}
+        return own | tensors.prefixed(self.inner.init(shared), INNER)
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """The new shared state; order of clients does not matter."""
+        gathered = gather(shared, updates)
+        state = tensors.copied(state)
+        if not len(gathered.rows):
+            return tensors.copied(shared), state
+        order = permutation(state, len(gathered.rows))
+        buckets = bucketed(gathered.rows, order, self.size, whole=self.inner.keep == "all")
+        few = Gathered(buckets, gathered.counters, gathered.kept)
+        new, inner = settled(self.inner, shared, tensors.under(state, INNER), few)
+        own = {KEY: state[KEY], ROUND: state[ROUND] + 1}
+        return new, own | tensors.prefixed(inner, INNER)
+
+
+def permutation(state: Tensors, n: int) -> list[int]:
+    """The order of ``n`` rows in the round that ``state`` stands before."""
+    text = bytes(state[KEY].tolist()) + f"|{int(state[ROUND])}".encode()
+    seed = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+    order: list[int] = torch.randperm(n, generator=Generator().manual_seed(seed)).tolist()
+    return order
+
+
+def bucketed(rows: Rows, order: list[int], size: int, *, whole: bool = False) -> Rows:
+    """The mean rows of ``ceil(n / size)`` buckets; the weight of a bucket is the sum of its rows'.
+
+    A bucket holds what any of its rows holds, or, where ``whole``, what all of them do.
+    """
+    cuts = [order[i : i + size] for i in range(0, len(order), size)]
+    means = {k: [_mean(rows.values[k][cut], rows.held[k][cut]) for cut in cuts] for k in rows.names}
+    return replace(
+        rows,
+        clients=tuple(f"bucket {i}" for i in range(len(cuts))),
+        weights=torch.stack([rows.weights[cut].sum() for cut in cuts]),
+        values={k: torch.stack(v) for k, v in means.items()},
+        held={k: torch.stack([_held(h[cut], whole) for cut in cuts]) for k, h in rows.held.items()},
+    )
+
+
+def _held(held: Tensor, whole: bool) -> Tensor:
+    return held.all(0) if whole else held.any(0)
+
+
+def _mean(values: Tensor, held: Tensor) -> Tensor:
+    total = torch.where(held, values, 0.0).to(torch.float64).sum(0)
+    return torch.where(held.any(0), total / held.sum(0), 0.0).to(values.dtype)

@@ -1,0 +1,99 @@
+"""Centered clipping: move to where the rows point, but no row by more than a radius (Karimireddy et al., ICML 2021)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from talaria import tensors
+from talaria.aggregate.robust.geometric_median import distances, middle
+from talaria.aggregate.robust.median import median
+from talaria.aggregate.robust.stacked_updates import Keep, Rows, check_rule, settle
+from talaria.aggregate.validation import check_count, check_range, trained
+from talaria.errors import ConfigError
+from talaria.types import Tensors, Update
+
+CENTRE = "centre/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CenteredClip:
+    """``passes`` times ``v += mean_i (x_i - v) min(1, radius / |x_i - v|)``; under masks the mean is over holders.
+
+    - ``radius``: fixed, or None for the median distance to ``v`` in each pass. A fixed one leaves an error in
+      proportion to it, so it would have to shrink with the updates; the median does so by itself.
+    - ``start``: ``"median"``, the coordinate median, keeps no state; ``"previous"`` is the paper's, the last
+      aggregated step, kept in the state under ``centre/``.
+    - ``f``, ``min_holders``, ``keep``: as for :class:`~talaria.aggregate.robust.median.Median`.
+
+    Norms are scaled by ``sqrt(D / |M_i|)`` under masks. Running statistics take the coordinate median.
+    """
+
+    f: int = 1
+    radius: float | None = None
+    passes: int = 1
+    start: Literal["median", "previous"] = "median"
+    min_holders: int | None = None
+    keep: Keep = "holders"
+
+    def __post_init__(self) -> None:
+        check_rule("centered clip", self.f, self.min_holders, self.keep)
+        check_count("centered clip", "passes", self.passes, 1)
+        if self.radius is not None:
+            check_range("centered clip", "radius", self.radius, 0, float("inf"), "()")
+        if self.start not in ("median", "previous"):
+            raise ConfigError(f"centered clip: start={self.start!r} is unknown; use 'median' or 'previous'")
+
+    @property
+    def least(self) -> int:
+        """``2f+1``."""
+        return 2 * self.f + 1
+
+    def init(self, shared: Tensors) -> Tensors:
+        """The last step, zero, under ``centre/<name>`` in float64 where ``start="previous"``; else nothing."""
+        if self.start == "median":
+            return {}
+        return {CENTRE + k: torch.zeros_like(shared[k], dtype=torch.float64) for k in trained(shared)}
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """The new shared state and centre; order of clients does not matter."""
+        return settle(self, shared, state, updates)
+
+    def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
+        """The clipped centre, float64."""
+        v = {k: median(rows, k) for k in rows.names}
+        origin = {k: 0.0 if rows.delta else shared[k].detach().to(torch.float64) for k in rows.weighty}
+        if self.start == "previous":
+            v |= {k: state[CENTRE + k] + origin[k] for k in rows.weighty}
+        stretch = _stretch(rows)
+        for _ in range(self.passes):
+            far = distances(rows, v) * stretch
+            radius = middle(far) if self.radius is None else self.radius
+            factor = torch.where(far > radius, radius / far, 1.0)
+            v |= {k: v[k] + _step(rows, k, v[k], factor) for k in rows.weighty}
+        kept = tensors.copied(state)
+        if self.start == "previous":
+            for k in rows.weighty:
+                moved = rows.held[k].any(0)
+                kept[CENTRE + k] = torch.where(moved, v[k] - origin[k], state[CENTRE + k])
+        return v, kept
+
+
+def _stretch(rows: Rows) -> Tensor:
+    size, held = 0, torch.zeros(len(rows), dtype=torch.float64)
+    for name in rows.weighty:
+        numel, h = rows.values[name][0].numel(), rows.held[name].reshape(len(rows), -1)
+        size += numel
+        held += h.sum(1) * (numel / h.shape[1])
+    return (size / held.clamp(min=1.0)).sqrt()
+
+
+def _step(rows: Rows, name: str, v: Tensor, factor: Tensor) -> Tensor:
+    flat = v.flatten()
+    out = torch.zeros_like(flat)
+    for part, x, h in rows.slabs(name):
+        short = torch.where(h, x - flat[part], 0.0) * factor[:, None]
+        out[part] = short.sum(0) / h.sum(0).clamp(min=1)
+    return out.view(v.shape)

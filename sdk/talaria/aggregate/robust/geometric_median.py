@@ -1,0 +1,119 @@
+"""RFA: the geometric median of the rows by smoothed Weiszfeld steps (Pillutla et al., IEEE TSP 2022)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from talaria.aggregate.robust.median import median
+from talaria.aggregate.robust.stacked_updates import Keep, Rows, check_rule, settle
+from talaria.aggregate.validation import Weighting, check_count, check_range, check_weighting
+from talaria.types import Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class RFA:
+    """``argmin_z sum_i a_i |M_i (x_i - z)|``, from the coordinate median, by at most ``steps`` Weiszfeld steps.
+
+    - ``nu``: smoothing radius as a part of the median distance to the start. It is relative because an absolute one
+      turns the rule into the mean once updates are smaller than it.
+    - ``tol``: stop where a step lowers the objective by less than this part of it.
+    - ``f``, ``weighting``, ``min_holders``, ``keep``: as for
+      :class:`~talaria.aggregate.robust.median.Median`; ``a_i`` are the weights.
+
+    The smoothed objective never rises. Running statistics do not enter distances and take the coordinate median.
+    """
+
+    f: int = 1
+    steps: int = 32
+    nu: float = 1e-6
+    tol: float = 1e-6
+    weighting: Weighting = "uniform"
+    min_holders: int | None = None
+    keep: Keep = "holders"
+
+    def __post_init__(self) -> None:
+        check_rule("rfa", self.f, self.min_holders, self.keep)
+        check_weighting("rfa", self.weighting)
+        check_count("rfa", "steps", self.steps, 1)
+        check_range("rfa", "nu", self.nu, 0, 1, "(]")
+        check_range("rfa", "tol", self.tol, 0, 1, "[)")
+
+    @property
+    def least(self) -> int:
+        """``2f+1``."""
+        return 2 * self.f + 1
+
+    def init(self, shared: Tensors) -> Tensors:
+        """No state."""
+        return {}
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """The new shared state; order of clients does not matter."""
+        return settle(self, shared, state, updates)
+
+    def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
+        """The geometric median, float64."""
+        claimed = rows.weights if self.weighting == "samples" else None
+        weights = torch.ones(len(rows), dtype=torch.float64) if claimed is None else claimed
+        z = {k: median(rows, k, claimed) for k in rows.names}
+        far = distances(rows, z)
+        typical = middle(far)
+        nu = self.nu * typical
+        if nu == 0:
+            # Half of the rows or more lie on the start, which is then a geometric median itself.
+            return z, dict(state)
+        if float(far.min()) <= nu:
+            z = _off_a_row(rows, z, weights, nu, typical)
+            far = distances(rows, z)
+        best = objective(far, weights, nu)
+        for _ in range(self.steps):
+            pull = weights / far.clamp(min=nu)
+            z |= _weighted(rows, pull)
+            far = distances(rows, z)
+            now = objective(far, weights, nu)
+            if best - now <= self.tol * best:
+                break
+            best = now
+        return z, dict(state)
+
+
+def distances(rows: Rows, z: Tensors) -> Tensor:
+    """``|M_i (x_i - z)|`` over the weights of each row: float64 (n,)."""
+    squared = torch.zeros(len(rows), dtype=torch.float64)
+    for name in rows.weighty:
+        flat = z[name].flatten()
+        for part, x, h in rows.slabs(name):
+            squared += torch.where(h, x - flat[part], 0.0).square().sum(1)
+    return squared.sqrt()
+
+
+def middle(far: Tensor) -> float:
+    """The median distance; for an even count, the mean of the two in the middle."""
+    ordered = far.sort().values.tolist()
+    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def objective(far: Tensor, weights: Tensor, nu: float) -> float:
+    """The smoothed sum of distances: quadratic within ``nu``."""
+    return float((weights * torch.where(far > nu, far, (far.square() / nu + nu) / 2)).sum())
+
+
+def _off_a_row(rows: Rows, z: Tensors, weights: Tensor, nu: float, reach: float) -> Tensors:
+    """Where ``z`` lies on a row, Weiszfeld steps stick to it: go down from there by bisection, where down exists."""
+    far = distances(rows, z)
+    start, there = objective(far, weights, nu), _weighted(rows, weights / far.clamp(min=reach))
+    for halvings in range(12):
+        trial = z | {k: torch.lerp(z[k], v, 0.5**halvings) for k, v in there.items()}
+        if objective(distances(rows, trial), weights, nu) < start:
+            return trial
+    return z
+
+
+def _weighted(rows: Rows, weights: Tensor) -> Tensors:
+    def mean(x: Tensor, held: Tensor) -> Tensor:
+        share = weights[:, None] * held
+        return (x * share).sum(0) / share.sum(0)
+
+    return {k: rows.by_column(k, mean) for k in rows.weighty}

@@ -1,0 +1,149 @@
+"""Krum and Multi-Krum: trust the rows that have the closest neighbours (Blanchard et al., NeurIPS 2017)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from talaria.aggregate.robust.median import median
+from talaria.aggregate.robust.stacked_updates import Keep, Rows, check_rule, settle
+from talaria.aggregate.validation import check_count, is_statistic
+from talaria.errors import AggregationError
+from talaria.types import Tensors, Update
+
+_OVERLAP = 0.1
+"""Two rows that share less than this part of all coordinates count as infinitely far apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiKrum:
+    """The mean of the ``m`` rows with the lowest scores; a score sums the ``n - f - 2`` smallest *squared* distances.
+
+    - ``f``: wrong clients to survive; ``n >= 2f+3`` rows are needed (any number where ``f=0``).
+    - ``m``: rows to average, by default ``n - f``; ``m=1`` is Krum. More than ``n - f`` is refused when it happens.
+    - ``min_holders``, ``keep``: as for :class:`~talaria.aggregate.robust.median.Median`.
+
+    Under masks ``d2(i, k) = D/|O| * sum over O of (x_i - x_k)^2``, with ``O`` what both hold, and infinite where
+    ``|O| < D/10``; a coordinate that none of the chosen holds stays. Equal scores go to the first client by name.
+    Running statistics do not enter distances and take the coordinate median of all holders.
+
+    Raises :class:`~talaria.errors.AggregationError` for too few rows, or too few with enough in common.
+    """
+
+    f: int = 1
+    m: int | None = None
+    min_holders: int | None = None
+    keep: Keep = "holders"
+
+    def __post_init__(self) -> None:
+        check_rule("krum", self.f, self.min_holders, self.keep)
+        if self.m is not None:
+            check_count("krum", "m", self.m, 1)
+
+    @property
+    def least(self) -> int:
+        """``2f+3``, or 1 where ``f=0``."""
+        return 2 * self.f + 3 if self.f else 1
+
+    def init(self, shared: Tensors) -> Tensors:
+        """No state."""
+        return {}
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """The new shared state; order of clients does not matter."""
+        return settle(self, shared, state, updates)
+
+    def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
+        """The mean of the chosen rows, float64; where none of them holds a coordinate, the old value."""
+        chosen = self.choose(rows)
+        out = {}
+        for name in rows.names:
+            if is_statistic(name):
+                out[name] = median(rows, name)
+                continue
+            values, held = rows.values[name], rows.held[name]
+            x, h = values[chosen].to(torch.float64), held[chosen]
+            mean = torch.where(h, x, 0.0).sum(0) / h.sum(0)
+            old = torch.zeros((), dtype=torch.float64) if rows.delta else shared[name].detach().to(torch.float64)
+            out[name] = torch.where(h.any(0), mean, old)
+        return out, dict(state)
+
+    def choose(self, rows: Rows) -> list[int]:
+        """Indices of the chosen rows, ascending."""
+        n = len(rows)
+        m = n - self.f if self.m is None else self.m
+        if m > n - self.f:
+            raise AggregationError(
+                f"krum: m={m} of {n} rows leaves no room for f={self.f}; use m of at most {n - self.f}"
+            )
+        near = min(n - 1, max(1, n - self.f - 2))
+        score = scores(squared_distances(rows), near)
+        order = sorted(range(n), key=lambda i: (float(score[i]), i))[:m]
+        if not all(score[i] < float("inf") for i in order):
+            raise AggregationError(
+                f"krum: fewer than {m} of {n} rows share enough coordinates with {near} others; "
+                f"use a coordinate rule (median, trimmed_mean) for masks this different"
+            )
+        return sorted(order)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Krum:
+    """The one row with the lowest score: :class:`MultiKrum` with ``m=1``.
+
+    Under masks prefer Multi-Krum with ``m >= 2f+1``: here every coordinate that the winner lacks stays stale.
+    """
+
+    f: int = 1
+    min_holders: int | None = None
+    keep: Keep = "holders"
+
+    def __post_init__(self) -> None:
+        check_rule("krum", self.f, self.min_holders, self.keep)
+
+    @property
+    def least(self) -> int:
+        """``2f+3``, or 1 where ``f=0``."""
+        return self._wide.least
+
+    @property
+    def _wide(self) -> MultiKrum:
+        return MultiKrum(f=self.f, m=1, min_holders=self.min_holders, keep=self.keep)
+
+    def init(self, shared: Tensors) -> Tensors:
+        """No state."""
+        return {}
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """The new shared state; order of clients does not matter."""
+        return settle(self, shared, state, updates)
+
+    def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
+        """The winner's values."""
+        return self._wide.centre(shared, state, rows)
+
+
+def scores(squared: Tensor, near: int) -> Tensor:
+    """Sum of each row's ``near`` smallest squared distances to the others: float64 (n,) of (n, n)."""
+    apart = squared.clone().fill_diagonal_(float("inf"))
+    if len(apart) == 1:
+        return torch.zeros(1, dtype=torch.float64)
+    return apart.sort(1).values[:, :near].sum(1)
+
+
+def squared_distances(rows: Rows) -> Tensor:
+    """Masked squared distances, float64 (n, n), scaled to all ``D`` coordinates of ``rows.weighty``."""
+    n = len(rows)
+    squared, shared, size = torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, n, dtype=torch.float64), 0
+    for name in rows.weighty:
+        numel, both = rows.values[name][0].numel(), rows.held[name].reshape(n, -1).to(torch.float64)
+        size += numel
+        shared += both @ both.T * (numel / both.shape[1])
+        for _, x, h in rows.slabs(name):
+            # Differences, not the Gram matrix: equal rows are exactly 0 apart, so that ties are true ties.
+            for i in range(n - 1):
+                squared[i, i + 1 :] += torch.where(h[i] & h[i + 1 :], x[i] - x[i + 1 :], 0.0).square().sum(1)
+    squared = squared + squared.T
+    far = shared < max(1.0, _OVERLAP * size)
+    return torch.where(far, float("inf"), squared * (size / shared.clamp(min=1.0)))

@@ -1,0 +1,186 @@
+"""Updates side by side, one row per client: what the robust rules read. Memory is O(clients x model)."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from talaria import tensors
+from talaria.aggregate.masked_sum import Counters, Kept, indicator, outer
+from talaria.aggregate.validation import check_count, checked, is_finite, is_statistic, not_below, positions, trained
+from talaria.errors import AggregationError, ConfigError
+from talaria.types import Tensors, Update
+
+Keep = Literal["holders", "all"]
+
+_SLAB = 1 << 18
+"""Coordinates worked on at once: bounds the scratch memory beside the rows."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``n`` clients in order of their names.
+
+    ``values[k]``: (n, *shape of k), 0 where a client does not hold the coordinate. ``held[k]``: bool, the same
+    rank, size 1 along dimensions that no mask touches. ``weights``: float64 (n,). Values are new values or, where
+    ``delta``, differences; every rule here treats both alike, as it moves with its inputs.
+    """
+
+    clients: tuple[str, ...]
+    weights: Tensor
+    values: Tensors
+    held: Tensors
+    delta: bool
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def slabs(self, name: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """``name`` flattened and cut to bound scratch memory: (where, values float64 (n, s), held bool (n, s))."""
+        x = self.values[name].reshape(len(self), -1)
+        h = self.held[name].expand_as(self.values[name]).reshape(len(self), -1)
+        for start in range(0, x.shape[1], _SLAB):
+            part = slice(start, start + _SLAB)
+            yield part, x[:, part].to(torch.float64), h[:, part]
+
+    def by_column(self, name: str, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """``rule`` over ``name`` slab by slab, float64 in the tensor's shape; 0 where nobody holds a coordinate."""
+        shape = self.values[name].shape[1:]
+        out = torch.zeros(shape.numel(), dtype=torch.float64)
+        for part, x, h in self.slabs(name):
+            out[part] = torch.where(h.any(0), rule(x, h), 0.0)
+        return out.view(shape)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors."""
+        return tuple(self.values)
+
+    @property
+    def weighty(self) -> tuple[str, ...]:
+        """The tensors that are weights, not running statistics: distances are taken over these alone."""
+        return tuple(k for k in self.values if not is_statistic(k))
+
+
+@runtime_checkable
+class RowRule(Protocol):
+    """A rule over :class:`Rows`. :func:`settle` does the rest: checks, support, counters, what stays."""
+
+    @property
+    def f(self) -> int:
+        """Wrong clients to survive."""
+        ...
+
+    @property
+    def min_holders(self) -> int | None:
+        """Holders that a coordinate needs to move; None for ``2f+1``."""
+        ...
+
+    @property
+    def keep(self) -> Keep:
+        """``"all"`` moves only coordinates that all rows hold."""
+        ...
+
+    @property
+    def least(self) -> int:
+        """The fewest rows under which ``f`` wrong ones cannot win."""
+        ...
+
+    def init(self, shared: Tensors) -> Tensors: ...
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]: ...
+
+    def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
+        """``(centre, state)``: one tensor per name of ``rows``; anything where nobody holds a coordinate."""
+        ...
+
+
+def check_rule(owner: str, f: object, min_holders: object, keep: object) -> None:
+    """Refuse options that no row rule can have."""
+    check_count(owner, "f", f, 0)
+    if min_holders is not None:
+        check_count(owner, "min_holders", min_holders, 1)
+    if keep not in ("holders", "all"):
+        raise ConfigError(f"{owner}: keep={keep!r} is unknown; use 'holders' or 'all'")
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The rows of one fold, and what is no matter of rows."""
+
+    rows: Rows
+    counters: Tensors
+    kept: Kept
+
+
+def gather(shared: Tensors, updates: Iterable[Update]) -> Gathered:
+    """Check the updates and lay them out as rows, in order of client names."""
+    most, kept = Counters(shared), Kept()
+    every: list[Update] = []
+    for update in checked(shared, updates):
+        most.add(update)
+        kept.add(update.mask)
+        every.append(update)
+    every.sort(key=lambda u: u.client)
+    values, held = {}, {}
+    for name in trained(shared) if every else ():
+        values[name], held[name] = _laid_out(name, shared[name], every)
+    weights = torch.tensor([u.weight for u in every], dtype=torch.float64)
+    rows = Rows(tuple(u.client for u in every), weights, values, held, any(u.kind == "delta" for u in every))
+    return Gathered(rows, most.values, kept)
+
+
+def _laid_out(name: str, dense: Tensor, updates: list[Update]) -> tuple[Tensor, Tensor]:
+    values = torch.zeros((len(updates), *dense.shape), dtype=dense.dtype)
+    held = []
+    for row, update in zip(values, updates, strict=True):
+        value = update.tensors[name].detach().to(dense.dtype)
+        where = positions(name, update.mask)
+        if where is None:
+            row.copy_(value)
+            held.append(torch.ones((1,) * dense.dim(), dtype=torch.bool))
+        else:
+            row[outer(where, dense.shape)] = value
+            held.append(indicator(dense.shape, where).bool())
+    widest = [max(sizes) for sizes in zip(*(h.shape for h in held), strict=True)]
+    return values, torch.stack([h.expand(widest) for h in held])
+
+
+def settle(rule: RowRule, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+    """``apply`` of a row rule: coordinates with too few holders stay, the others move to the rule's centre."""
+    return settled(rule, shared, state, gather(shared, updates))
+
+
+def settled(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) -> tuple[Tensors, Tensors]:
+    """:func:`settle` over rows that are laid out already."""
+    new, rows = tensors.copied(shared), gathered.rows
+    if not rows.names:
+        return new | gathered.counters, tensors.copied(state)
+    owner = type(rule).__name__
+    if len(rows) < rule.least:
+        raise AggregationError(
+            f"{owner}(f={rule.f}) got {len(rows)} rows and needs {rule.least} to outvote {rule.f} wrong ones; "
+            f"wait for more clients or lower f"
+        )
+    need = len(rows) if rule.keep == "all" else rule.min_holders or 2 * rule.f + 1
+    moves = {k: h.sum(0) >= need for k, h in rows.held.items()}
+    # A coordinate that will stay takes no part in distances: a lone liar could stretch them at will.
+    if not all(bool(m.all()) for m in moves.values()):
+        rows = replace(
+            rows,
+            held={k: h & moves[k] for k, h in rows.held.items()},
+            values={k: v * moves[k] for k, v in rows.values.items()},
+        )
+    centre, state = rule.centre(shared, state, rows)
+    for name, z in centre.items():
+        old = shared[name].detach()
+        full = (not_below(name, z.to(torch.float64) + old) if rows.delta else z).to(old.dtype)
+        new[name] = torch.where(moves[name], full, old)
+        if not is_finite(new[name]):
+            raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates")
+    new |= gathered.counters
+    if need > 1:
+        new |= gathered.kept.bitmaps(shared, gathered.kept.clients if rule.keep == "all" else need)
+    return new, state

@@ -1,0 +1,105 @@
+"""Wrappers that change the updates on their way into another aggregator."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from talaria import tensors as tree
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.class_statistics import ANSWERED
+from talaria.aggregate.validation import check, check_range, is_statistic
+from talaria.errors import ConfigError
+from talaria.model import masks
+from talaria.types import ChannelMask, Tensors, Update
+
+INNER = "inner/"
+"""Prefix of the wrapped aggregator's state."""
+
+
+@runtime_checkable
+class Wrapper(Protocol):
+    """An aggregator around another."""
+
+    @property
+    def inner(self) -> Aggregator:
+        """The aggregator that does the folding."""
+        ...
+
+
+def chain(aggregator: Aggregator) -> Iterator[Aggregator]:
+    """The aggregator and all within it, from the outermost."""
+    yield aggregator
+    while isinstance(aggregator, Wrapper):
+        aggregator = aggregator.inner
+        yield aggregator
+
+
+def innermost(aggregator: Aggregator) -> Aggregator:
+    """The aggregator within all wrappers."""
+    *_, last = chain(aggregator)
+    return last
+
+
+def check_inner(owner: str, inner: object) -> None:
+    """Refuse what is no aggregator."""
+    if isinstance(inner, type) or not isinstance(inner, Aggregator):
+        raise ConfigError(f"{owner}: inner={inner!r} is not an aggregator; give one, such as MaskedMean()")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipped:
+    """Each update is pulled towards the shared state until its step has an L2 norm of at most ``norm``.
+
+    The norm is over the weights that the client sent; running statistics do not count, but shrink alike. An update
+    within the bound passes bit for bit.
+    """
+
+    inner: Aggregator
+    norm: float
+
+    def __post_init__(self) -> None:
+        check_inner("clipped", self.inner)
+        check_range("clipped", "norm", self.norm, 0, float("inf"), "()")
+
+    def init(self, shared: Tensors) -> Tensors:
+        """The state of ``inner``."""
+        return self.inner.init(shared)
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """What ``inner`` makes of the clipped updates."""
+        return self.inner.apply(shared, state, (clipped(shared, u, self.norm) for u in updates))
+
+
+def clipped(shared: Tensors, update: Update, norm: float) -> Update:
+    """The update with its step scaled down to ``norm``, where it is longer."""
+    check(shared, update)
+    base = {} if update.kind == "delta" else gathered(shared, update.tensors, update.mask)
+    steps = {
+        k: v.to(torch.float64) - base[k] if base else v.to(torch.float64)
+        for k, v in update.tensors.items()
+        if v.is_floating_point()
+    }
+    length = sum(float(v.square().sum()) for k, v in steps.items() if not is_statistic(k)) ** 0.5
+    if length <= norm:
+        return update
+    short = {k: v * (norm / length) for k, v in steps.items()}
+    tensors = {k: (v + base[k] if base else v).to(update.tensors[k].dtype) for k, v in short.items()}
+    return update.but(tensors=update.tensors | tensors)
+
+
+def gathered(shared: Tensors, names: Iterable[str], mask: ChannelMask | None) -> Tensors:
+    """The named tensors of ``shared`` as a device with ``mask`` holds them."""
+    part = tree.only(shared, names)
+    return part if mask is None else masks.gather(part, mask)
+
+
+def as_delta(update: Update, downloaded: Tensors) -> Update:
+    """The same update as a difference to the (compact) shared tensors that the device had downloaded."""
+    if update.kind == "delta":
+        return update
+    steps = tree.minus(update.tensors, downloaded)
+    # What only the server says comes back as zeros, also here: less what was downloaded, it would be beyond any bound.
+    steps |= {k: torch.zeros_like(v) for k, v in steps.items() if k in ANSWERED}
+    return update.but(tensors=steps, kind="delta")

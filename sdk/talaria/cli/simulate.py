@@ -1,0 +1,131 @@
+"""``talaria simulate``: a whole fleet's learning in one process."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def simulate(
+    algorithm: Annotated[
+        str, typer.Option("-a", "--algorithm", help="See `talaria algorithms`; or module:Name.")
+    ] = "fedavg",
+    dataset: Annotated[
+        str, typer.Option("-d", "--dataset", help="smartwatch | fashion-mnist | npz:FILE | cifar100:FILE")
+    ] = "smartwatch",
+    rounds: Annotated[int, typer.Option(help="Communication rounds.", min=1)] = 30,
+    seed: Annotated[int, typer.Option(help="Everything random derives from it.", min=0)] = 0,
+    partition: Annotated[
+        Path | None, typer.Option(help="For image sets: npz with train_idx and test_idx per client.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Zoo model; default: the dataset's, or one that fits.")] = None,
+    adapters: Annotated[
+        str | None, typer.Option(help="Adapters beside its layers: residual, lowrank:rank=8 or heart.")
+    ] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from published weights.")] = False,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(help="What `talaria plan --json` wrote: FILE for every client, CLIENT=FILE for one. Repeatable."),
+    ] = None,
+    fraction: Annotated[float, typer.Option(help="Share of the clients that takes part in a round.")] = 1.0,
+    buffers: Annotated[str, typer.Option(help="BatchNorm statistics: local | aggregate.")] = "local",
+    codec: Annotated[str, typer.Option(help="Bytes on the wire: raw | fp16 | bf16 | int8 | topk.")] = "raw",
+    aggregator: Annotated[
+        str | None,
+        typer.Option(help="Another server rule than the algorithm's own, such as median:f=1, or mypkg.mine:First:f=1."),
+    ] = None,
+    over: Annotated[
+        float, typer.Option(help="Ask this share more devices than are counted; who is first is drawn.")
+    ] = 0.0,
+    asynchronous: Annotated[
+        bool, typer.Option("--asynchronous", help="No rounds in step: each --buffer updates make a version (FedBuff).")
+    ] = False,
+    buffer: Annotated[int | None, typer.Option(help="Updates per version; default 10, or all members.")] = None,
+    max_staleness: Annotated[
+        int | None, typer.Option(help="Versions that an update may be behind; default 20.")
+    ] = None,
+    damping: Annotated[
+        float | None, typer.Option(help="An update s behind counts (1+s)^-DAMPING; default 0.5.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Local epochs per round.", min=0)] = None,
+    batch: Annotated[int | None, typer.Option(help="Local batch size.", min=1)] = None,
+    lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Local SGD momentum.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("-o", "--option", help="An algorithm's hyper-parameter, NAME=VALUE.")
+    ] = None,
+    data_option: Annotated[list[str] | None, typer.Option(help="An option of the dataset, NAME=VALUE.")] = None,
+    write_fleet: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also write what is simulated as a fleet of real processes: fleet.toml with every value spelled out, "
+            "and one device.toml per client with its samples and plan.",
+        ),
+    ] = None,
+    no_training: Annotated[bool, typer.Option("--no-training", help="Only write the fleet of --write-fleet.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Train a whole fleet in one process, with the seeds and the bytes of the fleet over MQTT.
+
+    Prints each client's accuracy on its own test samples after the last round, served as the algorithm serves it.
+
+    Model, recipe and the algorithm's options are the dataset's own unless others are asked for (smartwatch and
+    fashion-mnist have some), else those of talaria.types.Recipe. A fleet.toml takes the same, by what it leaves out
+    under [run.recipe] and by [run] defaults = "smartwatch".
+    """
+    from talaria.options import assignments
+    from talaria.simulation import session
+
+    buffering = {"buffer": buffer, "max_staleness": max_staleness, "damping": damping}
+    recipe = {"epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum}
+    asked = session.Asked(
+        algorithm=algorithm,
+        dataset=dataset,
+        rounds=rounds,
+        seed=seed,
+        partition=partition,
+        model=model,
+        adapters=adapters,
+        pretrained=pretrained,
+        plans=tuple(plan or ()),
+        fraction=fraction,
+        buffers=buffers,
+        codec=codec,
+        aggregator=aggregator,
+        over=over,
+        asynchronous=asynchronous,
+        buffering={k: v for k, v in buffering.items() if v is not None},
+        recipe={k: v for k, v in recipe.items() if v is not None},
+        options=assignments(option, "--option"),
+        data_options=assignments(data_option, "--data-option"),
+    )
+    session.run(asked, as_json=as_json, folder=write_fleet, train=not no_training)
+
+
+def algorithms(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
+    """List the algorithms: what is shared, what stays, what is served, the source, and how sure we are of it."""
+    import json
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from talaria.algorithms import GROUP, kind_of, options
+    from talaria.errors import TalariaError
+
+    found = {}
+    for name in GROUP.names():
+        try:
+            found[name] = kind_of(name)
+        except TalariaError as error:  # one package that is broken hides no other
+            typer.echo(f"talaria: {error}", err=True)
+    rows = [asdict(cls.card) | {"name": name, "options": options(cls)} for name, cls in sorted(found.items())]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, default=str))
+        return
+    table = Table("name", "shared", "private", "served", "source", "evidence")
+    for name, cls in found.items():
+        card = cls.card
+        table.add_row(name, card.shares, card.keeps, card.serves, card.source, card.evidence)
+    Console().print(table)

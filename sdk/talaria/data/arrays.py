@@ -1,0 +1,158 @@
+"""Any user's arrays as a federated dataset: ``npz:FILE``, in the form of :mod:`talaria.recorded`."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from talaria import recorded
+from talaria.data.federated import Client, Federated, samples
+from talaria.data.partition import stratified
+from talaria.errors import ConfigError, DataError
+from talaria.recorded import Recorded
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LAYOUTS = ("auto", "channels_first", "channels_last")
+_EXACT = 1 << 24
+_SMALLEST_IMAGE = 8
+
+
+def load(
+    *,
+    path: Path,
+    validation: float = 0.1,
+    test: float = 0.2,
+    layout: str = "auto",
+    standardize: bool = True,
+    seed: int = 0,
+) -> Federated:
+    """The dataset in ``path``.
+
+    **Values.** uint8 is taken for pixels and divided by 255. Other numbers become float32 and, with
+    ``standardize``, are z-scored by the mean and standard deviation of all clients' training samples: per channel
+    for series and images, per feature for tables.
+
+    **Layout.** What a model sees is (features), (channels, time) or (channels, height, width). With ``"auto"``: 4
+    dimensions with 1, 3 or 4 at the end and not after N are channels-last and are turned; 3 dimensions are one-channel
+    images where they are uint8 or square from 8 x 8, else series, of which the shorter side is the channels. ``meta``
+    says what was done; ``layout`` says otherwise.
+
+    **Labels** may be any integers, or text: they become 0..C-1 in their order and keep their names. Clients too may
+    be numbers or text; without them all samples are one client's.
+
+    **Split.** Without one, each client's samples are cut at random, alike for each label: ``test`` of them test,
+    ``validation`` of them validate, the rest train (0.2, 0.1, 0.7). With one, only a client that has no validation
+    sample gets its share from its training part. Where neighbouring samples overlap (sliding windows), give a
+    split: a random cut would put halves of the same second into train and test.
+
+    :class:`DataError` names the array, the value and the mend.
+    """
+    if layout not in LAYOUTS:
+        raise ConfigError(f"npz: layout={layout!r} is unknown; use one of {', '.join(LAYOUTS)}")
+    if validation < 0 or test <= 0 or validation + test >= 1:
+        raise ConfigError(
+            f"npz: validation={validation} must be at least 0, test={test} above 0, and their sum below 1"
+        )
+    raw = recorded.read(path)
+    x, done = _oriented(_numbers(raw.x), layout)
+    labels, y = np.unique(raw.y if raw.y.dtype.kind in "US" else recorded.whole(raw.y, "y"), return_inverse=True)
+    if len(labels) < 2:
+        raise DataError(f"npz: y holds one class only, {labels[0]}; a classifier needs at least two")
+    cuts = cut(raw, y, validation=validation, test=test, seed=seed)
+    for name, (train, _, tests) in cuts.items():
+        for part, index, value in (("training", train, 0), ("test", tests, 2)):
+            if not len(index):
+                raise DataError(f"npz: {name} has no {part} sample (split={value}); give it one, or drop the client")
+    scaling: dict[str, Any] = {"scaled": "divided by 255" if raw.x.dtype == np.uint8 else "as given"}
+    if raw.x.dtype == np.uint8:
+        x = x.astype(np.float32) / np.float32(255)
+    elif standardize:
+        mean, sd = _scale(x, np.concatenate([train for train, _, _ in cuts.values()]))
+        x = (x - mean) / sd
+        scaling = {"scaled": "z-scored", "mean": mean.ravel().tolist(), "sd": sd.ravel().tolist()}
+    return Federated(
+        name=f"npz:{path.name}",
+        clients={name: Client(*(samples(x[index], y[index]) for index in parts)) for name, parts in cuts.items()},
+        labels=_texts(labels),
+        input_shape=x.shape[1:],
+        meta={"layout": done, "split": "as given" if raw.split is not None else "cut at random", **scaling},
+    )
+
+
+def _numbers(x: Array) -> Array:
+    """``x`` as uint8 or finite float32."""
+    if x.ndim < 2:
+        raise DataError(f"npz: x has shape {x.shape}, need (N, ...); for one feature a sample give x[:, None]")
+    if 0 in x.shape:
+        raise DataError(f"npz: x has shape {x.shape} and so holds no value; give at least one sample")
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype.kind not in "buif":
+        raise DataError(f"npz: x has dtype {x.dtype}, need numbers; write x.astype('float32')")
+    if x.dtype.kind in "ui" and max(abs(int(x.min())), abs(int(x.max()))) > _EXACT:
+        raise DataError(
+            f"npz: x spans {x.min()}..{x.max()}, too large to stay exact as float32; scale it before writing it"
+        )
+    if x.dtype.kind == "f":
+        bad = ~np.isfinite(x) if x.dtype.itemsize <= 4 else ~(np.abs(x) <= np.finfo(np.float32).max)
+        if bad.any():
+            first = int(np.flatnonzero(bad.reshape(len(x), -1).any(1))[0])
+            raise DataError(
+                f"npz: x[{first}] holds NaN, infinity or a value beyond float32; drop or repair that sample"
+            )
+    return x.astype(np.float32)
+
+
+def _texts(values: Array) -> tuple[str, ...]:
+    return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in values.tolist())
+
+
+def _oriented(x: Array, layout: str) -> tuple[Array, str]:
+    """``x`` with its channels after N, and what was done in words."""
+    if x.ndim == 4:
+        last = x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4)
+        if layout == "channels_last" or (layout == "auto" and last):
+            return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), "images, turned from channels-last"
+        return x, "images, channels first"
+    if x.ndim == 3:
+        square = x.shape[1] == x.shape[2] >= _SMALLEST_IMAGE
+        if layout == "auto" and (square or x.dtype == np.uint8):
+            return x[:, None], "images of one channel"
+        if layout == "channels_last" or (layout == "auto" and x.shape[1] > x.shape[2]):
+            return np.ascontiguousarray(x.transpose(0, 2, 1)), "series, turned from (time, channels)"
+        return x, "series, (channels, time)"
+    return x, "table" if x.ndim == 2 else "as given"
+
+
+def cut(
+    raw: Recorded, y: Array, *, validation: float = 0.1, test: float = 0.2, seed: int = 0
+) -> dict[str, tuple[Array, Array, Array]]:
+    """Each client's training, validation and test samples as positions in the file; ``y`` int64 (N,)."""
+    if raw.client is None:
+        names: tuple[str, ...] = ("client-0",)
+        numbers, rows = np.zeros(1, np.int64), np.zeros(len(y), np.int64)
+    else:
+        names, numbers, rows = recorded.clients(raw.client)
+    out = {}
+    for place, name in enumerate(names):
+        own = np.flatnonzero(rows == place)
+        rng = np.random.default_rng([seed, int(numbers[place])])
+        if raw.split is None:
+            if len(own) < 2:
+                raise DataError(f"npz: {name} has 1 sample, need at least 2 (one to train, one to test); drop it")
+            train, val, tests = (own[i] for i in stratified(y[own], validation, test, rng))
+        else:
+            train, val, tests = (own[raw.split[own] == part] for part in (0, 1, 2))
+            if not len(val) and validation and len(train):
+                kept, held, _ = stratified(y[train], validation / (1 - test), 0.0, rng)
+                train, val = train[kept], train[held]
+        out[name] = (train, val, tests)
+    return out
+
+
+def _scale(x: Array, train: Array) -> tuple[Array, Array]:
+    axes = (0, *range(2, x.ndim))
+    fitted = x[train].astype(np.float64)
+    mean, sd = fitted.mean(axes, keepdims=True), fitted.std(axes, keepdims=True)
+    return mean.astype(np.float32), np.where(sd > 1e-12, sd, 1.0).astype(np.float32)

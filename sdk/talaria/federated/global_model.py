@@ -1,0 +1,43 @@
+"""The shared state as the bytes that devices download, and back, checked against the run's own model."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from talaria.aggregate.validation import is_reserved
+from talaria.federated import rounds
+from talaria.federated.rounds import Run
+from talaria.types import Tensors
+from talaria.wire import codec, strict_safetensors
+from talaria.wire.codec import Spec, schema_of
+
+MOST = 40_000
+"""Tensors that a body may hold."""
+
+
+def encode_body(shared: Tensors) -> bytes:
+    """``shared`` as a plain safetensors file; equal tensors give equal bytes."""
+    return codec.encode_tensors(shared)
+
+
+def decode_body(run: Run, data: bytes) -> Tensors:
+    """The shared state of ``run`` in ``data``, in the run's own order.
+
+    Names, shapes and dtypes must be those of the run's model. Beside them stand what an aggregator writes under a
+    reserved prefix (``mask/`` ...), as the file declares it. Raises :class:`~talaria.errors.WireError` for anything
+    else and for values that are not finite.
+    """
+    entries, _ = strict_safetensors.unpack(data, most=MOST)
+    known = _schema(run.to_json())
+    written = [name for name in entries if is_reserved(name) and name not in known]
+    extra = {name: Spec(entries[name].shape, entries[name].dtype) for name in written}
+    return codec.decode_tensors(data, schema={**known, **extra})
+
+
+def update_schema(run: Run) -> Mapping[str, Spec]:
+    """The dense shapes of what an update may hold."""
+    return _schema(run.to_json())
+
+
+@lru_cache(maxsize=16)
+def _schema(text: str) -> dict[str, Spec]:
+    return schema_of(rounds.first_body(Run.from_json(text, allow=None)))

@@ -1,0 +1,381 @@
+"""One round, seen from each side, as plain functions. Simulation and fleet call these same functions, with
+seeds that derive from (run, client, round, purpose): what you simulate is what you deploy, to the byte."""
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch.nn import Module
+
+from talaria import algorithms, valid
+from talaria.aggregate import arrival
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.class_statistics import PooledStatistics
+from talaria.aggregate.fedbuff import FedBuff
+from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.robust.stacked_updates import RowRule
+from talaria.aggregate.wrappers import as_delta, chain, gathered, innermost
+from talaria.algorithms.base import Algorithm
+from talaria.errors import AggregationError, ConfigError
+from talaria.federated import plan_compat
+from talaria.foreign import parsed
+from talaria.model import masks, pruning, zoo
+from talaria.model.zoo import ModelSpec
+from talaria.seeds import generator
+from talaria.tensors import only, prefixed, under, without
+from talaria.training import augment
+from talaria.training.loop import in_fast_layout, load, state_of
+from talaria.types import Buffers, ChannelLayout, ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors, Update
+from talaria.wire import feedback
+from talaria.wire.tensor_codecs import Codec
+
+MOST_ROUNDS = 1 << 31
+ALLOWING = 'its owner allows it by [code] allow = ["{package}"] in device.toml'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that all members of a run must agree on; pure data, it travels in the manifest."""
+
+    spec: ModelSpec
+    algorithm: str
+    """Built in, an entry point's name, or ``module:Name``; of an object, :func:`talaria.algorithms.name_of` says it."""
+    hparams: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Recipe = field(default_factory=Recipe)
+    rounds: int = 10
+    seed: int = 0
+    buffers: Buffers = "local"
+    fraction: float = 1.0
+    """Share of the members that takes part in a round."""
+    codec: str = "raw"
+    asynchronous: bool = False
+    """No rounds in step: some updates, each from its own version of the body, make the next one
+    (:mod:`talaria.federated.fedbuff_run`). ``rounds`` then counts versions."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.spec, ModelSpec) or not isinstance(self.recipe, Recipe):
+            raise ConfigError("run: spec must be a ModelSpec and recipe a Recipe; see Run.of for plain values")
+        valid.whole("run", "rounds", self.rounds, 1, MOST_ROUNDS)
+        valid.whole("run", "seed", self.seed, 0, (1 << 63) - 1)
+        valid.among("run", "buffers", self.buffers, ("local", "aggregate"))
+        valid.number("run", "fraction", self.fraction, "in (0, 1]", low=5e-324, high=1)
+        valid.flag("run", "asynchronous", self.asynchronous)
+        if not isinstance(self.codec, str):
+            raise ConfigError(f"run: codec={valid.shown(self.codec)} must be text, such as 'raw' or 'int8'")
+        Codec.parse(self.codec)
+        zoo.require(self.spec.name)
+        augment.get(self.recipe.augment)
+        if self.asynchronous and self.fraction != 1:
+            raise ConfigError(
+                f"run: fraction={self.fraction} draws a cohort for each round, and an asynchronous run has none; "
+                "leave it at 1, and say by the buffer how many updates make a version"
+            )
+        if not isinstance(self.hparams, Mapping) or not isinstance(self.algorithm, str):
+            raise ConfigError("run: algorithm must be a name, and hparams a table of its options")
+        for name, value in self.hparams.items():
+            if not isinstance(name, str) or not valid.plain(value):
+                raise ConfigError(f"run: hparams[{valid.shown(name)}]={valid.shown(value)} must be a number or text")
+        algorithms.load(self.algorithm, self.hparams)
+
+    def to_json(self) -> str:
+        """Canonical JSON: equal runs, equal text."""
+        data = asdict(self) | {"spec": self.spec.to_json()}
+        return json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str, allow: Collection[str] | None = ()) -> "Run":
+        """The run that ``to_json`` wrote. Raises :class:`ConfigError` on anything else.
+
+        ``allow`` are the top-level packages beside Talaria whose code the text may name: of a text from a network none
+        but those that this machine's owner allows; None for a text that this program wrote itself.
+        """
+        try:
+            data = parsed(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            why = str(error).encode(errors="backslashreplace").decode()
+            raise ConfigError(f"run: not a run description ({why[:200]}); write one with Run.to_json()") from error
+        if allow is not None and isinstance(data, Mapping):
+            algorithms.GROUP.require_allowed(data.get("algorithm"), allow, ALLOWING)
+        return Run.of(data)
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> "Run":
+        """The run of plain values: its fields by name, with ``spec``, ``recipe`` and ``hparams`` as tables.
+
+        What is left out is as in ``Run``; :func:`talaria.data.presets.completed` fills in what suits a dataset. Raises
+        :class:`ConfigError`, with field, value and mend, on whatever is not a run.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"run: need a table of its fields, got {valid.shown(values)}")
+        valid.only("run", values, [f.name for f in fields(Run)])
+        for name in ("spec", "algorithm"):
+            if name not in values:
+                raise ConfigError(f"run: {name} is missing; say which model (a table) or algorithm (text) to learn")
+        rest = {name: value for name, value in values.items() if name not in ("spec", "recipe")}
+        return Run(spec=ModelSpec.from_json(values["spec"]), recipe=Recipe.from_json(values.get("recipe", {})), **rest)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One device's own side: who it is, what it may learn from, and what its plan allows."""
+
+    client: str
+    train: Samples = field(repr=False)
+    val: Samples = field(repr=False)
+    plan: Plan | None = None
+
+
+@lru_cache(maxsize=16)
+def template(spec: ModelSpec) -> Module:
+    """The unpruned model with the run's common initial weights. Shared: copy before changing it."""
+    return zoo.build(spec)
+
+
+def layout_of(spec: ModelSpec) -> ChannelLayout:
+    """The channel groups of the unpruned model."""
+    return zoo.layout(spec)
+
+
+def split_of(run: Run) -> Split:
+    """Body, adapters and head of the run's model."""
+    return zoo.split(run.spec, template(run.spec), buffers=run.buffers)
+
+
+def algorithm_of(run: Run) -> Algorithm:
+    """The run's algorithm with its hyper-parameters."""
+    return algorithms.load(run.algorithm, run.hparams)
+
+
+def require_travels(run: Run) -> None:
+    """Raise :class:`ConfigError` where ``run`` names what only this process knows: no fleet can learn it."""
+    algorithms.GROUP.require_travels(run.algorithm)
+
+
+def first_body(run: Run) -> Tensors:
+    """The shared state that all begin from, version 0. Raises :class:`ConfigError` where the algorithm prunes and the
+    model has no channels that may go."""
+    if algorithm_of(run).card.prunes and not layout_of(run.spec).sizes:
+        raise ConfigError(
+            f"{run.algorithm}: prunes channels, but {run.spec.name!r} has none that may go (a model of linear layers "
+            "alone, or one whose layers all meet in sums); choose another model, or an algorithm that does not prune"
+        )
+    shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))
+    return shared
+
+
+def start(run: Run, aggregator: Aggregator | None = None) -> tuple[Tensors, Tensors]:
+    """The coordinator's first ``(shared, server state)``; ``aggregator`` as in :func:`close`."""
+    shared = first_body(run)
+    return shared, rule_of(run, aggregator).init(shared)
+
+
+def rule_of(run: Run, aggregator: Aggregator | None = None) -> Aggregator:
+    """The server's rule: ``aggregator``, else the algorithm's own.
+
+    Statistics that an algorithm pools beside its body (pFedGM) are pooled around the fleet's rule too. Raises
+    :class:`ConfigError` where an asynchronous run has no buffer, or one in rounds has one, and where an algorithm
+    averages what all devices keep (Hermes' ``intersection``) and ``aggregator`` moves what some of them do."""
+    if run.asynchronous:
+        if not isinstance(aggregator, FedBuff):
+            raise ConfigError(
+                "run: an asynchronous run folds a buffer; give the rule of talaria.federated.fedbuff_run.buffered"
+            )
+        return aggregator
+    own = algorithm_of(run).aggregator
+    if aggregator is None:
+        return own
+    if any(isinstance(rule, FedBuff) for rule in chain(aggregator)):
+        raise ConfigError("aggregator 'fedbuff' waits for updates over several rounds; it needs an asynchronous run")
+    if isinstance(own, MaskedMean) and own.mode == "intersection" and not _intersects(innermost(aggregator)):
+        raise ConfigError(
+            f"{run.algorithm}: mode='intersection' moves only what all devices keep, but {type(aggregator).__name__} "
+            "moves what some of them keep; give that rule keep='all' (masked_mean: mode='intersection'), or set "
+            "mode='holders'"
+        )
+    if isinstance(own, PooledStatistics) and not isinstance(aggregator, PooledStatistics):
+        return replace(own, inner=aggregator)
+    return aggregator
+
+
+def _intersects(rule: Aggregator) -> bool:
+    if isinstance(rule, MaskedMean):
+        return rule.mode == "intersection"
+    return isinstance(rule, RowRule) and rule.keep == "all"
+
+
+def needed(run: Run, count: int) -> int:
+    """How many of ``count`` clients a round counts: ``fraction`` of them, at least one."""
+    return max(1, math.floor(run.fraction * count + 0.5))
+
+
+def check_over(run: Run, over: float) -> None:
+    """Raise :class:`ConfigError` where a run cannot ask the share ``over`` more than it needs."""
+    if not 0 <= over <= 10:
+        raise ConfigError(f"over={over} must be in 0..10: the share of devices that is asked beyond those needed")
+    if over and run.asynchronous:
+        raise ConfigError(f"over={over}: an asynchronous run asks everybody all the time; leave it at 0")
+    if over and run.fraction == 1:
+        raise ConfigError(f"over={over}: fraction=1 asks all members already; set fraction below 1")
+
+
+def cohort(run: Run, round: int, clients: Sequence[str], over: float = 0.0) -> tuple[str, ...]:
+    """Who is asked in a round: ``fraction`` of the clients (at least one), sorted by name.
+
+    ``over`` asks that share more than :func:`needed`, in whole clients, of whom those count that come first. The draw
+    without it is among them.
+    """
+    names = sorted(clients)
+    if run.fraction == 1.0 or not names:
+        return tuple(names)
+    count = math.ceil(needed(run, len(names)) * (1 + over) - 1e-9)
+    order = torch.randperm(len(names), generator=generator(run.seed, "", round, "cohort"))
+    return tuple(sorted(names[i] for i in order[:count].tolist()))
+
+
+def participate(
+    run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int
+) -> tuple[Update, Tensors]:
+    """The device's half of a round: ``(update, private)``. ``private=None`` is a first participation. What a coarse
+    codec leaves out of this update is private state, and is added to the next one (:mod:`talaria.wire.feedback`).
+
+    Round ``n`` from 1 trains from version ``n - 1`` of the body, which is the update's ``base``: in an asynchronous run
+    the round is that of the body which the device downloaded, however many versions there are by now.
+    """
+    task, compact, own = _enter(run, member, shared, private, round)
+    update, own = algorithm_of(run).fit(task, compact, own)
+    update, how = update.but(base=round - 1), codec_of(run, member)
+    if kind_of(run) == "delta":
+        update = as_delta(update, gathered(shared, update.tensors, update.mask))
+    if feedback.is_coarse(how):
+        left = feedback.within(under(private or {}, feedback.PREFIX), task.mask, update.mask, shared)
+        update = feedback.compensate(update, left)
+        own = {**own, **prefixed(feedback.remainder(update, how), feedback.PREFIX)}
+    return update, _stored(update.mask, own)
+
+
+def close(
+    run: Run, shared: Tensors, state: Tensors, updates: Iterable[Update], aggregator: Aggregator | None = None
+) -> tuple[Tensors, Tensors]:
+    """The coordinator's half: fold the updates in client order, so that arrival order never changes a byte.
+
+    ``updates`` must come sorted by client; one is in memory at a time. ``aggregator`` replaces the
+    algorithm's own where the fleet asks for a robust one. In an asynchronous run it is the buffer's rule, and
+    ``updates`` are what the buffer holds, one of each client: they make one version.
+    """
+    return rule_of(run, aggregator).apply(shared, state, _in_order(updates))
+
+
+def kind_of(run: Run) -> Literal["value", "delta"]:
+    """What every update of this run holds: new values, or differences to the version that it began from."""
+    steps = run.codec != "raw" or run.asynchronous or algorithm_of(run).card.differences
+    return "delta" if steps else "value"
+
+
+def require_update(run: Run, shared: Tensors, update: Update, aggregator: Aggregator | None = None) -> None:
+    """Raise :class:`~talaria.errors.AggregationError` where :func:`close` could not fold this update into ``shared``.
+
+    One rule for all: a device asks it before it sends, a coordinator when an update arrives, and once more in the fold;
+    ``aggregator`` as in :func:`close`. What an honest device makes passes.
+    """
+    kind = kind_of(run)
+    if update.kind != kind:
+        raise AggregationError(
+            f"update of client {update.client!r}: kind {update.kind!r}, but every update of this run is {kind!r}"
+        )
+    rule = algorithm_of(run).aggregator if aggregator is None else rule_of(run, aggregator)
+    arrival.require(rule, shared, update)
+
+
+def _in_order(updates: Iterable[Update]) -> Iterable[Update]:
+    last = ""
+    for update in updates:
+        if update.client < last:
+            raise ConfigError(f"updates must come in client order, but {update.client!r} came after {last!r}")
+        last = update.client
+        yield update
+
+
+def personalize(run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int | None = None) -> Module:
+    """The personal model, physically small, in eval mode: evaluated, exported and run on the device."""
+    task, compact, own = _enter(run, member, shared, private, run.rounds if round is None else round)
+    return algorithm_of(run).personal(task, compact, own)
+
+
+def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | None:
+    """The device's mask: the one it stored, else the one that its plan asks for, else None (all kept).
+
+    An algorithm that prunes by itself starts from the full mask."""
+    layout = layout_of(run.spec)
+    if private is not None and any(name.startswith(masks.PREFIX) for name in private):
+        return masks.from_tensors(layout, private)
+    if algorithm_of(run).card.prunes:
+        return layout.full()
+    if member.plan is None or not member.plan.widths:
+        return None
+    model = template(run.spec)
+    return pruning.choose(pruning.importance(model, layout), layout.full(), widths=member.plan.widths, block=1)
+
+
+def codec_of(run: Run, member: Member) -> str:
+    """How the updates of this device travel; see :func:`talaria.federated.plan_compat.codec_under`."""
+    return plan_compat.codec_under(run.codec, member.plan)
+
+
+def require_plan(run: Run, plan: Plan) -> None:
+    """Raise :class:`~talaria.errors.ConfigError`, naming the difference, where ``run`` cannot keep to ``plan``:
+    another model or adapters, parts that the plan freezes, or a smaller codec than a run of whole values can use."""
+    plan_compat.require_model(run.spec, plan)
+    plan_compat.codec_under(run.codec, plan)
+    if len(set(plan.trained)) < 3:
+        plan_compat.require_trained(first_body(run), split_of(run), plan)
+
+
+def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> Task:
+    """What the device works on, with a scratch module as small as its mask."""
+    whole = template(run.spec)
+    return Task(
+        model=in_fast_layout(deepcopy(whole) if mask is None else pruning.compact(whole, mask)),
+        split=split_of(run),
+        train=member.train,
+        val=member.val,
+        recipe=plan_compat.recipe_under(run.recipe, member.plan),
+        classes=run.spec.classes,
+        run=run.seed,
+        client=member.client,
+        round=round,
+        mask=mask,
+        plan=member.plan,
+    )
+
+
+def _enter(
+    run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int
+) -> tuple[Task, Tensors, Tensors]:
+    if member.plan is not None:
+        require_plan(run, member.plan)
+    if not algorithm_of(run).card.prunes:
+        shared = without(shared, masks.PREFIX)  # a rule's word on channels, which only those who choose theirs read
+    mask = mask_of(run, member, private)
+    task = task_of(run, member, round, mask)
+    compact = _gathered(shared, mask)
+    if private is None:
+        state = state_of(task.model)
+        load(task.model, state | only(compact, [k for k in compact if k in state]))
+        _, private = algorithm_of(run).init(task.model, task.split)
+        task = task.but(newcomer=True)
+    return task, compact, without(without(private, masks.PREFIX), feedback.PREFIX)
+
+
+def _gathered(shared: Tensors, mask: ChannelMask | None) -> Tensors:
+    return dict(shared) if mask is None else masks.gather(shared, mask)
+
+
+def _stored(mask: ChannelMask | None, private: Tensors) -> Tensors:
+    if mask is None or mask.is_full:
+        return dict(private)
+    return {**masks.as_tensors(mask), **private}

@@ -1,0 +1,90 @@
+"""A fleet's server rule by name, for simulation and coordinator alike: ``median``, ``trimmed_mean:f=2``, or ``akt``,
+which teaches the mean of the run's own model on samples that the server holds (:mod:`talaria.aggregate.distill`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from talaria import npz
+from talaria.aggregate import registry
+from talaria.aggregate.adversarial import Attack, Normalization
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.class_statistics import PooledStatistics
+from talaria.aggregate.distill import Distilled
+from talaria.errors import ConfigError, DataError
+from talaria.federated import rounds
+from talaria.federated.rounds import Run
+from talaria.options import taken_apart
+from talaria.types import Samples
+from talaria.valid import Option, Options
+
+AKT = "akt"
+_FILES = ("proxy", "selection")
+_PLAIN: Mapping[str, type] = {
+    "labels": str, "rounds": int, "steps": int, "batch": int, "every": int, "seed": int, "lr": float
+}  # fmt: skip
+_OTHER: Mapping[str, type] = {"proxy": str, "selection": str, "attack_steps": int, "mean": float, "std": float}
+_AKT = Options({name: Option(kind, None) for name, kind in {**_PLAIN, **_OTHER}.items()})
+
+
+def rule_named(run: Run, text: str) -> Aggregator:
+    """The aggregator of ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE`` for ``run``; NAME may read ``module:Name``.
+
+    ``akt`` takes ``proxy=FILE.npz`` (x as the devices' inputs, or uint8 for pixels, and y), perhaps ``selection``
+    likewise, the pixels' ``mean`` and ``std``, ``attack_steps`` (0: no adversarial half), and ``labels``, ``rounds``,
+    ``steps``, ``batch``, ``lr``, ``every`` and ``seed`` of :class:`~talaria.aggregate.distill.Distilled`. Raises
+    :class:`~talaria.errors.ConfigError` and :class:`~talaria.errors.DataError`.
+    """
+    name, options = taken_apart(text, "aggregator")
+    if name != AKT:
+        return registry.load({"name": name, **options})
+    return _akt(run, options)
+
+
+def located(text: str, folder: Path) -> str:
+    """``text`` with the files that it names below ``folder``, where they are not absolute."""
+    name, options = taken_apart(text, "aggregator")
+    if name != AKT:
+        return text
+    paths = {k: str((folder / str(options[k])).resolve()) for k in _FILES if k in options}
+    return f"{name}:" + ",".join(f"{k}={v}" for k, v in {**options, **paths}.items())
+
+
+def _akt(run: Run, options: Mapping[str, Any]) -> Aggregator:
+    if "proxy" not in options:
+        raise ConfigError("aggregator 'akt' learns from samples of the server's own; name them: akt:proxy=FILE.npz")
+    options = _AKT.read("aggregator 'akt'", options)
+    own = rounds.algorithm_of(run).aggregator
+    model = rounds.template(run.spec)
+    foreign = sorted(set(rounds.first_body(run)) - set(model.state_dict()))
+    if isinstance(own, PooledStatistics) or foreign:
+        raise ConfigError(
+            f"aggregator 'akt' teaches the weights of one model, but {run.algorithm} shares more than that "
+            f"({', '.join(foreign[:3])}); choose another algorithm, or leave the rule out"
+        )
+    scale = Normalization((float(options.get("mean", 0.0)),), (float(options.get("std", 1.0)),))
+    return Distilled(
+        inner=own,
+        model=model,
+        proxy=_samples(run, options["proxy"]),
+        selection=_samples(run, options["selection"]) if "selection" in options else None,
+        normalization=scale,
+        attack=Attack(steps=int(options.get("attack_steps", Attack.steps))),
+        **{k: options[k] for k in _PLAIN if k in options},
+    )
+
+
+def _samples(run: Run, file: str) -> Samples:
+    raw = npz.read(Path(file), ("x", "y"))
+    x, y = raw["x"], raw["y"]
+    if x.shape[1:] != tuple(run.spec.input_shape):
+        raise DataError(f"{file}: x has shape {x.shape}, need (N, {', '.join(map(str, run.spec.input_shape))})")
+    if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
+        raise DataError(f"{file}: x is {x.dtype} and y {y.dtype}; need numbers and whole-number labels")
+    scaled = x / np.float32(255) if x.dtype == np.uint8 else x
+    return Samples(torch.from_numpy(scaled.astype(np.float32)), torch.from_numpy(y.astype(np.int64)))

@@ -1,0 +1,160 @@
+"""What can be pruned in a network: worked out once per architecture, and exact by test.
+
+A candidate layout is believed only after a compact copy has computed the same as its masked dense twin, with random
+weights in float64. Softmax over channels, a norm across channels, a fixed reshape: what the tracing did not
+understand shows here and is left out, by name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from talaria import tensors
+from talaria.errors import ModelError
+from talaria.model.compaction import compact
+from talaria.model.dependency_groups import TRACE_ERRORS, Coupling, draft, trace
+from talaria.model.masks import apply_dense
+from talaria.types import ChannelLayout, ChannelMask
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Largest relative difference between a compact model and its masked dense twin."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What can be pruned in a model, and what cannot and why (layer or group name -> reason)."""
+
+    layout: ChannelLayout
+    refused: Mapping[str, str]
+
+
+def layout(model: Module, example: Tensor) -> ChannelLayout:
+    """The channel groups of ``model`` for inputs like ``example`` (batch, ...), float32; see :func:`survey`."""
+    return survey(model, example).layout
+
+
+def survey(model: Module, example: Tensor) -> Survey:
+    """The layout of all channels that can be taken out exactly, and the reasons for the rest.
+
+    The model's input and output are never pruned. A model that cannot be traced at all gives an empty layout: it
+    still trains and travels, unpruned. A branch of ``forward`` that compares two shapes, or looks at values, may go the
+    other way in a smaller network; that is not seen here. ``model`` keeps its weights, gradients and train mode.
+    """
+    try:
+        coupling = trace(model, example)
+    except TRACE_ERRORS as error:
+        return Survey(ChannelLayout({}, {}), {type(model).__name__: f"cannot be traced: {error}"})
+    with torch.no_grad():
+        return _checked(model, coupling, example)
+
+
+def _checked(model: Module, coupling: Coupling, example: Tensor) -> Survey:
+    """The draft without the groups that do not compute the same when they are cut out."""
+    twin, example = _shaken(model, example)
+    out: dict[str, str] = {}
+    while True:
+        found = draft(model, coupling, without=out)
+        refused = {**found.refused, **out}
+        wrong = _wrong(twin, found.layout, list(found.layout.sizes), example)
+        if not found.layout.sizes or wrong is None:
+            return Survey(found.layout, refused)
+        alone = {}
+        for group in found.layout.sizes:
+            reason = _wrong(twin, found.layout, [group], example)
+            if reason is not None:
+                alone[group] = reason
+        out.update(alone or dict.fromkeys(found.layout.sizes, f"only together: {wrong}"))
+
+
+def _wrong(twin: Module, layout: ChannelLayout, groups: list[str], example: Tensor) -> str | None:
+    """What is wrong with ``groups`` of ``layout``: checked with all of them pruned, and then with a few subsets.
+
+    Every group is in a subset, and of any two one is in a subset without the other; there they keep one channel more.
+    For some networks are exact only while two groups keep equally many (``chunk`` cuts in the middle), or an even
+    number.
+    """
+    reason = _differs(twin, _some(layout, groups), example)
+    for bit in range(len(groups).bit_length()):
+        if reason is None:
+            some = [group for number, group in enumerate(groups, 1) if number >> bit & 1]
+            reason = _differs(twin, _some(layout, some, more=1), example)
+    return reason
+
+
+def _some(layout: ChannelLayout, groups: list[str], more: int = 0) -> ChannelMask:
+    """A mask that keeps half of the channels of ``groups``, and ``more``, in no regular pattern."""
+    generator = torch.Generator().manual_seed(len(groups))
+    kept = dict(layout.full().kept)
+    for group in groups:
+        size = layout.sizes[group]
+        count = min(max(1, size // 2) + more, size - 1)
+        chosen = torch.randperm(size, generator=generator)[:count]
+        kept[group] = tuple(sorted(chosen.tolist()))
+    return ChannelMask(layout, kept)
+
+
+def _differs(twin: Module, mask: ChannelMask, example: Tensor) -> str | None:
+    dense = copy.deepcopy(twin)
+    try:
+        tensors.fill(dense.state_dict(), apply_dense(dict(twin.state_dict()), mask))
+        got, want = _flat(compact(twin, mask)(example)), _flat(dense(example))
+    except (*TRACE_ERRORS, ModelError) as error:
+        return f"does not run when channels are taken out: {(str(error) or type(error).__name__).splitlines()[0][:120]}"
+    size = float(want.abs().max()) if want.numel() else 0.0
+    if got.shape != want.shape or not 0 < size < torch.inf:
+        return "changes the output's shape, or gives nothing but zeros or no finite output"
+    if not float((got - want).abs().max()) <= TOLERANCE[want.dtype] * size:
+        return "computes something else when channels are taken out"
+    return None
+
+
+def _flat(output: object) -> Tensor:
+    if isinstance(output, Tensor):
+        return output.flatten()
+    parts = list(output.values()) if isinstance(output, Mapping) else output
+    if isinstance(parts, (list, tuple)):
+        return torch.cat([_flat(part) for part in parts])
+    raise TypeError(f"the model returns {type(output).__name__}, not tensors")
+
+
+def _shaken(model: Module, example: Tensor) -> tuple[Module, Tensor]:
+    """A float64 copy whose weights hide nothing, or a float32 one where the model insists on its own dtype."""
+    if example.is_floating_point() and bool(
+        (example == example.flatten()[0]).all()
+    ):  # a blank example would hide every difference
+        example = torch.randn(example.shape, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float64, torch.float32):
+        twin = copy.deepcopy(model).to(dtype).eval()
+        batch = example.to(dtype) if example.is_floating_point() else example
+        _shake(twin, dtype)
+        try:
+            twin(batch)
+        except TRACE_ERRORS:
+            continue
+        break
+    return twin, batch
+
+
+def _shake(model: Module, dtype: torch.dtype) -> None:
+    """Random weights and statistics, so that no zero initialisation hides a difference.
+
+    The gain of 2 keeps the signal's size through ReLU and half of the channels gone, however deep the network is.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for key, tensor in model.state_dict().items():
+        if not tensor.is_floating_point():
+            continue
+        if tensor.dim() >= 2:
+            noise = 2 * torch.randn(tensor.shape, generator=generator) / sqrt(max(1, tensor[0].numel()))
+        elif key.endswith(("running_var", "weight")):
+            noise = 0.5 + torch.rand(tensor.shape, generator=generator)
+        else:
+            noise = 0.3 * torch.randn(tensor.shape, generator=generator)
+        tensor.copy_(noise.to(dtype))

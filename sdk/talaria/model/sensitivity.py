@@ -1,0 +1,77 @@
+"""What each channel is worth to the loss, in one unit across all groups, so that a planner can trade them.
+
+The scores of :func:`talaria.model.pruning.importance` order the channels within a group; these compare groups too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn import functional as F
+
+from talaria.errors import DataError, ModelError
+from talaria.model.dependency_groups import NORMS
+from talaria.types import ChannelLayout
+
+
+def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Per group, float64 (channels,): the squared first-order change of the loss if the channel were gone.
+
+    A gate of 1 on a channel has the gradient ``gamma * dL/dgamma + beta * dL/dbeta`` of its BatchNorm; the score is
+    the mean of its square over ``batches`` of (inputs, labels), summed over the layers of the group (Molchanov et al.
+    2019, arXiv:1906.10771, equation 8, gates behind BatchNorm). A group without BatchNorm is gated at the layers that
+    write it. The loss is cross-entropy in eval mode; ``model`` is unpruned and keeps its state and modes.
+
+    Raises :class:`~talaria.errors.DataError` without batches, and :class:`~talaria.errors.ModelError` where the model
+    does not fit ``layout``.
+    """
+    norms = {name for name, m in model.named_modules() if isinstance(m, NORMS)}
+    parameters = dict(model.named_parameters())
+    gates: dict[str, dict[str, list[str]]] = {group: {} for group in layout.sizes}
+    for key, axes in layout.axes.items():
+        if key in parameters and axes[0] and len(axes[0]) == 1 and axes[0][0][1] == 1:
+            group, layer = axes[0][0][0], key.rpartition(".")[0]
+            if parameters[key].shape[0] != layout.sizes[group]:
+                raise ModelError(f"worth: {key!r} has {parameters[key].shape[0]} rows, {group!r} {layout.sizes[group]}")
+            gates[group].setdefault(layer, []).append(key)
+    chosen = {}
+    for group, layers in gates.items():
+        normed = {layer: keys for layer, keys in layers.items() if layer in norms}
+        chosen[group] = list((normed or layers).values())
+
+    wanted = [key for members in chosen.values() for keys in members for key in keys]
+    if not wanted:
+        raise ModelError("worth: no layer writes a channel group; the layout belongs to another model")
+    total = {group: torch.zeros(size, dtype=torch.float64) for group, size in layout.sizes.items()}
+    modes = {m: m.training for m in model.modules()}
+    frozen = {key: p.requires_grad for key, p in parameters.items()}
+    count = 0
+    try:
+        model.eval()
+        asked = set(wanted)
+        for key, parameter in parameters.items():
+            parameter.requires_grad_(key in asked)
+        for x, y in batches:
+            loss = F.cross_entropy(model(x), y)
+            slopes = dict(zip(wanted, torch.autograd.grad(loss, [parameters[k] for k in wanted]), strict=True))
+            for group, members in chosen.items():
+                for keys in members:
+                    gate = sum(_rows(parameters[k].detach(), slopes[k]) for k in keys)
+                    total[group] += torch.as_tensor(gate).cpu().square()
+            count += 1
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for key, parameter in parameters.items():
+            parameter.requires_grad_(frozen[key])
+    if not count:
+        raise DataError("worth: there are no batches to measure on; give some labelled samples")
+    return {group: value / count for group, value in total.items()}
+
+
+def _rows(weight: Tensor, slope: Tensor) -> Tensor:
+    """The gradient of a gate on each row of a tensor."""
+    return (weight.double() * slope.double()).flatten(1).sum(1) if weight.dim() > 1 else weight.double() * slope

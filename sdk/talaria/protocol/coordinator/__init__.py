@@ -1,0 +1,1 @@
+"""The coordinator's half of the protocol: a machine without input or output, and the state that it keeps."""

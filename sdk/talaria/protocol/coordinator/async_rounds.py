@@ -1,0 +1,69 @@
+"""Asynchronous rounds: a round is a buffer. It closes when it is full, and leaves those alone who still train from its
+body; their updates count in later rounds, while these are at most ``stale`` versions ahead.
+
+A device has one place in a buffer: it is asked again once the version that holds its update is made. What is stored
+while a full buffer is folded is held, without a receipt, until the next round opens. A round that is not full in time
+is carried over: the next one begins with what it holds, and asks all who are idle once more.
+"""
+
+from __future__ import annotations
+
+from talaria.protocol import actions as a
+from talaria.protocol.coordinator.state import HELD, LIVE, CoordinatorState, Round
+from talaria.protocol.coordinator.step_context import Turn
+from talaria.protocol.coordinator.uploads import Intake
+from talaria.wire import messages as m
+
+RECALLED = "the body it started from is too old by now"
+
+
+def busy(state: CoordinatorState, rnd: Round, dev: str) -> bool:
+    """Whether a device has its place in this buffer already, or an update of an earlier round under way."""
+    if any(entry[0] == dev for entry in rnd.counted):
+        return True
+    earlier = (r.cohort[dev].phase for n, r in state.rounds.items() if n < rnd.number and dev in r.cohort)
+    return any(phase in LIVE or phase == HELD for phase in earlier)
+
+
+def fill(t: Turn, intake: Intake, rnd: Round, before: Round | None) -> None:
+    """Begin a buffer with what was carried over and what was held, oldest first; tell those who are too old."""
+    if before is not None and before.phase == "carried":
+        rnd.counted = list(before.counted)
+    for number, old in sorted(t.state.rounds.items()):
+        for dev, member in sorted(old.cohort.items()):
+            if number == rnd.number or member.phase not in (*LIVE, HELD):
+                continue
+            if rnd.version - old.version > rnd.stale:
+                dismiss(t, intake, old, dev, RECALLED)
+            elif member.phase == HELD and intake.counted(old, dev, member):
+                intake.say(dev, m.Receipt(round=number, sha256=member.sha256, outcome="stored", reason=""))
+
+
+def end(t: Turn, intake: Intake, rnd: Round, reason: str) -> None:
+    """Let go of the members of a round that is over: of a buffer only those who have not begun, which are asked anew,
+    unless it was called off."""
+    if rnd.stale and rnd.phase == "failed":
+        dismiss_all(t, intake, reason)
+        return
+    for dev, member in sorted(rnd.cohort.items()):
+        if rnd.stale and member.phase == "called":
+            intake.drop(rnd, dev, "late")
+        elif not rnd.stale and member.phase in LIVE:
+            dismiss(t, intake, rnd, dev, reason)
+    intake.admit()
+
+
+def dismiss_all(t: Turn, intake: Intake, reason: str) -> None:
+    """Nothing that is still under way will count."""
+    for rnd in t.state.rounds.values():
+        for dev, member in sorted(rnd.cohort.items()):
+            if member.phase in LIVE or member.phase == HELD:
+                dismiss(t, intake, rnd, dev, reason)
+    t.act(a.Save())
+    intake.admit()
+
+
+def dismiss(t: Turn, intake: Intake, rnd: Round, dev: str, reason: str) -> None:
+    """End a member's part in a round, and tell it."""
+    intake.drop(rnd, dev, "late")
+    intake.say(dev, m.Abort(round=rnd.number, reason=reason))

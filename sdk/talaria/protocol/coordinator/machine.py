@@ -1,0 +1,536 @@
+"""The coordinator's half of a round: from what arrives to what is said, kept and counted.
+
+An update counts exactly once by (fleet, round, device): offer -> grant -> chunks -> need -> receipt, and the
+receipt is said only after the store has it. Whatever is lost is asked for again; whatever comes twice,
+late, or from an older boot changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from talaria.errors import StateError, TalariaError, WireError
+from talaria.protocol import actions as a
+from talaria.protocol import events as e
+from talaria.protocol.coordinator import async_rounds
+from talaria.protocol.coordinator.outbox import Speech
+from talaria.protocol.coordinator.state import LIVE, Body, CoordinatorState, Member, Peer, Round, Rules
+from talaria.protocol.coordinator.step_context import Turn
+from talaria.protocol.coordinator.uploads import Intake
+from talaria.protocol.transfer import transfer_of
+from talaria.wire import messages as m
+from talaria.wire.chunks import indices_of
+from talaria.wire.frames import Frame, decode_frame, signed_by
+from talaria.wire.signing import Signer
+from talaria.wire.topics import Topic, parse
+
+__all__ = ["CoordinatorHalf", "CoordinatorState", "Rules"]
+
+Keys = Callable[[str], bytes | None]
+FLAP_SECONDS = 60.0
+RETURNS = 3
+"""A broker may bring an old birth again; three times within a minute it is another program that lives."""
+DOUBLED = (
+    "another program has this device's name and keys, and the two put each other out at the broker: stop one of them, "
+    "or enroll one under a name of its own"
+)
+REPEAT_SECONDS = 60.0
+"""The coordinator repeats its birth after this long, in case the broker lost it for someone."""
+KEEP_SECONDS = 10.0
+"""While a deadline runs the state is saved this often: after a crash, the time that had gone is known so well."""
+
+
+@dataclass(frozen=True)
+class CoordinatorHalf:
+    """The coordinator of one fleet. ``spec`` is told to every device; ``keys`` gives a device's public key.
+
+    Where a device's key is known, every message of it must be signed. With ``enrolled`` a device without a
+    key is refused altogether. ``apart``: the broker lets nobody but a device itself speak on its topics; without that,
+    and with keys, what is not signed is nobody's offence.
+    """
+
+    fed: str
+    rules: Rules = field(default_factory=Rules)
+    spec: bytes = b""
+    signer: Signer | None = None
+    keys: Mapping[str, bytes] | Keys = field(default_factory=dict)
+    enrolled: bool = False
+    apart: bool = True
+
+    def __post_init__(self) -> None:
+        Topic(self.fed, "co/state")
+
+    def will(self, state: CoordinatorState) -> tuple[str, bytes]:
+        """Topic and payload of the last will: offline, in this epoch. Give it to the transport, retained."""
+        return str(Topic(self.fed, "co/state")), self._speech.birth(state, online=False)
+
+    def step(self, state: CoordinatorState, event: object) -> tuple[CoordinatorState, list[a.Action]]:
+        """The state after ``event`` (changed in place) and what to do, in order."""
+        t = Turn(state, getattr(event, "now", state.clock))
+        if state.fenced:
+            return state, []
+        match event:
+            case e.Start():
+                self._start(t, event)
+            case e.Connected():
+                self._speech.announce(t)
+            case e.Received():
+                self._received(t, event)
+            case e.Tick():
+                self._tick(t)
+            case e.PublishBody():
+                self._publish(t, event)
+            case e.OpenRound():
+                self._open(t, event)
+            case e.Enlist():
+                self._enlist(t, event)
+            case e.Stored() | e.Rejected() | e.Damaged():
+                self._intake(t).answered(event)
+                self._settle(t)
+            case e.Committed():
+                self._committed(t, event.round)
+            case e.AbortRound():
+                self._call_off(t, event)
+            case e.Dismiss():
+                async_rounds.dismiss_all(t, self._intake(t), event.reason)
+            case e.Release():
+                self._release(t, event.dev)
+            case e.Tell():
+                self._say(t, event.dev, m.Notice(text=event.text[: m.MAX_TEXT]))
+            case e.Revoke():
+                t.peer(event.dev)
+                self._intake(t).quarantine(event.dev, event.reason)
+                self._settle(t)
+            case _:
+                raise StateError(f"coordinator: {type(event).__name__} is not an event of this half")
+        state.clock = t.now
+        if any(isinstance(action, a.Save) for action in t.out):
+            state.kept = t.now
+        return state, t.out
+
+    # ---- what the program asks for ---------------------------------------------------------------------
+
+    def _start(self, t: Turn, event: e.Start) -> None:
+        state = t.state
+        if event.epoch <= state.epoch:
+            raise StateError(f"epoch={event.epoch} must be above the last one, {state.epoch}; count it up in the store")
+        shift, state.epoch, state.announced = event.now - state.clock, event.epoch, event.now
+        for peer in state.peers.values():
+            peer.online, peer.said, peer.births, peer.left = False, 0, [], event.now
+            peer.reminded = peer.doubled = -1e18
+            peer.idle, peer.heard, peer.told = 0.0, event.now, -1e18
+        for rnd in state.rounds.values():
+            rnd.deadline = None if rnd.deadline is None else rnd.deadline + shift
+            for dev, member in rnd.cohort.items():
+                member.asked, member.sought = -1e18, None
+                member.boot = 0  # it may have done the round again since, where this record is an older one
+                if (rnd.number, dev) in event.stored and member.phase in LIVE and self._intake(t).countable(rnd):
+                    member.sha256 = event.stored[rnd.number, dev]
+                    member.xfer = transfer_of(member.sha256)
+                    member.base = rnd.version
+                    self._intake(t).counted(rnd, dev, member)
+                elif member.phase == "storing":
+                    member.phase = "receiving"
+            if rnd.phase == "closed":
+                t.act(a.RoundClosed(rnd.number, rnd.roll(), rnd.missing()))
+        self._intake(t).recover(event.chunks)
+        t.act(a.Save())
+        self._settle(t)
+
+    def _publish(self, t: Turn, event: e.PublishBody) -> None:
+        t.state.body = Body(event.version, event.cut)
+        for peer in t.state.peers.values():
+            peer.served = 0
+        t.act(a.Save())
+        self._speech.announce_body(t)
+        if event.multicast:
+            everything = tuple(range(event.cut.count))
+            name = transfer_of(event.cut.sha256)
+            t.act(a.SendChunks(self.fed, "", name, t.state.epoch, 0, event.cut, everything, "m"))
+
+    def _open(self, t: Turn, event: e.OpenRound) -> None:
+        state = t.state
+        if state.body is None:
+            raise StateError(f"round {event.round}: there is no body to start from; give PublishBody first")
+        if event.round in state.rounds or event.round <= max(state.rounds, default=-1):
+            raise StateError(f"round {event.round} is not after {max(state.rounds)}; count rounds upward")
+        if state.current is not None and state.rounds[state.current].phase in ("open", "closed"):
+            raise StateError(f"round {state.current} is still {state.rounds[state.current].phase}; commit it first")
+        target = len(event.cohort) if event.target is None else event.target
+        if not event.cohort or not 1 <= event.quorum <= target:
+            raise StateError(
+                f"round {event.round}: quorum={event.quorum} and target={target} do not fit {len(event.cohort)} devices"
+            )
+        self._forget(t)
+        deadline = None if event.seconds is None else event.now + event.seconds
+        before = None if state.current is None else state.rounds[state.current]
+        state.rounds[event.round] = rnd = Round(
+            event.round, state.body.version, state.body.cut.sha256, deadline, event.quorum, target, event.stale, {}
+        )
+        state.current = event.round
+        if event.stale:
+            async_rounds.fill(t, self._intake(t), rnd, before)
+        self._enlist(t, e.Enlist(event.now, event.round, event.cohort))
+
+    def _enlist(self, t: Turn, event: e.Enlist) -> None:
+        rnd = t.state.rounds.get(event.round)
+        if rnd is None or rnd.phase != "open":
+            raise StateError(f"round {event.round} is not open; devices can be added to the open round only")
+        for dev in sorted(event.cohort):
+            Topic(self.fed, "cmd", dev)
+            rnd.cohort.setdefault(dev, Member(event.cohort[dev]))
+            if t.peer(dev).out:
+                rnd.cohort[dev].phase, rnd.cohort[dev].reason = "dropped", t.peer(dev).out
+        t.act(a.Save())
+        for dev in sorted(event.cohort):
+            self._call(t, rnd, dev)
+        self._settle(t)
+
+    def _committed(self, t: Turn, number: int) -> None:
+        rnd = t.state.rounds.get(number)
+        if rnd is None or rnd.phase not in ("closed", "committed"):
+            raise StateError(f"round {number} is not closed; only a closed round can be committed")
+        rnd.phase = "committed"
+        self._forget(t)
+        t.act(a.Save())
+
+    def _forget(self, t: Turn) -> None:
+        """Let go of what is over, but for the last rounds: a fleet that only declines must not fill the memory."""
+        over = sorted(n for n, r in t.state.rounds.items() if r.idle() and n != t.state.current)
+        for old in over[: max(0, len(over) + 1 - self.rules.keep)]:
+            del t.state.rounds[old]
+        t.state.nonces = {k: v for k, v in t.state.nonces.items() if v[0] in t.state.rounds}
+
+    # ---- the round's end -------------------------------------------------------------------------------
+
+    def _settle(self, t: Turn) -> None:
+        rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
+        if rnd is None or rnd.phase != "open":
+            return
+        verdict = rnd.verdict(t.now, lambda dev: t.peer(dev).away(t.now, self.rules.grace))
+        if verdict == "closed":
+            self._finish(t, rnd.number, verdict, "the round is closed")
+        elif verdict != "open":
+            least = rnd.target if rnd.stale else rnd.quorum
+            self._finish(t, rnd.number, verdict, f"{len(rnd.counted)} of at least {least} updates came")
+
+    def _call_off(self, t: Turn, event: e.AbortRound) -> None:
+        """Fail a round, also one that is closed already but could not be committed."""
+        rnd = t.state.rounds.get(event.round)
+        if rnd is not None and rnd.phase == "closed":
+            rnd.phase = "open"
+        self._finish(t, event.round, "failed", event.reason)
+
+    def _finish(self, t: Turn, number: int, phase: str, reason: str) -> None:
+        rnd = t.state.rounds.get(number)
+        if rnd is None or rnd.phase != "open":
+            return
+        rnd.phase = phase
+        t.act(a.Save())
+        if phase == "closed":
+            t.act(a.RoundClosed(number, rnd.roll(), rnd.missing()))
+        else:
+            t.act(a.RoundFailed(number, len(rnd.counted), reason))
+        async_rounds.end(t, self._intake(t), rnd, reason)
+
+    # ---- what arrives ----------------------------------------------------------------------------------
+
+    def _received(self, t: Turn, event: e.Received) -> None:
+        dev, proven = "", self.apart or not self.enrolled
+        try:
+            topic = parse(event.topic)
+            if topic.fed != self.fed or topic.kind not in ("co/state", "state", "evt", "up"):
+                raise WireError(f"topic {event.topic[:80]!r} is not for this coordinator")
+            dev = topic.dev
+            if not event.payload:
+                return  # the broker tells that a retained message was cleared
+            if dev:
+                self._admissible(t, topic, event)
+            frame = decode_frame(event.payload)
+            if frame.header.fed != self.fed or frame.header.dev != dev:
+                raise WireError(f"frame of {frame.header.dev!r} on the topic of {dev!r}; each device has its own")
+            if topic.kind == "co/state":
+                self._rival(t, frame)
+                return
+            key = None if frame.header.type == m.CHUNK else self._authentic(dev, frame)
+            if not t.known(dev) and len(t.state.peers) >= self.rules.max_peers:
+                raise _IgnoredError(f"{self.rules.max_peers} devices are known; raise max_peers")
+            if key is not None:
+                proven = True
+                t.bind(dev, key)
+            if proven and t.known(dev) and not event.retained:  # what is retained may be of somebody who is gone
+                t.peer(dev).heard = t.now
+            self._from_device(t, topic, frame, proven)
+            if any(isinstance(action, a.KeepChunk | a.SendChunks) for action in t.out):
+                self._intake(t).useful(dev)
+        except _IgnoredError as why:
+            t.act(a.Refused(event.topic[:160], dev, str(why)))
+        except WireError as why:
+            t.act(a.Refused(event.topic[:160], dev, str(why)))
+            if proven and dev and (t.known(dev) or self._answers(dev)):
+                self._intake(t).strike(dev, str(why))
+        self._settle(t)
+
+    def _admissible(self, t: Turn, topic: Topic, event: e.Received) -> None:
+        """Refuse, unread, what no device may say; nothing of it stays at the broker."""
+        dev, out = topic.dev, t.peer(topic.dev).out if t.known(topic.dev) else ""
+        stays = topic.kind in ("evt", "up")
+        if event.retained and (stays or out):
+            t.act(a.Publish(event.topic, b"", retain=True))
+        if out:
+            if topic.kind == "state":
+                self._intake(t).tell_out(dev)
+            raise _IgnoredError(f"quarantined: {out}")
+        if self._answers(dev):
+            self._intake(t).heard(dev)
+        if event.retained and stays:
+            text = "a retained message on a topic that never retains; it is cleared"
+            raise WireError(text) if self._answers(dev) else _IgnoredError(f"{text}: someone planted it")
+
+    def _answers(self, dev: str) -> bool:
+        """Whether what comes on the topics of ``dev`` is its own doing."""
+        return (
+            self.enrolled and self.apart and (self.keys(dev) if callable(self.keys) else self.keys.get(dev)) is not None
+        )
+
+    def _release(self, t: Turn, dev: str) -> None:
+        peer = t.peer(dev)
+        peer.out, peer.strikes, peer.idle, peer.told = "", 0, 0.0, -1e18
+        t.act(a.Save())
+        self._say(t, dev, m.Rebirth(above=0))
+
+    def _authentic(self, dev: str, frame: Frame) -> bytes | None:
+        """The key that signed the frame, where the device has one."""
+        key = self.keys(dev) if callable(self.keys) else self.keys.get(dev)
+        if key is None and self.enrolled:
+            raise _IgnoredError(f"device {dev!r} is not enrolled; give it a key first")
+        if key is not None and not signed_by(frame, key):
+            raise _IgnoredError(f"message of {dev!r} is not signed by its key; refused")
+        return key
+
+    def _rival(self, t: Turn, frame: Frame) -> None:
+        if self.signer is not None and not signed_by(frame, self.signer.public):
+            raise _IgnoredError("a coordinator's birth that the fleet's key did not sign")
+        birth = m.decode_message(frame)
+        if not isinstance(birth, m.CoordinatorBirth):
+            raise WireError(f"{birth.TYPE!r} on the coordinator's topic")
+        if frame.header.boot > t.state.epoch:
+            # Though it be gone: devices have heard of it, and hear nothing that is older.
+            t.state.fenced = True
+            t.act(a.Fenced(frame.header.boot, birth.online))
+        elif frame.header.boot == t.state.epoch and not birth.online:
+            self._speech.announce(t)
+
+    def _from_device(self, t: Turn, topic: Topic, frame: Frame, proven: bool) -> None:
+        dev, header = topic.dev, frame.header
+        if topic.kind == "up":
+            if header.type != m.CHUNK or header.xfer != topic.xfer:
+                raise WireError(f"{header.type!r} of transfer {header.xfer!r} on the topic of upload {topic.xfer!r}")
+            self._intake(t).chunk(dev, frame, proven)
+            return
+        message = m.decode_message(frame)
+        peer = t.peer(dev)
+        if topic.kind == "state":
+            if not isinstance(message, m.DeviceBirth):
+                raise WireError(f"{message.TYPE!r} on a device's state topic")
+            self._lifecycle(t, dev, peer, header.boot, message)
+            return
+        if header.boot < peer.boot:
+            self._remind(t, dev, peer, header.boot)
+            return
+        if not peer.guard.fresh(header.boot, header.seq):
+            return
+        anew = header.boot > peer.boot
+        if anew:
+            peer.boot = header.boot
+            self._say(t, dev, m.Rebirth(above=header.boot - 1))
+        # A last will may overtake what was said before it; and one that was cut off without a will is still online.
+        if (anew or not peer.online) and header.boot > peer.dead:
+            peer.online = True
+            self._came(t, dev, peer)
+        match message:
+            case m.Offer():
+                self._intake(t).offer(dev, message)
+            case m.Want():
+                self._serve(t, dev, peer, message)
+            case m.Accept() | m.Decline() | m.Progress() | m.Trouble():
+                self._heard(t, dev, message)
+            case m.Goodbye():
+                t.act(a.Departed(dev))
+                self._say(t, dev, m.Farewell())
+            case _:
+                raise WireError(f"{message.TYPE!r} is not for a device to say")
+
+    def _lifecycle(self, t: Turn, dev: str, peer: Peer, boot: int, message: m.DeviceBirth) -> None:
+        before = peer.births[-1][1] if peer.births else message.process
+        # Two with one name who are both told where to count on from, come to the same boots.
+        if message.online and (boot != peer.boot or message.process != before):
+            self._count(t, dev, peer, message.process, boot > peer.boot)
+        if boot < peer.boot or boot <= peer.dead:
+            if message.online:
+                self._remind(t, dev, peer, boot)
+            return
+        if not message.online:
+            peer.boot, peer.dead, peer.left = boot, boot, t.now
+            if peer.online:
+                t.act(a.DeviceDown(dev, boot))
+            peer.online = False
+            return
+        if boot > peer.boot:
+            if sum(fresh for *_, fresh in peer.births) > self.rules.flaps:
+                # Its link breaks again and again, which anybody on the way can do to anybody: no offence.
+                # It does not count against the next: what breaks without end has its turns all the same.
+                peer.births[-1] = (t.now, message.process, False)
+                peer.boot, peer.online, peer.profile = boot, False, message.profile
+                raise _IgnoredError(f"more than {self.rules.flaps} births within a minute; it is away until it speaks")
+        elif peer.online and peer.profile == message.profile:
+            return
+        peer.boot, peer.online, peer.profile = boot, True, message.profile
+        self._came(t, dev, peer)
+
+    def _came(self, t: Turn, dev: str, peer: Peer) -> None:
+        """Told by its birth, or by the first that it says where that came first: ask it again for what is open."""
+        t.act(a.DeviceUp(dev, peer.boot, peer.profile))
+        for rnd in t.state.rounds.values():
+            if dev in rnd.cohort and self._intake(t).countable(rnd):
+                self._call(t, rnd, dev, again=True)
+
+    def _count(self, t: Turn, dev: str, peer: Peer, process: bytes, fresh: bool) -> None:
+        """Remember a birth, and tell where two programs have one name: each comes back after the other, for a process
+        that ended never does."""
+        recent = [birth for birth in peer.births if t.now - birth[0] < FLAP_SECONDS]
+        peer.births = [*recent, (t.now, process, fresh)]
+        while len(peer.births) > self.rules.flaps + 1:  # those that were acted on are what is counted, and go last
+            peer.births.remove(next((birth for birth in peer.births if not birth[2]), peer.births[0]))
+        order = [born for _, born, _ in peer.births if born]
+        turns = [born for before, born in zip([b"", *order], order, strict=False) if born != before]
+        if len(turns) - len(set(turns)) < RETURNS:
+            return
+        if t.now - peer.doubled >= FLAP_SECONDS:
+            peer.doubled = t.now
+            t.act(a.Doubled(dev))
+        self._say(t, dev, m.Trouble(round=0, reason=DOUBLED))
+
+    def _remind(self, t: Turn, dev: str, peer: Peer, boot: int) -> None:
+        """A device has lost its memory, or an older one was restored: nothing that it says now could count. Tell it
+        where to count on from. A frame played back by a stranger changes nothing for a device that is where it should
+        be: its boot is above what is said here."""
+        if t.now - peer.reminded < self.rules.retry:
+            return
+        peer.reminded = t.now
+        newest = max(peer.boot, peer.dead)
+        t.act(a.Forgot(dev, boot, newest))
+        self._say(t, dev, m.Rebirth(above=newest if newest == peer.dead else newest - 1))
+
+    def _heard(self, t: Turn, dev: str, message: m.Accept | m.Decline | m.Progress | m.Trouble) -> None:
+        rnd = t.state.rounds.get(message.round)
+        member = None if rnd is None else rnd.cohort.get(dev)
+        if member is None or rnd is None:
+            raise _IgnoredError(f"round {message.round} did not ask {dev!r}")
+        match message:
+            case m.Accept():
+                if member.phase == "called":
+                    member.phase = "working"
+                    t.act(a.Progressed(dev, rnd.number, "working"))
+            case m.Decline():
+                if member.phase in ("called", "working"):
+                    member.phase, member.reason = "declined", message.reason
+                    t.act(a.Progressed(dev, rnd.number, "declined", reason=message.reason), a.Save(soon=True))
+            case m.Progress():
+                t.act(a.Progressed(dev, rnd.number, "progress", message.done, message.total))
+            case m.Trouble():
+                t.act(a.Progressed(dev, rnd.number, "trouble", reason=message.reason))
+
+    def _serve(self, t: Turn, dev: str, peer: Peer, want: m.Want) -> None:
+        body = t.state.body
+        if body is None:
+            return
+        if peer.served > self.rules.serve * body.cut.size + self.rules.credit * self.rules.chunk:
+            # Not an offence: what a broker loses, or drops as too large, is asked for again by whoever is honest.
+            raise _IgnoredError(
+                f"asked for more than {self.rules.serve} times the body; it gets one more each minute. What is sent to "
+                "it may be lost on the way: look at its link, and at the broker's bound on packets"
+            )
+        if want.body != body.cut.sha256 or not want.bitmap:
+            peer.served += len(body.cut.hashes)  # a manifest of a large body is large itself
+            self._say(t, dev, self._speech.manifest(body))
+            return
+        try:
+            indices = sorted(indices_of(want.bitmap, body.cut.count))[: self.rules.credit]
+        except WireError as why:  # it may know the same body by another cut, from before we began
+            peer.served += len(body.cut.hashes)
+            self._say(t, dev, self._speech.manifest(body))
+            raise _IgnoredError(str(why)) from None
+        peer.served += sum(body.cut.place(i)[1] for i in indices)
+        name = transfer_of(body.cut.sha256)
+        t.act(a.SendChunks(self.fed, dev, name, t.state.epoch, 0, body.cut, tuple(indices), "dn"))
+
+    # ---- time ------------------------------------------------------------------------------------------
+
+    def _tick(self, t: Turn) -> None:
+        self._intake(t).tick()
+        if t.now - t.state.announced >= REPEAT_SECONDS:
+            self._speech.announce(t)
+            whole = 0 if t.state.body is None else t.state.body.cut.size
+            for peer in t.state.peers.values():
+                peer.served = max(0, peer.served - whole)
+        rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
+        if rnd is not None and rnd.phase == "open":
+            self._seek(t, rnd)
+            for dev in rnd.cohort:
+                self._call(t, rnd, dev)
+            if rnd.deadline is not None and t.now - t.state.kept >= KEEP_SECONDS:
+                t.act(a.Save(soon=True))
+        self._settle(t)
+
+    def _seek(self, t: Turn, rnd: Round) -> None:
+        """Where a round waits for the last ones only, ask who is silent whether it is there: a broker that was lost
+        took the last wills with it, and nobody tells of a device that left then."""
+        if rnd.stale or len(rnd.counted) < rnd.quorum:
+            return
+        for dev, member in rnd.cohort.items():
+            peer = t.peer(dev)
+            if member.phase not in LIVE or member.phase == "storing" or peer.dead >= peer.boot:
+                continue
+            if t.now - peer.heard < self.rules.silence:
+                member.sought = None
+            elif member.sought is None:
+                member.sought = t.now
+                member.phase = "called" if member.phase == "working" else member.phase
+            elif t.now - member.sought >= self.rules.silence:
+                member.sought, peer.dead, peer.left, peer.online = None, peer.boot, t.now, False
+                t.act(a.DeviceDown(dev, peer.boot))
+
+    # ---- what is said ----------------------------------------------------------------------------------
+
+    def _call(self, t: Turn, rnd: Round, dev: str, again: bool = False) -> None:
+        """Ask a member that is online and has not answered; ``again`` also asks one that came back."""
+        member = rnd.cohort[dev]
+        due = member.phase == "called" and t.now - member.asked >= self.rules.retry
+        if not (t.peer(dev).online or member.sought is not None) or not (
+            due or (again and member.phase in ("called", "working", "waiting", "receiving"))
+        ):
+            return
+        if rnd.stale and async_rounds.busy(t.state, rnd, dev):
+            return
+        if member.phase == "working":
+            member.phase = "called"  # it may have forgotten, and is asked until it answers
+        member.asked = t.now
+        seconds = 0.0 if rnd.deadline is None or rnd.stale else max(0.001, rnd.deadline - t.now)
+        work = m.Work(round=rnd.number, version=rnd.version, body=rnd.body, seconds=seconds, spec=member.spec)
+        self._say(t, dev, work)
+
+    def _say(self, t: Turn, dev: str, message: m.Message) -> None:
+        self._speech.say(t, dev, message)
+
+    @property
+    def _speech(self) -> Speech:
+        return Speech(self.fed, self.rules, self.spec, self.signer)
+
+    def _intake(self, t: Turn) -> Intake:
+        return Intake(t, self.rules, lambda dev, message: self._say(t, dev, message))
+
+
+class _IgnoredError(TalariaError):
+    """Refused without holding it against the device: it may not be the author."""

@@ -1,0 +1,320 @@
+"""How an update comes in: offers, their place in the queue, windows of chunks, the receipt; and who is shut out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from talaria.errors import WireError
+from talaria.protocol import actions as a
+from talaria.protocol import events as e
+from talaria.protocol.coordinator.state import HELD, LIVE, Member, Round, Rules, Upload
+from talaria.protocol.coordinator.step_context import Turn
+from talaria.protocol.transfer import Receiver, transfer_of
+from talaria.wire import messages as m
+from talaria.wire.chunks import cut_of
+from talaria.wire.frames import Frame
+
+Say = Callable[[str, m.Message], None]
+TELL_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Intake:
+    """The receiving side of uploads, for the length of one step."""
+
+    t: Turn
+    rules: Rules
+    say: Say
+
+    # ---- offers ----------------------------------------------------------------------------------------
+
+    def offer(self, dev: str, offer: m.Offer) -> None:
+        """An update is ready. Raises :class:`WireError` where the offer itself is an offence."""
+        state = self.t.state
+        rnd = state.rounds.get(offer.round)
+        member = None if rnd is None else rnd.cohort.get(dev)
+        if rnd is None or member is None:
+            self._answer(dev, offer.round, offer.sha256, "late", "this round is not open to this device")
+            self.t.act(a.Refused("", dev, f"offer for round {offer.round}, which did not ask for it"))
+            return
+        used = state.nonces.get(offer.nonce)
+        if used is not None and used != (offer.round, dev, offer.sha256):
+            raise WireError(f"offer for round {offer.round} repeats the nonce of another offer")
+        if offer.body != rnd.body:
+            # Made before the fleet's record was restored or began anew, for a round that had this number then.
+            self._answer(dev, offer.round, offer.sha256, "late", "this round began from another body")
+            return
+        if offer.attempt < member.attempt:
+            self._answer(dev, rnd.number, offer.sha256, "resend", member.reason)
+            return
+        if member.sha256 and member.sha256 != offer.sha256 and member.phase != "rejected":
+            if member.boot == self.t.peer(dev).boot:
+                self._equivocated(rnd, dev, member, offer)
+                return
+            if not self._gave_way(rnd, dev, member, offer):
+                return
+        elif member.sha256 == offer.sha256:
+            member.boot = self.t.peer(dev).boot
+        if member.phase == "stored":
+            self._answer(dev, rnd.number, offer.sha256, "stored", "")
+        elif member.phase == "rejected":
+            self._answer(dev, rnd.number, offer.sha256, "rejected", member.reason)
+        elif member.phase == HELD:
+            return  # its receipt goes out once it counts
+        elif not self.countable(rnd) or member.phase not in LIVE:
+            self._answer(dev, rnd.number, offer.sha256, "late", "the round is over")
+        elif member.phase == "receiving":
+            self._ask(dev, member.xfer, again=True)
+        elif member.phase in ("called", "working"):
+            self._welcome(rnd, dev, member, offer)
+
+    def _welcome(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> None:
+        cut = cut_of(offer)
+        if cut.size > self.rules.max_update or cut.chunk > self.rules.chunk:
+            reason = (
+                f"{cut.size} bytes in chunks of {cut.chunk}; at most {self.rules.max_update} and {self.rules.chunk}"
+            )
+            member.phase, member.sha256, member.reason = "rejected", cut.sha256, reason
+            self._answer(dev, rnd.number, cut.sha256, "rejected", reason)
+            raise WireError(f"offer for round {rnd.number} is too large: {reason}")
+        if offer.base != rnd.version:
+            raise WireError(f"offer for round {rnd.number} is based on body {offer.base}, not {rnd.version}")
+        if len(self.t.state.waiting) >= 4 * self.rules.max_open:
+            return  # no room to remember it: the device offers again
+        self.t.state.nonces[offer.nonce] = (rnd.number, dev, cut.sha256)
+        member.phase, member.sha256, member.base = "waiting", cut.sha256, offer.base
+        member.boot = self.t.peer(dev).boot
+        member.xfer = transfer_of(cut.sha256)
+        self.t.state.waiting.append((rnd.number, dev))
+        self.t.state.offers[rnd.number, dev] = cut
+        self.t.act(a.Save(soon=True))
+        self.admit()
+
+    def _equivocated(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> None:
+        self.t.act(a.Equivocation(dev, rnd.number, member.sha256, offer.sha256))
+        self._answer(dev, rnd.number, offer.sha256, "equivocation", "another update of this round came first")
+        self.quarantine(dev, f"two different updates for round {rnd.number}")
+
+    def _gave_way(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> bool:
+        """Another update of this round, from another boot of the device, which may have lost the first with its memory,
+        or from before our start, which may have gone back to an older record. What has not come in whole gives way;
+        what has stays, and counts."""
+        if member.phase in ("waiting", "receiving"):
+            self.drop(rnd, dev, "working", "this device offers another update since")
+        if member.phase in ("called", "working"):
+            return True
+        if member.phase != "storing":
+            reason = (
+                "another update of this device is here for this round, from before it or the coordinator began anew"
+            )
+            self._answer(dev, rnd.number, offer.sha256, "late", reason)
+        return False
+
+    def countable(self, rnd: Round) -> bool:
+        """Whether an update of this round may still count: in the open round, or, asynchronously, in a later one."""
+        state = self.t.state
+        if state.current is None:
+            return False
+        now = state.rounds[state.current]
+        if not now.stale:
+            return rnd is now and now.phase == "open"
+        if "failed" in (now.phase, rnd.phase):
+            return False
+        # While a full buffer is folded, what comes is for the version after.
+        version = now.version + (now.phase in ("closed", "committed"))
+        return version - rnd.version <= now.stale
+
+    def admit(self) -> None:
+        """Give the next offers their place, as many as the bounds on open uploads allow."""
+        state = self.t.state
+        while state.waiting:
+            number, dev = state.waiting[0]
+            cut = state.offers[number, dev]
+            busy = sum(u.receiver.cut.size for u in state.uploads.values())
+            if len(state.uploads) >= self.rules.max_open or busy + cut.size > self.rules.max_bytes:
+                return
+            state.waiting.pop(0)
+            del state.offers[number, dev]
+            member = state.rounds[number].cohort[dev]
+            member.phase = "receiving"
+            state.uploads[dev, member.xfer] = Upload(dev, number, Receiver(cut, moved=self.t.now), self.t.now)
+            self._ask(dev, member.xfer, first=True)
+
+    # ---- chunks ----------------------------------------------------------------------------------------
+
+    def _ask(self, dev: str, xfer: str, again: bool = False, first: bool = False) -> None:
+        upload = self.t.state.uploads.get((dev, xfer))
+        if upload is None:
+            return
+        bitmap = upload.receiver.window(self.t.now, self.rules.credit, again)
+        if bitmap:
+            kind = m.Grant if first or again else m.Need
+            self.say(dev, kind(round=upload.round, xfer=xfer, bitmap=bitmap, credit=self.rules.credit))
+
+    def chunk(self, dev: str, frame: Frame, proven: bool = True) -> None:
+        """A piece of an upload. Raises :class:`WireError` where it does not fit; many of those shut the device out,
+        where it is ``proven`` that it sent them."""
+        key = (dev, frame.header.xfer)
+        upload = self.t.state.uploads.get(key)
+        if upload is None or upload.receiver.whole:
+            return
+        try:
+            new = upload.receiver.take(frame, self.t.now)
+        except WireError:
+            if proven and upload.receiver.bad >= self.rules.strikes:
+                self.quarantine(dev, f"{upload.receiver.bad} wrong chunks in upload {key[1]}")
+            raise
+        if new:
+            self.t.act(a.KeepChunk(dev, key[1], upload.receiver.cut, frame.header.idx, frame.body))
+            self._completed(upload, key)
+        if not upload.receiver.whole:
+            self._ask(*key)
+
+    def _completed(self, upload: Upload, key: tuple[str, str]) -> None:
+        if upload.receiver.whole:
+            member = self.t.state.rounds[upload.round].cohort[upload.dev]
+            member.phase = "storing"
+            self.t.act(a.Complete(upload.round, upload.dev, key[1], member.base, upload.receiver.cut))
+
+    def recover(self, chunks: Mapping[tuple[str, str], frozenset[int]]) -> None:
+        """After a start: the chunks found on disk are those that are there."""
+        for key, upload in list(self.t.state.uploads.items()):
+            upload.receiver.have = set(chunks.get(key, frozenset()))
+            upload.receiver.asked, upload.receiver.touched = set(), self.t.now
+            upload.receiver.moved = upload.opened = self.t.now
+            self._completed(upload, key)
+
+    # ---- the store's answer ----------------------------------------------------------------------------
+
+    def answered(self, event: e.Stored | e.Rejected | e.Damaged) -> None:
+        """What the program says about a complete upload."""
+        rnd = self.t.state.rounds.get(event.round)
+        member = None if rnd is None else rnd.cohort.get(event.dev)
+        if rnd is None or member is None or member.phase != "storing":
+            if isinstance(event, e.Stored) and member is not None and member.phase == "late":
+                self._answer(event.dev, event.round, event.sha256, "late", "the round ended first")
+            return
+        upload = self.t.state.uploads.get((event.dev, member.xfer))
+        match event:
+            case e.Stored() if not self.countable(rnd):
+                self.drop(rnd, event.dev, "late")
+                self._answer(event.dev, event.round, event.sha256, "late", "the round ended first")
+            case e.Stored():
+                counts = self.counted(rnd, event.dev, member)
+                self.t.act(a.Save(soon=True))  # the store holds it: a start without this save learns it there
+                if counts:
+                    self._answer(event.dev, event.round, event.sha256, "stored", "")
+            case e.Damaged() if upload is not None:
+                member.phase = "receiving"
+                upload.receiver.have = set(event.chunks)
+                upload.receiver.asked = set()
+                self._ask(event.dev, member.xfer)
+            case e.Rejected() if event.resend:
+                sha = member.sha256
+                self._forget(event.dev, member.xfer)
+                member.phase, member.sha256, member.xfer = "working", b"", ""
+                member.reason, member.attempt = event.reason[: m.MAX_TEXT], member.attempt + 1
+                self.t.act(a.Save())
+                self._answer(event.dev, event.round, sha, "resend", event.reason)
+            case e.Rejected():
+                sha = member.sha256
+                self.drop(rnd, event.dev, "rejected", event.reason)
+                self.t.act(a.Save())
+                self._answer(event.dev, event.round, sha, "rejected", event.reason)
+                if event.quarantine:
+                    self.quarantine(event.dev, event.reason)
+        self.admit()
+
+    def counted(self, rnd: Round, dev: str, member: Member) -> bool:
+        """This update counts, in the round that is open now, and only once. False where it is held for the next one,
+        because this buffer is full."""
+        self._forget(dev, member.xfer)
+        self.t.peer(dev).strikes = 0
+        current = self.t.state.current
+        into = rnd if current is None else self.t.state.rounds[current]
+        if into.stale and (into.phase != "open" or len(into.counted) >= into.target):
+            member.phase = HELD
+            return False
+        member.phase = "stored"
+        into.counted.append((dev, rnd.number, member.base, member.sha256))
+        return True
+
+    def _answer(self, dev: str, number: int, sha: bytes, outcome: str, reason: str) -> None:
+        self.say(dev, m.Receipt(round=number, sha256=sha, outcome=outcome, reason=reason[: m.MAX_TEXT]))
+
+    # ---- leaving ---------------------------------------------------------------------------------------
+
+    def _forget(self, dev: str, xfer: str) -> None:
+        if self.t.state.uploads.pop((dev, xfer), None) is not None:
+            self.t.act(a.Discard(dev, xfer))
+
+    def drop(self, rnd: Round, dev: str, phase: str, reason: str = "") -> None:
+        """End a member's part in this round without counting it."""
+        member = rnd.cohort[dev]
+        if (rnd.number, dev) in self.t.state.offers:
+            del self.t.state.offers[rnd.number, dev]
+            self.t.state.waiting.remove((rnd.number, dev))
+        self._forget(dev, member.xfer)
+        member.phase, member.reason = phase, reason[: m.MAX_TEXT]
+        self.t.act(a.Progressed(dev, rnd.number, phase, reason=member.reason))
+
+    def strike(self, dev: str, reason: str) -> None:
+        """One offence; enough of them shut the device out."""
+        peer = self.t.peer(dev)
+        peer.strikes += 1
+        if peer.strikes >= self.rules.strikes:
+            self.quarantine(dev, f"{peer.strikes} offences, the last: {reason}")
+
+    def quarantine(self, dev: str, reason: str) -> None:
+        """Shut a device out; what it has stored stays counted, what is open is dropped."""
+        peer = self.t.peer(dev)
+        if peer.out:
+            return
+        if peer.online:  # what it says is not heard any more, its last will neither
+            self.t.act(a.DeviceDown(dev, peer.boot))
+        peer.out, peer.online = reason[: m.MAX_TEXT], False
+        for rnd in self.t.state.rounds.values():
+            if dev in rnd.cohort and rnd.cohort[dev].phase in LIVE:
+                self.drop(rnd, dev, "dropped", reason)
+        self.t.act(a.Save(), a.Quarantined(dev, peer.out))
+        self.tell_out(dev)
+        self.admit()
+
+    def tell_out(self, dev: str) -> None:
+        """Say to a device that it is shut out, and why; not often."""
+        peer = self.t.peer(dev)
+        if self.t.now - peer.told >= TELL_SECONDS:
+            peer.told = self.t.now
+            self.say(dev, m.Notice(text=f"shut out by the coordinator: {peer.out}"[: m.MAX_TEXT]))
+
+    def heard(self, dev: str) -> None:
+        """A message of this device came: too many that bring nothing new are a flood."""
+        peer = self.t.peer(dev)
+        forgotten = self.rules.pace * max(0.0, self.t.now - peer.heard)
+        peer.idle, peer.heard = max(0.0, peer.idle - forgotten) + 1, self.t.now
+        if peer.idle > self.rules.burst:
+            self.quarantine(dev, f"flooded the fleet: more than {self.rules.burst} messages without anything new")
+
+    def useful(self, dev: str) -> None:
+        """The last message of this device brought something new, or was right to ask."""
+        self.t.peer(dev).idle -= 1
+
+    # ---- time ------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Ask again for what did not come; let a stalled upload make room where others wait."""
+        state = self.t.state
+        for (dev, xfer), upload in list(state.uploads.items()):
+            receiver = upload.receiver
+            if receiver.whole:
+                continue
+            still = self.t.now - receiver.moved >= self.rules.stall
+            slow = self.t.now - upload.opened >= self.rules.stall * (2 + len(receiver.have) / self.rules.credit)
+            if state.waiting and (still or slow):
+                rnd = state.rounds[upload.round]
+                self.drop(rnd, dev, "working", "the upload was too slow and others were waiting")
+                rnd.cohort[dev].sha256 = receiver.cut.sha256
+                self.admit()
+            elif self.t.now - receiver.touched >= self.rules.retry and self.t.peer(dev).online:
+                self._ask(dev, xfer, again=True)

@@ -1,0 +1,414 @@
+"""The device's half of a round: fetch the body, train when asked, deliver the update once.
+
+It owes nothing to memory: after a reboot or a cut it says again what still waits for an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from talaria.errors import ConfigError, StateError, WireError
+from talaria.protocol import actions as a
+from talaria.protocol import events as e
+from talaria.protocol.device.state import DeviceLimits, DeviceState, Job
+from talaria.protocol.transfer import Receiver, transfer_of
+from talaria.wire import messages as m
+from talaria.wire.chunks import cut_of, indices_of
+from talaria.wire.frames import Frame, Header, decode_frame, encode_frame, signed_by
+from talaria.wire.signing import Signer
+from talaria.wire.topics import Topic, parse
+
+__all__ = ["DeviceHalf", "DeviceLimits", "DeviceState"]
+
+
+@dataclass(frozen=True)
+class DeviceHalf:
+    """One device of one fleet. With ``coordinator_key`` nothing that the coordinator did not sign is heard."""
+
+    fed: str
+    dev: str
+    limits: DeviceLimits = field(default_factory=DeviceLimits)
+    profile: bytes = b""
+    signer: Signer | None = None
+    coordinator_key: bytes | None = None
+    process: bytes = b""
+    """Some bytes that no other program has: by them the coordinator sees that two have one name."""
+
+    def __post_init__(self) -> None:
+        Topic(self.fed, "state", self.dev)
+        if len(self.profile) > m.MAX_PROFILE:
+            raise ConfigError(f"profile has {len(self.profile)} bytes; at most {m.MAX_PROFILE}")
+
+    def will(self, state: DeviceState) -> tuple[str, bytes]:
+        """Topic and payload of the last will of the present boot. Give it to the transport, retained."""
+        return str(Topic(self.fed, "state", self.dev)), self._birth(state, online=False)
+
+    def step(self, state: DeviceState, event: object) -> tuple[DeviceState, list[a.Action]]:
+        """The state after ``event`` (changed in place) and what to do, in order."""
+        out: list[a.Action] = []
+        now: float = getattr(event, "now", state.clock)
+        match event:
+            case e.Boot():
+                self._boot(state, event, out)
+            case e.Connecting():
+                state.boot, state.said, state.linked = state.boot + 1, 0, False
+                out.append(a.Save())
+            case e.Connected():
+                state.linked = True
+                self._greet(state, now, out)
+                self._again(state, now, out)
+            case e.Received():
+                self._received(state, event, out)
+            case e.Tick():
+                self._tick(state, now, out)
+            case e.BodyStored():
+                self._body_stored(state, event, out)
+            case e.BodyDamaged():
+                if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
+                    state.fetch.have, state.fetch.asked = set(event.chunks), set()
+                    if state.fetch.whole:  # nothing is missing: the disk only refused to make it durable
+                        out.append(self._complete(state))
+                    self._want(state, now, out, again=True)
+            case e.UpdateReady():
+                self._ready(state, event, out)
+            case e.Refuse():
+                if (
+                    state.job is not None
+                    and state.job.round == event.round
+                    and state.job.phase in ("fetching", "training")
+                ):
+                    state.job.phase, state.job.reason = "refused", event.reason[: m.MAX_TEXT]
+                    out.append(a.Save())
+                    self._say(state, m.Decline(round=event.round, reason=state.job.reason), out)
+            case e.SayGoodbye():
+                self._say(state, m.Goodbye(version=max(0, state.version)), out)
+            case e.Report():
+                if state.job is not None and state.job.round == event.round:
+                    self._say(state, m.Progress(round=event.round, done=event.done, total=event.total), out)
+            case _:
+                raise StateError(f"device: {type(event).__name__} is not an event of this half")
+        state.clock = now
+        return state, out
+
+    # ---- what the program says -------------------------------------------------------------------------
+
+    def _boot(self, state: DeviceState, event: e.Boot, out: list[a.Action]) -> None:
+        shift = event.now - state.clock
+        state.linked, state.body = False, event.body
+        if state.fetch is not None:
+            state.fetch.have, state.fetch.asked = set(event.chunks), set()
+            state.fetch.touched = event.now
+            if state.fetch.cut.sha256 == event.body:
+                state.fetch = None
+            elif state.fetch.whole:
+                out.append(self._complete(state))
+        job = state.job
+        if job is None:
+            return
+        job.said = -1e18
+        if job.deadline is not None:
+            job.deadline += shift
+        if event.update is not None and job.cut is not None and job.cut.sha256 != event.update:
+            # What was offered is not on flash any more: it is trained again, or the job is as good as not begun.
+            job.cut, job.phase = None, "fetching" if job.phase == "offering" else job.phase
+        if job.phase in ("fetching", "training"):
+            job.phase = "fetching"
+            self._begin(state, event.now, out)
+
+    def _body_stored(self, state: DeviceState, event: e.BodyStored, out: list[a.Action]) -> None:
+        state.body = event.sha256
+        if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
+            state.fetch = None
+        out.append(a.Save())
+        self._begin(state, event.now, out)
+
+    def _begin(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
+        """Train where the body that the job starts from is here."""
+        job = state.job
+        if job is not None and job.phase == "fetching" and job.body == state.body:
+            job.phase = "training"
+            seconds = 0.0 if job.deadline is None else max(0.0, job.deadline - now)
+            out.append(a.Train(job.round, job.version, job.body, job.spec, seconds, job.epoch))
+
+    def _ready(self, state: DeviceState, event: e.UpdateReady, out: list[a.Action]) -> None:
+        job = state.job
+        known = job is not None and (job.round, job.version) == (event.round, event.base)
+        if job is None or not known or job.phase not in ("training", "fetching"):
+            return  # the round is over, or this update is on its way already
+        if event.cut.size > state.max_update:
+            job.phase, job.reason = "refused", f"update of {event.cut.size} bytes; at most {state.max_update}"
+            out.append(a.Save())
+            self._say(state, m.Decline(round=job.round, reason=job.reason), out)
+            return
+        job.phase, job.cut, job.base = "offering", event.cut, event.base
+        out.append(a.Save())
+        self._offer(state, event.now, out)
+
+    # ---- what arrives ----------------------------------------------------------------------------------
+
+    def _received(self, state: DeviceState, event: e.Received, out: list[a.Action]) -> None:
+        try:
+            topic = parse(event.topic)
+            if topic.fed != self.fed or topic.kind not in ("co/state", "co/body", "m", "cmd", "dn"):
+                raise WireError(f"topic {event.topic[:80]!r} is not for this device")
+            if topic.dev not in ("", self.dev):
+                raise WireError(f"topic {event.topic[:80]!r} is another device's")
+            if event.retained and topic.kind in ("m", "cmd", "dn"):
+                raise WireError("a retained message on a topic that never retains; someone planted it")
+            if not event.payload and topic.kind in ("co/state", "co/body"):
+                return  # a retained message was cleared, or a coordinator looks whether another one is there
+            frame = decode_frame(event.payload)
+            if frame.header.fed != self.fed or frame.header.dev != topic.dev:
+                raise WireError(f"frame for {frame.header.dev!r} on the topic of {topic.dev!r}")
+            if topic.kind in ("m", "dn"):
+                self._chunk(state, frame, event.now, out)
+            else:
+                self._heard(state, topic, frame, event.now, out, event.retained)
+        except WireError as why:
+            out.append(a.Refused(event.topic[:160], self.dev, str(why)))
+
+    def _heard(
+        self, state: DeviceState, topic: Topic, frame: Frame, now: float, out: list[a.Action], retained: bool
+    ) -> None:
+        key, epoch = self.coordinator_key, frame.header.boot
+        if key is not None and not signed_by(frame, key):
+            raise WireError(f"{frame.header.type!r} is not signed by the coordinator's key; refused")
+        if epoch < state.epoch:
+            raise WireError(f"{frame.header.type!r} of epoch {epoch}; a coordinator of epoch {state.epoch} took over")
+        message = m.decode_message(frame)
+        if epoch > state.epoch:
+            state.epoch, state.version, state.online = epoch, -1, False
+            out.append(a.Save())
+        if topic.kind == "co/state":
+            if not isinstance(message, m.CoordinatorBirth):
+                raise WireError(f"{message.TYPE!r} on the coordinator's topic")
+            state.chunk, state.credit = message.chunk, min(message.credit, self.limits.credit)
+            state.retry, state.max_update = message.retry, message.max_update
+            out.append(a.CoordinatorSeen(message.online, epoch, message.spec))
+            came, state.online = message.online and not state.online, message.online
+            if came:
+                self._again(state, now, out)
+        elif topic.kind == "co/body":
+            self._manifest(state, message, now, out, at_once=retained)
+        elif state.guard.fresh(epoch, frame.header.seq):
+            self._command(state, message, now, out)
+
+    def _command(self, state: DeviceState, message: m.Message, now: float, out: list[a.Action]) -> None:
+        job = state.job
+        match message:
+            case m.Work():
+                self._work(state, message, now, out)
+            case m.BodyManifest():
+                self._manifest(state, message, now, out, at_once=True)
+            case m.Rebirth():
+                if state.boot <= message.above:
+                    # Our memory was lost or is an older one; the next connection counts on from there.
+                    state.boot = message.above
+                    out.extend((a.Save(), a.Reconnect(f"boot {message.above} of this device was heard before")))
+                else:
+                    self._greet(state, now, out)
+            case m.Farewell():
+                out.append(a.Released())
+            case m.Notice():
+                out.append(a.Noticed(message.text))
+            case m.Grant() | m.Need():
+                if job is not None and job.round == message.round and job.phase == "offering" and job.cut is not None:
+                    name = transfer_of(job.cut.sha256)
+                    if message.xfer != name:
+                        return
+                    wanted = tuple(sorted(indices_of(message.bitmap, job.cut.count)))
+                    job.said = now
+                    out.append(
+                        a.SendChunks(
+                            self.fed, self.dev, name, state.boot, job.round, job.cut, wanted[: message.credit], "up"
+                        )
+                    )
+            case m.Receipt():
+                self._receipt(state, message, out)
+            case m.Trouble():
+                out.append(a.Told(message.reason))
+            case m.Abort():
+                if job is not None and job.round == message.round and job.phase != "done":
+                    job.phase, job.outcome, job.reason = "done", "late", message.reason
+                    out.extend((a.Save(), a.Cancel(job.round, message.reason)))
+            case _:
+                raise WireError(f"{message.TYPE!r} is not for a coordinator to say")
+
+    def _work(self, state: DeviceState, work: m.Work, now: float, out: list[a.Action]) -> None:
+        job = state.job
+        # A coordinator that began since may go on from an older record of the fleet, and count rounds from there.
+        newer = job is not None and job.epoch < state.epoch
+        deadline = None if work.seconds == 0 else now + work.seconds
+        if job is not None and work.round == job.round:
+            if (work.version, work.body) == (job.version, job.body) and not (newer and job.spent()):
+                if newer and job.phase == "done":
+                    job.phase = "offering"  # its record of our update may be gone; if not, it says so
+                job.epoch, job.deadline = state.epoch, deadline
+                self._repeat(state, job, now, out)
+                return
+            if not newer:
+                raise WireError(f"round {work.round} is asked again, from body {work.version} and not {job.version}")
+        if job is not None and work.round < job.round and not newer:
+            raise WireError(f"round {work.round} is older than {job.round}, which this device was asked for already")
+        if job is not None and job.phase != "done":
+            out.append(a.Cancel(job.round, f"round {work.round} began"))
+        state.job = Job(work.round, work.version, work.body, work.spec, deadline, state.epoch)
+        out.append(a.Save())
+        self._say(state, m.Accept(round=work.round), out)
+        self._begin(state, now, out)
+        state.job.said = now
+
+    def _repeat(self, state: DeviceState, job: Job, now: float, out: list[a.Action]) -> None:
+        """Say again what the coordinator has not heard."""
+        match job.phase:
+            case "fetching" | "training":
+                self._say(state, m.Accept(round=job.round), out)
+            case "refused":
+                self._say(state, m.Decline(round=job.round, reason=job.reason), out)
+            case "offering":
+                self._offer(state, now, out)
+            case "done" if job.cut is not None:
+                self._offer(state, now, out)
+
+    def _receipt(self, state: DeviceState, receipt: m.Receipt, out: list[a.Action]) -> None:
+        job = state.job
+        if job is None or job.cut is None or job.phase != "offering":
+            return
+        if job.round != receipt.round or job.cut.sha256 != receipt.sha256:
+            return
+        if receipt.outcome == "resend":
+            job.phase, job.attempt, job.cut = "training", job.attempt + 1, None
+            out.extend((a.Save(), a.Resend(job.round, receipt.reason)))
+            return
+        job.phase, job.outcome, job.reason = "done", receipt.outcome, receipt.reason
+        out.extend((a.Save(), a.Receipted(job.round, receipt.outcome, receipt.reason)))
+
+    # ---- the body --------------------------------------------------------------------------------------
+
+    def _manifest(self, state: DeviceState, message: m.Message, now: float, out: list[a.Action], at_once: bool) -> None:
+        if not isinstance(message, m.BodyManifest):
+            raise WireError(f"{message.TYPE!r} on the body's topic")
+        if message.version < state.version:
+            raise WireError(f"body {message.version} is older than {state.version}, which was announced already")
+        if message.size > self.limits.max_body:
+            raise WireError(f"body of {message.size} bytes is above this device's limit of {self.limits.max_body}")
+        state.version = message.version
+        fetching = state.fetch is not None and state.fetch.cut == cut_of(message)
+        if message.sha256 == state.body or fetching:
+            return
+        if state.fetch is not None:
+            out.append(a.Discard(self.dev, transfer_of(state.fetch.cut.sha256)))
+        state.fetch, state.fetch_version = Receiver(cut_of(message), touched=now, moved=now), message.version
+        out.append(a.Save())
+        if at_once:  # what is announced live comes by multicast; asking for it too would double it
+            self._want(state, now, out)
+
+    def _chunk(self, state: DeviceState, frame: Frame, now: float, out: list[a.Action]) -> None:
+        fetch = state.fetch
+        if frame.header.type != m.CHUNK:
+            raise WireError(f"{frame.header.type!r} on a topic of chunks")
+        if fetch is None or fetch.whole or frame.header.xfer != transfer_of(fetch.cut.sha256):
+            return
+        try:
+            new = fetch.take(frame, now)
+        except WireError:
+            if fetch.bad == self.limits.strikes:
+                reason = f"{fetch.bad} wrong chunks of body {frame.header.xfer}"
+                self._say(state, m.Trouble(round=0 if state.job is None else state.job.round, reason=reason), out)
+            raise
+        if not new:
+            return
+        out.append(a.KeepChunk(self.dev, frame.header.xfer, fetch.cut, frame.header.idx, frame.body))
+        if fetch.whole:
+            out.append(self._complete(state))
+        elif fetch.asked or now - fetch.touched >= self._patience(state):
+            self._want(state, now, out)
+
+    def _complete(self, state: DeviceState) -> a.BodyComplete:
+        if state.fetch is None:
+            raise StateError("device: no body is on its way")
+        return a.BodyComplete(state.fetch_version, transfer_of(state.fetch.cut.sha256), state.fetch.cut)
+
+    def _want(self, state: DeviceState, now: float, out: list[a.Action], again: bool = False) -> None:
+        """Ask for missing chunks of the body, or for the manifest of the one that the job needs."""
+        job, fetch = state.job, state.fetch
+        if fetch is not None:
+            if not fetch.whole:
+                bitmap = fetch.window(now, state.credit, again)
+                if bitmap:
+                    self._say(state, m.Want(body=fetch.cut.sha256, bitmap=bitmap), out)
+        elif job is not None and job.phase == "fetching" and job.body != state.body and job.version < state.version:
+            job.phase, job.reason = "refused", f"body {job.version} was replaced by {state.version}"
+            out.append(a.Save())
+            self._say(state, m.Decline(round=job.round, reason=job.reason), out)
+        elif job is not None and job.phase == "fetching" and job.body != state.body:
+            self._say(state, m.Want(body=job.body, bitmap=b""), out)
+
+    # ---- time ------------------------------------------------------------------------------------------
+
+    def _patience(self, state: DeviceState) -> float:
+        return max(self.limits.retry, state.retry)
+
+    def _tick(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
+        if not state.linked:
+            return
+        job, wait = state.job, self._patience(state)
+        if (job is None or job.phase in ("done", "refused")) and now - state.greeted >= self.limits.hello:
+            self._greet(state, now, out)
+        if job is not None and job.phase == "offering" and now - job.said >= wait:
+            self._offer(state, now, out)
+        if state.fetch is not None:
+            if now - state.fetch.touched >= wait:
+                self._want(state, now, out, again=True)
+        elif job is not None and job.phase == "fetching" and now - job.said >= wait:
+            job.said = now
+            self._want(state, now, out)
+
+    def _again(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
+        """After a new link or a new coordinator: say what still waits for an answer."""
+        job = state.job
+        if job is not None and job.phase in ("fetching", "training", "offering", "refused"):
+            self._repeat(state, job, now, out)
+        if state.fetch is not None and state.fetch.asked:
+            self._want(state, now, out, again=True)
+
+    # ---- what is said ----------------------------------------------------------------------------------
+
+    def _offer(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
+        job = state.job
+        if job is None or job.cut is None:
+            return
+        job.said, cut = now, job.cut
+        tag = f"{self.fed}/{self.dev}/{job.round}/{job.attempt}/".encode()
+        offer = m.Offer(
+            round=job.round,
+            base=job.base,
+            body=job.body,
+            attempt=job.attempt,
+            size=cut.size,
+            chunk=cut.chunk,
+            sha256=cut.sha256,
+            hashes=cut.hashes,
+            nonce=sha256(tag + cut.sha256).digest()[:16],
+        )
+        self._say(state, offer, out)
+
+    def _greet(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
+        state.greeted = now
+        out.append(a.Publish(str(Topic(self.fed, "state", self.dev)), self._birth(state, online=True), retain=True))
+
+    def _say(self, state: DeviceState, message: m.Message, out: list[a.Action]) -> None:
+        if not state.linked:
+            return
+        state.said += 1
+        header = Header(message.TYPE, self.fed, self.dev, boot=state.boot, seq=state.said)
+        payload = encode_frame(header, m.encode_message(message), self.signer)
+        out.append(a.Publish(str(Topic(self.fed, "evt", self.dev)), payload))
+
+    def _birth(self, state: DeviceState, online: bool) -> bytes:
+        key = b"" if self.signer is None else self.signer.public
+        birth = m.DeviceBirth(online=online, key=key, profile=self.profile, process=self.process)
+        return encode_frame(
+            Header(birth.TYPE, self.fed, self.dev, boot=state.boot), m.encode_message(birth), self.signer
+        )

@@ -1,0 +1,97 @@
+"""What a device's half remembers, as plain data that survives a crash."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from talaria.errors import ConfigError
+from talaria.protocol import state_codec
+from talaria.protocol.transfer import Guard, Receiver, transfer_of
+from talaria.wire import messages as m
+from talaria.wire.chunks import CHUNK, Cut
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceLimits:
+    """What a device takes in. Sizes in bytes, times in seconds."""
+
+    max_body: int = 512 * 2**20
+    credit: int = 8
+    """Chunks asked for at a time."""
+    retry: float = 2.0
+    """After this long without an answer a message is said again (the coordinator's own figure if longer)."""
+    strikes: int = 20
+    """Wrong chunks of one body until the coordinator is told."""
+    hello: float = 60.0
+    """An idle device repeats its birth after this long, in case the broker lost it."""
+
+    def __post_init__(self) -> None:
+        if not (
+            self.max_body >= 1 and 1 <= self.credit <= 64 and self.retry > 0 and self.strikes >= 1 and self.hello > 0
+        ):
+            raise ConfigError(f"device limits {self} must be above 0, and credit at most 64")
+
+
+@dataclass
+class Job:
+    """The round this device was asked to work on."""
+
+    round: int
+    version: int
+    body: bytes
+    spec: bytes
+    deadline: float | None
+    epoch: int = 0
+    """That of the coordinator which asked last. Within one, rounds only count upward."""
+    phase: str = "fetching"
+    """fetching, training, offering, done, refused."""
+    attempt: int = 0
+    base: int = 0
+    cut: Cut | None = None
+    said: float = -1e18
+    outcome: str = ""
+    reason: str = ""
+
+    def spent(self) -> bool:
+        """Whether it is over and there is no update left to offer again."""
+        return self.phase == "done" and self.cut is None
+
+
+@dataclass
+class DeviceState:
+    """All that the device's half remembers; plain data that survives a crash by :meth:`dump`."""
+
+    boot: int = 0
+    clock: float = 0.0
+    said: int = 0
+    linked: bool = False
+    greeted: float = 0.0
+    """When the birth was last said."""
+    online: bool = False
+    """Whether the coordinator was last heard to be there."""
+    epoch: int = 0
+    guard: Guard = field(default_factory=Guard)
+    chunk: int = CHUNK
+    credit: int = 8
+    retry: float = 0.0
+    max_update: int = m.MAX_TRANSFER
+    body: bytes = b""
+    """sha256 of the body on flash."""
+    version: int = -1
+    """Newest version that a manifest named, in ``epoch`` or before."""
+    fetch: Receiver | None = None
+    fetch_version: int = 0
+    job: Job | None = None
+
+    def dump(self) -> bytes:
+        """This state as bytes."""
+        return state_codec.dump(self)
+
+    @classmethod
+    def load(cls, data: bytes) -> DeviceState:
+        """The state that :meth:`dump` wrote. Raises :class:`~talaria.errors.StateError` where damaged."""
+        return state_codec.load(cls, data)
+
+    def partial(self) -> tuple[str, Cut] | None:
+        """The name and cut of the body that is on its way, if any."""
+        return None if self.fetch is None else (transfer_of(self.fetch.cut.sha256), self.fetch.cut)

@@ -1,0 +1,107 @@
+"""Many devices in one process: the same functions, seeds and bytes as the fleet over MQTT."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch.nn import Module
+
+from talaria.aggregate.base import Aggregator
+from talaria.data.federated import Client, Federated
+from talaria.errors import ConfigError
+from talaria.federated import rounds
+from talaria.federated.fedbuff_run import Buffering, buffered
+from talaria.federated.rounds import Member, Run
+from talaria.simulation.schedules import Record, as_recorded, as_they_come, in_rounds
+from talaria.simulation.simulator import Fleet, RoundFacts
+from talaria.training import evaluation
+from talaria.training.evaluation import Report
+from talaria.types import ChannelMask, Plan, Tensors
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. ``shared`` is dense; ``private[client]`` is that device's whole private state."""
+
+    run: Run
+    members: Mapping[str, Member] = field(repr=False)
+    shared: Tensors = field(repr=False)
+    server: Tensors = field(repr=False)
+    private: Mapping[str, Tensors] = field(repr=False)
+    history: tuple[RoundFacts, ...] = field(repr=False)
+    bytes_up: Mapping[str, int] = field(repr=False)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """What :func:`replay` needs to come to the same bytes."""
+        return tuple(Record(facts.counted, facts.late) for facts in self.history)
+
+    @property
+    def masks(self) -> dict[str, ChannelMask]:
+        """The mask that each member ended with, where it has one."""
+        found = {name: rounds.mask_of(self.run, one, self.private.get(name)) for name, one in self.members.items()}
+        return {name: mask for name, mask in found.items() if mask is not None}
+
+    def personal(self, member: Member) -> Module:
+        """The model that ``member`` is served: a member of the run, or a newcomer."""
+        return rounds.personalize(self.run, member, self.shared, self.private.get(member.client))
+
+
+def members_of(clients: Mapping[str, Client], plans: Mapping[str, Plan] | None = None) -> dict[str, Member]:
+    """Each client's own side, without its test samples."""
+    plans = plans or {}
+    return {name: Member(name, c.train, c.val, plans.get(name)) for name, c in clients.items()}
+
+
+def simulate(
+    run: Run,
+    members: Mapping[str, Member],
+    *,
+    aggregator: Aggregator | None = None,
+    buffering: Buffering | None = None,
+    over: float = 0.0,
+    progress: Callable[[RoundFacts], None] | None = None,
+) -> Result:
+    """All rounds of ``run`` over ``members``; ``progress`` is called after each.
+
+    Every update crosses the wire's codec, as it does in the fleet, and is decoded one at a time to be folded. An
+    asynchronous run takes ``buffering``; one in rounds may ask ``over`` more devices than it counts. In both, who comes
+    when is drawn (:mod:`talaria.simulation.stragglers`). Raises :class:`~talaria.errors.ConfigError` where these do not fit.
+    """
+    rounds.check_over(run, over)
+    if not members or not all(isinstance(member, Member) for member in members.values()):
+        raise ConfigError(
+            "simulate: members must be Members by name, one at least; members_of(data.clients) makes them"
+        )
+    if run.asynchronous:
+        buffering = buffering or Buffering()
+        buffering.require(len(members))
+        rule = buffered(run, buffering, aggregator)
+        return _result(as_they_come(Fleet(run, members, rule), rule, progress))
+    if buffering is not None:
+        raise ConfigError("simulate: a buffer is for an asynchronous run; set run.asynchronous, or leave it out")
+    return _result(in_rounds(Fleet(run, members, aggregator), over, progress))
+
+
+def replay(
+    run: Run,
+    members: Mapping[str, Member],
+    records: Iterable[Record],
+    *,
+    aggregator: Aggregator | None = None,
+    buffering: Buffering | None = None,
+) -> Result:
+    """The run again, as it went by ``records``: the same bytes, whoever came when. Options as in :func:`simulate`."""
+    rule = buffered(run, buffering or Buffering(), aggregator) if run.asynchronous else aggregator
+    return _result(as_recorded(Fleet(run, members, rule), records))
+
+
+def _result(fleet: Fleet) -> Result:
+    return Result(fleet.run, fleet.members, fleet.shared, fleet.server, fleet.private, tuple(fleet.history), fleet.sent)
+
+
+def evaluate(result: Result, data: Federated, members: Mapping[str, Member]) -> Report:
+    """Each client's served model on that client's own test samples."""
+    every = {**data.clients, **data.newcomers}
+    return evaluation.report(
+        {name: evaluation.evaluate(result.personal(member), every[name].test) for name, member in members.items()}
+    )

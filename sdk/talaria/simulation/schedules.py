@@ -1,0 +1,89 @@
+"""The courses that a run can take: in rounds, as updates come, or as a record says that they came."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from talaria.aggregate.fedbuff import FedBuff
+from talaria.errors import ConfigError
+from talaria.federated import rounds
+from talaria.simulation.simulator import Arrived, Fleet, RoundFacts, Trained
+from talaria.simulation.stragglers import delay
+
+Progress = Callable[[RoundFacts], None] | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """How one version was made: the trainings counted in it, and those that were done but came too late to count.
+
+    A late training still moved its device's private part, and with it what that device sends later. Put it into the
+    record of the version that was made while it trained, or any before its device's next one.
+    """
+
+    counted: tuple[Trained, ...]
+    late: tuple[Trained, ...] = ()
+
+
+def in_rounds(fleet: Fleet, over: float, progress: Progress) -> Fleet:
+    """Everybody asked trains from one body. With ``over``, those who come first are counted, as many as needed."""
+    run, names = fleet.run, tuple(fleet.members)
+    for number in range(1, run.rounds + 1):
+        asked = rounds.cohort(run, number, names, over)
+        due = {name: delay(run.seed, name, number) for name in asked} if over else dict.fromkeys(asked, 0.0)
+        first = sorted(asked, key=lambda name: (due[name], name))[: rounds.needed(run, len(names))]
+        arrived = {name: fleet.train(name, fleet.version, fleet.shared) for name in asked}
+        counted = [arrived.pop(name) for name in first]
+        _told(progress, fleet.fold(counted, tuple(arrived.values()), time=due[first[-1]]))
+    return fleet
+
+
+def as_they_come(fleet: Fleet, rule: FedBuff, progress: Progress) -> Fleet:
+    """Every device trains again as soon as its update is counted; a full buffer makes the next version.
+
+    A device has one place in a buffer: it waits for the next version where its update is in the present one. Devices
+    whose update would be more than ``max_staleness`` behind are told to begin anew, from the present version.
+    """
+    run, bodies = fleet.run, {0: fleet.shared}
+    under_way = [(delay(run.seed, name, 1), name, 0) for name in sorted(fleet.members)]
+    heapify(under_way)
+    waiting: list[Arrived] = []
+    while fleet.version < run.rounds:
+        clock, name, base = heappop(under_way)
+        waiting.append(fleet.train(name, base, bodies[base]))
+        if len(waiting) < rule.capacity:
+            continue
+        oldest = fleet.version + 1 - rule.max_staleness
+        recalled = [entry for entry in under_way if entry[2] < oldest]
+        _told(progress, fleet.fold(waiting, time=clock, recalled=len(recalled)))
+        under_way = [entry for entry in under_way if entry[2] >= oldest]
+        heapify(under_way)
+        for idle in [one.client for one in waiting] + [entry[1] for entry in recalled]:
+            heappush(under_way, (clock + delay(run.seed, idle, fleet.version + 1), idle, fleet.version))
+        waiting = []
+        bodies[fleet.version] = fleet.shared
+        used = {entry[2] for entry in under_way}
+        bodies = {version: body for version, body in bodies.items() if version in used}
+    return fleet
+
+
+def as_recorded(fleet: Fleet, records: Iterable[Record]) -> Fleet:
+    """Each device trains from the versions that the records name, in that order; they count where the records say."""
+    todo = [(record, sorted({*record.counted, *record.late}, key=lambda one: (one[1], one[0]))) for record in records]
+    last = {base: index for index, (_, trainings) in enumerate(todo) for _, base in trainings}
+    bodies = {0: fleet.shared}
+    for index, (record, trainings) in enumerate(todo):
+        unknown = [base for _, base in trainings if base not in bodies]
+        if unknown:
+            raise ConfigError(f"record {index + 1}: no version {unknown[0]} of the body is there yet; check the record")
+        arrived = {(name, base): fleet.train(name, base, bodies[base]) for name, base in trainings}
+        counted = [arrived.pop(one) for one in record.counted]
+        fleet.fold(counted, tuple(arrived.values()))
+        bodies[fleet.version] = fleet.shared
+        bodies = {version: body for version, body in bodies.items() if last.get(version, -1) > index}
+    return fleet
+
+
+def _told(progress: Progress, facts: RoundFacts) -> None:
+    if progress is not None:
+        progress(facts)

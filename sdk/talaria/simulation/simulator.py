@@ -1,0 +1,103 @@
+"""All devices of a run and its coordinator in one process, step by step; what simulation and replay are made of."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from talaria.aggregate.base import Aggregator
+from talaria.errors import ConfigError
+from talaria.federated import rounds
+from talaria.federated.rounds import Member, Run
+from talaria.types import Tensors, Update
+from talaria.wire import codec
+
+Trained = tuple[str, int]
+"""A training: the client, and the version of the body that it started from (0 is the first)."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """One training's update as it travels."""
+
+    client: str
+    base: int
+    frame: bytes = field(repr=False)
+    metrics: Mapping[str, float] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """What one round was: its number from 1, who took part, bytes sent up, and the devices' mean metrics.
+
+    ``counted`` are the trainings whose updates made the next version of the body, ``late`` those whose updates came
+    after that, both in order of clients. Where arrival was drawn, ``time`` is when the round ended, and ``recalled``
+    how many devices were told to stop, because their update would have been too old.
+    """
+
+    round: int
+    clients: tuple[str, ...]
+    bytes_up: int
+    metrics: Mapping[str, float]
+    counted: tuple[Trained, ...] = ()
+    late: tuple[Trained, ...] = ()
+    time: float = 0.0
+    recalled: int = 0
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """Versions between what each counted update started from and what it was folded into."""
+        return tuple(self.round - 1 - base for _, base in self.counted)
+
+
+class Fleet:
+    """The devices' private states, the body and the server's state of one ``run``; every update crosses the codec."""
+
+    def __init__(self, run: Run, members: Mapping[str, Member], aggregator: Aggregator | None) -> None:
+        self.run, self.members, self._aggregator = run, members, aggregator
+        self.shared, self.server = rounds.start(run, aggregator)
+        self.version = 0
+        self.private: dict[str, Tensors] = {}
+        self.sent = dict.fromkeys(sorted(members), 0)
+        self.history: list[RoundFacts] = []
+
+    def train(self, client: str, base: int, body: Tensors) -> Arrived:
+        """Let a device train from ``body``, which is version ``base``."""
+        if client not in self.members:
+            raise ConfigError(f"client {client!r} is no member of this run; members are {sorted(self.members)[:8]}")
+        member = self.members[client]
+        update, self.private[client] = rounds.participate(self.run, member, body, self.private.get(client), base + 1)
+        frame = codec.encode_update(update, rounds.codec_of(self.run, member))
+        self.sent[client] += len(frame)
+        return Arrived(client, base, frame, update.metrics)
+
+    def fold(self, counted: Sequence[Arrived], late: Sequence[Arrived] = (), **more: Any) -> RoundFacts:
+        """Make the next version of the body; one update is decoded at a time, in client order. ``more`` goes into the
+        facts."""
+        ordered = sorted(counted, key=lambda one: (one.client, one.base))
+        self.shared, self.server = rounds.close(
+            self.run, self.shared, self.server, self._decoded(ordered), self._aggregator
+        )
+        self.version += 1
+        every = [*ordered, *late]
+        facts = RoundFacts(
+            self.version,
+            tuple(sorted({one.client for one in every})),
+            sum(len(one.frame) for one in every),
+            _mean([one.metrics for one in every]),
+            tuple((one.client, one.base) for one in ordered),
+            tuple(sorted((one.client, one.base) for one in late)),
+            **more,
+        )
+        self.history.append(facts)
+        return facts
+
+    def _decoded(self, arrived: Iterable[Arrived]) -> Iterator[Update]:
+        schema = codec.schema_of(rounds.first_body(self.run))
+        layout = rounds.layout_of(self.run.spec)
+        for one in arrived:
+            yield codec.decode_update(one.frame, schema=schema, layout=layout)
+
+
+def _mean(metrics: list[Mapping[str, float]]) -> dict[str, float]:
+    names = sorted({key for entry in metrics for key in entry})
+    return {key: sum(m[key] for m in metrics if key in m) / sum(key in m for m in metrics) for key in names}

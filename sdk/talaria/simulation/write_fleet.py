@@ -1,0 +1,192 @@
+"""What was simulated as a folder that learns it for real: ``talaria simulate ... --write-fleet DIR``.
+
+    fleet.toml       the coordinator's settings, every value of the run spelled out
+    NAME.toml        one device's settings, for each client
+    data/NAME.npz    that client's samples, as the simulation trained on them
+    plans/NAME.json  its plan, where it has one
+    newcomers/       the same for those who come when the rounds are over
+
+The rounds count everybody whom a round asks (quorum 1, no deadline), as the simulation does; that, and the seeds, make
+the bytes the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from talaria import algorithms, valid
+from talaria.config import write_toml
+from talaria.data import Client, Federated
+from talaria.errors import ConfigError, DataError
+from talaria.federated import rounds
+from talaria.federated.fedbuff_run import Buffering
+from talaria.federated.rounds import Run
+from talaria.types import Plan
+
+_DEVICE = re.compile(r"[a-z0-9-]{1,36}")
+_FLEET = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
+FLEET = "fleet.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A simulation to write down: its run, data and plans, and how the server folds."""
+
+    run: Run
+    data: Federated
+    plans: Mapping[str, Plan]
+    aggregator: str | None = None
+    over: float = 0.0
+    buffering: Buffering | None = None
+
+    @property
+    def _name(self) -> str:
+        """The fleet is called as its algorithm, where that can be a fleet's name."""
+        said = algorithms.load(self.run.algorithm, self.run.hparams).card.name
+        return next((name for name in (self.run.algorithm, said) if _FLEET.fullmatch(name)), "fleet")
+
+    def files(self, port: int) -> dict[str, bytes]:
+        """Every file but the samples, by its path in the folder."""
+        url = f"mqtt://127.0.0.1:{port}"
+        out = {FLEET: write_toml(self._coordinator(port)).encode()}
+        for home, clients in (("", self.data.clients), ("newcomers/", self.data.newcomers)):
+            for name in clients:
+                up = "../" if home else ""
+                out[f"{home}{name}.toml"] = write_toml(self._device(name, url, up)).encode() + _LATER.encode()
+                if name in self.plans:
+                    out[f"plans/{name}.json"] = json.dumps(self.plans[name].to_json(), indent=1).encode()
+        return out
+
+    def _coordinator(self, port: int) -> dict[str, dict[str, Any]]:
+        run, spec = self.run, self.run.spec.to_json()
+        adapters = spec.pop("adapters")
+        how: dict[str, Any] = {"deadline_s": 0, "quorum": 1.0, "over": self.over, "aggregator": self.aggregator}
+        if self.buffering is not None:
+            own = {name: value for name, value in asdict(self.buffering).items() if name != "normalise"}
+            how = {"mode": "asynchronous", "deadline_s": 600, **own, "aggregator": self.aggregator}
+        return {
+            "fleet": {
+                "name": self._name,
+                "state": "state/coordinator",
+                "members": list(self.data.clients),
+                "stay": bool(self.data.newcomers),
+            },
+            "broker": {"url": "auto", "host": "127.0.0.1", "port": port},
+            "rounds": how,
+            "run": {
+                "algorithm": run.algorithm,
+                "rounds": run.rounds,
+                "seed": run.seed,
+                "buffers": run.buffers,
+                "fraction": run.fraction,
+                "codec": run.codec,
+            },
+            "run.spec": spec,
+            **({} if adapters is None else {"run.spec.adapters": adapters}),
+            "run.recipe": asdict(run.recipe),
+            "run.hparams": _every_option(run),
+        }
+
+    def _device(self, name: str, url: str, up: str) -> dict[str, dict[str, Any]]:
+        plan = f"{up}plans/{name}.json" if name in self.plans else None
+        state = f"{up}state/devices/{name}"
+        allow = {"code": {"allow": self._packages}} if self._packages else {}
+        return {
+            "device": {"id": name, "state": state, "labels": list(self.data.labels), "plan": plan},
+            "fleet": {"name": self._name, "broker": url},
+            "data": {"source": "npz", "path": f"{up}data/{name}.npz", "client": name},
+            **allow,
+        }
+
+    @property
+    def _packages(self) -> list[str]:
+        """Packages beside Talaria whose code the devices need."""
+        package = algorithms.GROUP.package(self.run.algorithm)
+        return [] if package is None else [package]
+
+
+_LATER = """
+# Under [device], bundle = "NAME.talaria" also exports this device's model; [guard] says when it may train.
+"""
+
+
+def write_fleet(folder: Path, written: Written) -> None:
+    """Make ``folder`` with all that coordinator and devices need, or nothing of it.
+
+    Raises :class:`ConfigError` where the folder holds something already, or a client cannot be a device, and
+    :class:`DataError` where its agent would refuse its samples.
+    """
+    rounds.require_travels(written.run)
+    everyone = {**written.data.clients, **written.data.newcomers}
+    for name, client in everyone.items():
+        _require(name, client)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--write-fleet {folder}: is there already and not empty; give the name of a new folder")
+    beside = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        for path, text in written.files(_free_port()).items():
+            (beside / path).parent.mkdir(exist_ok=True)
+            (beside / path).write_bytes(text)
+        (beside / "data").mkdir()
+        for name, client in everyone.items():
+            _save(beside / "data" / f"{name}.npz", client)
+        os.replace(beside, folder)
+    except OSError as error:
+        raise ConfigError(f"--write-fleet {folder}: cannot be written ({error.strerror or error})") from None
+    finally:
+        if beside is not None:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _every_option(run: Run) -> dict[str, Any]:
+    """The algorithm's options as the run has them, those left at their default too."""
+    every = algorithms.options(algorithms.kind_of(run.algorithm))
+    return {name: value for name, value in {**every, **run.hparams}.items() if valid.plain(value)}
+
+
+def _require(name: str, client: Client) -> None:
+    if not _DEVICE.fullmatch(name) or f"{name}.toml" == FLEET:
+        raise ConfigError(
+            f"--write-fleet: client {valid.shown(name)} cannot be a device's id; name clients by 1 to 36 of a-z, 0-9 "
+            "and '-', but not fleet"
+        )
+    seen = torch.unique(client.train.y)
+    if len(seen) < 2:
+        raise DataError(
+            f"--write-fleet: {name} trains on class {int(seen[0])} alone, which its agent refuses; give it two at least"
+        )
+
+
+def _save(path: Path, client: Client) -> None:
+    parts = (client.train, client.val, client.test)
+    np.savez(
+        path,
+        x=np.concatenate([part.x.numpy() for part in parts]),
+        y=np.concatenate([part.y.numpy() for part in parts]),
+        split=np.repeat(np.arange(3), [len(part) for part in parts]),
+    )
+
+
+def _free_port() -> int:
+    """A port that nobody listens on now, below those that outgoing connections take; both sides must name the same."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise ConfigError("--write-fleet: no free port was found on 127.0.0.1; end what listens on 20000..31999")

@@ -1,0 +1,116 @@
+"""What a model is worth to each client, and what that says about all of them.
+
+Figures are taken on test samples after a fixed number of rounds, over all clients. There is no "best round" here:
+the maximum over rounds of a test accuracy is a number that no deployed system can reach.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from talaria.errors import DataError
+from talaria.training.loop import predict
+from talaria.types import Samples
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One client's result on ``samples`` labelled samples.
+
+    ``accuracy``: share labelled right. ``macro_recall``: the mean over the labels that occur of the share of each
+    that was found, so that a rare label counts as much as a frequent one. Both in 0..1.
+    """
+
+    accuracy: float
+    macro_recall: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A figure over all clients, in the units of the figure itself.
+
+    ``weighted``: mean over samples. ``mean``: over clients. ``std``: over clients, of the population (ddof 0).
+    ``worst``: the lowest. ``worst_tenth``: the mean of the lowest tenth of the clients, rounded up to whole ones.
+    """
+
+    weighted: float
+    mean: float
+    std: float
+    worst: float
+    worst_tenth: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every client's metrics, ordered by name, and their summaries."""
+
+    clients: Mapping[str, Metrics]
+    accuracy: Summary
+    macro_recall: Summary
+
+    def to_json(self) -> str:
+        """Canonical JSON: equal reports, equal text."""
+        return json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"))
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain dicts and numbers, as :meth:`to_json` writes them."""
+        return {
+            "clients": {name: vars(metrics).copy() for name, metrics in self.clients.items()},
+            "accuracy": vars(self.accuracy).copy(),
+            "macro_recall": vars(self.macro_recall).copy(),
+        }
+
+
+def evaluate(model: Module, samples: Samples, batch: int = 256) -> Metrics:
+    """``model``'s metrics on ``samples``: in eval mode, without gradients; the model's modes are restored.
+
+    Raises :class:`DataError` where there is no sample.
+    """
+    if not len(samples):
+        raise DataError("evaluate: no sample to measure on; give at least one")
+    return metrics_of(predict(model, samples.x, batch), samples.y)
+
+
+def metrics_of(logits: Tensor, y: Tensor) -> Metrics:
+    """The metrics of scores ``logits`` (N, classes) against labels ``y`` int64 (N,).
+
+    A row that holds NaN counts as wrong, whatever its label: a model that diverged must not score.
+    """
+    right = (logits.argmax(1) == y) & ~logits.isnan().any(1)
+    recalls = [right[y == label].double().mean() for label in sorted(set(y.tolist()))]
+    return Metrics(float(right.double().mean()), float(torch.stack(recalls).mean()), len(y))
+
+
+def report(clients: Mapping[str, Metrics]) -> Report:
+    """The report over ``clients``. Raises :class:`DataError` where there is none."""
+    if not clients:
+        raise DataError("report: no client was measured; give at least one")
+    ordered = dict(sorted(clients.items()))
+    weights = [m.samples for m in ordered.values()]
+    return Report(
+        clients=ordered,
+        accuracy=summarize([m.accuracy for m in ordered.values()], weights),
+        macro_recall=summarize([m.macro_recall for m in ordered.values()], weights),
+    )
+
+
+def summarize(values: list[float], weights: list[int] | None = None) -> Summary:
+    """The summary of ``values``, one per client, weighted by ``weights`` samples (default: equally)."""
+    if not values:
+        raise DataError("summarize: no value; give at least one")
+    counts = [1] * len(values) if weights is None else weights
+    mean = math.fsum(values) / len(values)
+    tenth = sorted(values)[: math.ceil(len(values) / 10)]
+    return Summary(
+        weighted=math.fsum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts),
+        mean=mean,
+        std=math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values)),
+        worst=min(values),
+        worst_tenth=math.fsum(tenth) / len(tenth),
+    )

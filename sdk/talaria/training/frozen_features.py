@@ -1,0 +1,185 @@
+"""Training where only the upper layers train: what the frozen layers below compute is computed once and kept.
+
+The network is cut in two at the last point, below everything that trains, where a single tensor passes from the lower
+layers to the upper ones. The lower half runs once per sample, without gradients, through ONNX Runtime where that is
+installed; the upper half then trains on the kept features as an ordinary task. Weights and names stay those of the
+whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+from torch.nn import Flatten, Module, RReLU, Sequential
+from torch.nn.modules.dropout import _DropoutNd
+
+from talaria.planning import onnx_runtime
+from talaria.planning.onnx_runtime import Exporter
+from talaria.tensors import only as picked
+from talaria.training import loop
+from talaria.training.batching import steps_of
+from talaria.types import Recipe, Samples, Task, Tensors
+
+LARGEST_CACHE = 512 << 20
+"""Most bytes of features that are kept."""
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A network in two: ``upper(lower(x))`` is the network. Both share its parameters; ``cut`` names the last
+    operation of ``lower``."""
+
+    lower: Module
+    upper: Module
+    cut: str
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A task on kept features, for :func:`talaria.training.loop.train`, or the reason why there is none."""
+
+    task: Task | None
+    why: str
+
+
+def halve(model: Module, only: Collection[str]) -> Halves | str:
+    """Cut ``model`` below the lowest layer that ``only`` trains, or say why that cannot be done.
+
+    ``model`` is left frozen but for ``only``, as :func:`talaria.training.loop.freeze_but` leaves it.
+    """
+    loop.freeze_but(model, only)
+    try:
+        graph: fx.Graph = fx.Tracer().trace(model)
+    except (fx.proxy.TraceError, TypeError, RuntimeError, AttributeError, ValueError) as error:
+        return f"its forward cannot be followed ({' '.join(str(error).split())[:120]})"
+    nodes = list(graph.nodes)
+    first = next((i for i, node in enumerate(nodes) if _trains(model, node, set(only))), len(nodes) - 1)
+    at = next((i for i in range(first, 1, -1) if _passing(nodes, i) is not None), None)
+    value = None if at is None else _passing(nodes, at)
+    if at is None or value is None or value.op == "placeholder":
+        return "it trains from its first layer on" if first <= 1 else "no single tensor passes the frozen layers"
+    return Halves(_lower(model, nodes[:at], value), _upper(model, nodes[at:], value), value.name)
+
+
+def cached(
+    task: Task, state: Tensors, only: Collection[str], *, export: Exporter | None = None, batch: int = 64
+) -> Cached:
+    """The task whose inputs are what the frozen layers make of the task's samples at ``state``.
+
+    ``export`` runs the frozen layers through ONNX Runtime. Augmentation of the inputs cannot be kept; neither can more
+    than :data:`LARGEST_CACHE` bytes.
+    """
+    if task.recipe.augment != "none":
+        return Cached(None, f"augment={task.recipe.augment!r} changes the inputs in every epoch")
+    if not len(task.train):
+        return Cached(None, "there are no samples to keep")
+    found = halve(loop.load(task.model, state), only)
+    if isinstance(found, str):
+        return Cached(None, found)
+    run = torch_runner(found.lower) if export is None else onnx_runner(found.lower, task.train.x[:2], export)
+    one = run(task.train.x[:1])
+    size = one.nbytes * (len(task.train) + len(task.val))
+    if size > LARGEST_CACHE:
+        return Cached(None, f"its features would take {size / 1e6:.0f} MB, more than {LARGEST_CACHE / 1e6:.0f}")
+    train, val = (Samples(_in_batches(run, part.x, one, batch), part.y) for part in (task.train, task.val))
+    return Cached(
+        task.but(model=found.upper, train=train, val=val), f"features kept at {found.cut}, {size / 1e6:.1f} MB"
+    )
+
+
+def train(
+    task: Task,
+    state: Tensors,
+    *,
+    only: Collection[str],
+    export: Exporter | None = None,
+    recipe: Recipe | None = None,
+    samples: Samples | None = None,
+    purpose: str = "train",
+) -> Tensors:
+    """:func:`talaria.training.loop.train`, on kept features where that can be done; the same result up to rounding.
+
+    Where no sample is seen twice there is nothing to gain, and the plain training is taken.
+    """
+    recipe, samples = recipe or task.recipe, task.train if samples is None else samples
+    once = steps_of(recipe, len(samples)) * recipe.batch < 2 * len(samples)
+    none = samples.take(torch.arange(0))
+    kept = None if once else cached(task.but(recipe=recipe, train=samples, val=none), state, only, export=export).task
+    if kept is None:
+        return loop.train(task, state, only=only, recipe=recipe, samples=samples, purpose=purpose)
+    names = list(kept.model.state_dict())
+    after = loop.train(kept, picked(state, names), only=[k for k in only if k in set(names)], purpose=purpose)
+    return {key: after.get(key, value) for key, value in state.items()}
+
+
+def _trains(model: Module, node: fx.Node, only: set[str]) -> bool:
+    """Whether something trains here, or draws at random as in training (dropout)."""
+    if node.op == "call_module":
+        layer = model.get_submodule(str(node.target))
+        names = [f"{node.target}.{n}" for n, _ in (*layer.named_parameters(), *layer.named_buffers())]
+        return any(n in only for n in names) or any(m.training and _minds(m) for m in layer.modules())
+    return node.op == "output" or (node.op == "get_attr" and str(node.target) in only)
+
+
+def _minds(layer: Module) -> bool:
+    """Whether a plain layer does something else in train mode: it draws at random, or has statistics."""
+    return isinstance(layer, (_DropoutNd, RReLU)) or next(layer.buffers(recurse=False), None) is not None
+
+
+def _passing(nodes: list[fx.Node], at: int) -> fx.Node | None:
+    """The one value that nodes before ``at`` hand to those from there on, or None where there are several."""
+    before, after = set(nodes[:at]), nodes[at:]
+    passing = {value for node in after for value in node.all_input_nodes if value in before}
+    return next(iter(passing)) if len(passing) == 1 else None
+
+
+def _lower(model: Module, nodes: list[fx.Node], value: fx.Node) -> Module:
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        env[node] = graph.node_copy(node, env.__getitem__)
+    graph.output(env[value])
+    return fx.GraphModule(model, graph).requires_grad_(False).eval()
+
+
+def _upper(model: Module, nodes: list[fx.Node], value: fx.Node) -> Module:
+    graph = fx.Graph()
+    env = {value: graph.placeholder("features")}
+    for node in nodes:
+        env[node] = graph.node_copy(node, env.__getitem__)
+    return fx.GraphModule(model, graph)
+
+
+def torch_runner(lower: Module) -> Callable[[Tensor], Tensor]:
+    """``lower`` on a batch, without gradients."""
+
+    def run(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            out: Tensor = lower(x)
+        return out
+
+    return run
+
+
+def onnx_runner(lower: Module, example: Tensor, export: Exporter) -> Callable[[Tensor], Tensor]:
+    """``lower`` on a batch, through ONNX Runtime; ``example`` is a batch of its inputs."""
+    with torch.no_grad():
+        shape = tuple(lower(example).shape[1:])
+    session = onnx_runtime.Session(export(Sequential(lower, Flatten(1)), example))
+
+    def run(x: Tensor) -> Tensor:
+        return torch.from_numpy(np.array(session(x.numpy()))).reshape(-1, *shape)
+
+    return run
+
+
+def _in_batches(run: Callable[[Tensor], Tensor], x: Tensor, one: Tensor, batch: int) -> Tensor:
+    out = torch.empty(len(x), prod(one.shape[1:])).reshape(len(x), *one.shape[1:])
+    for begin in range(0, len(x), batch):
+        out[begin : begin + batch] = run(x[begin : begin + batch])
+    return out

@@ -1,0 +1,257 @@
+"""The training loop of every algorithm: train, gradient, calibrate, evaluate, on one scratch module.
+
+A module is in train mode only where one of its own tensors is being trained; everything else is frozen:
+``requires_grad=False``, out of the optimizer, and in eval mode (so that BatchNorm below stands still).
+"""
+
+from collections.abc import Callable, Collection
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from talaria.errors import ModelError
+from talaria.tensors import fill
+from talaria.training.batching import LayerDraws, cut, feed, steps_of
+from talaria.types import Recipe, Samples, Task, Tensors
+
+Objective = Callable[[Module, Tensor, Tensor], Tensor]
+"""``(module, x, y) -> scalar loss`` on one batch."""
+
+
+WIDE = 64
+"""Inputs from which on a convolution larger than 1x1 trains faster in torch's plain layout."""
+
+
+@dataclass(frozen=True)
+class Pull:
+    """The gradient ``strength * (w - anchor)`` of a proximal term ``strength/2 * ||w - anchor||²``."""
+
+    anchor: Tensors
+    strength: float
+
+
+def load(module: Module, state: Tensors) -> Module:
+    """Copy ``state`` into ``module`` in place; names and shapes must fit exactly (:class:`ModelError`)."""
+    own = module.state_dict(keep_vars=True)
+    if own.keys() != state.keys():
+        missing, unknown = sorted(own.keys() - state.keys())[:4], sorted(state.keys() - own.keys())[:4]
+        raise ModelError(f"state does not fit the model: missing {missing}, unknown {unknown}")
+    for name, tensor in own.items():
+        if tensor.shape != state[name].shape:
+            raise ModelError(
+                f"state does not fit the model: {name!r} is {tuple(state[name].shape)}, "
+                f"the model has {tuple(tensor.shape)}"
+            )
+    fill(own, state)
+    return module
+
+
+def state_of(module: Module) -> Tensors:
+    """Detached copies of all parameters and buffers of ``module``."""
+    return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in module.state_dict().items()}
+
+
+def served(task: Task, state: Tensors) -> Module:
+    """A module of its own with ``state``, in eval mode: what a device runs and exports."""
+    module = load(deepcopy(task.model), state).to(memory_format=torch.contiguous_format)
+    return module.requires_grad_(False).eval()
+
+
+def in_fast_layout(module: Module) -> Module:
+    """``module`` with its 2D convolutions in channels-last memory where a CPU trains them faster so: depthwise and
+    small ones by a tenth to a third. Wide ones (:data:`WIDE` inputs, larger than 1x1) were slower by a sixth."""
+    larger = [p for p in module.parameters() if p.dim() == 4 and p.shape[-1] > 1]
+    if larger and all(p.shape[1] < WIDE for p in larger):
+        module.to(memory_format=torch.channels_last)
+    return module
+
+
+def train(
+    task: Task,
+    state: Tensors,
+    *,
+    only: Collection[str] | None = None,
+    recipe: Recipe | None = None,
+    pull: Pull | None = None,
+    objective: Objective | None = None,
+    samples: Samples | None = None,
+    purpose: str = "train",
+) -> Tensors:
+    """SGD from ``state`` on the task's training samples; returns the whole new state.
+
+    ``only`` names what is trained (parameters and the buffers that follow them; default: everything).
+    ``pull`` is added to the gradient before the optimizer's step, so momentum sees it. ``purpose`` names the
+    random draws: branches with different purposes do not disturb each other.
+    """
+    recipe = recipe or task.recipe
+    samples = task.train if samples is None else samples
+    objective = objective or cross_entropy(recipe.smoothing)
+    module = load(task.model, state)
+    trained = freeze_but(module, only)
+    if not trained or steps_of(recipe, len(samples)) == 0:
+        return dict(state)
+    optimizer = sgd(trained, recipe)
+    with LayerDraws(task, purpose):
+        for x, y in feed(task, recipe, samples, purpose):
+            optimizer.zero_grad(set_to_none=True)
+            _backward(module, objective, x, y, recipe.accumulate)
+            if pull is not None:
+                for name, parameter in trained.items():
+                    _add_pull(parameter, pull.anchor[name], pull.strength)
+            optimizer.step()
+    return state_of(module)
+
+
+def _backward(module: Module, objective: Objective, x: Tensor, y: Tensor, slices: int) -> None:
+    pieces = min(slices, len(y))
+    for xs, ys in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
+        with lone_sample_in_eval(module, len(ys)):
+            loss = objective(module, xs, ys)
+        (loss * (len(ys) / len(y))).backward()  # type: ignore[no-untyped-call]
+
+
+def _add_pull(parameter: Tensor, anchor: Tensor, strength: float) -> None:
+    pulled = strength * (parameter.detach() - anchor)
+    parameter.grad = pulled if parameter.grad is None else parameter.grad + pulled
+
+
+def cross_entropy(smoothing: float = 0.0) -> Objective:
+    """Mean cross-entropy of the module's logits (N, classes)."""
+
+    def objective(module: Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(module(x), y, label_smoothing=smoothing)
+
+    return objective
+
+
+def gradient(
+    task: Task,
+    state: Tensors,
+    *,
+    only: Collection[str] | None = None,
+    samples: Samples | None = None,
+    objective: Objective | None = None,
+    purpose: str = "gradient",
+) -> Tensors:
+    """The mean gradient over ``samples`` (default: all training samples) at ``state``, which does not move.
+
+    BatchNorm normalizes as in training where its layer is in ``only``, but its statistics are not kept.
+    """
+    samples = task.train if samples is None else samples
+    objective = objective or cross_entropy()
+    module = load(task.model, state)
+    trained = freeze_but(module, only)
+    module.zero_grad(set_to_none=True)
+    with LayerDraws(task, purpose), lone_sample_in_eval(module, len(samples)):
+        objective(module, samples.x, samples.y).backward()  # type: ignore[no-untyped-call]
+    return {k: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for k, p in trained.items()}
+
+
+def freeze_but(module: Module, only: Collection[str] | None) -> dict[str, Tensor]:
+    """Freeze all but the tensors in ``only`` (None: nothing is frozen); returns the trained parameters."""
+    wanted = None if only is None else set(only)
+    trained: dict[str, Tensor] = {}
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(wanted is None or name in wanted)
+        if parameter.requires_grad:
+            trained[name] = parameter
+    module.train(wanted is None)
+    if wanted is not None:
+        _train_mode_where(module, "", wanted)
+    return trained
+
+
+def _train_mode_where(module: Module, prefix: str, wanted: set[str]) -> bool:
+    """Train mode for modules that own a wanted tensor, and for the stateless ones (dropout) beside them."""
+    own = [prefix + n for n, _ in module.named_parameters(recurse=False)]
+    own += [prefix + n for n, _ in module.named_buffers(recurse=False)]
+    active = any(name in wanted for name in own)
+    stateless: list[Module] = []
+    for name, child in module.named_children():
+        if next(child.parameters(), None) is None and next(child.buffers(), None) is None:
+            stateless.append(child)
+        else:
+            active |= _train_mode_where(child, f"{prefix}{name}.", wanted)
+    if active:
+        module.training = True
+        for child in stateless:
+            child.train()
+    return active
+
+
+def sgd(trained: dict[str, Tensor], recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer over ``trained``; made anew in every round and phase."""
+    return torch.optim.SGD(trained.values(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+
+
+class lone_sample_in_eval:  # noqa: N801 - reads as a statement: with lone_sample_in_eval(...)
+    """BatchNorm layers in eval while a batch holds a single sample."""
+
+    def __init__(self, module: Module, count: int) -> None:
+        every = module.modules() if count == 1 else ()
+        self.layers = [m for m in every if isinstance(m, _BatchNorm) and m.training]
+
+    def __enter__(self) -> None:
+        for layer in self.layers:
+            layer.eval()
+
+    def __exit__(self, *_: object) -> None:
+        for layer in self.layers:
+            layer.train()
+
+
+def calibrate(task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
+    """Re-estimate BatchNorm statistics by one unlabelled pass; everything else stays as it is."""
+    samples = task.train if samples is None else samples
+    module = load(task.model, state)
+    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not layers or len(samples) < 2:
+        return dict(state)
+    module.requires_grad_(False).eval()
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a cumulative mean over the pass
+        layer.train()
+    with torch.no_grad():
+        for index in cut(torch.arange(len(samples)), batch):
+            module(samples.x[index])
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+        layer.eval()
+    return state_of(module)
+
+
+def never_trained(task: Task, state: Tensors) -> bool:
+    """True where private BatchNorm statistics have not seen a single batch."""
+    split = task.split
+    return split.buffers == "local" and any(int(state[k]) == 0 for k in split.counters)
+
+
+def ready(task: Task, state: Tensors) -> Tensors:
+    """``state`` fit to be run: BatchNorm calibrated on this device's inputs if it never trained here."""
+    return calibrate(task, state) if never_trained(task, state) else state
+
+
+def predict(module: Module, x: Tensor, batch: int = 256) -> Tensor:
+    """Logits (N, classes) in eval mode without gradients; the module's modes are restored."""
+    modes = {m: m.training for m in module.modules()}
+    module.eval()
+    with torch.no_grad():
+        out = torch.cat([module(x[start : start + batch]) for start in range(0, max(1, len(x)), batch)])
+    for m, mode in modes.items():
+        m.training = mode
+    return out
+
+
+def accuracy(task: Task, state: Tensors, samples: Samples) -> float:
+    """Share of ``samples`` that ``state`` labels right, in eval mode; 0.0 without samples."""
+    if not len(samples):
+        return 0.0
+    logits = predict(load(task.model, state), samples.x)
+    return float((logits.argmax(1) == samples.y).double().mean())

@@ -1,0 +1,458 @@
+"""MQTT behind the small interface of :mod:`talaria.wire.transport`; the only door to paho.
+
+The broker is taken for a lossy transport: it may drop what it acknowledged, double it or turn it round. So
+each connection begins clean, nothing is queued while the link is down, and the protocol above asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from talaria import time
+from talaria.errors import ConfigError, TransportError
+from talaria.wire.backoff import Backoff
+from talaria.wire.broker_url import Address, Tls
+from talaria.wire.frames import MAX_FRAME
+from talaria.wire.mqtt_asyncio import Pump
+from talaria.wire.transport import Arrival, Incoming, LinkDown, LinkUp, Transport, Will
+from talaria.wire.validity import validities
+
+__all__ = ["Address", "Arrival", "Incoming", "LinkDown", "LinkUp", "Mqtt", "Tls", "Transport", "Will"]
+
+EACH = 16 * 1024
+_Inbox = asyncio.Queue[Incoming | None]
+
+
+class Mqtt:
+    """A :class:`Transport` over paho: MQTT 5, or 3.1.1 where the broker knows no better. It has a thread of its own, or
+    with ``threaded=False`` runs in the event loop, which suits many links with little to do.
+
+    ``will`` is asked before each connection attempt. ``window`` bounds the messages in flight, ``inbox`` the
+    bytes that wait to be received: beyond it the network thread waits, and after a third of ``keepalive``
+    drops what it holds. ``as_published`` marks messages that the sender asked to retain also as they pass, where the
+    broker speaks MQTT 5. ``backoff`` are the shortest and longest pause between attempts, in seconds. Each new reason
+    why the link does not come back is told as a :class:`LinkDown` of its own.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        filters: tuple[str, ...],
+        *,
+        will: Callable[[], Will] | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        tls: Tls | None = None,
+        keepalive: int = 30,
+        window: int = 32,
+        inbox: int = 64 * 2**20,
+        backoff: tuple[float, float] = (1.0, 60.0),
+        timeout: float = 10.0,
+        threaded: bool = True,
+        as_published: bool = False,
+    ) -> None:
+        self.address = Address.parse(url)
+        if (
+            not 0 < len(name) <= 64
+            or keepalive < 3
+            or window < 1
+            or inbox < MAX_FRAME
+            or not 0 < backoff[0] <= backoff[1]
+        ):
+            raise ConfigError(f"transport {name!r}: keepalive, window, inbox or backoff is out of range")
+        self._name, self._filters, self._will = name, filters, will
+        self._login = (username or self.address.username, password or self.address.password)
+        self._tls = tls or Tls()
+        self._context = self._tls.context() if self.address.tls else None
+        self._keepalive, self._window, self._timeout, self._backoff = keepalive, window, timeout, backoff
+        self._random = Random(name)
+        self._largest: int | None = None
+        self._protocol: MQTTProtocolVersion | None = None
+        self._threaded, self._as_published = threaded, as_published
+        self._budget = _Budget(inbox, keepalive / 3 if threaded else 0.0)
+        self._inbox: asyncio.Queue[Incoming | None] = asyncio.Queue()
+        self._session: _Session | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    @property
+    def protocol(self) -> str:
+        """``"5"`` or ``"3.1.1"``, as agreed with the broker."""
+        return "5" if self._protocol == MQTTProtocolVersion.MQTTv5 else "3.1.1"
+
+    @property
+    def largest(self) -> int | None:
+        """Bytes of one message, topic included, that the broker said it takes (MQTT 5); None where it did not say."""
+        return self._largest
+
+    @property
+    def dropped(self) -> int:
+        """Messages dropped because the inbox stayed full."""
+        return self._budget.dropped
+
+    async def start(self) -> None:
+        """Connect; raises :class:`TransportError` that says what was tried and how to start a broker."""
+        await self._connect()
+        self._keeper = asyncio.create_task(self._keep(), name=f"mqtt {self._name}")
+        self._keeper.add_done_callback(self._ended)
+
+    async def _connect(self) -> None:
+        if self._protocol is None:
+            self._protocol = await self._agree()
+        will = None if self._will is None else self._will()
+        session = self._new(self._protocol, will)
+        await self._open(session, self._filters)
+        self._session = session
+        self._largest = session.largest
+        session.begin()
+
+    async def _agree(self) -> MQTTProtocolVersion:
+        """Which MQTT the broker speaks, by a first connection without a will: amqtt refuses a plain MQTT 5 CONNECT
+        in good order but hangs on one with a will."""
+        probe = self._new(MQTTProtocolVersion.MQTTv5, None)
+        try:
+            await self._open(probe, ())
+        except _OldBrokerError:
+            return MQTTProtocolVersion.MQTTv311
+        await probe.end()
+        return MQTTProtocolVersion.MQTTv5
+
+    def _new(self, protocol: MQTTProtocolVersion, will: Will | None) -> _Session:
+        client = self._client(protocol, will)
+        return _Session(client, self._inbox, self._budget, self._window, self._threaded, self._as_published)
+
+    async def _open(self, session: _Session, filters: tuple[str, ...]) -> None:
+        try:
+            await asyncio.wait_for(session.open(self.address, self._keepalive, filters), self._timeout)
+        except _OldBrokerError:
+            await session.end()
+            raise
+        except (OSError, TimeoutError, TransportError) as why:
+            await session.end()
+            raise TransportError(self._advice(str(why) or f"no answer within {self._timeout:g} s")) from None
+        except asyncio.CancelledError:
+            await session.end()
+            raise
+
+    def _advice(self, reason: str) -> str:
+        how = ("TLS over " if self.address.tls else "") + ("WebSocket" if self.address.websocket else "TCP")
+        if "uthori" in reason or "password" in reason or "redentials" in reason:
+            return f"the broker at {self.address} refused {self._name!r}: {reason}; check its user name and password"
+        dates = [v.trouble(time.time()) for v in validities(self._tls)] if self.address.tls else []
+        if any(dates):
+            return f"cannot use the MQTT broker at {self.address}: {reason}. {'; '.join(filter(None, dates))}"
+        tried = f"tried MQTT 5 and 3.1.1 as {self._name!r} by {how}"
+        return (
+            f"cannot use the MQTT broker at {self.address} ({tried}): {reason}. "
+            f"Start one, for example `mosquitto -p {self.address.port}`, or let the coordinator start its own with "
+            'broker = "auto"; or correct the URL'
+        )
+
+    def _client(self, protocol: MQTTProtocolVersion, will: Will | None) -> paho.Client:
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=self._name,
+            protocol=protocol,
+            clean_session=True if protocol == MQTTProtocolVersion.MQTTv311 else None,
+            transport="websockets" if self.address.websocket else "tcp",
+            reconnect_on_failure=False,
+        )
+        client.connect_timeout = self._timeout
+        client.max_inflight_messages_set(self._window)
+        client.max_queued_messages_set(2 * self._window)
+        if self.address.websocket:
+            client.ws_set_options(path=self.address.path)
+        if self._context is not None:
+            client.tls_set_context(self._context)
+        if self._login[0] is not None:
+            client.username_pw_set(*self._login)
+        if will is not None:
+            client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
+        return client
+
+    async def _keep(self) -> None:
+        """The one place that reconnects."""
+        backoff, told, born = Backoff(*self._backoff), "", time.monotonic()
+        while not self._closed:
+            session = self._session
+            if session is not None:
+                told = await session.lost.wait_reason()
+                self._session = None
+                await session.end()
+                self._inbox.put_nowait(LinkDown(told))
+                backoff.lived(time.monotonic() - born)
+            await asyncio.sleep(backoff.pause(self._random.random()))
+            try:
+                await self._connect()
+            except TransportError as why:
+                backoff.failed()
+                if str(why) != told:
+                    told = str(why)
+                    self._inbox.put_nowait(LinkDown(told))
+            born = time.monotonic()
+
+    def _ended(self, keeper: asyncio.Task[None]) -> None:
+        """The will's callback failed (a full disk, say): the reader must learn of it."""
+        if not keeper.cancelled() and keeper.exception() is not None:
+            self._failure = keeper.exception()
+            self._inbox.put_nowait(None)
+
+    async def receive(self) -> Incoming:
+        """The next thing that happened."""
+        item = await self._inbox.get()
+        if item is None:
+            self._inbox.put_nowait(None)
+            why = "is closed" if self._failure is None else f"stopped: {self._failure}"
+            raise TransportError(f"transport {self._name!r} {why}; start a new one") from self._failure
+        if isinstance(item, Arrival):
+            self._budget.give(len(item.payload))
+        return item
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
+        """Hand one message to the link; False where it is down or the broker's queue is full."""
+        return self._session is not None and await self._session.publish(topic, payload, retain)
+
+    async def recall(self) -> None:
+        """Ask the broker to tell again all that it retains for us."""
+        if self._session is not None:
+            self._session.subscribe()
+
+    async def flush(self, timeout: float) -> bool:
+        """Wait for the broker's acknowledgement of all that was published."""
+        session = self._session
+        if session is None:
+            return False
+        try:
+            return await asyncio.wait_for(session.settled(), timeout)
+        except TimeoutError:
+            return False
+
+    def renew(self, reason: str) -> None:
+        """End this connection; the next one asks for its last will anew."""
+        if self._session is not None:
+            self._session.lost.set(reason)
+
+    async def close(self) -> None:
+        """Say goodbye and end the thread."""
+        self._closed = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        session, self._session = self._session, None
+        if session is not None:
+            await session.end()
+        self._inbox.put_nowait(None)
+
+
+class _OldBrokerError(Exception):
+    """The broker does not know MQTT 5."""
+
+
+class _Budget:
+    """Bytes that may wait in the inbox, shared by the network thread and the event loop. Each message counts for
+    :data:`EACH` more: a flood of small ones is held back at the broker, instead of being worked off long after."""
+
+    def __init__(self, most: int, patience: float) -> None:
+        self._most, self._left, self._patience, self._room = most, most, patience, threading.Condition()
+        self.dropped = 0
+
+    def take(self, size: int) -> bool:
+        """Called by the network thread: wait for room, but not for long."""
+        cost = self._cost(size)
+        with self._room:
+            if not self._room.wait_for(lambda: self._left >= cost, self._patience):
+                self.dropped += 1
+                return False
+            self._left -= cost
+            return True
+
+    def give(self, size: int) -> None:
+        with self._room:
+            self._left += self._cost(size)
+            self._room.notify()
+
+    def _cost(self, size: int) -> int:
+        return min(size + EACH, max(size, self._most))
+
+
+class _Lost:
+    """Set once, with a reason."""
+
+    def __init__(self) -> None:
+        self._event, self.reason = asyncio.Event(), ""
+
+    def set(self, reason: str) -> None:
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait_reason(self) -> str:
+        await self._event.wait()
+        return self.reason
+
+
+class _Session:
+    """One connection, from CONNECT to its end; never reused."""
+
+    def __init__(
+        self, client: paho.Client, inbox: _Inbox, budget: _Budget, window: int, threaded: bool, as_published: bool
+    ) -> None:
+        self._client, self._inbox, self._budget, self._window = client, inbox, budget, window
+        self._as_published = as_published
+        self._pump = None if threaded else Pump(client)
+        self._loop = asyncio.get_running_loop()
+        self.lost = _Lost()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._early: list[Arrival] | None = []
+        self._flying = 0
+        self._moved = asyncio.Event()
+        self._filters: tuple[str, ...] = ()
+        self._ending = False
+        self._complaint = ""
+        self.largest: int | None = None
+        client.on_log = self._on_log
+        client.on_connect = self._on_connect
+        client.on_subscribe = self._on_subscribe
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_disconnect = self._on_disconnect
+
+    # -- called in the event loop --
+
+    async def open(self, address: Address, keepalive: int, filters: tuple[str, ...]) -> None:
+        self._filters = filters
+        v5 = self._client.protocol == MQTTProtocolVersion.MQTTv5
+        # No CONNECT properties: amqtt hangs on them instead of answering that it speaks 3.1.1 only.
+        start = True if v5 else paho.MQTT_CLEAN_START_FIRST_ONLY
+        connect = partial(self._client.connect, address.host, address.port, keepalive, clean_start=start)
+        await asyncio.to_thread(connect)
+        if self._pump is None:
+            self._client.loop_start()
+        else:
+            self._pump.start()
+        await self._ready
+
+    def begin(self) -> None:
+        """Tell the inbox that the link is up, then what came meanwhile."""
+        self._inbox.put_nowait(LinkUp())
+        for arrival in self._early or ():
+            self._inbox.put_nowait(arrival)
+        self._early = None
+
+    async def publish(self, topic: str, payload: bytes, retain: bool) -> bool:
+        while self._flying >= self._window and not self.lost.is_set():
+            self._moved.clear()
+            await self._moved.wait()
+        if self.lost.is_set():
+            return False
+        self._flying += 1
+        if self._client.publish(topic, payload, qos=1, retain=retain).rc != paho.MQTT_ERR_SUCCESS:
+            self._flying -= 1
+            return False
+        return True
+
+    async def settled(self) -> bool:
+        while self._flying and not self.lost.is_set():
+            self._moved.clear()
+            await self._moved.wait()
+        return not self.lost.is_set()
+
+    async def end(self) -> None:
+        self._ending = True
+        self._client.disconnect()
+        if self._pump is None:
+            await asyncio.to_thread(self._client.loop_stop)
+        else:
+            self._client.loop_write()
+            self._pump.stop()
+        self.lost.set("closed")
+        self._moved.set()
+        if not self._ready.done():
+            self._ready.cancel()
+
+    def _opened(self, problem: Exception | None) -> None:
+        if self._ready.done():
+            return
+        if problem is not None:
+            self._ready.set_exception(problem)
+            return
+        self._ready.set_result(None)
+
+    def _arrived(self, arrival: Arrival) -> None:
+        if self._early is None:
+            self._inbox.put_nowait(arrival)
+        else:
+            self._early.append(arrival)
+
+    def _acked(self) -> None:
+        self._flying = max(0, self._flying - 1)
+        self._moved.set()
+
+    def _gone(self, reason: str) -> None:
+        self._opened(TransportError(reason))
+        self.lost.set(reason)
+        self._moved.set()
+
+    # -- called in the network thread --
+
+    def _post(self, what: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(what, *args)
+
+    def subscribe(self) -> None:
+        """Ask for all filters; the broker then tells what it retains, each time. Either thread may call it."""
+        if self._client.protocol == MQTTProtocolVersion.MQTTv5:
+            options = SubscribeOptions(qos=1, retainAsPublished=self._as_published)
+            self._client.subscribe([(f, options) for f in self._filters])
+        else:
+            self._client.subscribe([(f, 1) for f in self._filters])
+
+    def _on_log(self, _client: paho.Client, _data: Any, level: int, text: str) -> None:
+        """What paho says to its log alone: why a socket could not be read or written, such as an alert of TLS."""
+        if level == paho.MQTT_LOG_ERR:
+            self._complaint = text
+
+    def _on_connect(self, client: paho.Client, _data: Any, _flags: Any, code: Any, properties: Any = None) -> None:
+        self.largest = getattr(properties, "MaximumPacketSize", None)
+        if code.is_failure:
+            old = code.value in (0x84, 0x01)
+            self._post(self._opened, _OldBrokerError() if old else TransportError(str(code)))
+        elif self._filters:
+            self.subscribe()
+        else:
+            self._post(self._opened, None)
+
+    def _on_subscribe(self, _client: paho.Client, _data: Any, _mid: int, codes: Any, _properties: Any = None) -> None:
+        refused = [f for f, code in zip(self._filters, codes, strict=False) if code.is_failure]
+        problem = TransportError(f"not authorized to subscribe to {', '.join(refused)}") if refused else None
+        self._post(self._opened, problem)
+
+    def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            return  # an error here would end the network thread
+        if self._budget.take(len(message.payload)):
+            self._post(self._arrived, Arrival(topic, bytes(message.payload), message.retain))
+
+    def _on_publish(self, *_: Any) -> None:
+        self._post(self._acked)
+
+    def _on_disconnect(self, _client: paho.Client, _data: Any, _flags: Any, code: Any, _properties: Any = None) -> None:
+        if not self._ending:
+            self._post(self._gone, f"link lost: {self._complaint or code}")

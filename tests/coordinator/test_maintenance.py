@@ -1,0 +1,383 @@
+"""Backup, restore, fsck and gc: whatever is damaged is found, and a copy taken in the midst of things is whole."""
+
+import json
+import os
+import shutil
+import uuid
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from talaria.errors import ConfigError, StateError
+from talaria_coordinator.cli.main import app
+from talaria_coordinator.maintenance.backup import back_up
+from talaria_coordinator.maintenance.fsck import check
+from talaria_coordinator.maintenance.restore import restore
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.s3 import S3Blobs
+from talaria_coordinator.storage.store import Store
+
+RUN = '{"rounds": 9, "seed": 0}'
+
+
+def learn(store, blobs, steps=3):
+    """A fleet that has committed ``steps`` rounds, failed one, and waits for a device in an open one."""
+    body, server = blobs.put(b"body 0"), blobs.put(b"server 0")
+    epoch = store.enter("watch", RUN, body, server).epoch
+    store.set_roster("watch", ["a", "b"])
+    for device in "ab":
+        store.see("watch", device, 1, {"cpu": "arm"})
+    store.fail_round("watch", store.open_round("watch", 1, ["a", "b"], body).round, "nobody came")
+    for step in range(1, steps + 1):
+        number = store.open_round("watch", step, ["a", "b"], body).round
+        for device in "ab":
+            digest = blobs.put(b"update %d of " % step + device.encode())
+            store.keep_update("watch", number, device, digest=digest, size=13, base=step - 1, found="{}")
+        body, server = blobs.put(b"body %d" % step), blobs.put(b"server %d" % step)
+        counted = [(number, "a"), (number, "b")]
+        store.commit_round("watch", number, epoch=epoch, counted=counted, body=body, server=server, last=False)
+    number = store.open_round("watch", steps + 1, ["a", "b"], body).round
+    waiting = blobs.put(b"waiting")
+    store.keep_update("watch", number, "a", digest=waiting, size=7, base=steps)
+    store.save_machine("watch", epoch, b"\0machine\xff")
+    blobs.gc(store.blobs_in_use())
+    return SimpleNamespace(body=body, waiting=waiting, open=number, epoch=epoch)
+
+
+@pytest.fixture
+def whole(place, tmp_path, request):
+    """A state on SQLite and a folder, and one on PostgreSQL and S3."""
+    if place.postgres is None:
+        blobs, spoil = FolderBlobs(tmp_path / "blobs"), None
+    else:
+        s3 = request.getfixturevalue("s3")
+        blobs, spoil = S3Blobs(f"s3://{s3.bucket}/{uuid.uuid4().hex}", endpoint=s3.endpoint), s3
+    store = place.open()
+    facts = learn(store, blobs)
+
+    def damage(digest, data):
+        if spoil is None:
+            path = tmp_path / "blobs" / digest[:2] / digest[2:]
+            path.unlink() if data is None else path.write_bytes(data)
+        else:
+            key = {"Bucket": spoil.bucket, "Key": blobs._path(digest).partition("/")[2]}
+            spoil.client.delete_object(**key) if data is None else spoil.client.put_object(**key, Body=data)
+
+    yield SimpleNamespace(store=store, blobs=blobs, place=place, facts=facts, damage=damage)
+    store.close()
+
+
+def everything(store):
+    """All that a fleet is, apart from its epoch and how many rounds were opened, which a restore moves on."""
+    fleet = store.fleet("watch")
+    return (
+        (fleet.run, fleet.step, fleet.status, fleet.body, fleet.server, fleet.roster),
+        store.rounds("watch"),
+        store.devices("watch"),
+        [store.updates("watch", row.round) for row in store.rounds("watch")],
+        store.machine("watch"),
+        [event for event in store.events("watch") if event["kind"] != "restored"],
+    )
+
+
+def test_what_is_whole_is_found_whole(whole):
+    found = check(whole.store, whole.blobs)
+    assert (found.damage, found.orphans) == ((), ())
+    assert (found.rounds, found.blobs) == (5, 6)
+    orphan = whole.blobs.put(b"nobody names this")
+    found = check(whole.store, whole.blobs)
+    assert (found.damage, found.orphans) == ((), (orphan,))
+
+
+def test_every_damage_is_found(whole):
+    def damages():
+        return " ".join(check(whole.store, whole.blobs).damage)
+
+    blob = whole.facts.body
+    data = whole.blobs.get(blob)
+    whole.damage(blob, b"other")
+    assert "is damaged (its sha256 is another)" in damages()
+    whole.damage(blob, None)
+    assert f"{blob[:16]} cannot be read" in damages()
+    assert whole.blobs.put(data) == blob
+    assert damages() == ""
+    ((counted, body),) = whole.place.sql("SELECT counted, body FROM rounds WHERE round = 3")
+    ((server,),) = whole.place.sql("SELECT server FROM fleets")
+    less = json.dumps(json.loads(counted)[:1])
+    for table, change, undo, row, text in (
+        ("events", "at = at + 1", "at = at - 1", "seq = 3", "event 3 of the audit log was altered"),
+        (
+            "rounds",
+            f"counted = '{less}'",
+            f"counted = '{counted}'",
+            "round = 3",
+            "round 3: its list of counted updates was",
+        ),
+        ("rounds", "counted = 'no'", f"counted = '{counted}'", "round = 3", "round 3: its list of counted updates is"),
+        (
+            "updates",
+            "status = 'stored'",
+            "status = 'counted'",
+            "round = 2 AND device = 'a'",
+            "but not entered as counted",
+        ),
+        ("updates", "status = 'counted'", "status = 'stored'", "round = 5", "is entered as counted, but in no body"),
+        ("rounds", "closed = NULL", "closed = 1", "round = 2", "round 2: it is half committed"),
+        ("rounds", "failure = NULL", "failure = 'x'", "round = 1", "round 1: it was closed without a body"),
+        ("rounds", "body = NULL", f"body = '{body}'", "round = 3", "the audit log has a commit of it"),
+        ("rounds", f"body = '{blob}'", f"body = '{body}'", "round = 3", "not those that the audit log has"),
+        ("fleets", "step = 4", "step = 3", "step = 3", "learned 4 rounds, but the committed ones are 1, 2, 3"),
+        ("fleets", "tried = 4", "tried = 5", "tried = 5", "round 5 was opened, but only 4"),
+        ("fleets", f"server = '{blob}'", f"server = '{server}'", "step = 3", "its body is not the one that round 4"),
+    ):
+        whole.place.sql(f"UPDATE {table} SET {change} WHERE {row}")
+        assert text in damages(), (change, damages())
+        back = {"step = 3": "step = 4", "tried = 5": "tried = 4"}.get(undo, row)
+        whole.place.sql(f"UPDATE {table} SET {undo} WHERE {back}")
+    assert damages() == ""
+
+
+def test_a_copy_is_restored_whole_into_any_store(whole, tmp_path, request):
+    dest = tmp_path / "copies" / "today"
+    made = back_up(whole.store, whole.blobs, dest)
+    assert sorted(FolderBlobs(dest / "blobs").digests()) == sorted(whole.store.blobs_in_use())
+    assert dest.stat().st_mode & 0o077 == 0
+    assert list(dest.parent.iterdir()) == [dest]
+    other = tmp_path / "other" / "coordinator.db"
+    if whole.place.postgres is None:
+        other = request.getfixturevalue("postgres").database()
+    blobs = FolderBlobs(tmp_path / "other blobs")
+    assert restore(other, blobs, dest) == made
+    with Store(other) as store:
+        assert everything(store) == everything(whole.store)
+        assert check(store, blobs).damage == ()
+        fleet, before = store.fleet("watch"), whole.store.fleet("watch")
+        assert fleet.epoch > before.epoch
+        assert fleet.tried == before.tried
+        assert store.events("watch")[-1]["kind"] == "restored"
+        # It goes on where it was: the open round can be committed by the next coordinator, and a new one opened.
+        epoch = store.enter("watch", RUN, "", "").epoch
+        counted, body = [(whole.facts.open, "a")], blobs.put(b"body 4")
+        store.commit_round("watch", whole.facts.open, epoch=epoch, counted=counted, body=body, server=body, last=False)
+        assert store.open_round("watch", 5, ["a"], body).round == fleet.tried + 1
+        assert check(store, blobs).damage == ()
+    with pytest.raises(ConfigError, match="the store holds 'watch' already"):
+        restore(other, blobs, dest)
+
+
+WRITE = """
+import sys, time
+from talaria_coordinator.storage.blobs import FolderBlobs
+from pathlib import Path
+store, blobs, body = opened(sys.argv[1]), FolderBlobs(Path(sys.argv[2])), ""
+body = server = blobs.put(b"0" * 50_000)
+epoch = store.enter("watch", sys.argv[3], body, server).epoch
+for step in range(1, 10_000):
+    number = store.open_round("watch", step, ["a", "b"], body).round
+    for device in "ab":
+        digest = blobs.put(b"%d %s" % (step, device.encode()) * 10_000)
+        store.keep_update("watch", number, device, digest=digest, size=1, base=step - 1)
+    body, server = blobs.put(b"b%d" % step * 10_000), blobs.put(b"s%d" % step * 10_000)
+    store.commit_round("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=body, server=server,
+                       last=False)
+    blobs.gc(store.blobs_in_use(), older_s=60)
+    if step == 3:
+        print("up", flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_copies_taken_while_rounds_are_committed_are_whole(place, start, tmp_path):
+    writer = start(WRITE, place.text, tmp_path / "blobs", RUN)
+    assert writer.stdout.readline() == "up\n", writer.communicate()
+    steps = []
+    with place.open(make=False) as store:
+        for i in range(3):
+            back_up(store, FolderBlobs(tmp_path / "blobs"), tmp_path / f"copy {i}")
+            assert writer.poll() is None
+    writer.kill()
+    for i in range(3):
+        into, blobs = tmp_path / f"restored {i}.db", FolderBlobs(tmp_path / f"blobs {i}")
+        restore(into, blobs, tmp_path / f"copy {i}")
+        with Store(into) as store:
+            found = check(store, blobs)
+            assert (found.damage, found.orphans) == ((), ())
+            steps.append(store.fleet("watch").step)
+    assert steps == sorted(steps)
+    assert steps[0] >= 3
+
+
+def test_a_copy_begins_again_where_the_coordinator_drops_what_it_was_to_hold(tmp_path):
+    commits = iter(range(4, 6))
+
+    class Busy(FolderBlobs):
+        """While its blobs are copied, rounds are committed and what they replace is freed."""
+
+        def get(self, digest):
+            if (step := next(commits, None)) is not None:
+                (number,) = [row.round for row in store.rounds("watch") if row.closed is None]
+                body, server = self.put(b"body %d" % step), self.put(b"server %d" % step)
+                counted = [(number, u.device) for u in store.updates("watch", number)]
+                store.commit_round("watch", number, epoch=epoch, counted=counted, body=body, server=server, last=False)
+                store.open_round("watch", step + 1, ["a", "b"], body)
+                self.gc(store.blobs_in_use())
+            return super().get(digest)
+
+    blobs = Busy(tmp_path / "blobs")
+    with Store(tmp_path / "db") as store:
+        epoch = learn(store, FolderBlobs(tmp_path / "blobs")).epoch
+        made = back_up(store, blobs, tmp_path / "copy")
+        assert next(commits, None) is None
+        assert made.blobs == len(store.blobs_in_use())
+    restore(tmp_path / "restored.db", kept := FolderBlobs(tmp_path / "restored"), tmp_path / "copy")
+    with Store(tmp_path / "restored.db") as store:
+        found = check(store, kept)
+        assert (found.damage, found.orphans, store.fleet("watch").step) == ((), (), 5)
+
+
+def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
+    blobs = FolderBlobs(tmp_path / "blobs")
+    with Store(tmp_path / "db") as store:
+        facts = learn(store, blobs)
+        back_up(store, blobs, tmp_path / "copy")
+        with pytest.raises(ConfigError, match="is there already"):
+            back_up(store, blobs, tmp_path / "copy")
+    body = f"blobs/{facts.body[:2]}/{facts.body[2:]}"
+
+    def damaged(name, change):
+        copy = tmp_path / uuid.uuid4().hex
+        shutil.copytree(tmp_path / "copy", copy)
+        change(copy / name)
+        return copy
+
+    manifest = json.loads((tmp_path / "copy" / "manifest.json").read_text())
+    rows = (tmp_path / "copy" / "rows.jsonl").read_bytes()
+    into, target = tmp_path / "into.db", FolderBlobs(tmp_path / "into")
+    for name, change, text in (
+        ("rows.jsonl", lambda p: p.write_bytes(rows.replace(b"arm", b"x86")), "its sha256 is another"),
+        ("rows.jsonl", lambda p: p.unlink(), "cannot be read"),
+        (body, lambda p: p.write_bytes(b"other"), "is damaged"),
+        (body, lambda p: p.unlink(), "the backup lacks 1 blobs"),
+        ("manifest.json", lambda p: p.write_text("{"), "is damaged"),
+        ("manifest.json", lambda p: p.write_text("[" * 70_000), "is damaged"),
+        ("manifest.json", lambda p: p.unlink(), "cannot be read"),
+        ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"revision": "0099"})), "revision 0099"),
+        ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"rows": 1})), "has not the 1 rows"),
+    ):
+        with pytest.raises((ConfigError, StateError), match=text):
+            restore(into, target, damaged(name, change))
+        with Store(into) as store:
+            assert store.fleets() == []
+    for line in (b"no json\n", b"[1, 2]\n", b'["fleets", {"fleet": "x"}]\n', b'["secrets", {}]\n'):
+        from hashlib import sha256
+
+        def swap(path, line=line):
+            path.write_bytes(line)
+            changed = manifest | {"sha256": sha256(line).hexdigest()}
+            (path.parent / "manifest.json").write_text(json.dumps(changed))
+
+        with pytest.raises(StateError, match=r"damaged|is no row|does not fit"):
+            restore(into, target, damaged("rows.jsonl", swap))
+    restore(into, target, tmp_path / "copy")
+    with Store(into) as store:
+        assert store.fleet("watch").step == 3
+
+
+def test_a_copy_of_damaged_state_is_not_made(tmp_path):
+    blobs = FolderBlobs(tmp_path / "blobs")
+    with Store(tmp_path / "db") as store:
+        facts = learn(store, blobs)
+        (tmp_path / "blobs" / facts.body[:2] / facts.body[2:]).write_bytes(b"other")
+        with pytest.raises(StateError, match=r"is damaged.*restore it from a backup"):
+            back_up(store, blobs, tmp_path / "copy")
+    assert not list(tmp_path.glob("*copy*"))
+
+
+FLEET = """
+[fleet]
+name = "watch"
+devices = 2
+[run]
+algorithm = "fedavg"
+rounds = 9
+[run.spec]
+name = "imu_cnn"
+input_shape = [6, 100]
+classes = 7
+"""
+
+
+@pytest.fixture
+def config(tmp_path, request, place):
+    """A fleet.toml for each pair of stores, with a state in them."""
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    path, text = folder / "fleet.toml", FLEET
+    if place.postgres is not None:
+        s3 = request.getfixturevalue("s3")
+        shown = place.where._replace(password=None).render_as_string()
+        (folder / "secret").write_text(f"{place.where.password}\n")
+        (folder / "secret").chmod(0o600)
+        text += f'[store]\ndatabase = "{shown}"\npassword_file = "secret"\n'
+        text += f'blobs = "s3://{s3.bucket}/{uuid.uuid4().hex}"\nendpoint = "{s3.endpoint}"\n'
+    path.write_text(text)
+    return path
+
+
+def test_the_commands(config):
+    from talaria_coordinator.config.fleet import load_config
+    from talaria_coordinator.server.open_state import open_blobs, open_store
+
+    def talaria(*args):
+        done = CliRunner().invoke(app, [str(arg) for arg in args])
+        assert "of the tests" not in done.output
+        return done
+
+    assert "serve" in str(talaria("fsck", config).exception)
+    loaded = load_config(config)
+    assert "of the tests" not in repr(loaded) + str(loaded.database) + repr(loaded.database)
+    blobs = open_blobs(loaded)
+    with open_store(loaded) as store:
+        facts = learn(store, blobs)
+    orphan = blobs.put(b"nobody names this")
+    done = talaria("fsck", config)
+    # What a later round frees is no news: the verdict first, and one calm line.
+    whole, left = done.stdout.splitlines()
+    assert (done.exit_code, whole.endswith("6 blobs in use are whole")) == (0, True)
+    assert left.startswith("1 blobs are left over from earlier rounds, which is no damage")
+    assert orphan not in done.stdout
+    assert json.loads(talaria("fsck", config, "--json").stdout)["orphans"] == [orphan]
+    assert talaria("gc", config, "--dry-run", "--hours", 0).stdout == "17 bytes would be freed\n"
+    assert json.loads(talaria("gc", config, "--json").stdout)["freed"] == 0
+    assert json.loads(talaria("gc", config, "--hours", 0, "--json").stdout) == {"freed": 17, "dry_run": False}
+    copy = config.parent / "copy"
+    done = talaria("backup", config, copy, "--json")
+    assert json.loads(done.stdout)["blobs"] == 6, done.output
+    assert "already" in str(talaria("restore", config, copy).exception)
+    blobs.gc(set(blobs.digests()) - {facts.body})
+    done = talaria("fsck", config, "--json")
+    assert done.exit_code == 1
+    assert [facts.body[:16] in text for text in json.loads(done.stdout)["damage"]] == [True]
+    assert "1 things are damaged" in talaria("fsck", config).stdout
+    if loaded.store.database is None:
+        (config.parent / "state" / "coordinator.db").rename(config.parent / "damaged.db")
+        done = talaria("restore", config, copy)
+        assert done.exit_code == 0, done.exception
+        assert talaria("fsck", config).exit_code == 0
+
+
+def test_a_snapshot_that_nobody_may_write_is_checked_and_copied_without_a_trace(tmp_path, monkeypatch):
+    folder = tmp_path / "snapshot"
+    with Store(folder / "coordinator.db") as store:
+        learn(store, FolderBlobs(folder / "blobs"))
+    there = sorted(folder.rglob("*"))
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: real(path, mode) and not (mode & os.W_OK and path == folder))
+    with Store(folder / "coordinator.db", make=False) as store:
+        blobs = FolderBlobs(folder / "blobs")
+        assert check(store, blobs).damage == ()
+        back_up(store, blobs, tmp_path / "copy")
+        with pytest.raises(StateError, match=r"read-?only.*let this user write its folder"):
+            store.set_status("watch", "paused")
+        assert sorted(folder.rglob("*")) == there

@@ -1,0 +1,260 @@
+"""Any user's arrays: what is accepted, what is done to it, and what is refused in which words."""
+
+import contextlib
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tolerance import roundings
+
+from talaria import npz
+from talaria.data import Federated, load
+from talaria.errors import ConfigError, DataError
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    good = {
+        "x": rng.normal(3, 2, (60, 5)).astype(np.float32),
+        "y": np.tile([0, 1, 2], 20),
+        "client": np.repeat([0, 1, 2], 20),
+    }
+    return {k: v for k, v in (good | changes).items() if v is not None}
+
+
+def saved(folder: Path, **changes: Any) -> Path:
+    path = folder / "mine.npz"
+    np.savez(path, **arrays(**changes))
+    return path
+
+
+def loaded(folder: Path, options: dict[str, Any] | None = None, **changes: Any) -> Federated:
+    return load(f"npz:{saved(folder, **changes)}", **(options or {}))
+
+
+def test_cut_is_complete_stratified_and_deterministic(tmp_path: Path) -> None:
+    data = loaded(tmp_path, {"standardize": False})
+    assert list(data.clients) == ["client-0", "client-1", "client-2"]
+    assert (data.name, data.input_shape, data.labels) == ("npz:mine.npz", (5,), ("0", "1", "2"))
+    for k, client in enumerate(data.clients.values()):
+        assert (len(client.train), len(client.val), len(client.test)) == (14, 2, 4)
+        every = torch.cat([client.train.x, client.val.x, client.test.x])
+        own = torch.from_numpy(arrays()["x"][20 * k : 20 * k + 20])
+        assert sorted(map(tuple, every.tolist())) == sorted(map(tuple, own.tolist()))
+        assert client.test.y.bincount(minlength=3).max() - client.test.y.bincount(minlength=3).min() <= 1
+    again = loaded(tmp_path, {"standardize": False})
+    other = loaded(tmp_path, {"standardize": False, "seed": 1})
+    assert all(
+        torch.equal(a.train.x, b.train.x) for a, b in zip(data.clients.values(), again.clients.values(), strict=True)
+    )
+    assert not torch.equal(data.clients["client-0"].train.x, other.clients["client-0"].train.x)
+
+
+def test_given_split_is_kept(tmp_path: Path) -> None:
+    split = np.tile([0, 0, 0, 1, 2], 12)
+    data = loaded(tmp_path, {"standardize": False}, split=split)
+    client = data.clients["client-1"]
+    own = arrays()["x"][20:40]
+    assert np.array_equal(client.train.x.numpy(), own[split[20:40] == 0])
+    assert np.array_equal(client.val.x.numpy(), own[split[20:40] == 1])
+    assert np.array_equal(client.test.x.numpy(), own[split[20:40] == 2])
+    assert data.meta["split"] == "as given"
+
+
+def test_a_split_without_validation_gets_it_from_the_training_part(tmp_path: Path) -> None:
+    split = np.tile([0, 0, 0, 0, 2], 12)
+    client = loaded(tmp_path, split=split).clients["client-0"]
+    assert (len(client.train), len(client.val), len(client.test)) == (14, 2, 4)
+    client = loaded(tmp_path, {"validation": 0.0}, split=split).clients["client-0"]
+    assert (len(client.train), len(client.val), len(client.test)) == (16, 0, 4)
+
+
+def test_standardized_by_the_training_samples(tmp_path: Path) -> None:
+    data = loaded(tmp_path)
+    train = torch.cat([c.train.x for c in data.clients.values()])
+    assert roundings(train.mean(0), torch.zeros(5), scale=1.0) <= 100
+    assert roundings(train.std(0, correction=0), torch.ones(5)) <= 100
+    assert data.meta["scaled"] == "z-scored"
+
+
+def test_a_constant_feature_stays_finite(tmp_path: Path) -> None:
+    x = arrays()["x"]
+    x[:, 2] = 7
+    assert float(loaded(tmp_path, x=x).clients["client-0"].test.x[:, 2].abs().max()) == 0.0
+
+
+def test_labels_are_remapped_and_keep_their_names(tmp_path: Path) -> None:
+    data = loaded(tmp_path, {"standardize": False}, y=np.tile([-5, 40, 1000], 20).astype(np.int16))
+    assert data.labels == ("-5", "40", "1000")
+    assert data.clients["client-0"].train.y.unique().tolist() == [0, 1, 2]
+
+
+def test_client_names_sort_as_their_numbers(tmp_path: Path) -> None:
+    data = loaded(tmp_path, client=np.repeat([2, 10, 100], 20))
+    assert list(data.clients) == ["client-002", "client-010", "client-100"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scaled"),
+    [
+        ("float64", "z-scored"),
+        ("float16", "z-scored"),
+        ("int16", "z-scored"),
+        ("bool", "z-scored"),
+        ("uint8", "divided by 255"),
+    ],
+)
+def test_other_dtypes_are_converted(tmp_path: Path, dtype: str, scaled: str) -> None:
+    data = loaded(tmp_path, x=(np.abs(arrays()["x"]) * 10).astype(dtype))
+    assert data.meta["scaled"] == scaled
+    assert data.clients["client-0"].train.x.dtype == torch.float32
+
+
+def test_uint8_becomes_0_to_1(tmp_path: Path) -> None:
+    x = np.tile(np.array([0, 51, 255], dtype=np.uint8), (60, 1))
+    assert loaded(tmp_path, x=x).clients["client-0"].train.x[0].tolist() == pytest.approx([0, 0.2, 1])
+
+
+def test_whole_floats_are_labels(tmp_path: Path) -> None:
+    assert loaded(tmp_path, y=arrays()["y"].astype(np.float64)).labels == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "layout", "result", "words"),
+    [
+        ((32, 24, 3), "uint8", "auto", (3, 32, 24), "images, turned from channels-last"),
+        ((32, 24, 1), "float32", "auto", (1, 32, 24), "images, turned from channels-last"),
+        ((3, 32, 24), "uint8", "auto", (3, 32, 24), "images, channels first"),
+        ((3, 32, 3), "float32", "auto", (3, 32, 3), "images, channels first"),
+        ((32, 24, 3), "uint8", "channels_first", (32, 24, 3), "images, channels first"),
+        ((28, 28), "float32", "auto", (1, 28, 28), "images of one channel"),
+        ((20, 30), "uint8", "auto", (1, 20, 30), "images of one channel"),
+        ((6, 100), "float32", "auto", (6, 100), "series, (channels, time)"),
+        ((100, 6), "float32", "auto", (6, 100), "series, turned from (time, channels)"),
+        ((100, 6), "float32", "channels_first", (100, 6), "series, (channels, time)"),
+        ((28, 28), "float32", "channels_first", (28, 28), "series, (channels, time)"),
+        ((5,), "float32", "auto", (5,), "table"),
+    ],
+)
+def test_layouts(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, layout: str, result: tuple[int, ...], words: str
+) -> None:
+    x = np.random.default_rng(0).integers(0, 200, (60, *shape)).astype(dtype)
+    data = loaded(tmp_path, {"layout": layout, "standardize": False}, x=x, split=np.tile([0, 0, 2], 20))
+    assert data.input_shape == result
+    assert data.meta["layout"] == words
+
+
+def test_turning_moves_axes_and_not_values(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 100, 6)).astype(np.float32)
+    options = {"standardize": False, "validation": 0.0}
+    data = loaded(tmp_path, options, x=x, split=np.tile([0, 0, 2], 20))
+    assert np.array_equal(data.clients["client-0"].train.x[0].numpy(), x[0].T)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"y": None}, r"array 'y' is missing, it holds \['client', 'x'\]; write it with numpy.savez"),
+    ({"x": None}, "array 'x' is missing"),
+    ({"x": np.array([[1.0, None]] * 60, dtype=object)}, "array 'x' holds Python objects; write numbers"),
+    ({"x": np.array([["a"]] * 60)}, "x has dtype <U1, need numbers"),
+    ({"x": np.zeros(60, np.float32)}, r"x has shape \(60,\), need \(N, ...\); .* give x\[:, None\]"),
+    ({"x": np.zeros((60, 0), np.float32)}, "holds no value"),
+    ({"x": np.zeros((59, 5), np.float32)}, r"x has 59 rows, y has shape \(60,\)"),
+    ({"y": np.zeros(59, int)}, r"x has 60 rows, y has shape \(59,\)"),
+    ({"x": np.where(np.arange(300).reshape(60, 5) == 101, np.nan, 1.0)}, r"x\[20\] holds NaN"),
+    ({"x": np.full((60, 5), np.inf, np.float32)}, r"x\[0\] holds NaN, infinity"),
+    ({"x": np.full((60, 5), 1e300)}, r"x\[0\] holds .* beyond float32"),
+    ({"x": np.full((60, 5), 1 << 40)}, "too large to stay exact as float32"),
+    ({"y": np.zeros(60, int)}, "y holds one class only, 0"),
+    ({"y": np.linspace(0, 1, 60)}, r"y has dtype float64, need whole numbers; a classifier needs classes, so cut"),
+    ({"y": np.zeros((60, 3), int)}, r"y has shape \(60, 3\); give one for each, \(N,\)"),
+    ({"y": np.full(60, np.nan)}, "y has dtype float64, need whole numbers"),
+    ({"y": np.full(60, 2**63, np.uint64)}, "y has dtype uint64"),
+    ({"client": np.full(60, -1)}, "client=-1 is negative"),
+    ({"client": np.array([""] * 60)}, "client holds an empty text; name every client"),
+    ({"client": np.r_[np.zeros(59, int), 9]}, "client-9 has 1 sample, need at least 2"),
+    ({"split": np.full(60, 3)}, "split=3 is unknown; use 0 train, 1 validation, 2 test"),
+    ({"split": np.zeros(6, int)}, r"x has 60 rows, split has shape \(6,\)"),
+    ({"split": np.full(60, 2)}, r"client-0 has no training sample \(split=0\)"),
+    ({"split": np.r_[np.tile([0, 2], 20), np.zeros(20, int)]}, r"client-2 has no test sample \(split=2\)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD, ids=[m[:40] for _, m in BAD])
+def test_bad_arrays_name_field_value_and_mend(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        loaded(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "NHWC"}, "layout='NHWC' is unknown; use one of auto, channels_first, channels_last"),
+        ({"test": 0.0}, r"test=0.0 above 0"),
+        ({"validation": 0.6, "test": 0.5}, "sum below 1"),
+        ({"validation": -0.1}, "validation=-0.1"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"split": 3}, "option 'split' is unknown; use one of validation, test, layout, standardize, seed"),
+    ],
+    ids=str,
+)
+def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded(tmp_path, options)
+
+
+def test_files_that_are_not_npz(tmp_path: Path) -> None:
+    path = tmp_path / "no.npz"
+    with pytest.raises(DataError, match="no such file"):
+        load(f"npz:{path}")
+    path.write_bytes(b"hello")
+    with pytest.raises(DataError, match=r"not a .npz file"):
+        load(f"npz:{path}")
+    with pytest.raises(DataError, match="array 'x' is missing, it holds "):
+        load(f"npz:{tmp_path}")
+
+
+def header(shape: str) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.zeros(3, np.float32))
+    return stream.getvalue()[:128].replace(b"(3,), }" + b" " * (len(shape) - 4), shape.encode() + b", }")
+
+
+def test_a_claimed_size_is_not_allocated(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.npz"
+    bomb = header("(99999999999999,)")
+    assert len(bomb) == 128
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", bomb + bytes(12))
+    with pytest.raises(DataError, match=r"array 'x' claims shape \(99999999999999,\) but has 12 bytes"):
+        npz.read(path, ("x",))
+
+
+def test_a_limit_on_all_arrays_together(tmp_path: Path) -> None:
+    path = tmp_path / "zeros.npz"
+    np.savez_compressed(path, a=np.zeros(1000), b=np.zeros(1000), c=np.zeros(10**6))
+    assert npz.read(path, ("a", "b"), limit=20_000)["b"].shape == (1000,)
+    with pytest.raises(DataError, match="fill 16256 bytes, more than 16000"):
+        npz.read(path, ("a", "b"), limit=16_000)
+
+
+@given(st.data())
+def test_any_flipped_byte_is_read_right_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("flip")
+    path = folder / "x.npz"
+    value = np.arange(40, dtype=np.int64)
+    np.savez_compressed(path, x=value)
+    blob = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(blob) - 1))
+    blob[at] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(blob)
+    with contextlib.suppress(DataError):
+        assert np.array_equal(npz.read(path, ("x",))["x"], value)

@@ -1,0 +1,106 @@
+"""A compact model computes what its masked dense twin computes, for every way of coupling channels."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tolerance import roundings
+
+from talaria import tensors
+from talaria.errors import ModelError
+from talaria.model.compaction import compact, expand
+from talaria.model.masks import apply_dense, gather, intersect, scatter, shrink
+
+SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def _twin(model, mask):
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(apply_dense(model.state_dict(), mask))
+    return twin.eval()
+
+
+@SETTINGS
+@given(seed=st.integers(0, 2**31))
+def test_compact_equals_masked_dense_twin_and_gather_equals_its_state(net, random_mask, seed):
+    model, x, layout = net
+    mask = random_mask(layout, seed)
+    small = compact(model, mask)
+    state = small.state_dict()
+    assert list(state) == list(model.state_dict())
+    assert tensors.equal(state, gather(model.state_dict(), mask))
+    with torch.no_grad():
+        assert roundings(small.eval()(x), _twin(model, mask)(x)) <= 200
+
+
+@SETTINGS
+@given(seed=st.integers(0, 2**31))
+def test_scatter_of_gather_is_the_identity_on_the_kept_and_touches_nothing_else(net, random_mask, seed):
+    model, _, layout = net
+    mask = random_mask(layout, seed)
+    dense = model.state_dict()
+    other = {k: torch.full_like(v, 7) for k, v in dense.items()}
+    small = gather(dense, mask)
+    back = scatter(small, mask, other)
+    assert tensors.equal(gather(back, mask), small)
+    kept = gather({k: torch.ones_like(v) for k, v in dense.items()}, mask)
+    inside = scatter(kept, mask, {k: torch.zeros_like(v) for k, v in dense.items()})
+    for key, value in back.items():
+        assert torch.equal(value[inside[key] == 1], dense[key][inside[key] == 1])
+        assert bool((value[inside[key] == 0] == 7).all())
+    assert tensors.equal(scatter(small, mask, dense), dense)
+
+
+@SETTINGS
+@given(seed=st.integers(0, 2**31))
+def test_pruning_twice_is_pruning_once_to_the_smaller_mask(net, random_mask, seed):
+    model, x, layout = net
+    first = random_mask(layout, seed)
+    try:
+        second = intersect([first, random_mask(layout, seed + 1)])
+    except ModelError:
+        return
+    once, twice = compact(model, second), compact(compact(model, first), second, held=first)
+    assert tensors.equal(once.state_dict(), twice.state_dict())
+    assert tensors.equal(shrink(gather(model.state_dict(), first), first, second), once.state_dict())
+    with torch.no_grad():
+        assert torch.equal(once.eval()(x), twice.eval()(x))
+
+
+def test_layers_know_their_new_size_and_train_on(net, random_mask):
+    model, x, layout = net
+    small = compact(model.train(), random_mask(layout, 3))
+    assert small.training
+    assert model.state_dict().keys() == small.state_dict().keys()
+    loss = small(x).square().mean()
+    loss.backward()
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in small.parameters())
+    assert all(p.grad is None for p in model.parameters())
+    for layer in small.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            assert layer.weight.shape[:2] == (layer.out_channels, layer.in_channels // layer.groups)
+
+
+def test_expand_puts_every_channel_back(net, random_mask):
+    model, _, layout = net
+    mask = random_mask(layout, 5)
+    blank = copy.deepcopy(model)
+    blank.load_state_dict({k: torch.zeros_like(v) for k, v in model.state_dict().items()})
+    back = expand(compact(model, mask), mask, like=blank)
+    assert tensors.equal(back.state_dict(), apply_dense(model.state_dict(), mask))
+
+
+def test_a_mask_of_another_model_is_refused(make_net, random_mask):
+    model, _, _ = make_net("residual")
+    _, _, other = make_net("grouped")
+    with pytest.raises(ModelError, match=r"conv1\.weight"):
+        compact(model, random_mask(other, 1))
+
+
+def test_growing_back_is_refused(make_net, random_mask):
+    model, _, layout = make_net("residual")
+    mask = random_mask(layout, 1)
+    with pytest.raises(ModelError, match="only shrink"):
+        compact(compact(model, mask), layout.full(), held=mask)

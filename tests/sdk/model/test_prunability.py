@@ -1,0 +1,374 @@
+"""What the survey finds, what it refuses by name, and that torch-pruning removes the same channels."""
+
+import copy
+
+import pytest
+import torch
+from tolerance import roundings
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from talaria import tensors
+from talaria.model.compaction import compact, expand
+from talaria.model.masks import apply_dense
+from talaria.model.prunability import layout, survey
+
+
+def test_compact_equals_torch_pruning(net, random_mask, removed_by_torch_pruning):
+    model, x, found = net
+    for seed in range(4):
+        mask = random_mask(found, seed)
+        reference = removed_by_torch_pruning(model, x, mask)
+        small = compact(model, mask)
+        assert tensors.equal(small.state_dict(), reference.state_dict())
+        with torch.no_grad():
+            assert torch.equal(small.eval()(x), reference.eval()(x))
+
+
+def assert_exact(model, mask, x):
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(apply_dense(model.state_dict(), mask))
+    with torch.no_grad():
+        assert roundings(compact(model, mask).eval()(x), twin.eval()(x)) <= 200
+
+
+EXPECTED = {
+    "residual": {"stem": 8, "conv1": 12, "down": 16},
+    "squeeze_excite": {"conv": 16, "fc1": 6, "project": 10},
+    "depthwise": {"expand": 12, "project": 8},
+    "grouped": {"conv1": 4, "conv2": 6, "conv3": 8},
+    "concat": {"a": 8, "b": 12, "c": 10, "d": 8},
+    "flatten": {"conv1": 8, "conv2": 10, "fc": 16},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(EXPECTED))
+def test_every_channel_between_input_and_output_is_found(make_net, kind):
+    assert dict(make_net(kind)[2].sizes) == EXPECTED[kind]
+
+
+def test_axes_say_how_channels_lie(make_net):
+    axes = make_net("grouped")[2].axes
+    assert axes["conv2.weight"][0] == (("conv2", 1),) * 4
+    assert axes["conv2.weight"][1] == (("conv1", 1),)
+    assert make_net("flatten")[2].axes["fc.weight"] == ((("fc", 1),), (("conv2", 4),))
+    assert make_net("concat")[2].axes["d.weight"][1] == (("c", 1), ("a", 1), ("b", 1))
+    assert "head.bias" not in make_net("residual")[2].axes
+    assert make_net("residual")[2].axes["head.weight"] == ((), (("down", 1),))
+
+
+def test_the_model_is_left_as_it_was(make_net):
+    model, x, _ = make_net("residual")
+    model.train()
+    model.stem.weight.requires_grad_(False)
+    before = tensors.copied(model.state_dict())
+    layout(model, x)
+    assert model.training
+    assert all(m.training for m in model.modules())
+    assert tensors.equal(before, model.state_dict())
+    assert not model.stem.weight.requires_grad
+    assert model.head.weight.requires_grad
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_layout_is_the_same_every_time_and_without_gradients(make_net):
+    model, x, first = make_net("concat")
+    with torch.no_grad():
+        assert layout(copy.deepcopy(model), x) == first
+
+
+class _Tail(nn.Module):
+    """A prunable beginning, and a middle that a subclass makes difficult."""
+
+    def __init__(self):
+        super().__init__()
+        self.safe = nn.Conv2d(3, 8, 3, padding=1)
+        self.odd = nn.Conv2d(8, 8, 3, padding=1)
+        self.after = nn.Conv2d(8, 6, 1)
+        self.head = nn.Linear(6, 3)
+
+    def middle(self, x: Tensor) -> Tensor:
+        raise AssertionError
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.safe(x))
+        x = self.middle(x)
+        return self.head(F.relu(self.after(x)).mean((2, 3)))
+
+
+class _Softmax(_Tail):
+    def middle(self, x):
+        return self.odd(x).softmax(1)
+
+
+class _Norm(_Tail):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 8)
+
+    def middle(self, x):
+        return self.norm(self.odd(x))
+
+
+class _FixedShape(_Tail):
+    def middle(self, x):
+        y = self.odd(x)
+        return y.reshape(y.shape[0], 8, -1).cumsum(1).reshape(y.shape)
+
+
+class _Constant(_Tail):
+    def middle(self, x):
+        return self.odd(x) + torch.linspace(0, 1, 8)[None, :, None, None]
+
+
+class _Twice(_Tail):
+    def middle(self, x):
+        return self.odd(F.relu(self.odd(x)))
+
+
+class _Tied(_Tail):
+    def __init__(self):
+        super().__init__()
+        self.mirror = nn.Conv2d(8, 8, 3, padding=1)
+        self.mirror.weight = self.odd.weight
+
+    def middle(self, x):
+        return self.odd(x) + self.mirror(x)
+
+
+class _Parameter(_Tail):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(8, 1, 1))
+
+    def middle(self, x):
+        return self.odd(x) * self.scale
+
+
+class _Shuffle(_Tail):
+    def middle(self, x):
+        y = self.odd(x)
+        n, _, h, w = y.shape
+        return y.view(n, 2, 4, h, w).transpose(1, 2).reshape(n, 8, h, w)
+
+
+class _WeightNorm(_Tail):
+    def __init__(self):
+        super().__init__()
+        torch.nn.utils.parametrizations.weight_norm(self.odd)
+
+    def middle(self, x):
+        return self.odd(x)
+
+
+class _OwnDtype(_Tail):
+    """Works in float32 only."""
+
+    def middle(self, x):
+        return F.conv2d(self.odd(x), torch.eye(8)[:, :, None, None].flip(0))
+
+
+class _Dead(_Tail):
+    def __init__(self):
+        super().__init__()
+        self.odd_twin = nn.Conv2d(8, 8, 1)
+
+    def middle(self, x):
+        return F.conv2d(x, self.odd.weight, padding=1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [_Softmax, _Norm, _FixedShape, _Constant, _Twice, _Tied, _Parameter, _Shuffle, _WeightNorm, _OwnDtype, _Dead],
+    ids=lambda c: c.__name__,
+)
+def test_what_is_unsafe_is_refused_by_name_and_the_rest_still_shrinks(make, random_mask):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(2, 3, 8, 8)
+    found = survey(model, x)
+    assert "odd" not in found.layout.sizes
+    assert any("odd" in name or "norm" in name or "scale" in name for name in found.refused)
+    assert found.layout.sizes["after"] == 6
+    assert_exact(model, random_mask(found.layout, 1), x)
+
+
+class _Halves(nn.Module):
+    """``chunk`` cuts in the middle of what is left: right where both halves lost as many channels, else wrong."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3)
+        self.after = nn.Conv2d(8, 6, 1)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        half = F.relu(self.conv(x)).chunk(2, 1)[0]
+        return self.head(F.relu(self.after(half)).mean((2, 3)))
+
+
+class _Even(_Tail):
+    """Wrong for an odd number of channels alone: the others are not to blame."""
+
+    def middle(self, x):
+        y = self.odd(x)
+        if y.shape[1] % 2:
+            raise ValueError("an even number of channels, please")
+        return y
+
+
+def test_what_is_exact_only_for_an_even_number_is_refused_alone():
+    found = survey(_Even(), torch.randn(2, 3, 8, 8))
+    assert dict(found.layout.sizes) == {"safe": 8, "after": 6}
+    assert set(found.refused) == {"odd"}
+
+
+def test_what_is_exact_only_where_equally_many_are_taken_out_is_refused(random_mask):
+    torch.manual_seed(0)
+    model, x = _Halves(), torch.randn(2, 3, 8, 8)
+    found = survey(model, x)
+    assert dict(found.layout.sizes) == {"after": 6}
+    assert set(found.refused) == {"conv", "conv:2"}
+    assert_exact(model, random_mask(found.layout, 1), x)
+
+
+class _Circle(nn.Module):
+    """Tracing takes the shuffle's reshape and the flattening for one another, and goes round in ever larger circles."""
+
+    def __init__(self):
+        super().__init__()
+        self.safe = nn.Conv2d(3, 6, 3)
+        self.odd = nn.Conv2d(6, 8, 1)
+        self.head = nn.Linear(8 * 36, 3)
+
+    def forward(self, x):
+        y = self.odd(F.relu(self.safe(x)))
+        n, _, h, w = y.shape
+        return self.head(y.view(n, 2, 4, h, w).transpose(1, 2).reshape(n, 8, h, w).flatten(1))
+
+
+def test_tracing_that_would_never_end_is_ended_and_the_rest_still_shrinks():
+    found = survey(_Circle(), torch.randn(2, 3, 8, 8))
+    assert dict(found.layout.sizes) == {"safe": 6}
+    assert found.refused["odd"] == "reaches itself in a circle that tracing cannot follow"
+
+
+class _Versioned(_Tail):
+    """Like torchvision's MNASNet: a state without the version that it was saved with is not taken."""
+
+    _version = 2
+
+    def middle(self, x):
+        return self.odd(x)
+
+    def _load_from_state_dict(self, state, prefix, metadata, *rest):
+        if metadata.get("version") is None:
+            raise ValueError("version should be set")
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def test_a_network_that_asks_for_the_version_of_its_state_is_pruned_and_expanded(random_mask):
+    model = _Versioned()
+    found = survey(model, torch.randn(2, 3, 8, 8))
+    assert dict(found.layout.sizes) == {"safe": 8, "odd": 8, "after": 6}
+    assert not found.refused
+    mask = random_mask(found.layout, 1)
+    back = expand(compact(model, mask), mask, like=model)
+    assert tensors.equal(back.state_dict(), model.state_dict())
+
+
+class _Branches(nn.Module):
+    """Control flow that depends on values cannot be told from one trace; it must not break the survey."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(3, 8, 3)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        y = self.conv(x)
+        if y.shape[1] != 8:
+            raise ValueError("expected 8 channels")
+        return self.head(y.mean(2))
+
+
+def test_a_fixed_channel_count_is_found_by_running():
+    found = survey(_Branches(), torch.randn(2, 3, 8))
+    assert found.layout.sizes == {}
+    assert "expected 8 channels" in found.refused["conv"]
+
+
+class _Untraceable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return torch.from_numpy(self.head(x).detach().numpy())
+
+
+def test_a_model_that_cannot_be_traced_stays_usable_unpruned():
+    model = _Untraceable()
+    found = survey(model, torch.randn(2, 3))
+    assert found.layout.sizes == {}
+    assert tensors.equal(compact(model, found.layout.full()).state_dict(), model.state_dict())
+
+
+def test_an_input_that_does_not_fit_gives_a_reason_not_a_crash():
+    found = survey(_Branches(), torch.randn(2, 5, 8))
+    assert found.layout.sizes == {}
+    assert "cannot be traced" in found.refused["_Branches"]
+
+
+class _Dictionary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(3, 8, 3)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        features = F.relu(self.conv(x)).mean(2)
+        return self.head(features), features
+
+
+def test_features_that_are_an_output_are_not_pruned():
+    assert survey(_Dictionary(), torch.randn(2, 3, 8)).layout.sizes == {}
+
+
+class _FirstDepthwise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.depth = nn.Conv1d(4, 4, 3, groups=4)
+        self.mix = nn.Conv1d(4, 8, 1)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.mix(self.depth(x)).mean(2))
+
+
+def test_the_input_is_never_pruned():
+    found = survey(_FirstDepthwise(), torch.randn(2, 4, 8))
+    assert dict(found.layout.sizes) == {"mix": 8}
+    assert "depth" in found.refused
+
+
+class _Plain(nn.Module):
+    """Without biases, a blank input would give a blank output for any layout."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(3, 8, 3, bias=False)
+        self.head = nn.Linear(8, 2, bias=False)
+
+    def forward(self, x):
+        return self.head(self.conv(x).softmax(1).mean(2) * 0 + self.conv.weight.mean() * 0)
+
+
+def test_a_model_of_zeros_proves_nothing_and_is_refused():
+    found = survey(_Plain(), torch.randn(2, 3, 8))
+    assert found.layout.sizes == {}
+    assert any("zeros" in reason for reason in found.refused.values())
+
+
+def test_a_blank_example_finds_the_same_layout(make_net):
+    model, x, want = make_net("squeeze_excite")
+    assert layout(model, torch.zeros_like(x)) == want

@@ -1,0 +1,106 @@
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from talaria.cli import main
+from talaria.planning import measured
+from talaria.planning.latency_model import Cost
+from talaria.planning.profile import Profile
+from talaria.types import Plan
+
+
+@pytest.fixture(autouse=True)
+def known(profile: Profile, cost: Cost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device and a model that are measured already; the cache is this test's own."""
+    from talaria.planning import profile as profiles
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(profiles, "measure", lambda folder: profile)
+    monkeypatch.setattr(measured.cost, "measure", lambda spec, block, export=None: cost)
+
+
+def talaria(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["talaria", *words])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    return int(end.value.code or 0)
+
+
+def test_profile_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], profile: Profile) -> None:
+    assert talaria(monkeypatch, "profile", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    now = found.pop("now")
+    assert Profile.from_json(found) == profile
+    assert "load" in now
+
+
+def test_profile_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert talaria(monkeypatch, "profile") == 0
+    assert "8 channels" in capsys.readouterr().out
+
+
+def test_plan_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert talaria(monkeypatch, "plan", "--budget", "latency_ratio=0.5", "--budget", "upload_kb=100", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    made = Plan.from_json(found["plan"])
+    assert made.predicted["latency_ratio"] <= 0.5
+    assert made.predicted["upload_mb"] <= 0.1
+    assert found["model"]["name"] == "imu_cnn"
+
+
+def test_a_plan_is_checked_on_samples_where_they_are_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    y = np.arange(60) % 3
+    x = (np.random.default_rng(0).standard_normal((60, 20)) + 2 * y[:, None]).astype(np.float32)
+    file = tmp_path / "mine.npz"
+    np.savez(file, x=x, y=y, client=np.arange(60) % 2)
+    words = ("plan", "-m", "mlp", "-b", "accuracy_drop=0.9", "-b", "bundle_kb=20", "--data", f"npz:{file}")
+    assert talaria(monkeypatch, *words, "--epochs", "2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    made = Plan.from_json(found)
+    assert made.accuracy_drop == 0.9
+    assert made.widths
+    assert made.model == found["model"]
+    assert found["model"]["input_shape"] == [20]
+    assert found["checked"]["kept"] is True
+    assert found["checked"]["samples"] > 0
+    assert talaria(monkeypatch, *words, "--epochs", "2", "--by-worth", "--json") == 0
+    weighed = json.loads(capsys.readouterr().out)
+    assert "worth least" in weighed["plan"]["reasons"]["widths"]
+    assert weighed["plan"]["predicted"]["bundle_mb"] <= 0.02
+    assert weighed["plan"]["accuracy_drop"] == 0.9
+    assert weighed["checked"]["samples"] == found["checked"]["samples"]
+    assert talaria(monkeypatch, *words, "--client", "nobody") == 1
+    assert "'nobody'" in capsys.readouterr().err
+
+
+def test_plan_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert talaria(monkeypatch, "plan", "-m", "mlp", "--shape", "20", "-b", "bundle_kb=20") == 0
+    out = capsys.readouterr().out
+    assert "fc1 =" in out
+    assert "blocks of 8" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--budget", "latency_ms=0.0001"), "nearest possible latency_ms="),
+        (("--budget", "speed=1"), "'speed' is unknown"),
+        (("--model", "nonsense"), "'nonsense' is unknown"),
+        (("--shape", "a,b"), "--shape"),
+        (("--by-worth",), "--data"),
+    ],
+)
+def test_a_refusal_is_one_message(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talaria(monkeypatch, "plan", *words) == 1
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1

@@ -1,0 +1,82 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from talaria.model import pruning, zoo
+from talaria.model.adapters import AdapterSpec
+from talaria.model.spec import ModelSpec
+from talaria.planning.layer_stats import FEATURES, anatomy
+from talaria.types import ChannelMask
+
+SPECS = [
+    ModelSpec("imu_cnn", (6, 100), 7),
+    ModelSpec("fmnist_cnn", (1, 28, 28), 10),
+    ModelSpec("mobilenet_v3_small", (3, 64, 64), 10),
+    ModelSpec("resnet18", (3, 32, 32), 10),
+    ModelSpec("imu_cnn", (6, 100), 7, adapters=AdapterSpec("lowrank", 4)),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name + ("+adapters" if s.adapters else ""))
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_shapes_are_those_of_the_compact_model(spec: ModelSpec, data: st.DataObject) -> None:
+    parts = anatomy(spec)
+    widths = {g: data.draw(st.integers(1, n), label=g) for g, n in parts.layout.sizes.items()}
+    mask = ChannelMask(parts.layout, {g: tuple(range(w)) for g, w in widths.items()})
+    small = pruning.compact(zoo.build(spec), mask)
+    for key, value in small.state_dict().items():
+        assert parts.shape(key, widths) == tuple(value.shape), key
+    assert parts.values(list(parts.shapes), widths) == sum(v.numel() for v in small.state_dict().values())
+
+
+def test_products_by_hand() -> None:
+    """conv1 32x6x7 on 50 steps, conv2 ... as the model says; the head reads 96 channels at 4 moments."""
+    parts = anatomy(SPECS[0])
+    want = 0
+    length, into = 100, 6
+    from talaria.model.nets.small_cnns import IMU_BLOCKS
+
+    for out, kernel, stride in IMU_BLOCKS:
+        length = (length - 1) // stride + 1
+        want += out * into * kernel * length
+        into = out
+    head = zoo.build(SPECS[0]).get_submodule("head")
+    want += head.weight.numel()
+    assert parts.products(parts.full()) == pytest.approx(want)
+
+
+def test_a_width_within_a_block_costs_the_whole_block() -> None:
+    parts = anatomy(SPECS[0])
+    full = parts.full()
+    by = {w: parts.features({**full, "conv2": w}, block=16) for w in (33, 48, 49)}
+    assert by[33] == by[48]
+    assert by[48] < by[49]
+    assert parts.features({**full, "conv2": 33}) < parts.features({**full, "conv2": 48})
+    assert len(by[33]) == len(FEATURES)
+
+
+def test_blocks_that_fill_no_set_of_four_leave_products_idle() -> None:
+    parts = anatomy(SPECS[0])
+    full = parts.full()
+    idle = {
+        w: dict(zip(FEATURES, parts.features({**full, "conv2": w}, block=8), strict=True))["idle"]
+        for w in (8, 16, 24, 32, 40, 64)
+    }
+    assert idle[32] == idle[64]
+    assert idle[8] - idle[32] == pytest.approx(3 * (idle[24] - idle[32]))
+    assert idle[16] - idle[32] == pytest.approx(2 * (idle[24] - idle[32]))
+    assert idle[40] == idle[8] > idle[32]
+
+
+def test_groups_are_found_again_under_their_adapted_names() -> None:
+    bare, full = anatomy(SPECS[0]), anatomy(SPECS[4])
+    names = bare.renamed(full)
+    assert set(names) == set(bare.layout.sizes)
+    assert all(full.layout.sizes[theirs] == bare.layout.sizes[own] for own, theirs in names.items())
+    assert bare.renamed(bare) == {g: g for g in bare.layout.sizes}
+
+
+def test_merged_adapters_cost_no_product() -> None:
+    bare, full = anatomy(SPECS[0]), anatomy(SPECS[4])
+    assert full.products(full.full()) == bare.products(bare.full())

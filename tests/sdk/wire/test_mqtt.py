@@ -1,0 +1,463 @@
+"""The MQTT transport against real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import gc
+import ipaddress
+import warnings
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from talaria.errors import ConfigError, StateError, TransportError
+from talaria.wire.mqtt import Address, Arrival, LinkDown, LinkUp, Mqtt, Tls, Will
+
+FAST = {"backoff": (0.05, 0.2), "keepalive": 10}
+
+
+async def arrivals(link: Mqtt, count: int) -> list[Arrival]:
+    """The next ``count`` messages, or a failure after ten seconds."""
+    found: list[Arrival] = []
+    async with asyncio.timeout(10):
+        while len(found) < count:
+            item = await link.receive()
+            if isinstance(item, Arrival):
+                found.append(item)
+    return found
+
+
+async def until(link: Mqtt, kind: type) -> object:
+    async with asyncio.timeout(15):
+        while True:
+            item = await link.receive()
+            if isinstance(item, kind):
+                return item
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_messages_arrive_and_the_protocol_is_agreed(broker, threaded):
+    async def story() -> None:
+        hear = Mqtt(broker.url, "hear", ("t/#",), threaded=threaded, **FAST)
+        say = Mqtt(broker.url, "say", ("none",), threaded=threaded, **FAST)
+        await hear.start()
+        await say.start()
+        assert isinstance(await hear.receive(), LinkUp)
+        sent = {f"t/{i}": bytes([i]) * 100_000 for i in range(40)}
+        for topic, payload in sent.items():
+            assert await say.publish(topic, payload)
+        assert await say.flush(10)
+        assert {a.topic: a.payload for a in await arrivals(hear, 40)} == sent
+        assert hear.protocol == ("3.1.1" if type(broker).__name__ == "Amqtt" else "5")
+        await say.close()
+        await hear.close()
+        with pytest.raises(TransportError, match="closed"):
+            await hear.receive()
+        assert not await say.publish("t/x", b"")
+
+    asyncio.run(story())
+
+
+def test_retained_messages_are_marked_and_come_after_the_link(broker):
+    async def story() -> None:
+        say = Mqtt(broker.url, "say", ("none",), **FAST)
+        await say.start()
+        await say.publish("t/kept", b"kept", retain=True)
+        assert await say.flush(10)
+        hear = Mqtt(broker.url, "hear", ("t/#",), **FAST)
+        await hear.start()
+        assert isinstance(await hear.receive(), LinkUp)
+        assert await arrivals(hear, 1) == [Arrival("t/kept", b"kept", retained=True)]
+        await say.publish("t/live", b"live")
+        assert await arrivals(hear, 1) == [Arrival("t/live", b"live", retained=False)]
+        await hear.close()
+        await say.close()
+
+    asyncio.run(story())
+
+
+def test_the_link_comes_back_with_a_new_will_after_the_broker_died(mosquitto):
+    boots = []
+
+    def will() -> Will:
+        boots.append(len(boots) + 1)
+        return Will("t/state", b"gone %d" % boots[-1])
+
+    async def story() -> None:
+        link = Mqtt(mosquitto.url, "dev", ("t/#",), will=will, **FAST)
+        await link.start()
+        assert isinstance(await link.receive(), LinkUp)
+        mosquitto.kill()
+        assert isinstance(await until(link, LinkDown), LinkDown)
+        assert not await link.publish("t/lost", b"")
+        assert not await link.flush(0.1)
+        mosquitto.start()
+        await until(link, LinkUp)
+        await link.publish("t/again", b"1")
+        assert await arrivals(link, 1) == [Arrival("t/again", b"1")]
+        await link.close()
+
+    asyncio.run(story())
+    assert len(boots) >= 2
+
+
+def test_a_link_that_is_renewed_brings_a_new_will_and_leaves_without_the_old_one(mosquitto):
+    boots = []
+
+    def will() -> Will:
+        boots.append(len(boots) + 1)
+        return Will("t/state", b"gone %d" % boots[-1])
+
+    async def story() -> None:
+        hear = Mqtt(mosquitto.url, "hear", ("t/#",), **FAST)
+        link = Mqtt(mosquitto.url, "dev", ("t/#",), will=will, **FAST)
+        await hear.start()
+        await link.start()
+        link.renew("its boot is an old one")
+        assert (await until(link, LinkDown)).reason == "its boot is an old one"
+        await until(link, LinkUp)
+        await link.publish("t/again", b"1")
+        assert await arrivals(hear, 1) == [Arrival("t/again", b"1")]
+        await link.close()
+        await hear.close()
+
+    asyncio.run(story())
+    assert boots == [1, 2]
+
+
+class Proxy:
+    """A link between client and broker that a test can cut."""
+
+    def __init__(self, port: int) -> None:
+        self._target, self._writers = port, []
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"mqtt://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        self._writers += [writer, up_writer]
+
+        async def flow(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            try:
+                while data := await source.read(65536):
+                    sink.write(data)
+                    await sink.drain()
+            except ConnectionError:
+                pass
+            sink.close()
+
+        await asyncio.gather(flow(reader, up_writer), flow(up_reader, writer))
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_cut_link_sends_the_will_of_its_own_connection_and_comes_back(broker, threaded):
+    boots = []
+
+    def will() -> Will:
+        boots.append(len(boots) + 1)
+        return Will("t/state", b"gone %d" % boots[-1], retain=False)
+
+    async def story() -> None:
+        watch = Mqtt(broker.url, "watch", ("t/state",), **FAST)
+        await watch.start()
+        async with Proxy(broker.port) as proxy:
+            link = Mqtt(proxy.url, "dev", ("t/#",), will=will, threaded=threaded, **FAST)
+            await link.start()
+            for boot in (1, 2):
+                await until(link, LinkUp)
+                proxy.cut()
+                assert await arrivals(watch, 1) == [Arrival("t/state", b"gone %d" % boot)]
+                await until(link, LinkDown)
+            await until(link, LinkUp)
+            await link.publish("t/again", b"1")
+            assert await arrivals(link, 1) == [Arrival("t/again", b"1")]
+            await link.close()
+        await watch.close()
+
+    asyncio.run(story())
+    assert boots == [1, 2, 3]
+
+
+def test_a_will_that_cannot_be_made_stops_the_transport_and_says_why(mosquitto):
+    boots = []
+
+    def will() -> Will:
+        boots.append(1)
+        if len(boots) > 1:
+            raise StateError("cannot save the boot counter: disk full")
+        return Will("t/state", b"gone")
+
+    async def story() -> None:
+        link = Mqtt(mosquitto.url, "dev", ("t/#",), will=will, **FAST)
+        await link.start()
+        mosquitto.kill()
+        await until(link, LinkDown)
+        with pytest.raises(TransportError, match="boot counter"):
+            await until(link, LinkUp)
+        await link.close()
+
+    asyncio.run(story())
+
+
+def test_a_link_that_is_cut_at_once_each_time_is_tried_ever_more_rarely(mosquitto, monkeypatch):
+    pauses, sleep = [], asyncio.sleep
+
+    async def short(seconds: float) -> None:
+        if asyncio.current_task().get_name() == "mqtt dev":
+            pauses.append(seconds)
+        await sleep(min(seconds, 0.01))
+
+    async def story() -> None:
+        async with Proxy(mosquitto.port) as proxy:
+            link = Mqtt(proxy.url, "dev", ("t",), backoff=(1.0, 60.0))
+            await link.start()
+            monkeypatch.setattr("talaria.wire.mqtt.asyncio.sleep", short)
+            for _ in range(5):
+                await until(link, LinkUp)
+                proxy.cut()
+                await until(link, LinkDown)
+            await until(link, LinkUp)
+            await link.close()
+
+    asyncio.run(story())
+    assert len(pauses) >= 5
+    assert 4.0 <= pauses[-1] < 8.0  # half to all of eight times the shortest
+
+
+def test_each_new_reason_why_the_link_does_not_come_back_is_told_once(mosquitto):
+    async def story() -> None:
+        link = Mqtt(mosquitto.url, "dev", ("t",), **FAST)
+        await link.start()
+        mosquitto.kill()
+        assert "link lost" in (await until(link, LinkDown)).reason
+        refused = await until(link, LinkDown)
+        assert "refused" in refused.reason
+        link.address = Address.parse("mqtt://no-such-host.invalid:1883")
+        assert "no-such-host.invalid" in (await until(link, LinkDown)).reason
+        link.address = Address.parse(mosquitto.url)
+        assert (await until(link, LinkDown)) == refused
+        await asyncio.sleep(0.5)  # several more attempts, for the same reason
+        mosquitto.start()
+        item = await link.receive()
+        assert isinstance(item, LinkUp)
+        await link.close()
+
+    asyncio.run(story())
+
+
+def test_a_certificate_that_ended_is_named_when_the_link_does_not_come_back(make_mosquitto, tmp_path):
+    tls, lines = certificates(tmp_path, client=True)
+    broker = make_mosquitto(lines, "mqtts")
+
+    async def story() -> None:
+        link = Mqtt(broker.url, "dev", ("t",), tls=tls, **FAST)
+        await link.start()
+        broker.kill()
+        await until(link, LinkDown)
+        certificates(tmp_path, client=True, ended=True)  # in place: the broker reads its own when it starts again
+        link._context = tls.context()
+        broker.start()
+        async with asyncio.timeout(15):
+            while "ended on" not in (told := (await until(link, LinkDown)).reason):
+                pass
+        assert str(tmp_path / "client.pem") in told
+        assert "talaria edge join" in told
+        await link.close()
+
+    asyncio.run(story())
+
+
+def test_what_the_broker_takes_at_most_is_known(make_mosquitto):
+    broker = make_mosquitto("allow_anonymous true\nmax_packet_size 65536")
+
+    async def story() -> None:
+        link = Mqtt(broker.url, "dev", ("t",), **FAST)
+        assert link.largest is None
+        await link.start()
+        assert link.largest == 65536
+        await link.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_polite_close_sends_no_will(broker, threaded):
+    async def story() -> None:
+        watch = Mqtt(broker.url, "watch", ("t/#",), **FAST)
+        await watch.start()
+        link = Mqtt(broker.url, "dev", ("none",), will=lambda: Will("t/will", b"x"), threaded=threaded, **FAST)
+        await link.start()
+        await link.close()
+        await watch.publish("t/end", b"")
+        assert [a.topic for a in await arrivals(watch, 1)] == ["t/end"]
+        await watch.close()
+
+    asyncio.run(story())
+
+
+def test_an_unreachable_broker_says_what_was_tried_and_how_to_start_one(unused_port):
+    async def story() -> None:
+        await Mqtt(f"mqtt://127.0.0.1:{unused_port}", "dev", ("t",), **FAST).start()
+
+    with pytest.raises(TransportError) as caught:
+        asyncio.run(story())
+    for part in (f"127.0.0.1:{unused_port}", "MQTT 5", "3.1.1", "refused", f"mosquitto -p {unused_port}", "auto"):
+        assert part in str(caught.value)
+
+
+def test_a_wrong_password_is_named_and_not_shown(make_mosquitto, tmp_path):
+    (tmp_path / "passwords").write_text("")
+    broker = make_mosquitto(f"allow_anonymous false\npassword_file {tmp_path / 'passwords'}")
+
+    async def story() -> None:
+        await Mqtt(broker.url, "dev", ("t",), username="anna", password="hunter2", **FAST).start()
+
+    with pytest.raises(TransportError, match="check its user name and password") as caught:
+        asyncio.run(story())
+    assert "hunter2" not in str(caught.value)
+
+
+def certificates(folder, client: bool = False, ended: bool = False) -> tuple[Tls, str]:
+    """A CA, a server certificate for 127.0.0.1, perhaps one of a client (that has ended), and Mosquitto's lines."""
+    now = datetime.datetime.now(datetime.UTC)
+
+    def make(name: str, issuer_key=None, issuer=None, until=1):
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        usage = x509.KeyUsage(True, False, False, False, False, issuer is None, issuer is None, False, False)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer or subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=2))
+            .not_valid_after(now + datetime.timedelta(days=until))
+            .add_extension(x509.BasicConstraints(issuer is None, None), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key((issuer_key or key).public_key()), critical=False
+            )
+        )
+        if issuer is not None:
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+            )
+        return key, builder.sign(issuer_key or key, hashes.SHA256()), subject
+
+    def write(name: str, data: bytes):
+        path = folder / name
+        path.write_bytes(data)
+        path.chmod(0o644)  # Mosquitto started as root reads them as its own user
+        return path
+
+    ca_key, ca, ca_name = make("test ca")
+    key, cert, _ = make("127.0.0.1", ca_key, ca_name)
+    pem, pkcs8, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ca_path = write("ca.pem", ca.public_bytes(pem))
+    cert_path = write("cert.pem", cert.public_bytes(pem))
+    key_path = write("key.pem", key.private_bytes(pem, pkcs8, plain))
+    lines = f"allow_anonymous true\ncertfile {cert_path}\nkeyfile {key_path}"
+    if not client:
+        return Tls(ca=ca_path), lines
+    own_key, own, _ = make("dev", ca_key, ca_name, until=-1 if ended else 1)
+    own_path = write("client.pem", own.public_bytes(pem))
+    own_key_path = write("client.key", own_key.private_bytes(pem, pkcs8, plain))
+    return Tls(ca_path, own_path, own_key_path), f"{lines}\ncafile {ca_path}\nrequire_certificate true"
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_tls_carries_messages_and_refuses_a_broker_of_another_ca(make_mosquitto, tmp_path, threaded):
+    tls, lines = certificates(tmp_path)
+    broker = make_mosquitto(lines, "mqtts")
+
+    async def story() -> None:
+        link = Mqtt(broker.url, "dev", ("t",), tls=tls, threaded=threaded, **FAST)
+        await link.start()
+        for i in range(20):  # several records of TLS in one read
+            await link.publish("t", bytes([i]) * 40_000)
+        assert [a.payload for a in await arrivals(link, 20)] == [bytes([i]) * 40_000 for i in range(20)]
+        await link.close()
+        stranger = Mqtt(broker.url, "dev", ("t",), **FAST)
+        with pytest.raises(TransportError, match="certificate"):
+            await stranger.start()
+
+    asyncio.run(story())
+    with warnings.catch_warnings():  # paho leaves the socket of a failed handshake to the garbage collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def test_websockets_carry_messages(amqtt_websocket):
+    async def story() -> None:
+        link = Mqtt(amqtt_websocket.url, "dev", ("t",), **FAST)
+        await link.start()
+        await link.publish("t", b"x" * 100_000)
+        assert (await arrivals(link, 1))[0].payload == b"x" * 100_000
+        await link.close()
+
+    asyncio.run(story())
+
+
+def test_a_full_inbox_drops_instead_of_growing(mosquitto):
+    async def story() -> None:
+        hear = Mqtt(mosquitto.url, "hear", ("t",), keepalive=3, inbox=200_000, backoff=(0.05, 0.2))
+        say = Mqtt(mosquitto.url, "say", ("none",), **FAST)
+        await hear.start()
+        await say.start()
+        for _ in range(4):
+            await say.publish("t", bytes(90_000))
+        assert await say.flush(10)
+        async with asyncio.timeout(10):
+            while hear.dropped < 2:
+                await asyncio.sleep(0.05)
+        assert len(await arrivals(hear, 2)) == 2
+        await say.publish("t", b"more")
+        assert (await arrivals(hear, 1))[0].payload == b"more"
+        await say.close()
+        await hear.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("http://host", "no MQTT URL"),
+        ("mqtt://", "no MQTT URL"),
+        ("mqtt://host:99999", "port"),
+        ("host:1883", "no MQTT"),
+    ],
+)
+def test_a_bad_url_is_refused(url, what):
+    with pytest.raises(ConfigError, match=what):
+        Address.parse(url)
+
+
+def test_an_address_hides_its_password():
+    address = Address.parse("mqtts://anna:s%40cret@host")
+    assert (address.username, address.password, address.port, address.tls) == ("anna", "s@cret", 8883, True)
+    assert "s@cret" not in repr(address)
+    assert "s@cret" not in str(address)
+
+
+def test_a_missing_ca_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="no-such"):
+        Mqtt("mqtts://host", "dev", ("t",), tls=Tls(ca=tmp_path / "no-such.pem"))
