@@ -21,10 +21,12 @@ BROWSER = {"page", "odd"}
 SLOW = (
     "tests/coordinator", "tests/edge_client", "tests/export", "tests/hostile", "tests/system",
     "tests/test_no_pickle.py",
-    "tests/sdk/aggregate/test_byzantine.py", "tests/sdk/algorithms/test_ffgg.py", "tests/sdk/planning/test_latency_model.py",
+    "tests/sdk/aggregate/test_byzantine.py", "tests/sdk/algorithms/test_ffgg.py",
+    "tests/sdk/planning/test_latency_model.py",
     "tests/sdk/planning/test_width_schedule.py", "tests/bench/test_planner.py", "tests/sdk/planning/test_device_cli.py",
     "tests/sdk/planning/test_planner.py", "tests/sdk/model/test_any_network.py", "tests/sdk/model/test_zoo.py",
-    "tests/sdk/simulation", "tests/sdk/training/test_frozen_features.py", "tests/bench/test_fuzz.py", "tests/sdk/test_personalizer.py",
+    "tests/sdk/simulation", "tests/sdk/data", "tests/sdk/training/test_frozen_features.py",
+    "tests/bench/test_fuzz.py", "tests/sdk/test_personalizer.py",
 )  # fmt: skip
 """Files that ``make quick`` leaves to ``make test``: they take seconds each, or are no part of the inner loop."""
 QUICK_LAWS = {"fedavg", "hermes", "pfedgm"}

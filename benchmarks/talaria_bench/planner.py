@@ -85,8 +85,8 @@ def planner(
 def family(named: tuple[str, tuple[int, ...], int], block: int) -> dict[str, Any]:
     """All figures of one model family.
 
-    Everything is timed in use (:mod:`~talaria.planning.cpu_timer`) but ``pruned``: in its bursts of 6 ms the first calls
-    count, which are slowed by what the last model left in the caches. ``pruned_warm`` is the same without them.
+    Everything is timed in use (:mod:`~talaria.planning.cpu_timer`) but ``pruned``: in its bursts of 6 ms the first
+    calls count, which are slowed by what the last model left in the caches. ``pruned_warm`` is the same without them.
     """
     from talaria import seeds
     from talaria.model import zoo

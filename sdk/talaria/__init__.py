@@ -1,8 +1,9 @@
 """Hardware-aware on-device personalization. The public names are loaded when they are first used, so that a device
 that only predicts never imports torch."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from talaria import lazy
 
 if TYPE_CHECKING:
     from talaria.federated.rounds import Member, Run
@@ -24,13 +25,4 @@ _HOMES = {
     "Samples": "talaria.types",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'talaria' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    """The public names alone: what else stands here is nobody's to use."""
-    return sorted(__all__)
+__getattr__, __dir__ = lazy.attach(__name__, _HOMES)

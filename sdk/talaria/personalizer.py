@@ -149,8 +149,9 @@ class Personalizer:
 
         Where the plan prunes, the whole model learns for the first third of the epochs, then gives up its least
         important channels, and the small one learns on. Frozen layers are computed once (see
-        :mod:`talaria.training.frozen_features`). Where the budget limits ``accuracy_drop``, the whole model learns on as well, to tell
-        what pruning cost: :attr:`check` holds it, and :meth:`export` refuses a model that broke the limit.
+        :mod:`talaria.training.frozen_features`). Where the budget limits ``accuracy_drop``, the whole model learns on
+        as well, to tell what pruning cost: :attr:`check` holds it, and :meth:`export` refuses a model that broke the
+        limit.
         """
         train = _samples(train, "train")
         held = train.take(torch.arange(0)) if val is None else _samples(val, "val")

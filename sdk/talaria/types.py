@@ -396,8 +396,8 @@ class Update:
     """What one device sends: tensors under names of the shared state, compact where ``mask`` is given.
 
     ``base`` is the version of the shared state that the device downloaded, 0 for the first
-    (:func:`talaria.federated.rounds.participate` sets it). ``kind="value"`` holds new values, ``"delta"`` the difference to
-    that version.
+    (:func:`talaria.federated.rounds.participate` sets it). ``kind="value"`` holds new values, ``"delta"`` the
+    difference to that version.
     """
 
     tensors: Tensors = field(repr=False)

@@ -77,8 +77,8 @@ def open_broker(
 
     ``choice`` is ``"auto"``, ``"mosquitto"``, ``"amqtt"`` or a URL. ``port`` 0 is a free one, the same again after
     a restart with the same ``state``: the folder for config, log and persistence (a temporary one where None).
-    ``security`` is a folder of keys and lists (:mod:`talaria_coordinator.broker.mosquitto`) for a broker of TLS links only;
-    Mosquitto alone can do that. ``devices`` is how many are expected. Raises
+    ``security`` is a folder of keys and lists (:mod:`talaria_coordinator.broker.mosquitto`) for a broker of TLS links
+    only; Mosquitto alone can do that. ``devices`` is how many are expected. Raises
     :class:`~talaria.errors.TransportError` where the port is taken or the broker does not start, and
     :class:`~talaria.errors.ConfigError` for an unknown choice, or where so many may not connect.
     """

@@ -1,1 +1,1 @@
-"""``talaria coordinator`` and ``talaria fleet``: a command reads its words, calls one function, prints what it gives."""
+"""``talaria coordinator`` and ``talaria fleet``: a command reads its words, calls one function, prints the answer."""

@@ -67,13 +67,12 @@ from talaria.data import presets
 from talaria.errors import ConfigError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import Run, check_over, require_travels
-from talaria.federated.server_rule import located
+from talaria.federated.server_rule import aggregator_of, least_of, located
 from talaria.identity.credentials import require_no_password
 from talaria.valid import shown
 from talaria_coordinator.config.api import ApiConfig, api_of
 from talaria_coordinator.config.mode import buffering_of, require_mode
 from talaria_coordinator.config.store import StoreConfig, store_of
-from talaria_coordinator.fleet.aggregation import aggregator_of, least_of
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
 _DEVICE = re.compile(r"[a-z0-9-]{1,36}")

@@ -9,33 +9,17 @@ from functools import cached_property
 from typing import Any
 
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.fedbuff import least
 from talaria.errors import AggregationError, StateError, TalariaError, WireError
 from talaria.federated import global_model, rounds
-from talaria.federated.fedbuff_run import Buffering, buffered
+from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import Run
-from talaria.federated.server_rule import rule_named
+from talaria.federated.server_rule import aggregator_of, least_of
 from talaria.protocol.events import Counted
 from talaria.types import Tensors, Update
 from talaria.wire import codec
 from talaria_coordinator.fleet.culprits import culprits
 from talaria_coordinator.storage.blobs import BlobLost, Blobs
 from talaria_coordinator.storage.records import Fleet
-
-
-def aggregator_of(run: Run, rule: str | None, buffering: Buffering | None) -> Aggregator | None:
-    """The rule that a fleet folds with, where it is not the algorithm's own. Raises
-    :class:`~talaria.errors.ConfigError` where it does not suit the run."""
-    named = None if rule is None else rule_named(run, rule)
-    if buffering is not None:
-        return buffered(run, buffering, named)
-    rounds.rule_of(run, named)
-    return named
-
-
-def least_of(run: Run, aggregator: Aggregator | None) -> int:
-    """The fewest updates that the run's rule folds."""
-    return max(1, least(rounds.rule_of(run, aggregator)))
 
 
 @dataclass(frozen=True)

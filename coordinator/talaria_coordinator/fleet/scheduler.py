@@ -1,6 +1,7 @@
 """The rounds of a fleet, conducted: when the next one opens, what becomes of one that closed, and when to try again.
 
-In an asynchronous run a round is a buffer (:mod:`talaria.protocol.coordinator.async_rounds`), and each that fills makes a version.
+In an asynchronous run a round is a buffer (:mod:`talaria.protocol.coordinator.async_rounds`), and each that fills makes
+a version.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from talaria.errors import StateError, TalariaError
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria_coordinator.config.fleet import FleetConfig
-from talaria_coordinator.fleet import cohort as select
+from talaria_coordinator.fleet import cohort
 from talaria_coordinator.fleet.aggregation import Learning, LeftOut, Made, NothingLeft, passing
 from talaria_coordinator.fleet.notices import Folded, FoldFailed
 from talaria_coordinator.fleet.waiting import Gathering, Patience, waits
@@ -126,7 +127,7 @@ class Conductor:
         roster = self._refilled() or self._gathered()
         now, grace = time.monotonic(), 5 * self.config.retry_s
         gone = {name for name in roster if name not in state.peers or state.peers[name].away(now, grace)}
-        asked = select.ask(self.config, self.fleet.step + 1, roster, online, state.quarantined(), gone)
+        asked = cohort.ask(self.config, self.fleet.step + 1, roster, online, state.quarantined(), gone)
         if asked is None:
             self._wait(roster)
             return
@@ -135,9 +136,9 @@ class Conductor:
         self._hands.tell(
             "round-opened", round=row.round, step=asked.step, cohort=len(asked.cohort), online=asked.online
         )
-        cohort, seconds = self._told(asked), self.config.deadline_s or None
+        told, seconds = self._told(asked), self.config.deadline_s or None
         self._hands.feed(
-            e.OpenRound(time.monotonic(), row.round, cohort, seconds, asked.quorum, asked.target, asked.stale)
+            e.OpenRound(time.monotonic(), row.round, told, seconds, asked.quorum, asked.target, asked.stale)
         )
 
     def _wait(self, roster: Sequence[str]) -> None:
@@ -149,7 +150,7 @@ class Conductor:
         if found is not None:
             self._hands.tell("waiting", **found.facts())
 
-    def _told(self, asked: select.Asked) -> dict[str, bytes]:
+    def _told(self, asked: cohort.Asked) -> dict[str, bytes]:
         """What each device is told with the request for work: the learning round, and, asynchronously, the last one of
         its own that counted, so that its private part goes on from there."""
         if not asked.stale:
@@ -161,7 +162,7 @@ class Conductor:
         """The roster, if there is one, without those who were shut out since and whose place another waits for."""
         roster = self.fleet.roster
         if roster and not self.config.members and set(roster) & self._shut_out:
-            found = select.refilled(self.config, roster, self.store.devices(self.config.name))
+            found = cohort.refilled(self.config, roster, self.store.devices(self.config.name))
             if found != roster:
                 self._fix(found)
         return self.fleet.roster
@@ -175,7 +176,7 @@ class Conductor:
 
     def not_asked(self, device: str) -> None:
         """Tell a device, and the operator, that no round will ask it, and why."""
-        reason = select.why_not(self.config, self.fleet.roster, device)
+        reason = cohort.why_not(self.config, self.fleet.roster, device)
         if self.fleet.roster and reason:
             self._hands.tell("not-asked", device=device, reason=reason)
             self._hands.feed(e.Tell(time.monotonic(), device, reason))
@@ -183,7 +184,7 @@ class Conductor:
     def _gathered(self) -> tuple[str, ...]:
         """The roster, fixed once all that are waited for have come, or have been waited for long enough."""
         devices = self.store.devices(self.config.name)
-        roster, now = select.roster(self.config, devices), time.monotonic()
+        roster, now = cohort.roster(self.config, devices), time.monotonic()
         if not roster and self.config.members:
             come = {d.device for d in devices if d.quarantine is None}
             if self._gathering.over(self.config, self.fleet.step + 1, come, self._here, now):

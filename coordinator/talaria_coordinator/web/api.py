@@ -1,7 +1,7 @@
 """The operator's API over HTTP: what the coordinator knows, and the orders it takes. Described at ``/openapi.json``.
 
-Everything is read through :class:`~talaria_coordinator.web.queries.Views`, so that no request holds up the learning; orders
-are put in the coordinator's own line. The core never needs this: a fleet learns without it.
+Everything is read through :class:`~talaria_coordinator.web.queries.Views`, so that no request holds up the learning;
+orders are put in the coordinator's own line. The core never needs this: a fleet learns without it.
 """
 
 import asyncio

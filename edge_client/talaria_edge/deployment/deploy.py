@@ -44,7 +44,8 @@ class Candidate:
 
 def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict[str, Any]:
     """Make the bundle of the candidate, and deploy it where it beats the bundle in force on the validation data
-    (:mod:`talaria_edge.deployment.gate`). Says what was measured; nothing where no bundle is asked for or export is missing.
+    (:mod:`talaria_edge.deployment.gate`). Says what was measured; nothing where no bundle is asked for or export is
+    missing.
 
     ``deployed`` and ``why`` tell the decision; ``accuracy`` has both bundles' shares of the validation samples labelled
     right, and ``report`` is of the new bundle. Its variants are judged on validation data as well. Where the device has

@@ -80,7 +80,8 @@ def make_bundle(
     the gate is chosen.
 
     Raises :class:`~talaria.errors.ModelError` where the exported model differs from torch, and whatever
-    :func:`~talaria_export.convert.onnx.export_onnx` and :func:`~talaria_export.bundle.bundle.save` raise. Nothing is written then.
+    :func:`~talaria_export.convert.onnx.export_onnx` and :func:`~talaria_export.bundle.bundle.save` raise. Nothing is
+    written then.
     """
     check_names(variants)
     if precision not in ("fp32", "fp16"):

@@ -32,8 +32,8 @@ class FedBuff:
     - ``max_staleness``: an update further behind is refused.
     - ``lr``: server learning rate; the step of ``inner`` times it.
 
-    Updates are differences to the version that the device had downloaded (:func:`~talaria.aggregate.wrappers.as_delta`);
-    values are taken only from clients at the present version.
+    Updates are differences to the version that the device had downloaded
+    (:func:`~talaria.aggregate.wrappers.as_delta`); values are taken only from clients at the present version.
 
     State: ``version`` (changes of the shared state so far, 0 at first; a client's ``base`` is the version that it
     downloaded), and ``inner``'s under ``inner/``.

@@ -16,8 +16,10 @@ from talaria.aggregate.adversarial import Attack, Normalization
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.class_statistics import PooledStatistics
 from talaria.aggregate.distill import Distilled
+from talaria.aggregate.fedbuff import least
 from talaria.errors import ConfigError, DataError
 from talaria.federated import rounds
+from talaria.federated.fedbuff_run import Buffering, buffered
 from talaria.federated.rounds import Run
 from talaria.options import taken_apart
 from talaria.types import Samples
@@ -44,6 +46,21 @@ def rule_named(run: Run, text: str) -> Aggregator:
     if name != AKT:
         return registry.load({"name": name, **options})
     return _akt(run, options)
+
+
+def aggregator_of(run: Run, rule: str | None, buffering: Buffering | None) -> Aggregator | None:
+    """The rule that a fleet folds with, where it is not the algorithm's own. Raises
+    :class:`~talaria.errors.ConfigError` where it does not suit the run."""
+    named = None if rule is None else rule_named(run, rule)
+    if buffering is not None:
+        return buffered(run, buffering, named)
+    rounds.rule_of(run, named)
+    return named
+
+
+def least_of(run: Run, aggregator: Aggregator | None) -> int:
+    """The fewest updates that the run's rule folds."""
+    return max(1, least(rounds.rule_of(run, aggregator)))
 
 
 def located(text: str, folder: Path) -> str:

@@ -36,7 +36,8 @@ def plan(
     batch: int = 32,
     fresh: bool = False,
 ) -> Plan:
-    """The plan of ``spec`` for this device; see :func:`talaria.planning.planner.plan`. It names the model that it is for.
+    """The plan of ``spec`` for this device; see :func:`talaria.planning.planner.plan`. It names the model that it is
+    for.
 
     ``accuracy_drop`` goes into the plan as it is: no planner knows it without samples. It is measured where the model
     is made: by :class:`talaria.personalizer.Personalizer`, and on the device before it deploys.

@@ -59,8 +59,8 @@ def plan(
 ) -> Plan:
     """The plan of ``spec`` on the device of ``profile``; ``cost`` is needed where the budget limits latency.
 
-    With ``worth``, what :func:`talaria.model.sensitivity.worth` found for the model without adapters, channels go where they
-    are worth least for the time they save; without it they go evenly.
+    With ``worth``, what :func:`talaria.model.sensitivity.worth` found for the model without adapters, channels go where
+    they are worth least for the time they save; without it they go evenly.
 
     Raises :class:`~talaria.errors.BudgetError`, with the nearest budget that can be kept, where there is no plan, and
     :class:`~talaria.errors.ConfigError` where a limit needs something that was not measured.

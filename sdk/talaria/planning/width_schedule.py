@@ -29,8 +29,8 @@ def by_worth(parts: Anatomy, block: int, worth: Mapping[str, Tensor], price: Cal
     """Widths that give up, one after another, the block of channels that is worth least for what it saves.
 
     ``worth[group]`` scores each channel, float64 (channels,), comparable between groups
-    (:func:`talaria.model.sensitivity.worth`); ``price`` is what widths cost, such as milliseconds. The greedy answer to the
-    knapsack of Shen et al. 2022 (arXiv:2110.10811). Raises :class:`~talaria.errors.ModelError` for other groups or
+    (:func:`talaria.model.sensitivity.worth`); ``price`` is what widths cost, such as milliseconds. The greedy answer to
+    the knapsack of Shen et al. 2022 (arXiv:2110.10811). Raises :class:`~talaria.errors.ModelError` for other groups or
     sizes than the model's.
     """
     sizes = parts.layout.sizes

@@ -65,7 +65,8 @@ def simulate(
 
     Every update crosses the wire's codec, as it does in the fleet, and is decoded one at a time to be folded. An
     asynchronous run takes ``buffering``; one in rounds may ask ``over`` more devices than it counts. In both, who comes
-    when is drawn (:mod:`talaria.simulation.stragglers`). Raises :class:`~talaria.errors.ConfigError` where these do not fit.
+    when is drawn (:mod:`talaria.simulation.stragglers`). Raises :class:`~talaria.errors.ConfigError` where these
+    do not fit.
     """
     rounds.check_over(run, over)
     if not members or not all(isinstance(member, Member) for member in members.values()):

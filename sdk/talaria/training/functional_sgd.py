@@ -2,8 +2,8 @@
 
 Several walks may share the task's one scratch module: it only lends its graph, and each walk brings weights and
 buffers of its own (``torch.func.functional_call``), so that nothing is copied back and forth between steps. A walk
-that takes a plain gradient step per batch of :func:`talaria.training.batching.feed` ends where :func:`talaria.training.loop.train` does,
-bit for bit.
+that takes a plain gradient step per batch of :func:`talaria.training.batching.feed` ends where
+:func:`talaria.training.loop.train` does, bit for bit.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ from pathlib import Path
 from cryptography import x509
 
 from talaria import time
-from talaria.errors import ConfigError
-from talaria.identity.credentials import read
 from talaria.wire.broker_url import Tls
 
 DAY = 86400.0
@@ -60,8 +58,9 @@ def validities(tls: Tls) -> list[Validity]:
 def validity_of(path: Path) -> list[Validity]:
     """That of a certificate (PEM); none where the file holds none."""
     try:
-        found = x509.load_pem_x509_certificate(read(path, "restore it"))
-    except (ConfigError, ValueError, x509.InvalidVersion):
+        with path.open("rb") as file:
+            found = x509.load_pem_x509_certificate(file.read(1 << 20))
+    except (OSError, ValueError, x509.InvalidVersion):
         return []
     begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
     return [Validity(f"the certificate {path}", begins.timestamp(), ends.timestamp())]
