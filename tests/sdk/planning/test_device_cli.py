@@ -19,7 +19,7 @@ def known(profile: Profile, cost: Cost, tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(profiles, "measure", lambda folder: profile)
-    monkeypatch.setattr(measured.cost, "measure", lambda spec, block, export=None: cost)
+    monkeypatch.setattr(measured.latency_model, "measure", lambda spec, block, export=None: cost)
 
 
 def talaria(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -112,7 +112,7 @@ def test_a_cost_is_measured_once_for_a_machine_and_family(
         calls.append(spec)
         return cost
 
-    monkeypatch.setattr(measured.cost, "measure", measure)
+    monkeypatch.setattr(measured.latency_model, "measure", measure)
     spec = ModelSpec("imu_cnn", (6, 100), 7)
     for other in (spec, replace(spec, seed=3)):
         assert measured.costed(other, profile, folder=tmp_path) == cost
@@ -124,7 +124,7 @@ def test_a_cost_is_measured_once_for_a_machine_and_family(
 
 
 def test_a_plan_without_a_latency_limit_measures_no_model(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured.cost, "measure", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr(measured.latency_model, "measure", lambda *_, **__: pytest.fail("measured"))
     made = measured.plan(ModelSpec("imu_cnn", (6, 100), 7), Budget(upload_mb=0.05), profile=profile)
     assert made.predicted["upload_mb"] <= 0.05
 
