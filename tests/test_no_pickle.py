@@ -154,7 +154,11 @@ def test_the_walk_covers_the_store_its_migrations_and_saved_states():
         "talaria.wire.codec",
     }
     assert wanted <= names
-    on_disk = {f.stem for f in (ROOT / "coordinator" / "talaria_coordinator").glob("storage/migrations/**/*.py") if f.stem != "__init__"}
+    on_disk = {
+        f.stem
+        for f in (ROOT / "coordinator" / "talaria_coordinator").glob("storage/migrations/**/*.py")
+        if f.stem != "__init__"
+    }
     assert {name.rpartition(".")[2] for name in names if ".migrations." in name} == on_disk
     assert on_disk
     assert {"talaria_edge.storage.state", "talaria_edge.storage.tensor_files"} <= reached("talaria_edge")

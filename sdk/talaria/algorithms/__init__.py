@@ -76,7 +76,8 @@ def kind_of(name: str) -> Any:
 
 
 def name_of(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
-    """``(name, hparams)`` by which :class:`talaria.federated.rounds.Run` names this very algorithm, every option spelled out.
+    """``(name, hparams)`` by which :class:`talaria.federated.rounds.Run` names this very algorithm, every option
+    spelled out.
 
     What other processes can import is named so that they find it too. A class of ``__main__`` or of a function, and an
     object whose fields are more than numbers and text, are kept in this process: they are for simulation, and are
