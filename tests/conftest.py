@@ -23,7 +23,8 @@ SLOW = (
     "tests/test_no_pickle.py",
     "tests/sdk/aggregate/test_byzantine.py", "tests/sdk/algorithms/test_ffgg.py",
     "tests/sdk/planning/test_latency_model.py",
-    "tests/sdk/planning/test_width_schedule.py", "tests/bench/test_planner.py", "tests/sdk/planning/test_device_cli.py",
+    "tests/sdk/planning/test_width_schedule.py", "tests/sdk/planning/test_planner_bench.py",
+    "tests/sdk/planning/test_device_cli.py",
     "tests/sdk/planning/test_planner.py", "tests/sdk/model/test_any_network.py", "tests/sdk/model/test_zoo.py",
     "tests/sdk/simulation", "tests/sdk/data", "tests/sdk/training/test_frozen_features.py",
     "tests/bench/test_fuzz.py", "tests/sdk/test_personalizer.py",
@@ -39,7 +40,7 @@ LONG = (
     "tests/system/test_identity.py", "tests/system/test_crashes.py", "tests/system/test_failures.py",
     "tests/system/test_examples.py", "tests/system/test_dashboard.py", "tests/system/test_from_init.py",
     "tests/laws/test_algorithm_laws.py", "tests/export/test_matrix.py", "tests/export/test_command_line.py",
-    "tests/sdk/planning/test_planner.py", "tests/export/test_nchwc.py", "tests/bench/test_planner.py",
+    "tests/sdk/planning/test_planner.py", "tests/export/test_nchwc.py", "tests/sdk/planning/test_planner_bench.py",
 )  # fmt: skip
 """Files that take longest, in that order: one that begins last would keep all others waiting."""
 

@@ -42,11 +42,21 @@ def modules():
 
 
 MODULES = modules()
-TREES = {name: ast.parse(file.read_text()) for name, file in MODULES.items()}
+
+
+class Running(ast.NodeTransformer):
+    """What runs: without `if TYPE_CHECKING`."""
+
+    def visit_If(self, node):
+        return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else self.generic_visit(node)
+
+
+TREES = {name: Running().visit(ast.parse(file.read_text())) for name, file in MODULES.items()}
 
 
 def imported(tree):
-    """Dotted names that a module imports, anywhere in it; a name imported from a module comes with the module."""
+    """Dotted names that a module imports, anywhere in it but for types alone; a name imported from a module comes with
+    the module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

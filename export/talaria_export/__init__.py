@@ -6,8 +6,9 @@ while :func:`export_onnx` and :func:`make_bundle` bring in torch and onnx.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from talaria import lazy
 
 if TYPE_CHECKING:
     from talaria_export.build.build import make_bundle
@@ -17,19 +18,6 @@ if TYPE_CHECKING:
     from talaria_export.convert.onnx import export_onnx
     from talaria_export.runtime.predictor import Prediction, Predictor
     from talaria_export.runtime.verify import verify_bundle
-
-_HOME = {
-    "Bundle": "bundle.bundle",
-    "Check": "bundle.report",
-    "Limits": "bundle.archive",
-    "Prediction": "runtime.predictor",
-    "Predictor": "runtime.predictor",
-    "Report": "bundle.report",
-    "export_onnx": "convert.onnx",
-    "make_bundle": "build.build",
-    "open_bundle": "bundle.bundle",
-    "verify_bundle": "runtime.verify",
-}
 
 __all__ = [
     "Bundle",
@@ -44,8 +32,18 @@ __all__ = [
     "verify_bundle",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __dir__ = lazy.attach(
+    __name__,
+    {
+        "Bundle": "talaria_export.bundle.bundle",
+        "Check": "talaria_export.bundle.report",
+        "Limits": "talaria_export.bundle.archive",
+        "Prediction": "talaria_export.runtime.predictor",
+        "Predictor": "talaria_export.runtime.predictor",
+        "Report": "talaria_export.bundle.report",
+        "export_onnx": "talaria_export.convert.onnx",
+        "make_bundle": "talaria_export.build.build",
+        "open_bundle": "talaria_export.bundle.bundle",
+        "verify_bundle": "talaria_export.runtime.verify",
+    },
+)
