@@ -19,6 +19,7 @@ from talaria.simulation.run import simulate
 from talaria.types import Samples
 from talaria_coordinator.cli.template import found
 from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.identity import membership
 from talaria_coordinator.server.server import serve_all
 from talaria_coordinator.storage.blobs import FolderBlobs
@@ -99,7 +100,7 @@ class Keyed:
     @property
     def store(self):
         """What the coordinator keeps, to read beside it."""
-        return Store(self.state / "coordinator.db", make=False)
+        return Store(self.options.get("store", StoreConfig()).where(self.state), make=False)
 
     def counted(self):
         """By learning round, in how many updates each device counted."""

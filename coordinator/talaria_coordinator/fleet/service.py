@@ -89,6 +89,8 @@ class Service:
         self._conductor = Conductor(
             config, store, self._learning, Hands(self._feed, self._tell, self._spawn, self._inbox.put)
         )
+        self.begun = False
+        """Whether it has entered its fleet."""
         self._done_at: float | None = None
         self._leaving = Leaving(config.retry_s)
         self._stopped = False
@@ -103,6 +105,7 @@ class Service:
             lambda will: self._open(url, self.config, will), self.config.name, self._members.signer, known
         )
         self._state = self._conductor.begin(above)
+        self.begun = True
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 await self._live(url)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.operator_commands import Order
-from talaria_coordinator.fleet.service import Report, Service
+from talaria_coordinator.fleet.service import Report
 
 
 class Desk:
@@ -46,18 +45,13 @@ class Desk:
         if self._config.api is not None:
             self._metrics.sent(size)
 
-    def open(self, service: Service) -> Mapping[str, str]:
-        """Begin to answer; call it in the service's event loop, with its store made. Says at which URL."""
+    def open(self, give: Callable[[Order], None]) -> Mapping[str, str]:
+        """Begin to answer, with the store made; orders are handed to ``give``, in any thread. Says at which URL."""
         api = self._config.api
         if api is None:
             return {}
         from talaria_coordinator.web.api import make_api
         from talaria_coordinator.web.server import serving, url_of
-
-        loop = asyncio.get_running_loop()
-
-        def give(order: Order) -> None:
-            asyncio.run_coroutine_threadsafe(service.order(order), loop)
 
         app = make_api(
             self._views, token=self._token, local=api.local, give={self._config.name: give}, metrics=self._metrics.text

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from talaria.errors import ConfigError, TalariaError, TransportError
+from talaria.errors import ConfigError, TalariaError
 from talaria.wire.broker_url import Address, loopback
 from talaria_coordinator.broker import Broker, open_broker
 from talaria_coordinator.config.fleet import FleetConfig
-from talaria_coordinator.fleet.service import Report, Service
-from talaria_coordinator.identity.eviction import Barring
-from talaria_coordinator.server.open_state import held, open_blobs, open_store
+from talaria_coordinator.fleet.service import Report
+from talaria_coordinator.server.open_state import held
 from talaria_coordinator.server.operator_server import desk_of
+from talaria_coordinator.server.served import Served
 
 
 def require_safe(config: FleetConfig) -> None:
@@ -74,11 +74,11 @@ async def serve_all(configs: Sequence[FleetConfig], report: Report, *, insecure:
     once they have ended. Raises :class:`~talaria.errors.ConfigError` where two fleets are in each other's way.
     """
     require_apart(configs)
-    services: list[Service] = []
+    served: list[Served] = []
 
     def stop() -> None:
-        for service in services:
-            service.stop()
+        for one in served:
+            one.stop()
 
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -91,7 +91,7 @@ async def serve_all(configs: Sequence[FleetConfig], report: Report, *, insecure:
 
         async def one(config: FleetConfig) -> None:
             try:
-                await _served(config, report, insecure, lambda: _broker(config, brokers, running), services)
+                await _served(config, report, insecure, lambda: _broker(config, brokers, running), served)
             except TalariaError as error:
                 errors.append(error)
                 if len(configs) > 1:
@@ -141,36 +141,12 @@ def _broker(config: FleetConfig, stack: ExitStack, running: dict[object, Broker]
 
 
 async def _served(
-    config: FleetConfig, report: Report, insecure: bool, broker_of: Callable[[], Broker], services: list[Service]
+    config: FleetConfig, report: Report, insecure: bool, broker_of: Callable[[], Broker], served: list[Served]
 ) -> None:
     if not insecure:
         require_safe(config)
     with held(config.state), desk_of(config, report, insecure) as desk:
-        broker = broker_of()
-        store = open_store(config)
-        try:
-            blobs = open_blobs(config)
-            service = Service(
-                config,
-                store,
-                blobs,
-                report=desk.report,
-                observe=desk.observe,
-                sent=desk.sent,
-                keep_out=Barring(config, broker),
-                tend=broker.tend,
-            )
-            services.append(service)
-            (config.state / "broker.url").write_text(broker.url + "\n")
-            ready = {"at": time.time(), "fleet": config.name, "event": "ready", "broker": broker.url}
-            report({**ready, "kind": broker.kind, "state": str(config.state), **desk.open(service)})
-            try:
-                await service.run(broker.url)
-            except TransportError as error:
-                ended = service.ending(time.time())
-                if not ended:
-                    raise
-                raise TransportError(f"{'; '.join(ended)}. What happened: {error}") from None
-        finally:
-            store.close()
+        one = Served(config, desk, broker_of())
+        served.append(one)
+        await one.live()
     report({"at": time.time(), "fleet": config.name, "event": "stopped"})

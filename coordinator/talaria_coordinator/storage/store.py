@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sqlalchemy import URL, Connection, delete, func, insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError
@@ -53,6 +54,11 @@ from talaria_coordinator.storage.tables import (
 
 FAILED_KEPT = 100
 """So many rounds back, those that failed and got no update are kept with their cohorts."""
+
+
+class SilentError(StateError):
+    """The database's server does not answer, or took another's side in a lock; it may again. What was asked last was
+    done as a whole or not at all."""
 
 
 class Store:
@@ -229,7 +235,8 @@ class Store:
         server: str,
         last: bool,
     ) -> None:
-        """Commit the new body and the exact set of updates in it, as (round, device), at once.
+        """Commit the new body and the exact set of updates in it, as (round, device), at once. What is committed
+        already just so, stays: a database may fall silent after it did what it was asked.
 
         Raises :class:`~talaria.errors.StateError` where another coordinator has taken the fleet over, the round
         is closed already, or an update is not stored.
@@ -240,6 +247,10 @@ class Store:
             row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one()
             step = tx.execute(select(ROUNDS.c.step).where(mine & ROUNDS.c.closed.is_(None))).scalar_one_or_none()
             _require_epoch(fleet, row.epoch, epoch)
+            listed = json.dumps(pairs)
+            same = mine & (ROUNDS.c.body == body) & (ROUNDS.c.counted == listed)
+            if tx.execute(select(ROUNDS.c.round).where(same)).one_or_none() is not None:
+                return
             if step != row.step + 1:
                 raise StateError(f"fleet {fleet!r}: round {number} cannot be committed; it is not the open one")
             now = time.time()
@@ -250,7 +261,6 @@ class Store:
                         f"fleet {fleet!r}: round {number} cannot count {device!r} (its update of round {made} is not "
                         "stored, or counted already)"
                     )
-            listed = json.dumps(pairs)
             digest = hashlib.sha256(listed.encode()).hexdigest()
             values = {"closed": now, "body": body, "server": server, "counted": listed, "counted_sha256": digest}
             tx.execute(update(ROUNDS).where(mine).values(**values))
@@ -403,7 +413,8 @@ def answering() -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         cause = str(error.__cause__ or error).splitlines()[0]
-        raise StateError(
+        far = isinstance(error, OperationalError) and not isinstance(error.orig, sqlite3.Error)
+        raise (SilentError if far else StateError)(
             f"store: the database refused ({cause}); {_mend(cause)}. Nothing of this step was written; all earlier "
             "state is intact"
         ) from error

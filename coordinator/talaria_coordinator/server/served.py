@@ -1,0 +1,147 @@
+"""One fleet as it is served: in an event loop and a thread of its own, and anew after its database was silent.
+
+A database that takes long holds up its own fleet alone: the coordinator's other fleets, its web server and its links to
+brokers have threads of their own. Where the server of a database does not answer at all, the service ends as if it were
+killed, and begins anew from what is in the store, as after any crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from talaria.errors import StateError, TransportError
+from talaria_coordinator.broker import Broker
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.operator_commands import Order
+from talaria_coordinator.fleet.service import Service
+from talaria_coordinator.identity.eviction import Barring
+from talaria_coordinator.server.open_state import open_blobs, open_store
+from talaria_coordinator.server.operator_server import Desk
+from talaria_coordinator.storage.store import SilentError
+
+AGAIN_S = (2.0, 60.0)
+"""Seconds until a silent database is asked again, at first and at most."""
+
+
+class Served:
+    """A fleet with its broker and its operator's ``desk``."""
+
+    def __init__(self, config: FleetConfig, desk: Desk, broker: Broker) -> None:
+        self._config, self._desk, self._broker = config, desk, broker
+        self._loop = asyncio.get_running_loop()
+        self._stopped, self._ready, self._begun = asyncio.Event(), False, False
+        self._now: tuple[Service, asyncio.AbstractEventLoop] | None = None
+
+    def stop(self) -> None:
+        """Leave in good order; call it in the event loop."""
+        self._stopped.set()
+        if self._now is not None:
+            service, inside = self._now
+            with suppress(RuntimeError):  # it has just ended
+                inside.call_soon_threadsafe(service.stop)
+
+    def give(self, order: Order) -> None:
+        """Put an operator's order in the service's line; any thread may call it."""
+        if self._now is None:
+            order.answer.set_exception(StateError("the coordinator waits for its database; try again"))
+        else:
+            service, inside = self._now
+            asyncio.run_coroutine_threadsafe(service.order(order), inside)
+
+    async def live(self) -> None:
+        """Serve until the end. A database that falls silent once the fleet was entered is told, and asked again."""
+        wait = AGAIN_S[0]
+        while True:
+            begun = time.monotonic()
+            try:
+                with ExitStack() as stack:  # left once no thread of the service is at work any more
+                    await in_own_thread(lambda: self._serve(stack))
+            except SilentError as error:
+                if not self._begun or self._stopped.is_set():
+                    raise
+                if time.monotonic() - begun > AGAIN_S[1]:
+                    wait = AGAIN_S[0]  # it worked for a good while
+                self._tell({"event": "failed", "error": str(error), "again_in_s": wait})
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopped.wait(), wait)
+                    raise
+                wait = min(2 * wait, AGAIN_S[1])
+            else:
+                return
+
+    async def _serve(self, stack: ExitStack) -> None:
+        config, desk = self._config, self._desk
+        store = stack.enter_context(open_store(config))
+        service = Service(
+            config,
+            store,
+            open_blobs(config),
+            report=self._told,
+            observe=desk.observe,
+            sent=desk.sent,
+            keep_out=Barring(config, self._broker),
+            tend=self._broker.tend,
+        )
+        self._now = service, asyncio.get_running_loop()
+        if self._stopped.is_set():
+            service.stop()
+        try:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._tell_ready(), self._loop))
+            await service.run(self._broker.url)
+        except TransportError as error:
+            ended = service.ending(time.time())
+            if not ended:
+                raise
+            raise TransportError(f"{'; '.join(ended)}. What happened: {error}") from None
+        finally:
+            self._now = None
+            self._begun = self._begun or service.begun
+
+    async def _tell_ready(self) -> None:
+        if self._ready:
+            return
+        self._ready = True
+        (self._config.state / "broker.url").write_text(self._broker.url + "\n")
+        facts = {"broker": self._broker.url, "kind": self._broker.kind, "state": str(self._config.state)}
+        self._tell({"event": "ready", **facts, **self._desk.open(self.give)})
+
+    def _told(self, event: dict[str, Any]) -> None:
+        """What the service tells, told on in the thread of :meth:`live`."""
+        self._loop.call_soon_threadsafe(self._desk.report, event)
+
+    def _tell(self, facts: dict[str, Any]) -> None:
+        self._desk.report({"at": time.time(), "fleet": self._config.name, **facts})
+
+
+async def in_own_thread(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do ``work`` in an event loop and a thread of its own; where this is cancelled, so is that, and waited for."""
+    inside: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+    leaving = False
+
+    async def begin() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        inside.append((asyncio.get_running_loop(), task))
+        if not leaving:
+            await work()
+
+    def live() -> None:
+        with suppress(asyncio.CancelledError):
+            asyncio.run(begin())
+
+    with ThreadPoolExecutor(1, thread_name_prefix="fleet") as thread:
+        done = asyncio.get_running_loop().run_in_executor(thread, live)
+        try:
+            await asyncio.shield(done)
+        except asyncio.CancelledError:
+            leaving = True
+            for loop, task in inside:
+                with suppress(RuntimeError):  # it has just ended
+                    loop.call_soon_threadsafe(task.cancel)
+            await asyncio.wait([done])
+            raise

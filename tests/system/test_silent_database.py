@@ -1,0 +1,61 @@
+"""A PostgreSQL that falls silent while a fleet with keys learns: nobody is thrown off, the operator is told, and once
+it answers again rounds go on by themselves, with all that had a receipt."""
+
+import asyncio
+import json
+import urllib.request
+
+import pytest
+from keyed import FLEET, LEFT_SOCKETS
+from servers import PASSWORD
+
+from talaria_coordinator.config.api import ApiConfig
+from talaria_coordinator.config.store import StoreConfig
+
+pytestmark = LEFT_SOCKETS
+
+
+@pytest.fixture
+def on_postgres(keyed, postgres, tmp_path):
+    secret = tmp_path / "database.password"
+    secret.write_text(f"{PASSWORD}\n")
+    secret.chmod(0o600)
+    url = f"postgresql+psycopg://talaria@127.0.0.1:{postgres.port}/{postgres.database().database}"
+    store = StoreConfig(database=url, password_file=secret)
+    return keyed(1000, store=store, api=ApiConfig(port=0), quorum=1.0, deadline_s=0.0)
+
+
+def test_a_database_that_falls_silent_holds_up_its_fleet_alone_and_no_longer_than_it_is_silent(
+    on_postgres, postgres, monkeypatch
+):
+    monkeypatch.setattr("talaria_coordinator.storage.engine.SILENCE_S", 2.0)
+    monkeypatch.setattr("talaria_coordinator.storage.engine.CONNECT_S", 2)
+    fleet = on_postgres
+
+    def healthy():
+        url = fleet.of("ready")[0]["api"]
+        with urllib.request.urlopen(f"{url}/healthz", timeout=60) as answer:
+            return json.load(answer) == {"status": "ok"}
+
+    async def story():
+        async with fleet.running("anna", "bela"):
+            await fleet.told_of("round-closed", count=2)
+            with postgres.silent():
+                assert await asyncio.to_thread(healthy)
+                await fleet.told_of("failed", fleet=FLEET, count=2)  # told, and asked again
+                assert await asyncio.to_thread(healthy)
+                assert fleet.of("disconnected") == []
+            done = len(fleet.of("round-closed"))
+            await fleet.told_of("round-closed", count=done + 2)
+
+    asyncio.run(story())
+    assert "mend the way to it" in fleet.of("failed")[0]["error"]
+    assert fleet.of("failed")[0]["again_in_s"] > 0
+    assert len(fleet.of("ready")) == 1
+    assert {tuple(devices) for devices in fleet.counted().values()} == {("anna", "bela")}
+    with fleet.store as store:
+        for told in fleet.of("received", outcome="stored"):
+            status = {update.device: update.status for update in store.updates(FLEET, told["round"])}
+            assert status[told["device"]] in ("stored", "counted")
+        assert all(row.failure is None for row in store.rounds(FLEET))
+    assert fleet.of("quarantined") == []
