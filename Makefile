@@ -12,8 +12,9 @@ ATEN ?= default
 ISA ?= SSE41
 NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/training tests/sdk/federated tests/sdk/test_*.py tests/sdk/planning/test_io_binding.py \
   tests/laws tests/export/test_onnx.py tests/export/test_rewrites.py tests/export/test_preprocess.py tests/export/test_quantize.py
+QUICK := -m "not slow and not broker" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
 
-.PHONY: help demo test quick masked mutants check format hooks docs bench clean
+.PHONY: help demo test quick coverage lowest masked mutants check format hooks docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## What can be made
@@ -26,8 +27,18 @@ test: $(VENV)/.dev ## Run all tests (installs Mosquitto, PostgreSQL, Chromium an
 	scripts/needs mosquitto postgresql chromium nodejs npm
 	$(BIN)/python -m pytest -q -n $(WORKERS) $(SPREAD)
 
+coverage: $(VENV)/.dev ## Which lines of the library the tests of make quick run (in their own processes); details in build/coverage
+	$(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) $(QUICK) --cov=talaria --cov-report=term --cov-report=html:build/coverage
+
 quick: $(VENV)/.dev ## The inner loop: the library's own tests, its examples and the laws of three algorithms, under a minute
-	$(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) -m "not slow and not broker" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
+	$(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) $(QUICK)
+
+lowest: ## The tests of make quick again, in a venv with the lowest versions that pyproject.toml declares (PYTHON=)
+	rm -rf build/lowest && $(PYTHON) -m venv build/lowest
+	$(PYTHON) scripts/lowest.py > build/lowest/constraints.txt
+	build/lowest/bin/python -m pip install -qq --disable-pip-version-check -c build/lowest/constraints.txt \
+	  -e '.[export,coordinator,sim]' pytest pytest-timeout pytest-xdist hypothesis scikit-learn scipy
+	build/lowest/bin/python -m pytest -q -n $(CORES) $(SPREAD) $(QUICK)
 
 masked: $(VENV)/.dev ## The numerical tests again as on an older processor, with two threads (ATEN=, ISA=, OMP_NUM_THREADS=)
 	ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ISA) OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) $(NUMERICAL)
