@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("sdk", "coordinator", "edge_client", "export")
+SOURCES = ("sdk", "coordinator", "edge_client", "export", "benchmarks")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
