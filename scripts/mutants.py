@@ -9,9 +9,11 @@ as soon as something is known of each, whether in one run or in parts.
 """
 
 import argparse
+import compileall
 import hashlib
 import json
 import os
+import py_compile
 import shutil
 import signal
 import sys
@@ -148,6 +150,9 @@ def _copied(folder: Path) -> Copy:
     for file in ROOT.glob("*.*"):
         if file.is_file():
             shutil.copy(file, folder)
+    # By hash: a mutant of the same size and second would be taken for the last one.
+    by_hash = py_compile.PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(folder, quiet=2, invalidation_mode=by_hash)
     return Copy(folder)
 
 
@@ -185,7 +190,7 @@ def _test(folder: Path, tests: tuple[str, ...]) -> None:
     """Run the tests in this new process, and end it with their status."""
     os.setpgid(0, 0)
     os.chdir(folder)
-    sys.dont_write_bytecode = True  # a mutant of the same size and second would be taken for the last one
+    sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     paths = [str(folder / part) for part in SOURCES]
     sys.path[:0] = paths
