@@ -1,11 +1,11 @@
 """Sets the faults of tests/mutants/mutants.toml into a copy of the sources, one at a time, and runs the tests nearest
 to each: a fault that no test notices is a survivor. Writes tests/mutants/SURVIVORS.md.
 
-    python scripts/mutants.py [--part 1/3] [WORDS...]   that part of the list; names with one of the words
+    python scripts/mutants.py [--missing] [WORDS...]   those of which nothing is known; names with one of the words
 
 Each mutant runs in a process forked from one that has imported what takes seconds, but nothing of Talaria. What was
-found is kept in build/mutants.json for as long as a mutant's file and tests stay as they were: SURVIVORS.md is written
-as soon as something is known of each, whether in one run or in parts.
+found is kept in build/mutants.json, at once and for as long as a mutant's file and tests stay as they were: a run may
+be stopped and continued. SURVIVORS.md is written as soon as something is known of each.
 """
 
 import argparse
@@ -102,10 +102,11 @@ def main() -> int:
     mutants = [Mutant(**{**row, "tests": tuple(row["tests"])}) for row in tomllib.loads(LIST.read_text())["mutant"]]
     asked = argparse.ArgumentParser(description="Small faults that a test must notice.")
     asked.add_argument("words", nargs="*", help="parts of names")
-    asked.add_argument("--part", default="1/1", help="as 2/3: every third, from the second on")
-    words, part = asked.parse_args().words, asked.parse_args().part.partition("/")
-    chosen = [m for m in mutants if not words or any(w in m.name for w in words)][int(part[0]) - 1 :: int(part[2])]
-    keys = {m.name: m.key() for m in chosen}
+    asked.add_argument("--missing", action="store_true", help="only those of which nothing is known yet")
+    words, missing = asked.parse_args().words, asked.parse_args().missing
+    keys = {m.name: m.key() for m in mutants}
+    known = _known() if missing else {}
+    chosen = [m for m in mutants if keys[m.name] not in known and (not words or any(w in m.name for w in words))]
     broken = [f"{m.name}: {flaw}" for m in chosen if (flaw := m.flaw())]
     if broken:
         print("the list is out of date:", *broken, sep="\n  ", file=sys.stderr)
@@ -119,13 +120,13 @@ def main() -> int:
         if bad:
             print("these tests fail without any mutant:", *bad, sep="\n  ", file=sys.stderr)
             return 2
-        ended = _all(copies, [(m, m.tests) for m in chosen])
+        ended = _all(copies, [(m, m.tests) for m in chosen], lambda m, status: _keep(keys[m.name], status))
     odd = [m.name for m, status in ended if status not in (-1, 0, 1)]
     if odd:
         print("these tests could not run:", *odd, sep="\n  ", file=sys.stderr)
         return 2
     survivors = [m for m, status in ended if status == 0]
-    _written(mutants, _kept({keys[m.name]: status != 0 for m, status in ended}))
+    _write(mutants, keys)
     for m in survivors:
         print(f"SURVIVED  {m.name}  ({m.file})" + (f": {m.why}" if m.why else ""))
     unexplained = [m for m in survivors if not m.why]
@@ -156,8 +157,9 @@ def _copied(folder: Path) -> Copy:
     return Copy(folder)
 
 
-def _all(copies, jobs):
-    """``(mutant or tests, status)`` of each job, as many at a time as there are copies."""
+def _all(copies, jobs, keep=lambda mutant, status: None):
+    """``(mutant or tests, status)`` of each job, as many at a time as there are copies; ``keep`` is told of each mutant
+    when it ends."""
     waiting, ended = list(reversed(jobs)), []
     while waiting or any(copy.pid for copy in copies):
         for copy in copies:
@@ -165,6 +167,7 @@ def _all(copies, jobs):
                 ended.append((copy.at or copy.tests, status))
                 if copy.at is not None:
                     said = {0: "SURVIVED", 1: "killed", -1: "killed (never ended)"}.get(status, f"status {status}")
+                    keep(copy.at, status)
                     print(f"{said:9} {time.monotonic() - copy.began:5.1f} s  {copy.at.name}", flush=True)
             if not copy.pid and waiting:
                 copy.begin(*waiting.pop())
@@ -208,21 +211,25 @@ def _test(folder: Path, tests: tuple[str, ...]) -> None:
         os._exit(status)
 
 
-def _kept(now: dict[str, bool]) -> dict[str, bool]:
-    """Whether each mutant, by its key, was killed: what is known from before, and ``now``."""
-    FOUND.parent.mkdir(exist_ok=True)
-    known = (json.loads(FOUND.read_text()) if FOUND.exists() else {}) | now
-    FOUND.write_text(json.dumps(known, indent=1))
-    return known
+def _known() -> dict[str, bool]:
+    """Whether each mutant, by its key, was killed, as far as it was tried."""
+    return json.loads(FOUND.read_text()) if FOUND.exists() else {}
 
 
-def _written(mutants: list[Mutant], known: dict[str, bool]) -> None:
+def _keep(key: str, status: int) -> None:
+    if status in (-1, 0, 1):
+        FOUND.parent.mkdir(exist_ok=True)
+        FOUND.write_text(json.dumps(_known() | {key: status != 0}, indent=1))
+
+
+def _write(mutants: list[Mutant], keys: dict[str, str]) -> None:
     """The report, once something is known of every mutant."""
-    missing = [m for m in mutants if m.key() not in known]
+    known = _known()
+    missing = sum(key not in known for key in keys.values())
     if missing:
-        print(f"{len(missing)} of {len(mutants)} are still to be tried; {REPORT.name} stays as it is")
+        print(f"{missing} of {len(mutants)} are still to be tried; {REPORT.name} stays as it is")
     else:
-        REPORT.write_text(_report(mutants, [m for m in mutants if not known[m.key()]]))
+        REPORT.write_text(_report(mutants, [m for m in mutants if not known[keys[m.name]]]))
 
 
 def _report(mutants: list[Mutant], survivors: list[Mutant]) -> str:
