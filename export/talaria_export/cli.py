@@ -65,6 +65,10 @@ def export(
         bool, typer.Option(help="Also keep the model as rewritten for this machine's class of CPU: loads faster.")
     ] = False,
     sign: Annotated[Path | None, typer.Option(help="File with a raw Ed25519 private key to sign with.")] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PACKAGE", help="A package whose models the spec or state may name. Repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Turn a personal model into one verified file.
@@ -78,9 +82,9 @@ def export(
 
     facts: dict[str, Any] = {}
     if state is not None and spec is None and weights is None and mask is None:
-        model, dense, example, facts = inputs.load_state(state)
+        model, dense, example, facts = inputs.load_state(state, allow or ())
     elif state is None and spec is not None and weights is not None:
-        model, dense, example = inputs.load_model(spec, weights, mask)
+        model, dense, example = inputs.load_model(spec, weights, mask, allow or ())
     else:
         raise ConfigError("export: give --spec and --weights (and --mask), or --state alone")
     moments = None if normalize is None else inputs.moments(normalize)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,26 @@ def read(path: Path, limit: int = npz.LIMIT) -> Recorded:
         made = Recorded(raw["x"], raw["y"], raw.get("client"), _split(raw.get("split"), path))
     else:
         made = _joined(path, found, limit)
+    return _fitting(made)
+
+
+def of(x: Any, y: Any, client: Any = None, split: Any = None) -> Recorded:
+    """The same of arrays, lists or tensors in Python. :class:`DataError` names the array, the value and the mend."""
+    given = {"x": x, "y": y, "client": client, "split": split}
+    arrays: dict[str, Array] = {}
+    for name, values in given.items():
+        if values is None and name in ("client", "split"):
+            continue
+        try:
+            arrays[name] = np.asarray(values)
+        except Exception as error:
+            raise DataError(f"data: {name} cannot be an array ({type(error).__name__}: {str(error)[:200]})") from error
+        if arrays[name].dtype.hasobject:
+            raise DataError(f"data: {name} holds Python objects; give numbers, or text for y and client")
+    return _fitting(Recorded(arrays["x"], arrays["y"], arrays.get("client"), _split(arrays.get("split"), "data")))
+
+
+def _fitting(made: Recorded) -> Recorded:
     for name in ("y", "client", "split"):
         values = getattr(made, name)
         if values is not None and (values.ndim != 1 or not made.x.ndim or len(values) != len(made.x)):
@@ -106,7 +127,7 @@ def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
     )
 
 
-def _split(values: Array | None, path: Path) -> Array | None:
+def _split(values: Array | None, path: Path | str) -> Array | None:
     if values is None:
         return None
     split = whole(values, "split")

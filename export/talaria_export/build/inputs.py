@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from talaria.model.widths import first_of, widths_of
 from talaria.types import Samples, Tensors
 
 
-def load_model(spec: Path, weights: Path, mask: Path | None) -> tuple[Module, Module, Tensor]:
-    """The personal model, the dense model it came from, and an example batch of zeros.
+def load_model(
+    spec: Path, weights: Path, mask: Path | None, allow: Sequence[str] = ()
+) -> tuple[Module, Module, Tensor]:
+    """The personal model, the dense model it came from, and an example batch of zeros. ``allow`` are the packages
+    beside Talaria whose models the spec may name.
 
     Raises :class:`~talaria.errors.ConfigError` on a spec, :class:`~talaria.errors.StateError` on files and
     :class:`~talaria.errors.ModelError` on weights that do not fit.
     """
-    described = ModelSpec.from_json(read_json(spec))
+    described = _known(ModelSpec.from_json(read_json(spec)), allow)
     dense = zoo.build(described)
     model = zoo.build(described)
     if mask is not None:
@@ -39,7 +43,7 @@ def load_model(spec: Path, weights: Path, mask: Path | None) -> tuple[Module, Mo
     return model, dense, torch.zeros(2, *described.input_shape)
 
 
-def load_state(folder: Path) -> tuple[Module, Module, Tensor, dict[str, Any]]:
+def load_state(folder: Path, allow: Sequence[str] = ()) -> tuple[Module, Module, Tensor, dict[str, Any]]:
     """What :func:`load_model` gives, from the state folder of a device's agent, and the facts beside the weights.
 
     The folder's ``personal.safetensors`` holds the personal model's tensors and, as JSON under ``talaria`` in its
@@ -56,6 +60,7 @@ def load_state(folder: Path) -> tuple[Module, Module, Tensor, dict[str, Any]]:
         raise StateError(
             f"{path}: does not tell its model ({problem}); let the device finish its run with this version of talaria"
         ) from None
+    _known(described, allow)
     dense, layout = zoo.build(described), zoo.layout(described)
     model = compaction.compact(zoo.build(described), first_of(layout, widths_of(layout, tensors)))
     try:
@@ -66,6 +71,11 @@ def load_state(folder: Path) -> tuple[Module, Module, Tensor, dict[str, Any]]:
             f"{path}: is no plain {described.name} ({reason}); take the bundle that the agent made"
         ) from None
     return model, dense, torch.zeros(2, *described.input_shape), facts
+
+
+def _known(spec: ModelSpec, allow: Sequence[str]) -> ModelSpec:
+    zoo.GROUP.require_allowed(spec.name, allow, "add --allow {package} where you trust it")
+    return spec
 
 
 def samples(x: Any, y: Any) -> Samples:

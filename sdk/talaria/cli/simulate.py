@@ -11,14 +11,16 @@ def simulate(
         str, typer.Option("-a", "--algorithm", help="See `talaria algorithms`; or module:Name.")
     ] = "fedavg",
     dataset: Annotated[
-        str, typer.Option("-d", "--dataset", help="smartwatch | fashion-mnist | npz:FILE | cifar100:FILE")
+        str, typer.Option("-d", "--dataset", help="smartwatch | fashion-mnist | npz:FILE | cifar100:FILE | module:Name")
     ] = "smartwatch",
     rounds: Annotated[int, typer.Option(help="Communication rounds.", min=1)] = 30,
     seed: Annotated[int, typer.Option(help="Everything random derives from it.", min=0)] = 0,
     partition: Annotated[
         Path | None, typer.Option(help="For image sets: npz with train_idx and test_idx per client.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Zoo model; default: the dataset's, or one that fits.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Zoo model, or module:factory; default: the dataset's, or one that fits.")
+    ] = None,
     adapters: Annotated[
         str | None, typer.Option(help="Adapters beside its layers: residual, lowrank:rank=8 or heart.")
     ] = None,

@@ -1,4 +1,5 @@
-"""Any user's arrays as a federated dataset: ``npz:FILE``, in the form of :mod:`talaria.recorded`."""
+"""Any user's arrays as a federated dataset: ``npz:FILE`` in the form of :mod:`talaria.recorded`, and the same arrays
+in Python."""
 
 from pathlib import Path
 from typing import Any
@@ -48,22 +49,38 @@ def load(
 
     :class:`DataError` names the array, the value and the mend.
     """
+    return federated(
+        recorded.read(path),
+        f"npz:{path.name}",
+        validation=validation,
+        test=test,
+        layout=layout,
+        standardize=standardize,
+        seed=seed,
+    )
+
+
+def federated(
+    raw: Recorded, name: str, *, validation: float, test: float, layout: str, standardize: bool, seed: int
+) -> Federated:
+    """The dataset of arrays that are there already; see :func:`load`."""
     if layout not in LAYOUTS:
-        raise ConfigError(f"npz: layout={layout!r} is unknown; use one of {', '.join(LAYOUTS)}")
+        raise ConfigError(f"data: layout={layout!r} is unknown; use one of {', '.join(LAYOUTS)}")
     if validation < 0 or test <= 0 or validation + test >= 1:
         raise ConfigError(
-            f"npz: validation={validation} must be at least 0, test={test} above 0, and their sum below 1"
+            f"data: validation={validation} must be at least 0, test={test} above 0, and their sum below 1"
         )
-    raw = recorded.read(path)
+    if seed < 0:
+        raise ConfigError(f"data: seed={seed} must be at least 0")
     x, done = _oriented(_numbers(raw.x), layout)
     labels, y = np.unique(raw.y if raw.y.dtype.kind in "US" else recorded.whole(raw.y, "y"), return_inverse=True)
     if len(labels) < 2:
-        raise DataError(f"npz: y holds one class only, {labels[0]}; a classifier needs at least two")
+        raise DataError(f"data: y holds one class only, {labels[0]}; a classifier needs at least two")
     cuts = cut(raw, y, validation=validation, test=test, seed=seed)
-    for name, (train, _, tests) in cuts.items():
+    for who, (train, _, tests) in cuts.items():
         for part, index, value in (("training", train, 0), ("test", tests, 2)):
             if not len(index):
-                raise DataError(f"npz: {name} has no {part} sample (split={value}); give it one, or drop the client")
+                raise DataError(f"data: {who} has no {part} sample (split={value}); give it one, or drop the client")
     scaling: dict[str, Any] = {"scaled": "divided by 255" if raw.x.dtype == np.uint8 else "as given"}
     if raw.x.dtype == np.uint8:
         x = x.astype(np.float32) / np.float32(255)
@@ -72,8 +89,8 @@ def load(
         x = (x - mean) / sd
         scaling = {"scaled": "z-scored", "mean": mean.ravel().tolist(), "sd": sd.ravel().tolist()}
     return Federated(
-        name=f"npz:{path.name}",
-        clients={name: Client(*(samples(x[index], y[index]) for index in parts)) for name, parts in cuts.items()},
+        name=name,
+        clients={who: Client(*(samples(x[index], y[index]) for index in parts)) for who, parts in cuts.items()},
         labels=_texts(labels),
         input_shape=x.shape[1:],
         meta={"layout": done, "split": "as given" if raw.split is not None else "cut at random", **scaling},
@@ -83,23 +100,23 @@ def load(
 def _numbers(x: Array) -> Array:
     """``x`` as uint8 or finite float32."""
     if x.ndim < 2:
-        raise DataError(f"npz: x has shape {x.shape}, need (N, ...); for one feature a sample give x[:, None]")
+        raise DataError(f"data: x has shape {x.shape}, need (N, ...); for one feature a sample give x[:, None]")
     if 0 in x.shape:
-        raise DataError(f"npz: x has shape {x.shape} and so holds no value; give at least one sample")
+        raise DataError(f"data: x has shape {x.shape} and so holds no value; give at least one sample")
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind not in "buif":
-        raise DataError(f"npz: x has dtype {x.dtype}, need numbers; write x.astype('float32')")
+        raise DataError(f"data: x has dtype {x.dtype}, need numbers; write x.astype('float32')")
     if x.dtype.kind in "ui" and max(abs(int(x.min())), abs(int(x.max()))) > _EXACT:
         raise DataError(
-            f"npz: x spans {x.min()}..{x.max()}, too large to stay exact as float32; scale it before writing it"
+            f"data: x spans {x.min()}..{x.max()}, too large to stay exact as float32; scale it before writing it"
         )
     if x.dtype.kind == "f":
         bad = ~np.isfinite(x) if x.dtype.itemsize <= 4 else ~(np.abs(x) <= np.finfo(np.float32).max)
         if bad.any():
             first = int(np.flatnonzero(bad.reshape(len(x), -1).any(1))[0])
             raise DataError(
-                f"npz: x[{first}] holds NaN, infinity or a value beyond float32; drop or repair that sample"
+                f"data: x[{first}] holds NaN, infinity or a value beyond float32; drop or repair that sample"
             )
     return x.astype(np.float32)
 
@@ -140,7 +157,7 @@ def cut(
         rng = np.random.default_rng([seed, int(numbers[place])])
         if raw.split is None:
             if len(own) < 2:
-                raise DataError(f"npz: {name} has 1 sample, need at least 2 (one to train, one to test); drop it")
+                raise DataError(f"data: {name} has 1 sample, need at least 2 (one to train, one to test); drop it")
             train, val, tests = (own[i] for i in stratified(y[own], validation, test, rng))
         else:
             train, val, tests = (own[raw.split[own] == part] for part in (0, 1, 2))

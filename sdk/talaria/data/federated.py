@@ -57,6 +57,40 @@ class Federated:
             for name, client in ordered.items():
                 self._check(name, client)
 
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        client: Any = None,
+        split: Any = None,
+        *,
+        name: str = "arrays",
+        validation: float = 0.1,
+        test: float = 0.2,
+        layout: str = "auto",
+        standardize: bool = True,
+        seed: int = 0,
+    ) -> "Federated":
+        """The dataset of arrays (numpy, lists, tensors), as ``npz:FILE`` reads them from a file.
+
+        ``x`` (N, ...), ``y`` (N,) labels, whole numbers or text, ``client`` (N,) whose each sample is, numbers or text,
+        ``split`` (N,) 0 train, 1 validation, 2 test. The options are those of
+        :func:`talaria.data.arrays.load`. Raises :class:`~talaria.errors.DataError`, naming the array, the
+        value and the mend.
+
+        >>> x = [[0.0, 1.0]] * 10 + [[1.0, 0.0]] * 10
+        >>> Federated.from_arrays(x, ["rest"] * 10 + ["walk"] * 10, ["anna", "bela"] * 10)
+        Federated(name='arrays', labels=('rest', 'walk'), input_shape=(2,))
+        """
+        from talaria import recorded
+        from talaria.data import arrays
+
+        raw = recorded.of(x, y, client, split)
+        return arrays.federated(
+            raw, name, validation=validation, test=test, layout=layout, standardize=standardize, seed=seed
+        )
+
     def _check(self, name: str, client: Client) -> None:
         for part, samples in (("train", client.train), ("val", client.val), ("test", client.test)):
             shape = tuple(samples.x.shape[1:])

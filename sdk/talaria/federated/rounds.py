@@ -101,6 +101,8 @@ class Run:
             raise ConfigError(f"run: not a run description ({why[:200]}); write one with Run.to_json()") from error
         if allow is not None and isinstance(data, Mapping):
             algorithms.GROUP.require_allowed(data.get("algorithm"), allow, ALLOWING)
+            spec = data.get("spec")
+            zoo.GROUP.require_allowed(spec.get("name") if isinstance(spec, Mapping) else None, allow, ALLOWING)
         return Run.of(data)
 
     @staticmethod
@@ -154,6 +156,7 @@ def algorithm_of(run: Run) -> Algorithm:
 def require_travels(run: Run) -> None:
     """Raise :class:`ConfigError` where ``run`` names what only this process knows: no fleet can learn it."""
     algorithms.GROUP.require_travels(run.algorithm)
+    zoo.GROUP.require_travels(run.spec.name)
 
 
 def first_body(run: Run) -> Tensors:

@@ -9,6 +9,7 @@ from typing import Any
 
 from talaria.errors import ConfigError
 from talaria.model.adapters import AdapterSpec
+from talaria.valid import plain, shown
 
 LARGEST_INPUT = 1 << 24
 """Most values one input may hold: a bound on what a spec from outside can make us allocate."""
@@ -17,7 +18,9 @@ MOST_CLASSES = 1 << 16
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """``name`` of a zoo model, ``input_shape`` without the batch, ``classes``, optional ``adapters``.
+    """``name`` of a zoo model, of an entry point in ``talaria.models``, or ``module:factory``, which is called as the
+    zoo's are: ``factory(input_shape, classes, **options)``.
+    ``input_shape`` without the batch, ``classes``, optional ``adapters``.
 
     ``seed`` decides the initial weights, so that all devices of a run start from the same ones;
     ``pretrained`` takes published weights where the zoo has them (the new head still follows ``seed``).
@@ -29,6 +32,10 @@ class ModelSpec:
     adapters: AdapterSpec | None = None
     seed: int = 0
     pretrained: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+    """Further arguments of the model's factory: given as a table, kept in the order of their names."""
+    head: str | None = None
+    """The dotted name of the last layer; None: the zoo's own, of others ``head``, or the last Linear layer."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -49,9 +56,23 @@ class ModelSpec:
             raise ConfigError(f"model: adapters={self.adapters!r} must be an AdapterSpec or None")
         if not isinstance(self.pretrained, bool):
             raise ConfigError(f"model: pretrained={self.pretrained!r} must be true or false")
+        if not isinstance(self.options, Mapping | tuple | list):
+            raise ConfigError(f"model: options={shown(self.options)} must be a table of the factory's arguments")
+        try:
+            options = dict(self.options)
+        except (TypeError, ValueError):
+            raise ConfigError(f"model: options={shown(self.options)} must be a table of names and values") from None
+        for name, value in options.items():
+            if not isinstance(name, str) or not plain(value):
+                raise ConfigError(f"model: options[{shown(name)}]={shown(value)} must be a number or text")
+        object.__setattr__(self, "options", tuple(sorted(options.items())))
+        if self.head is not None and (not isinstance(self.head, str) or not self.head):
+            raise ConfigError(f"model: head={shown(self.head)} must be the dotted name of a layer, or left out")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; :meth:`from_json` is the inverse."""
+        """Plain JSON values; :meth:`from_json` is the inverse. ``options`` and ``head`` only where set."""
+        more: dict[str, Any] = {"options": dict(self.options)} if self.options else {}
+        more |= {} if self.head is None else {"head": self.head}
         return {
             "name": self.name,
             "input_shape": list(self.input_shape),
@@ -59,6 +80,7 @@ class ModelSpec:
             "adapters": None if self.adapters is None else self.adapters.to_json(),
             "seed": self.seed,
             "pretrained": self.pretrained,
+            **more,
         }
 
     @classmethod
@@ -67,7 +89,7 @@ class ModelSpec:
         field and on any invalid value."""
         if not isinstance(data, Mapping):
             raise ConfigError(f"model: need an object with name, input_shape and classes, got {type(data).__name__}")
-        known = {"name", "input_shape", "classes", "adapters", "seed", "pretrained"}
+        known = {"name", "input_shape", "classes", "adapters", "seed", "pretrained", "options", "head"}
         missing, odd = {"name", "input_shape", "classes"} - set(data), set(data) - known
         if missing or odd:
             raise ConfigError(f"model: fields missing {sorted(missing)}, unknown {sorted(map(str, odd))}")

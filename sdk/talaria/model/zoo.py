@@ -1,17 +1,19 @@
-"""The models known by name: spec in, module out, the same weights on every device."""
+"""The models known by name: spec in, module out, the same weights on every device. Those of other packages are found
+by the name of an entry point in ``talaria.models`` or as ``module:factory``; a module of this process: :func:`keep`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Linear, Module
 
-from talaria import seeds
-from talaria.errors import ConfigError
+from talaria import plugins, seeds, valid
+from talaria.errors import ConfigError, ModelError
 from talaria.model import adapters, prunability
 from talaria.model.nets import efficientnet_lite, small_cnns, torchvision_models
 from talaria.model.spec import ModelSpec
@@ -24,6 +26,7 @@ __all__ = [
     "example",
     "fitting",
     "head",
+    "keep",
     "layout",
     "names",
     "require",
@@ -35,8 +38,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Entry:
-    make: Callable[[Sequence[int], int], Module]
-    head: str = "head"
+    make: Callable[..., Module]
+    head: str | None = "head"
+    """None: looked for, see :func:`head`."""
     load: Callable[[Module, int], None] | None = None
     """Puts published weights into the module, where there are any."""
     tuned: tuple[str, ...] = ()
@@ -55,6 +59,10 @@ _ZOO: dict[str, _Entry] = {
 }
 
 
+GROUP = plugins.Group("model", "talaria.models", _ZOO)
+"""How models are found by name: the zoo, entry points, ``module:factory``."""
+
+
 def names() -> list[str]:
     """The names that a :class:`ModelSpec` may carry."""
     return sorted(_ZOO)
@@ -71,26 +79,73 @@ def build(spec: ModelSpec) -> Module:
         raise ConfigError(f"{spec.name}: pretrained=True, but no weights are published for it; use pretrained=False")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(spec.seed)
-        model = entry.make(spec.input_shape, spec.classes)
+        model = _made(spec, entry)
         if spec.pretrained and entry.load is not None:
             entry.load(model, spec.classes)
         if spec.adapters is not None:
             seed = seeds.seed_of(spec.seed, "zoo", 0, "adapters")
-            model = adapters.insert(model, spec.adapters, skip=(entry.head,), seed=seed)
+            last = head(spec)
+            model = adapters.insert(model, spec.adapters, skip=(last,), seed=seed)
             if spec.adapters.head is not None:
                 seed = seeds.seed_of(spec.seed, "zoo", 0, "head")
-                model = adapters.factored(model, entry.head, spec.adapters.head, seed)
+                model = adapters.factored(model, last, spec.adapters.head, seed)
     return model.train()
 
 
 def split(spec: ModelSpec, model: Module, buffers: Buffers = "local") -> Split:
     """Body, adapters and head of a model that :func:`build` made."""
-    return split_model(model, head=_entry(spec.name).head, buffers=buffers)
+    return split_model(model, head=head(spec), buffers=buffers)
 
 
-def head(name: str) -> str:
-    """The dotted prefix of the named model's head."""
-    return _entry(name).head
+def head(spec: ModelSpec) -> str:
+    """The dotted prefix of the model's head: what ``spec`` names, else the zoo's, else of a foreign model the module
+    ``head``, or its last Linear layer. Raises :class:`~talaria.errors.ModelError` where there is none."""
+    return spec.head or _entry(spec.name).head or _found(replace(spec, adapters=None, seed=0, pretrained=False))
+
+
+@lru_cache(maxsize=64)
+def _found(spec: ModelSpec) -> str:
+    model = build(spec)
+    if any(key.startswith("head.") for key in model.state_dict()):
+        return "head"
+    linear = {name: one.out_features for name, one in model.named_modules() if isinstance(one, Linear) and name}
+    last: str | None = next(reversed(linear), None)
+    if last is None or linear[last] != spec.classes:
+        found = "it has no Linear layer" if last is None else f"{last!r} gives {linear[last]}"
+        raise ModelError(
+            f"model {valid.shown(spec.name)}: its last layer must be Linear and give classes={spec.classes}, "
+            f"but {found}; "
+            "name the last layer as head, or correct the factory"
+        )
+    return last
+
+
+def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | None = None) -> ModelSpec:
+    """The spec of a torch module of this process, for simulation: all clients start from its present weights.
+
+    The module is copied, and kept until the process ends: keep it once and use the spec for many runs. Raises
+    :class:`~talaria.errors.ConfigError` for what is no module, and :class:`~talaria.errors.ModelError` where its head
+    is neither found nor named.
+    """
+    if not isinstance(module, Module):
+        raise ConfigError(f"model: {valid.shown(module)} must be a torch module")
+    own = deepcopy(module)
+    name = f"{type(module).__module__}:{type(module).__qualname__}"
+    kept = GROUP.keep(name, _Entry(lambda shape, answers: deepcopy(own), None))
+    spec = ModelSpec(kept, tuple(input_shape), classes, head=head)
+    split(spec, build(spec))
+    return spec
+
+
+def _made(spec: ModelSpec, entry: _Entry) -> Module:
+    what, taken = f"model {valid.shown(spec.name)}", valid.options_of(entry.make)
+    options = taken.but(list(taken.known)[:2]).read(what, dict(spec.options))
+    if not GROUP.is_foreign(spec.name):
+        return entry.make(spec.input_shape, spec.classes, **options)
+    model = plugins.make(what, entry.make, spec.input_shape, spec.classes, **options)
+    if not isinstance(model, Module):
+        raise ConfigError(f"{what}: its factory gave a {type(model).__name__}; it must give a torch module")
+    return model
 
 
 def tuned(name: str) -> tuple[str, ...]:
@@ -142,6 +197,11 @@ def fitting(input_shape: Sequence[int], classes: int, samples: int, seed: int = 
 
 
 def _entry(name: str) -> _Entry:
-    if name not in _ZOO:
-        raise ConfigError(f"model: name={name!r} is unknown; choose one of {', '.join(names())}")
-    return _ZOO[name]
+    found = GROUP.find(name)
+    if isinstance(found, _Entry):
+        return found
+    if isinstance(found, Module) or not callable(found):
+        raise ConfigError(
+            f"model {valid.shown(name)}: is a {type(found).__name__}; name a function (input_shape, classes)"
+        )
+    return _Entry(found, None)

@@ -113,6 +113,7 @@ def _spec(asked: Asked, data: Federated, default: str | None, chosen: Mapping[st
     adapters = None if asked.adapters is None else _adapters(asked.adapters)
     meant = next((plan.model for plan in chosen.values() if plan.model is not None), None)
     if asked.model is None and meant is not None:
+        zoo.GROUP.require_allowed(meant.get("name"), (), "a plan's file imports nothing: give --model too")
         spec = replace(ModelSpec.from_json(meant), seed=asked.seed)
         for name, own in (("input_shape", data.input_shape), ("classes", data.classes)):
             if getattr(spec, name) != own:
@@ -126,7 +127,10 @@ def _spec(asked: Asked, data: Federated, default: str | None, chosen: Mapping[st
         smallest = min(len(c.train) for c in data.clients.values())
         fit = zoo.fitting(data.input_shape, data.classes, smallest, seed=asked.seed)
         return replace(fit, adapters=adapters, pretrained=asked.pretrained)
-    return ModelSpec(named, data.input_shape, data.classes, adapters, asked.seed, asked.pretrained)
+    name, options = taken_apart(named, "--model")
+    return ModelSpec(
+        name, data.input_shape, data.classes, adapters, asked.seed, asked.pretrained, tuple(options.items())
+    )
 
 
 def run(asked: Asked, *, as_json: bool, folder: Path | None = None, train: bool = True) -> None:

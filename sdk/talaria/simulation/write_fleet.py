@@ -35,6 +35,7 @@ from talaria.errors import ConfigError, DataError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import Run
+from talaria.model import zoo
 from talaria.types import Plan
 
 _DEVICE = re.compile(r"[a-z0-9-]{1,36}")
@@ -73,7 +74,7 @@ class Written:
 
     def _coordinator(self, port: int) -> dict[str, dict[str, Any]]:
         run, spec = self.run, self.run.spec.to_json()
-        adapters = spec.pop("adapters")
+        adapters, options = spec.pop("adapters"), spec.pop("options", None)
         how: dict[str, Any] = {"deadline_s": 0, "quorum": 1.0, "over": self.over, "aggregator": self.aggregator}
         if self.buffering is not None:
             own = {name: value for name, value in asdict(self.buffering).items() if name != "normalise"}
@@ -97,6 +98,7 @@ class Written:
             },
             "run.spec": spec,
             **({} if adapters is None else {"run.spec.adapters": adapters}),
+            **({} if options is None else {"run.spec.options": options}),
             "run.recipe": asdict(run.recipe),
             "run.hparams": _every_option(run),
         }
@@ -115,8 +117,8 @@ class Written:
     @property
     def _packages(self) -> list[str]:
         """Packages beside Talaria whose code the devices need."""
-        package = algorithms.GROUP.package(self.run.algorithm)
-        return [] if package is None else [package]
+        found = algorithms.GROUP.package(self.run.algorithm), zoo.GROUP.package(self.run.spec.name)
+        return sorted({package for package in found if package is not None})
 
 
 _LATER = """

@@ -200,7 +200,7 @@ def test_bad_arrays_name_field_value_and_mend(tmp_path: Path, changes: dict[str,
         ({"validation": 0.6, "test": 0.5}, "sum below 1"),
         ({"validation": -0.1}, "validation=-0.1"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
-        ({"split": 3}, "option 'split' is unknown; use one of validation, test, layout, standardize, seed"),
+        ({"split": 3}, "option 'split' is unknown; it takes validation, test, layout, standardize, seed"),
     ],
     ids=str,
 )

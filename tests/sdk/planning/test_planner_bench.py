@@ -82,7 +82,7 @@ def test_shares_are_counted_whole_and_with_a_private_head() -> None:
     model = zoo.build(spec)
     found = adapters.shares(spec)
     whole = sum(p.numel() for p in zoo.build(replace(spec, adapters=None)).parameters())
-    head = sum(p.numel() for n, p in model.named_parameters() if n.startswith(zoo.head(spec.name)))
+    head = sum(p.numel() for n, p in model.named_parameters() if n.startswith(zoo.head(spec)))
     assert found["adapters_share"] == count(model) / whole
     assert found["trained_share"] == found["upload_share"] == (count(model) + head) / whole
     assert found["head_rank"] == 2

@@ -1,0 +1,171 @@
+"""Networks and datasets of somebody else's (``tests/mypkg``), by name and as objects."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mypkg.nets import Recurrent, plain
+from torch import nn
+
+from talaria.data import Federated, load, options_of
+from talaria.errors import ConfigError, DataError, ModelError
+from talaria.federated import rounds
+from talaria.federated.rounds import Run
+from talaria.model import zoo
+from talaria.model.adapters import AdapterSpec
+from talaria.model.zoo import ModelSpec
+from talaria.simulation.run import members_of, simulate
+from talaria.tensors import equal
+from talaria.training.loop import state_of
+from talaria.types import Recipe
+
+PLAIN = ModelSpec("mypkg.nets:plain", (4,), 3, options={"width": 6})
+
+
+def run_of(spec: ModelSpec, algorithm: str = "fedper") -> Run:
+    return Run(spec=spec, algorithm=algorithm, rounds=2, recipe=Recipe(batch=8, lr=0.05))
+
+
+def test_a_network_of_somebody_elses_is_built_as_the_zoos_are() -> None:
+    one, two, other = (zoo.build(spec) for spec in (PLAIN, PLAIN, ModelSpec("mypkg.nets:plain", (4,), 3, seed=1)))
+    assert equal(state_of(one), state_of(two))
+    assert one[0].out_features == 6  # type: ignore[index]
+    assert other[0].out_features == 8  # type: ignore[index]
+    assert ModelSpec.from_json(PLAIN.to_json()) == PLAIN
+    assert PLAIN.to_json()["options"] == {"width": 6}
+    assert "options" not in ModelSpec("mlp", (4,), 3).to_json()
+    assert hash(PLAIN) == hash(ModelSpec.from_json(PLAIN.to_json()))
+
+
+def test_its_head_is_found_or_named() -> None:
+    assert zoo.head(PLAIN) == "2"
+    assert zoo.head(ModelSpec("mypkg.nets:Recurrent", (6, 20), 3)) == "answer"
+    adapted = ModelSpec("mypkg.nets:plain", (4,), 3, AdapterSpec("lowrank", 2))
+    assert set(zoo.split(adapted, zoo.build(adapted)).head) == {"2.weight", "2.bias"}
+    named = ModelSpec("mypkg.nets:headless", (4,), 3, head="2")
+    assert set(zoo.split(named, zoo.build(named)).head) == {"2.weight", "2.bias"}
+    assert zoo.head(ModelSpec("mlp", (4,), 3)) == "head"
+    with pytest.raises(ModelError, match="its last layer must be Linear and give classes=3, but '0' gives 8"):
+        zoo.head(ModelSpec("mypkg.nets:headless", (4,), 3))
+    with pytest.raises(ModelError, match="head='tail' names no layer"):
+        rounds.split_of(run_of(ModelSpec("mypkg.nets:plain", (4,), 3, head="tail")))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
+def test_it_learns(algorithm: str) -> None:
+    data = load("mypkg.sets:rings", clients=3)
+    done = simulate(run_of(PLAIN, algorithm), members_of(data.clients))
+    assert not equal(done.shared, rounds.first_body(done.run))
+    assert ("2.weight" in done.shared) == (algorithm == "fedavg")
+
+
+def test_a_module_of_this_process_learns_from_its_own_weights() -> None:
+    torch.manual_seed(7)
+    own = plain((4,), 3, width=6)
+    spec = zoo.keep(own, (4,), 3)
+    assert equal(state_of(zoo.build(spec)), state_of(own))
+    data = load("mypkg.sets:rings")
+    done = simulate(run_of(spec), members_of(data.clients))
+    assert not equal(done.shared, rounds.first_body(done.run))
+    with torch.no_grad():
+        own[0].weight.zero_()
+    assert not equal(state_of(zoo.build(spec)), state_of(own)), "it was copied"
+    assert zoo.keep(own, (4,), 3) != spec
+    with pytest.raises(ConfigError, match="is known in this process only"):
+        rounds.require_travels(run_of(spec))
+    with pytest.raises(ConfigError, match="is known in one process only"):
+        Run.from_json(run_of(spec).to_json(), allow=("mypkg", "torch"))
+    with pytest.raises(ModelError, match="it has no Linear layer"):
+        zoo.keep(nn.Sequential(nn.Conv1d(1, 1, 1)), (1, 4), 2)
+    with pytest.raises(ConfigError, match="must be a torch module"):
+        zoo.keep(Recurrent, (6, 20), 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("imu_cn", {}, r"model 'imu_cn' is unknown \(did you mean 'imu_cnn'\?\)"),
+        ("mypkg.nets:plane", {}, r"has no 'plane' \(did you mean 'plain'\?\)"),
+        ("mypkg.nets:plain", {"widht": 3}, r"option 'widht' is unknown \(did you mean 'width'\?\); it takes width"),
+        ("mypkg.nets:plain", {"width": "wide"}, "width='wide' must be a whole number"),
+        ("mypkg.nets:text", {}, "its factory gave a str; it must give a torch module"),
+        ("mypkg.nets:angry", {}, r"cannot be made \(ValueError: not today\)"),
+        ("mypkg.nets:MADE", {}, r"is a Linear; name a function \(input_shape, classes\)"),
+        ("mlp", {"width": 3}, "model 'mlp': option 'width' is unknown; it takes none"),
+    ],
+)
+def test_what_is_no_model_is_refused(name: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        zoo.build(ModelSpec(name, (4,), 3, options=options))  # type: ignore[arg-type]
+
+
+def test_a_run_from_the_network_names_no_model_that_is_not_allowed() -> None:
+    text = run_of(PLAIN).to_json()
+    assert Run.from_json(text, ("mypkg",)) == run_of(PLAIN)
+    with pytest.raises(ConfigError, match=r"model 'mypkg.nets:plain' is of package 'mypkg', which is not allowed"):
+        Run.from_json(text)
+    with pytest.raises(ConfigError, match=r"'nn' in mypkg.nets is a module"):
+        Run.from_json(text.replace("nets:plain", "nets:nn.Linear"), ("mypkg",))
+
+
+def test_wrong_fields_of_a_spec() -> None:
+    for given, says in (
+        ({"options": [1, 2]}, "must be a table of names and values"),
+        ({"options": {"a": [1]}}, r"options\['a'\]=\[1\] must be a number or text"),
+        ({"head": ""}, "head='' must be the dotted name of a layer"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            ModelSpec("mlp", (4,), 3, **given)  # type: ignore[arg-type]
+
+
+# -- datasets
+
+
+def test_a_dataset_of_somebody_elses() -> None:
+    assert len(load("mypkg.sets:rings", clients=3).clients) == 3
+    assert options_of("mypkg.sets:rings") == ("clients", "seed")
+    for name, options, says in (
+        ("mypkg.sets:nothing", {}, "gave a NoneType; it must return a talaria.data.Federated"),
+        ("mypkg.sets:rings", {"cliens": 3}, r"option 'cliens' is unknown \(did you mean 'clients'\?\)"),
+        ("mypkg.sets:rings", {"clients": 0}, "cannot be made|holds no|data: "),
+        ("mypkg.nets:MADE", {}, "cannot be made|option|gave a"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=says):
+            load(name, **options)
+
+
+def test_arrays_in_python_are_what_a_file_of_them_is(tmp_path: Any) -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(60, 4)), np.tile(["rest", "walk", "run"], 20)
+    client = np.repeat(["anna", "bela"], 30)
+    np.savez(tmp_path / "d.npz", x=x, y=y, client=client)
+    there = load(f"npz:{tmp_path / 'd.npz'}", seed=3)
+    for own in (x, x.tolist(), torch.from_numpy(x)):
+        here = Federated.from_arrays(own, y.tolist(), client, seed=3)
+        assert here.labels == there.labels
+        assert here.meta == there.meta
+        for name, one in here.clients.items():
+            for part in ("train", "val", "test"):
+                assert torch.equal(getattr(one, part).x, getattr(there.clients[name], part).x)
+                assert torch.equal(getattr(one, part).y, getattr(there.clients[name], part).y)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"y": [0, 1]}, r"data: x has 4 rows, y has shape \(2,\)"),
+        ({"client": [0, 1]}, "client has shape"),
+        ({"split": [0, 0, 3, 2]}, "data: split=3 is unknown"),
+        ({"x": [[1.0], [2.0, 3.0]]}, "data: x cannot be an array|holds Python objects"),
+        ({"y": [object()] * 4}, "data: y holds Python objects"),
+        ({"y": [1, 1, 1, 1]}, "y holds one class only"),
+        ({"x": [[np.nan]] * 4}, r"x\[0\] holds NaN"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"layout": "sideways"}, "layout='sideways' is unknown"),
+    ],
+)
+def test_wrong_arrays_say_which_and_how(given: dict[str, Any], says: str) -> None:
+    right: dict[str, Any] = {"x": [[0.0], [1.0], [0.0], [1.0]], "y": [0, 1, 0, 1]}
+    with pytest.raises((DataError, ConfigError), match=says):
+        Federated.from_arrays(**{**right, **given})
