@@ -11,7 +11,6 @@ fleet.toml                 the coordinator's settings
 
 from __future__ import annotations
 
-import fcntl
 import json
 import tempfile
 import time
@@ -23,6 +22,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from talaria import durable
 from talaria.errors import ConfigError
 from talaria.identity import credentials
 from talaria.identity.enrolment import Answer, Code, Request, fingerprint, named
@@ -166,11 +166,10 @@ def standing_in(folder: Path, device: str) -> Iterator[Tls]:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     try:
-        lock = (folder / "members.lock").open("wb")
+        lock = durable.lock(folder / "members.lock")
     except OSError as error:
         raise ConfigError(f"identity: cannot use {folder}: {error.strerror}; is it a fleet's folder?") from None
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

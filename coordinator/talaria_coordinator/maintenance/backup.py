@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from talaria import time
+from talaria import durable, time
 from talaria.errors import ConfigError, StateError
 from talaria_coordinator.storage import migrate, table_dump
-from talaria_coordinator.storage.blobs import Blobs, FolderBlobs, flush_folder
+from talaria_coordinator.storage.blobs import Blobs, FolderBlobs
 from talaria_coordinator.storage.store import Store
 
 FORMAT = 1
@@ -76,9 +76,9 @@ def back_up(store: Store, blobs: Blobs, dest: Path) -> Manifest:
             shutil.rmtree(beside)
         beside.mkdir(parents=True, mode=0o700)
         manifest = _copy(store, blobs, beside)
-        _write(beside / "manifest.json", json.dumps(asdict(manifest), indent=1).encode())
+        durable.write(beside / "manifest.json", json.dumps(asdict(manifest), indent=1).encode())
         beside.rename(dest)
-        flush_folder(dest.parent)
+        durable.flush(dest.parent)
     except OSError as error:
         raise StateError(
             f"backup: {dest} could not be written ({error.strerror}); free space or give another"
@@ -125,13 +125,6 @@ def _fill(store: Store, blobs: Blobs, kept: FolderBlobs, keep: set[str]) -> bool
             return False
         kept.put(data)
     return True
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from talaria import durable
 from talaria.errors import ConfigError, StateError
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.storage.blobs import Blobs, FolderBlobs
@@ -43,14 +43,12 @@ def held(folder: Path) -> Iterator[None]:
     """The state folder, for this process alone. Raises :class:`~talaria.errors.StateError` where another has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("wb")
+        lock = durable.lock(folder / "lock", wait=False)
+    except BlockingIOError:
+        raise StateError(
+            f"fleet: {folder} is in use by another coordinator; stop it, or give this one another state folder"
+        ) from None
     except OSError as error:
         raise StateError(f"fleet: cannot use {folder}: {error.strerror}; give [fleet] state another folder") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StateError(
-                f"fleet: {folder} is in use by another coordinator; stop it, or give this one another state folder"
-            ) from None
         yield

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from threading import get_ident
 from typing import Protocol
 
+from talaria import durable
 from talaria.errors import StateError
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -65,22 +65,14 @@ class FolderBlobs:
         require_small(len(data))
         digest = hashlib.sha256(data).hexdigest()
         target = self._path(digest)
-        beside = target.parent / f".{digest[:16]}.{os.getpid()}.{get_ident()}.part"
         try:
             with suppress(FileNotFoundError):
                 if target.stat().st_size == len(data) and target.read_bytes() == data:  # else damaged: written anew
                     os.utime(target)
                     return digest
             target.parent.mkdir(exist_ok=True)
-            with beside.open("wb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
-            beside.replace(target)
-            flush_folder(target.parent)
+            durable.write(target, data, mode=0o666, alone=False)
         except OSError as error:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
             raise StateError(
                 f"blobs: {len(data)} bytes could not be written to {self.folder}: {error.strerror}; "
                 "free space there; all earlier state is intact"
@@ -145,12 +137,3 @@ def require_small(size: int) -> None:
     """Raise StateError for a blob that would not be read again."""
     if size > LARGEST:
         raise StateError(f"blobs: {size} bytes are too many for one blob; at most {LARGEST}")
-
-
-def flush_folder(folder: Path) -> None:
-    """Make a rename or a new name within ``folder`` survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

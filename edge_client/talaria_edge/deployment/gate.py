@@ -10,7 +10,6 @@ A cut at any point leaves the old bundle or the new one in force; :func:`settle`
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from talaria import durable
 from talaria.errors import ConfigError, StateError
 from talaria_edge.storage import tensor_files
 
@@ -168,11 +168,10 @@ def _settle(folder: Path, bundle: Path) -> None:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     try:
-        lock = (folder / "deployed.lock").open("wb")
+        lock = durable.lock(folder / "deployed.lock")
     except OSError as error:
         raise StateError(f"state: cannot use {folder}: {error.strerror}; give a folder to write to") from None
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

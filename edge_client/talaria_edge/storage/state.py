@@ -13,7 +13,6 @@ Of all this only the update leaves the device.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from talaria import time
+from talaria import durable, time
 from talaria.errors import StateError, so_that_it_can_be_written
 from talaria.protocol.device.machine import DeviceState
 from talaria.types import Tensors
@@ -74,16 +73,13 @@ class DeviceStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
-            self._lock = (folder / "lock").open("wb")
-        except OSError as error:
-            raise StateError(f"state: cannot use {folder}: {error.strerror}; give a folder to write to") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
+            self._lock = durable.lock(folder / "lock", wait=False)
+        except BlockingIOError:
             raise StateError(
                 f"state: {folder} is in use by another process; stop that agent, or give this one its own folder"
             ) from None
+        except OSError as error:
+            raise StateError(f"state: cannot use {folder}: {error.strerror}; give a folder to write to") from None
 
     def __enter__(self) -> DeviceStore:
         return self
@@ -123,7 +119,7 @@ class DeviceStore:
                 self._next.unlink(missing_ok=True)
                 return False
             try:
-                tensor_files.rename(self._next, self.private_path)
+                durable.rename(self._next, self.private_path)
             except OSError as error:
                 raise tensor_files.DiskError(
                     f"state: {self.private_path} could not be replaced: {error.strerror}; "
@@ -193,7 +189,7 @@ class DeviceStore:
     def adopt_body(self, transfer: str) -> None:
         """The finished transfer becomes the body on flash, by one rename."""
         try:
-            tensor_files.rename(self.body_part(transfer), self._body)
+            durable.rename(self.body_part(transfer), self._body)
         except OSError as error:
             raise tensor_files.DiskError(
                 f"state: {self._body} could not be replaced: {error.strerror}; {so_that_it_can_be_written(error)}"

@@ -1,12 +1,10 @@
-"""Files that survive a crash: written beside, flushed, renamed; and tensors that carry their own checksum."""
+"""The files of a device: errors that say what to do, and tensors that carry their own checksum."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from talaria import durable
 from talaria.errors import StateError, so_that_it_can_be_written
 from talaria.types import Tensors
 
@@ -28,32 +27,14 @@ class DiskError(StateError):
 def write(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data`` durably, or leave it as it was and raise :class:`DiskError`. The file is for its
     owner alone: what a device keeps is personal."""
-    beside = path.with_name(f".{path.name}.part")
     try:
-        with beside.open("wb") as out:
-            os.fchmod(out.fileno(), 0o600)
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        rename(beside, path)
+        durable.write(path, data)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
         raise DiskError(
             f"state: {len(data)} bytes could not be written to {path}: {error.strerror}; "
             f"{so_that_it_can_be_written(error)}. "
             "The state saved before is intact"
         ) from None
-
-
-def rename(source: Path, target: Path) -> None:
-    """Rename within one folder so that the new name survives a power cut. Raises OSError."""
-    source.replace(target)
-    handle = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read(path: Path, mend: str) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from talaria import durable
 from talaria.errors import BundleError, ConfigError
 from talaria.npz import UNREADABLE
 from talaria_export.bundle.archive import Limits, pack, unpack
@@ -136,23 +136,10 @@ def save(path: str | os.PathLike[str], data: bytes) -> None:
     For its owner alone: a bundle holds a personal head, which says much about whose it is.
     """
     target = Path(path)
-    temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        durable.write(target, data, alone=False)
     except OSError as problem:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise BundleError(
             f"cannot write {target}: {problem.strerror or problem}; what was there before is intact, "
             "free some space or give another path"

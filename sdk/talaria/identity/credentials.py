@@ -11,7 +11,6 @@ The folder is made on the device by joining a fleet; no private key ever leaves 
 from __future__ import annotations
 
 import json
-import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from talaria import durable
 from talaria.errors import ConfigError, StateError, so_that_it_can_be_written
 from talaria.wire.broker_url import Tls
 from talaria.wire.signing import KEY_BYTES, Signer
@@ -70,20 +70,8 @@ def make_private(folder: Path) -> None:
 
 def write(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace ``path`` durably; a private file is never, not even for a moment, readable by others."""
-    beside = path.with_name(f".{path.name}.new")
     try:
-        beside.unlink(missing_ok=True)
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
-        with os.fdopen(handle, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        beside.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        durable.write(path, data, mode=0o600 if private else 0o644)
     except OSError as error:
         raise StateError(
             f"identity: {path} could not be written: {error.strerror}; {so_that_it_can_be_written(error)}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from talaria import durable
 from talaria.errors import ConfigError, StateError
 from talaria.planning import microbenchmarks, onnx_runtime
 
@@ -136,10 +137,8 @@ def read(path: Path) -> dict[str, Any] | None:
 
 def write(path: Path, data: Mapping[str, Any]) -> None:
     """Store a measurement, whole or not at all. Raises :class:`~talaria.errors.StateError` where it cannot."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(data, indent=1, sort_keys=True))
-        partial.replace(path)
+        durable.write(path, json.dumps(data, indent=1, sort_keys=True).encode(), mode=0o666, alone=False)
     except OSError as error:
         raise StateError(f"cannot write {path}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours") from None

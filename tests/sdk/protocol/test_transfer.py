@@ -143,7 +143,7 @@ def test_a_damaged_state_is_a_state_error_or_another_valid_state(state, data):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x00", msgpack.packb([2, {}]), msgpack.packb([1, {"boot": 1}]), msgpack.packb([1, [1, 2]])]
+    "data", [b"", b"\x00", msgpack.packb([1, {}]), msgpack.packb([2, {"boot": 1}]), msgpack.packb([2, [1, 2]])]
 )
 @pytest.mark.parametrize("cls", [CoordinatorState, DeviceState])
 def test_what_is_no_state_is_refused(cls, data):

@@ -1,0 +1,59 @@
+"""Files that survive a power cut (written beside, flushed, renamed, the folder flushed), and files as locks."""
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from threading import get_ident
+from typing import BinaryIO
+
+
+def write(path: Path, data: bytes | memoryview, *, mode: int = 0o600, alone: bool = True) -> None:
+    """Replace ``path`` by ``data``, or leave it as it was and raise OSError.
+
+    The file never has more rights than ``mode``, by default its owner's alone. Where others may write the same path at
+    the same time, it is not ``alone``; what a crash leaves beside it is then not overwritten by the next write.
+    """
+    name = f".{path.name}.part" if alone else f".{path.name[:16]}.{os.getpid()}.{get_ident()}.part"
+    beside = path.with_name(name)
+    try:
+        beside.unlink(missing_ok=True)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        rename(beside, path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename within one folder so that the new name survives a power cut. Raises OSError."""
+    source.replace(target)
+    flush(target.parent)
+
+
+def flush(folder: Path) -> None:
+    """Make new names within ``folder`` survive a power cut. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def lock(path: Path, *, wait: bool = True) -> BinaryIO:
+    """The open file ``path``, which no other process has locked until it is closed.
+
+    Raises BlockingIOError at once where another one has it and there is no ``wait``, OSError where it cannot be opened.
+    """
+    file = path.open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        file.close()
+        raise
+    return file
