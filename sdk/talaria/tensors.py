@@ -66,8 +66,3 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def size_bytes(tensors: Tensors) -> int:
-    """Raw bytes of all values."""
-    return sum(v.numel() * v.element_size() for v in tensors.values())

@@ -282,7 +282,7 @@ class Mallory:
         cut = describe(data, chunk)
         body = bytes.fromhex(self.siege.store.fleet("watch").body)
         facts = {"sha256": cut.sha256, "hashes": cut.hashes, "nonce": cut.sha256[:16], "body": body} | changes
-        self.say(m.Offer(round=number, base=base, attempt=0, size=cut.size, chunk=cut.chunk, **facts))
+        self.say(m.Offer(round=number, base=base, size=cut.size, chunk=cut.chunk, **facts))
         return cut
 
     def chunk(self, cut, index: int, data: bytes, off: int | None = None) -> None:

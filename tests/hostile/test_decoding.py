@@ -362,16 +362,15 @@ def test_20_a_mask_that_keeps_nothing_or_what_is_not_there(refused, byte, what):
     assert what in refused(lambda: decode_update(with_bitmap(byte), schema=SCHEMA, layout=LAYOUT))
 
 
-def test_20_a_mask_that_claims_pruned_channels(refused):
-    assert decode_update(MASKED, schema=SCHEMA, layout=LAYOUT, within=HALF).mask == HALF
-    plan = ChannelMask(LAYOUT, {"g": (0, 1)})
-    assert "pruned" in refused(lambda: decode_update(MASKED, schema=SCHEMA, layout=LAYOUT, within=plan))
-
-
 def test_20_bitmaps_without_a_mask_and_masks_without_a_layout(refused):
     refused(lambda: decode_update(MASKED, schema=SCHEMA))
     other = ChannelLayout({"h": 4}, {"body.w": ((("h", 1),), ()), "body.b": ((("h", 1),),)})
     assert "other names" in refused(lambda: decode_update(MASKED, schema=SCHEMA, layout=other))
+    alone = pack(
+        {name: e.tensor() for name, e in unpack(MASKED, most=9)[0].items() if "|" not in name},
+        unpack(MASKED, most=9)[1],
+    )
+    assert "0 groups" in refused(lambda: decode_update(alone, schema=SCHEMA, layout=LAYOUT))
     nothing = pack({**TENSORS, "mask|g": torch.ones(1, dtype=torch.uint8)}, unpack(GOOD, most=9)[1])
     refused(lambda: decode_update(nothing, schema=SCHEMA, layout=LAYOUT))
 

@@ -100,12 +100,9 @@ RUN = run_of("fedavg", "in step")
 MESSAGES = (
     m.Accept(round=1),
     m.Decline(round=1, reason="no"),
-    m.Progress(round=1, done=1, total=2),
     m.Trouble(round=1, reason="no"),
     m.Want(body=bytes(32), bitmap=b"\1"),
-    m.Offer(
-        round=1, base=0, attempt=0, size=1, chunk=1, sha256=bytes(32), hashes=bytes(32), nonce=bytes(16), body=bytes(32)
-    ),
+    m.Offer(round=1, base=0, size=1, chunk=1, sha256=bytes(32), hashes=bytes(32), nonce=bytes(16), body=bytes(32)),
     m.Goodbye(version=0),
 )
 

@@ -25,12 +25,11 @@ UPDATE = bytes(reversed(range(250))) * 10
 CUT = describe(UPDATE, 500)
 
 
-def offer_of(cut=CUT, number=1, attempt=0, base=0, nonce=None, body=hashlib.sha256(BODY).digest()):
+def offer_of(cut=CUT, number=1, base=0, nonce=None, body=hashlib.sha256(BODY).digest()):
     return m.Offer(
         round=number,
         base=base,
         body=body,
-        attempt=attempt,
         size=cut.size,
         chunk=cut.chunk,
         sha256=cut.sha256,

@@ -12,12 +12,12 @@ from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import Member, Run
 from talaria.model.zoo import ModelSpec
 from talaria.simulation.run import replay
+from talaria.simulation.schedules import Record
 from talaria.types import Recipe, Samples
 from talaria_coordinator.broker import open_broker
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.storage.blobs import FolderBlobs
-from talaria_coordinator.storage.history import records
 from talaria_coordinator.storage.store import Store
 from talaria_edge.agent.agent import Agent
 from talaria_edge.config import DeviceConfig
@@ -54,6 +54,29 @@ DATA = {name: data_of(i) for i, name in enumerate(NAMES)}
 def a_run(algorithm, rounds=4, **more):
     recipe = Recipe(batch=6, lr=0.02)
     return Run(spec=SPEC, algorithm=algorithm, recipe=recipe, rounds=rounds, seed=3, **{"asynchronous": True, **more})
+
+
+def records(store: Store, fleet: str) -> tuple[Record, ...]:
+    """One record for each version made, for :func:`talaria.simulation.run.replay`.
+
+    In rounds, updates that were received whole and came too late are named too, since their training moved the device's
+    private part; one whose update was never received is not known here, and a replay may then differ by it. In an
+    asynchronous run what does not count leaves no trace on the device, and is not named.
+    """
+    every = store.rounds(fleet)
+    step = {row.round: row.step for row in every}
+    made = [row for row in every if row.counted is not None]
+    counted = [tuple(sorted((device, step[number] - 1) for number, device in row.counted or ())) for row in made]
+    known = {training for version in counted for training in version}
+    late: dict[int, set[tuple[str, int]]] = {}
+    known_fleet = store.fleet(fleet)
+    asynchronous = known_fleet is not None and Run.from_json(known_fleet.run, allow=None).asynchronous
+    for row in every if not asynchronous else ():
+        for update in store.updates(fleet, row.round):
+            training = (update.device, row.step - 1)
+            if update.status == "stored" and training not in known and row.step <= len(made):
+                late.setdefault(row.step - 1, set()).add(training)
+    return tuple(Record(version, tuple(sorted(late.get(index, ())))) for index, version in enumerate(counted))
 
 
 class Fleet:

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 
 from talaria.wire import messages
-from talaria.wire.frames import MAGIC, MAX_HEADER, Header, encode_frame
+from talaria.wire.frames import MAGIC, MAX_HEADER, VERSION, Header, encode_frame
 from talaria.wire.signing import Signer
 from talaria_bench.fuzz.target import NESTED
 from talaria_bench.fuzz.wire import TYPES, every_message
@@ -101,7 +101,13 @@ class Stranger:
     def _odd(self) -> tuple[str, bytes]:
         """A frame whose header or message holds what it never should."""
         draw, topic = self._random, self._topic()
-        head: dict[str, Any] = {"v": 1, "t": draw.choice(TYPES), "f": self._fleet, "d": self._owner(topic), "b": 1}
+        head: dict[str, Any] = {
+            "v": VERSION,
+            "t": draw.choice(TYPES),
+            "f": self._fleet,
+            "d": self._owner(topic),
+            "b": 1,
+        }
         told: Any = {"round": 1, "reason": "odd"}
         for where in (head, told):
             if draw.random() < 0.6:
@@ -113,7 +119,7 @@ class Stranger:
         """Lists in lists, in the header, in a message, or in a profile."""
         draw, topic = self._random, self._topic()
         deep = draw.choice(NESTED)
-        head = {"v": 1, "l": 0, "t": "dev", "f": self._fleet, "d": self._owner(topic)}
+        head = {"v": VERSION, "l": 0, "t": "dev", "f": self._fleet, "d": self._owner(topic)}
         if draw.random() < 0.5:
             packed = msgpack.packb(head).replace(b"\xa1" + draw.choice(b"vltd").to_bytes(1, "big"), b"\xa1q", 1)
             return topic, _framed(bytes([packed[0] + 1]) + packed[1:] + b"\xa1v" + deep, b"")

@@ -29,7 +29,7 @@ TO_DEVICE = ("co/state", "co/body", "d/anna/cmd", DOWN, f"m/{XFER[:8]}/0")
 
 def targets() -> list[Target]:
     """All of them."""
-    up = [_event(4, 2, m) for m in every_message() if m.TYPE in ("accept", "offer", "want", "decline", "progress")]
+    up = [_event(4, 2, m) for m in every_message() if m.TYPE in ("accept", "offer", "want", "decline")]
     chunks = [_chunk(3, i) for i in range(CUT.count)]
     down = [_event(4, 2, m) for m in every_message() if m.TYPE in ("work", "grant", "need", "receipt", "abort")]
     body = [_event(0, 0, m) for m in every_message() if m.TYPE == "co"]

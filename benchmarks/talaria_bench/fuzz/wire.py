@@ -18,7 +18,7 @@ from talaria.wire import codec, messages, strict_safetensors, topics
 from talaria.wire.broker_url import Address
 from talaria.wire.chunks import cut_of, describe, indices_of
 from talaria.wire.compression import squeeze, unsqueeze
-from talaria.wire.frames import MAX_HEADER, Frame, Header, decode_frame, encode_frame, signed_by
+from talaria.wire.frames import MAX_HEADER, VERSION, Frame, Header, decode_frame, encode_frame, signed_by
 from talaria.wire.signing import Signer
 from talaria_bench.fuzz.target import Defect, Target
 
@@ -48,7 +48,7 @@ def every_message() -> list[messages.Message]:
         ),
         messages.DeviceBirth(online=True, key=SIGNER.public, profile=b"{}"),
         messages.BodyManifest(version=1, **parcel),  # type: ignore[arg-type]
-        messages.Offer(round=1, base=1, body=CUT.sha256, attempt=0, **parcel),  # type: ignore[arg-type]
+        messages.Offer(round=1, base=1, body=CUT.sha256, **parcel),  # type: ignore[arg-type]
         messages.Work(round=1, version=1, body=CUT.sha256, seconds=10.0, spec=b'{"step":1}'),
         messages.Accept(round=1),
         messages.Decline(**told),  # type: ignore[arg-type]
@@ -59,7 +59,6 @@ def every_message() -> list[messages.Message]:
         messages.Rebirth(above=0),
         messages.Notice(text="asked once others have left"),
         messages.Want(body=CUT.sha256, bitmap=b"\x0f"),
-        messages.Progress(round=1, done=1, total=2),
         messages.Trouble(**told),  # type: ignore[arg-type]
         messages.Goodbye(version=1),
         messages.Farewell(),
@@ -72,7 +71,7 @@ def updates() -> list[bytes]:
     masked = dense.but(tensors=COMPACT, mask=MASK)
     ways = [(update, how) for update in (dense, masked) for how in ("raw", "fp16", "bf16", "int8", "topk:0.3")]
     found = [codec.encode_update(update, how, compress=False) for update, how in ways]
-    return [*found, codec.encode_update(masked, full_mask=False), codec.encode_update(dense)]
+    return [*found, codec.encode_update(dense)]
 
 
 def targets() -> list[Target]:
@@ -80,7 +79,9 @@ def targets() -> list[Target]:
     spoken = every_message()
     frames = [encode_frame(Header(m.TYPE, "watch", "anna", 1, 2), messages.encode_message(m), SIGNER) for m in spoken]
     bodies = [bytes([TYPES.index(m.TYPE)]) + messages.encode_message(m) for m in spoken]
-    heads = [msgpack.packb({"v": 1, "l": len(WORD), "t": "rebirth", "f": "watch", "d": "anna", "b": 1, "k": bytes(64)})]
+    heads = [
+        msgpack.packb({"v": VERSION, "l": len(WORD), "t": "rebirth", "f": "watch", "d": "anna", "b": 1, "k": bytes(64)})
+    ]
     kinds = ("co/state", "co/body", "m/00112233/7", "d/anna/state", "d/anna/evt", "d/anna/up/ab", "d/anna/dn/ab")
     code = enrolment.Code("watch", "anna", bytes(16), bytes(16))
     request = enrolment.Request("watch", "anna", "-----BEGIN-----", SIGNER.public).signed(SIGNER, code)
@@ -166,8 +167,7 @@ def _own(data: bytes) -> None:
 
 
 def _update(data: bytes) -> None:
-    held = {MASK.digest: MASK}
-    decode = partial(codec.decode_update, schema=SCHEMA, layout=LAYOUT, limits=LIMITS, held=held, client="anna")
+    decode = partial(codec.decode_update, schema=SCHEMA, layout=LAYOUT, limits=LIMITS, client="anna")
     update = decode(data)
     _fitting(update.tensors, update.mask)
     again = decode(codec.encode_update(update))

@@ -243,9 +243,6 @@ class Agent:
                 self._transport.renew(action.reason)
             case e.Released():
                 self._parting.answered = True
-            case e.Resend():
-                self._tell("resend", reason=action.reason)
-                self._spawn(self._resend(action))
             case e.Receipted():
                 self._received(action.round, action.outcome, action.reason)
             case e.Told():
@@ -359,12 +356,6 @@ class Agent:
             self._tell("declined", round=action.round, reason=decision.reason)
             await self._inbox.put(e.Refuse(time.monotonic(), action.round, decision.reason))
         return decision.ok
-
-    async def _resend(self, action: e.Resend) -> None:
-        """The update carries its whole mask already: the same bytes answer."""
-        cut = self._cut(self._upload)
-        version = self._state.job.version if self._state.job else 0
-        await self._inbox.put(e.UpdateReady(time.monotonic(), action.round, version, cut))
 
     def _cut(self, update: bytes) -> Cut:
         """How an update is sent: in chunks that the coordinator takes, and our broker."""

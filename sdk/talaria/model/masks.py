@@ -4,7 +4,7 @@ A compact tensor is the outer-product gather of the dense one over its dimension
 positions back and touches nothing else, so scatter of gather is the identity on the kept set, bitwise.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -81,22 +81,6 @@ def apply_dense(tensors: Tensors, mask: ChannelMask) -> Tensors:
     """
     zeros = {key: torch.zeros_like(value) for key, value in tensors.items()}
     return scatter(gather(tensors, mask), mask, zeros)
-
-
-def intersect(masks: Iterable[ChannelMask]) -> ChannelMask:
-    """What all of ``masks`` keep. Raises :class:`~talaria.errors.ModelError` where a group would be left empty."""
-    every = list(masks)
-    if not every:
-        raise ModelError("mask: nothing to intersect; give at least one mask")
-    layout = every[0].layout
-    for mask in every[1:]:
-        if mask.layout is not layout and mask.layout != layout:
-            raise ModelError("mask: masks of different models cannot be intersected; build them from one layout")
-    kept = {g: tuple(sorted(set.intersection(*(set(m.kept[g]) for m in every)))) for g in layout.sizes}
-    empty = sorted(g for g, k in kept.items() if not k)
-    if empty:
-        raise ModelError(f"mask: no channel of {empty[:4]} is kept by all {len(every)} masks; choose by one rule")
-    return ChannelMask(layout, kept)
 
 
 def pack(mask: ChannelMask) -> bytes:

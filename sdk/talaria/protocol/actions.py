@@ -149,13 +149,11 @@ class Forgot:
 
 @dataclass(frozen=True)
 class Progressed:
-    """A device accepted, declined, reports progress or trouble."""
+    """A device accepted, declined or reports trouble."""
 
     dev: str
     round: int
     phase: str
-    done: int = 0
-    total: int = 0
     reason: str = ""
 
 
@@ -243,14 +241,6 @@ class Receipted:
 
 
 @dataclass(frozen=True)
-class Resend:
-    """Encode the update of ``round`` again with its whole mask and give a new :class:`UpdateReady`."""
-
-    round: int
-    reason: str
-
-
-@dataclass(frozen=True)
 class Told:
     """The coordinator says what is wrong with this device, in words for its owner."""
 
@@ -308,7 +298,6 @@ Action = (
     | Train
     | Cancel
     | Receipted
-    | Resend
     | Told
     | Reconnect
     | Released

@@ -111,15 +111,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class Rejected:
-    """The update did not pass. ``resend`` asks for it once more with its whole mask; else the device is
-    quarantined unless ``quarantine`` is False."""
+    """The update did not pass: the device is quarantined."""
 
     now: float
     round: int
     dev: str
     reason: str
-    resend: bool = False
-    quarantine: bool = True
 
 
 @dataclass(frozen=True)
@@ -246,13 +243,3 @@ class SayGoodbye:
     """All is done: tell the coordinator. Give it again until :class:`Released` comes."""
 
     now: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """Training got this far."""
-
-    now: float
-    round: int
-    done: int
-    total: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,47 +86,6 @@ def most_within(largest: int | None) -> int:
     """The most bytes that can be sent in such chunks: the sha256 of each must stand in one message too."""
     chunk = chunk_within(largest)
     return chunk * MAX_CHUNKS if largest is None else chunk * min(MAX_CHUNKS, (largest - ROOM) // 32)
-
-
-def pieces(data: bytes, chunk: int = CHUNK) -> Iterator[tuple[int, bytes]]:
-    """All chunks of ``data`` as ``(index, bytes)``."""
-    for index, offset in enumerate(range(0, len(data), chunk)):
-        yield index, data[offset : offset + chunk]
-
-
-class Assembly:
-    """Chunks rejoined in memory. ``limit`` bounds the bytes that are allocated."""
-
-    def __init__(self, cut: Cut, limit: int) -> None:
-        if cut.size > limit:
-            raise TooLarge(f"transfer of {cut.size} bytes is above the limit of {limit}")
-        self.cut = cut
-        self.have: set[int] = set()
-        self._data = bytearray(cut.size)
-
-    def put(self, index: int, data: bytes) -> bool:
-        """Lay one chunk in its place; False where it was there. Raises :class:`WireError` if it does not fit."""
-        if not self.cut.fits(index, data):
-            raise WireError(f"chunk {index} does not match its sha256 or length in the manifest")
-        if index in self.have:
-            return False
-        offset, length = self.cut.place(index)
-        self._data[offset : offset + length] = data
-        self.have.add(index)
-        return True
-
-    @property
-    def whole(self) -> bool:
-        return len(self.have) == self.cut.count
-
-    def take(self) -> bytes:
-        """All bytes, checked against the whole sha256. Raises :class:`WireError` while chunks are missing."""
-        if not self.whole:
-            raise WireError(f"{self.cut.count - len(self.have)} of {self.cut.count} chunks are missing")
-        data = bytes(self._data)
-        if hashlib.sha256(data).digest() != self.cut.sha256:
-            raise WireError("the joined chunks do not match the whole sha256 of the manifest")
-        return data
 
 
 class FileAssembly:

@@ -27,7 +27,6 @@ from talaria.wire.tensor_codecs import SUFFIXES, Codec, Spec, check_planes, from
 
 __all__ = [
     "Limits",
-    "MaskUnknown",
     "Spec",
     "decode_tensors",
     "decode_update",
@@ -41,10 +40,6 @@ _MASK = "mask|"
 _META = "talaria"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST = sys.float_info.max
-
-
-class MaskUnknown(WireError):  # noqa: N818  it is a state of affairs that the sender can mend, not a fault
-    """Only the mask's digest came and nobody here holds that mask: ask for the update with its whole mask."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +97,8 @@ def decode_tensors(data: bytes, *, schema: Mapping[str, Spec] | None, limits: Li
 # ---- updates -------------------------------------------------------------------------------------------
 
 
-def encode_update(update: Update, codec: str = "raw", *, full_mask: bool = True, compress: bool = True) -> bytes:
-    """``update`` as bytes. With ``full_mask=False`` only the mask's digest travels.
+def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) -> bytes:
+    """``update`` as bytes.
 
     Raises :class:`ConfigError` where a value is not finite or the codec does not suit it.
     """
@@ -122,7 +117,7 @@ def encode_update(update: Update, codec: str = "raw", *, full_mask: bool = True,
         "metrics": {k: float(v) for k, v in sorted(update.metrics.items())},
         "mask": None if update.mask is None else update.mask.digest,
     }
-    if update.mask is not None and full_mask:
+    if update.mask is not None:
         planes |= {_MASK + g: _bitmap(kept, update.mask.layout.sizes[g]) for g, kept in update.mask.kept.items()}
     meta = {_META: json.dumps(about, separators=(",", ":"), sort_keys=True, allow_nan=False)}
     data = strict_safetensors.pack(planes, meta)
@@ -135,15 +130,12 @@ def decode_update(
     schema: Mapping[str, Spec],
     layout: ChannelLayout | None = None,
     limits: Limits | None = None,
-    held: Mapping[str, ChannelMask] | None = None,
-    within: ChannelMask | None = None,
     client: str | None = None,
 ) -> Update:
     """The update in ``data``, checked against the *dense* ``schema`` of the shared state.
 
-    ``held`` are masks known by digest; ``within`` is the mask that this device may not exceed; ``client`` is
-    who must have written it. Raises :class:`MaskUnknown` where only an unknown digest came, :class:`TooLarge`
-    before anything large is allocated, :class:`WireError` for all else.
+    ``client`` is who must have written it. Raises :class:`TooLarge` before anything large is allocated,
+    :class:`WireError` for all else.
     """
     limits = limits or Limits()
     entries, meta = _open(data, schema, limits, extra=0 if layout is None else len(layout.sizes))
@@ -151,9 +143,7 @@ def decode_update(
     if client is not None and about["client"] != client:
         raise WireError(f"update says client={about['client']!r} but came from {client!r}")
     groups = tuple(name for name in entries if name.startswith(_MASK))
-    mask = _mask(about["mask"], groups, entries, layout, held or {})
-    if mask is not None and within is not None and not mask.within(within):
-        raise WireError("mask keeps channels that this device's plan pruned; send a mask within the plan")
+    mask = _mask(about["mask"], groups, entries, layout)
     compact = dict(schema) if mask is None else {n: _compact(n, s, mask) for n, s in schema.items()}
     _check_names(entries, schema, groups)
     for name, spec in compact.items():
@@ -216,7 +206,6 @@ def _mask(
     groups: tuple[str, ...],
     entries: Mapping[str, Entry],
     layout: ChannelLayout | None,
-    held: Mapping[str, ChannelMask],
 ) -> ChannelMask | None:
     if digest is None:
         if groups:
@@ -224,10 +213,6 @@ def _mask(
         return None
     if layout is None:
         raise WireError("update comes with a mask, but this model has no channel layout; send it dense")
-    if not groups:
-        if digest not in held:
-            raise MaskUnknown(f"mask {digest[:12]} is not held here; send the update with its whole mask")
-        return held[digest]
     if set(groups) != {_MASK + g for g in layout.sizes}:
         raise WireError(f"mask has {len(groups)} groups; this model has {len(layout.sizes)}, by other names")
     kept = {}

@@ -22,8 +22,8 @@ MAX_PROFILE = 4 * 1024
 MAX_TEXT = 300
 MAX_TRANSFER = 2**32
 
-Outcome = Literal["stored", "late", "rejected", "equivocation", "resend"]
-OUTCOMES = ("stored", "late", "rejected", "equivocation", "resend")
+Outcome = Literal["stored", "late", "rejected", "equivocation"]
+OUTCOMES = ("stored", "late", "rejected", "equivocation")
 
 Check = Callable[[str, Any], None]
 
@@ -150,14 +150,12 @@ class BodyManifest(Parcel):
 
 @dataclass(frozen=True, kw_only=True)
 class Offer(Parcel):
-    """A device has its update of ``round`` ready, made from version ``base`` of the body, whose sha256 is ``body``.
-    ``attempt`` counts asked-for resends."""
+    """A device has its update of ``round`` ready, made from version ``base`` of the body, whose sha256 is ``body``."""
 
     TYPE: ClassVar[str] = "offer"
     round: int = _int()
     base: int = _int()
     body: bytes = _bytes(32, 32)
-    attempt: int = _int(0, 100)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,16 +251,6 @@ class Want(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress(Message):
-    """How far a device is with ``round``: ``done`` of ``total`` steps."""
-
-    TYPE: ClassVar[str] = "progress"
-    round: int = _int()
-    done: int = _int()
-    total: int = _int()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Trouble(Message):
     """Something failed on the sender's side, in words."""
 
@@ -311,7 +299,6 @@ _ALL: tuple[type[Message], ...] = (
     Abort,
     Rebirth,
     Want,
-    Progress,
     Trouble,
     Goodbye,
     Farewell,

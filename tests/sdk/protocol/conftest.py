@@ -190,17 +190,13 @@ class World:
                     assert action.spec == f"plan of {name}".encode()
                     self.trained.append((name, action.round))
                     self.work(name, action.round, action.version)
-                case a.Resend():
-                    self.work(name, action.round, state.job.version if state.job else 0, again=True)
                 case a.Receipted():
                     self.receipts.setdefault((name, action.round), []).append(action.outcome)
         return actions
 
-    def work(self, name: str, number: int, version: int, again: bool = False) -> None:
+    def work(self, name: str, number: int, version: int) -> None:
         """Train at once; the update is on disk before the machine hears of it."""
         data = self.disks[name].updates.setdefault((number, name), self.update_of(name, number))
-        if again:
-            data = self.disks[name].updates[number, name] = data + b"!"
         self.say(name, e.UpdateReady(self.now, number, version, describe(data, self.rules.chunk)))
 
     # -- time ---------------------------------------------------------------------------------------

@@ -27,12 +27,12 @@ class Stream:
         self.waiting = []
         self.w.begin()
 
-    def work(self, name, number, version, again=False):
+    def work(self, name, number, version):
         """Train at once, or, where the device is slow, when so many more versions are there."""
         if self.slow.get(name, 0):
             self.waiting.append((version + self.slow[name], name, number, version))
         else:
-            type(self.w).work(self.w, name, number, version, again)
+            type(self.w).work(self.w, name, number, version)
 
     def run(self, seconds=1.0):
         w = self.w
@@ -140,9 +140,9 @@ def test_a_buffer_that_does_not_fill_in_time_is_carried_over_and_asks_again(worl
     s = Stream(world, devices=3, target=2, seconds=10)
     refused = []
 
-    def work(name, number, version, again=False):
+    def work(name, number, version):
         if name == "dev-0" or number > 1:
-            type(s.w).work(s.w, name, number, version, again)
+            type(s.w).work(s.w, name, number, version)
         else:
             refused.append(name)
             s.w.say(name, e.Refuse(s.w.now, number, "low battery"))
@@ -187,11 +187,11 @@ def test_a_round_that_asks_more_than_it_needs_closes_with_those_who_come_first(w
     """Over-provisioning is of rounds in step: the late one never counts, and takes part in the next."""
     w, slow = world(3, QUIET), []
 
-    def work(name, number, version, again=False):
+    def work(name, number, version):
         if (name, number) == ("dev-2", 1):
             slow.append((name, number, version))
         else:
-            type(w).work(w, name, number, version, again)
+            type(w).work(w, name, number, version)
 
     w.work = work
     w.begin()

@@ -53,11 +53,11 @@ class Fleet(RuleBasedStateMachine):
         self.held: set[str] = set()
         real = self.w.work
 
-        def work(name, number, version, again=False):
-            if name in self.held and not again:
+        def work(name, number, version):
+            if name in self.held:
                 self.slow.append((name, number, version))
             else:
-                real(name, number, version, again)
+                real(name, number, version)
 
         self.w.work = work
         self.w.begin()
@@ -127,7 +127,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(who=NAMES)
     def a_device_says_two_different_things(self, who):
-        """After its offer it offers other bytes for the same round, with the same attempt: equivocation."""
+        """After its offer it offers other bytes for the same round: equivocation."""
         name = self.w.names[who]
         if name not in self.w.devices:
             return

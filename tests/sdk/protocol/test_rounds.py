@@ -281,9 +281,7 @@ def test_the_deadline_without_quorum_fails_the_round(world):
 
 def test_over_provisioning_closes_at_the_target_and_calls_the_rest_off(world):
     w = world(3, QUIET)
-    w.work = lambda name, number, version, again=False: (
-        None if name == "dev-2" else type(w).work(w, name, number, version, again)
-    )
+    w.work = lambda name, number, version: None if name == "dev-2" else type(w).work(w, name, number, version)
     w.begin()
     w.open(1, quorum=2, target=2)
     w.run(6)
@@ -294,11 +292,11 @@ def test_over_provisioning_closes_at_the_target_and_calls_the_rest_off(world):
 def test_a_declining_device_does_not_hold_the_round(world):
     w = world(2, QUIET)
 
-    def work(name, number, version, again=False):
+    def work(name, number, version):
         if name == "dev-0":
             w.say(name, e.Refuse(w.now, number, "battery below 20 %"))
         else:
-            type(w).work(w, name, number, version, again)
+            type(w).work(w, name, number, version)
 
     w.work = work
     w.begin()
@@ -325,25 +323,6 @@ def test_a_rejected_update_counts_nowhere_and_shuts_its_device_out(world):
     assert w.state.quarantined() == {"dev-0": "holds NaN"}
     assert w.receipts["dev-0", 1] == ["rejected"]
     w.tell(e.Release(w.now, "dev-0"))
-    assert w.state.quarantined() == {}
-
-
-def test_an_unknown_mask_is_sent_again_in_full(world):
-    w = world(1, QUIET)
-    tell, asked = type(w).tell, []
-
-    def judge(event):
-        if isinstance(event, e.Stored) and not asked:
-            asked.append(event)
-            event = e.Rejected(w.now, event.round, event.dev, "mask unknown", resend=True)
-        return tell(w, event)
-
-    w.tell = judge
-    w.begin()
-    w.open(1)
-    w.run(10)
-    assert counted(w.closed[0]) == digests(w, 1)
-    assert w.disks["dev-0"].updates[1, "dev-0"].endswith(b"!")
     assert w.state.quarantined() == {}
 
 
@@ -415,11 +394,11 @@ def test_updates_of_earlier_rounds_count_within_the_staleness_allowed(world):
     w = world(3, QUIET)
     slow: list[tuple[str, int, int]] = []
 
-    def work(name, number, version, again=False):
+    def work(name, number, version):
         if name == "dev-2" and number == 1:
             slow.append((name, number, version))
         else:
-            type(w).work(w, name, number, version, again)
+            type(w).work(w, name, number, version)
 
     w.work = work
     w.begin()

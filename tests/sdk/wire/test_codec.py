@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from talaria import tensors as tree
 from talaria.errors import ConfigError, TooLarge, WireError
 from talaria.types import ChannelLayout, ChannelMask, Update
-from talaria.wire.codec import (
-    Limits,
-    MaskUnknown,
-    decode_tensors,
-    decode_update,
-    encode_tensors,
-    encode_update,
-    schema_of,
-)
+from talaria.wire.codec import Limits, decode_tensors, decode_update, encode_tensors, encode_update, schema_of
 from talaria.wire.compression import MAGIC, squeeze, unsqueeze
 
 LAYOUT = ChannelLayout(
@@ -177,15 +169,6 @@ def test_a_tensor_that_is_a_strided_view_is_stored_by_value():
 
 
 # ---- masks -----------------------------------------------------------------------------------------------
-
-
-def test_a_mask_may_travel_as_its_digest_where_it_is_held():
-    data = encode_update(an_update(), full_mask=False)
-    assert len(data) < len(encode_update(an_update()))
-    got = decode_update(data, schema=SCHEMA, layout=LAYOUT, held={MASK.digest: MASK})
-    assert got.mask is MASK
-    with pytest.raises(MaskUnknown, match="whole mask"):
-        decode_update(data, schema=SCHEMA, layout=LAYOUT)
 
 
 @given(st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 2), min_size=1), st.sampled_from(["raw", "int8"]))

@@ -354,7 +354,7 @@ class CoordinatorHalf:
                 self._intake(t).offer(dev, message)
             case m.Want():
                 self._serve(t, dev, peer, message)
-            case m.Accept() | m.Decline() | m.Progress() | m.Trouble():
+            case m.Accept() | m.Decline() | m.Trouble():
                 self._heard(t, dev, message)
             case m.Goodbye():
                 t.act(a.Departed(dev))
@@ -423,7 +423,7 @@ class CoordinatorHalf:
         t.act(a.Forgot(dev, boot, newest))
         self._say(t, dev, m.Rebirth(above=newest if newest == peer.dead else newest - 1))
 
-    def _heard(self, t: Turn, dev: str, message: m.Accept | m.Decline | m.Progress | m.Trouble) -> None:
+    def _heard(self, t: Turn, dev: str, message: m.Accept | m.Decline | m.Trouble) -> None:
         rnd = t.state.rounds.get(message.round)
         member = None if rnd is None else rnd.cohort.get(dev)
         if member is None or rnd is None:
@@ -437,8 +437,6 @@ class CoordinatorHalf:
                 if member.phase in ("called", "working"):
                     member.phase, member.reason = "declined", message.reason
                     t.act(a.Progressed(dev, rnd.number, "declined", reason=message.reason), a.Save(soon=True))
-            case m.Progress():
-                t.act(a.Progressed(dev, rnd.number, "progress", message.done, message.total))
             case m.Trouble():
                 t.act(a.Progressed(dev, rnd.number, "trouble", reason=message.reason))
 

@@ -133,7 +133,6 @@ class Member:
     spec: bytes
     phase: str = "called"
     asked: float = -1e18
-    attempt: int = 0
     xfer: str = ""
     sha256: bytes = b""
     boot: int = 0

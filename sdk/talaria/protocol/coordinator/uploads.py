@@ -45,9 +45,6 @@ class Intake:
             # Made before the fleet's record was restored or began anew, for a round that had this number then.
             self._answer(dev, offer.round, offer.sha256, "late", "this round began from another body")
             return
-        if offer.attempt < member.attempt:
-            self._answer(dev, rnd.number, offer.sha256, "resend", member.reason)
-            return
         if member.sha256 and member.sha256 != offer.sha256 and member.phase != "rejected":
             if member.boot == self.t.peer(dev).boot:
                 self._equivocated(rnd, dev, member, offer)
@@ -210,20 +207,12 @@ class Intake:
                 upload.receiver.have = set(event.chunks)
                 upload.receiver.asked = set()
                 self._ask(event.dev, member.xfer)
-            case e.Rejected() if event.resend:
-                sha = member.sha256
-                self._forget(event.dev, member.xfer)
-                member.phase, member.sha256, member.xfer = "working", b"", ""
-                member.reason, member.attempt = event.reason[: m.MAX_TEXT], member.attempt + 1
-                self.t.act(a.Save())
-                self._answer(event.dev, event.round, sha, "resend", event.reason)
             case e.Rejected():
                 sha = member.sha256
                 self.drop(rnd, event.dev, "rejected", event.reason)
                 self.t.act(a.Save())
                 self._answer(event.dev, event.round, sha, "rejected", event.reason)
-                if event.quarantine:
-                    self.quarantine(event.dev, event.reason)
+                self.quarantine(event.dev, event.reason)
         self.admit()
 
     def counted(self, rnd: Round, dev: str, member: Member) -> bool:

@@ -83,9 +83,6 @@ class DeviceHalf:
                     self._say(state, m.Decline(round=event.round, reason=state.job.reason), out)
             case e.SayGoodbye():
                 self._say(state, m.Goodbye(version=max(0, state.version)), out)
-            case e.Report():
-                if state.job is not None and state.job.round == event.round:
-                    self._say(state, m.Progress(round=event.round, done=event.done, total=event.total), out)
             case _:
                 raise StateError(f"device: {type(event).__name__} is not an event of this half")
         state.clock = now
@@ -277,10 +274,6 @@ class DeviceHalf:
             return
         if job.round != receipt.round or job.cut.sha256 != receipt.sha256:
             return
-        if receipt.outcome == "resend":
-            job.phase, job.attempt, job.cut = "training", job.attempt + 1, None
-            out.extend((a.Save(), a.Resend(job.round, receipt.reason)))
-            return
         job.phase, job.outcome, job.reason = "done", receipt.outcome, receipt.reason
         out.extend((a.Save(), a.Receipted(job.round, receipt.outcome, receipt.reason)))
 
@@ -380,12 +373,11 @@ class DeviceHalf:
         if job is None or job.cut is None:
             return
         job.said, cut = now, job.cut
-        tag = f"{self.fed}/{self.dev}/{job.round}/{job.attempt}/".encode()
+        tag = f"{self.fed}/{self.dev}/{job.round}/".encode()
         offer = m.Offer(
             round=job.round,
             base=job.base,
             body=job.body,
-            attempt=job.attempt,
             size=cut.size,
             chunk=cut.chunk,
             sha256=cut.sha256,
