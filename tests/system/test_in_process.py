@@ -434,7 +434,7 @@ def test_a_device_that_cannot_learn_the_run_declines_at_once(house, a_run, monke
     one = house(a_run(rounds=1), deadline_s=600.0)
     read = Run.from_json
 
-    def older(text):
+    def older(text, allow=None):
         raise ConfigError("algorithm 'fedavg' is unknown")
 
     async def old_device():
