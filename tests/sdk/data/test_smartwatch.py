@@ -128,7 +128,7 @@ def test_other_newcomers(watch: Federated) -> None:
         ({"newcomer_holdout": 8}, "newcomer_holdout=8"),
         ({"newcomer_windows": 2}, "leaves no window to train on"),
         ({"member_windows": 0}, "member_windows=0 must be at least 1"),
-        ({"window": 5}, "option 'window' is unknown .did you mean 'member_windows'...; it takes newcomers"),
+        ({"window": 5}, "option 'window' is unknown .did you mean 'member_windows'..; it takes newcomers"),
     ],
     ids=str,
 )
