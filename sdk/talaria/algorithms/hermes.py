@@ -42,7 +42,7 @@ from talaria.algorithms.tuning import SAMPLES, TUNES, labelled, tuned
 from talaria.errors import ModelError
 from talaria.model import masks, pruning
 from talaria.tensors import only, prefixed, under, without
-from talaria.training.loop import accuracy, gradient, load, ready, served, state_of, train
+from talaria.training.loop import accuracy, calibrate, gradient, load, ready, served, state_of, train
 from talaria.types import ChannelMask, Part, Plan, Split, Task, Tensors, Update
 
 OWN, SEEN = "own/", "seen/"
@@ -63,7 +63,9 @@ class Hermes:
 
     ``private`` names the parts that never leave the device beside mask and BatchNorm statistics. ``tune_epochs`` of
     local fine-tuning of the parts ``tune`` come before a model is served (0: as it came out of the device's last
-    round). With ``tune_on="all"`` they learn from the validation samples too.
+    round). With ``tune_on="all"`` they learn from the validation samples too. A newcomer, who trained in no round,
+    takes ``newcomer_epochs`` of it instead (0: as many as members), and then BatchNorm statistics of its own samples as
+    they are, where statistics are private: the running ones of so few steps are mostly those of augmented samples.
     """
 
     threshold: float = 0.5
@@ -78,6 +80,7 @@ class Hermes:
     tune_epochs: int = 20
     tune_lr: float = 0.0
     tune_on: str = "train"
+    newcomer_epochs: int = 0
     min_holders: int = 1
 
     card: ClassVar[Card] = Card(
@@ -105,6 +108,7 @@ class Hermes:
             choose_by=(self.choose_by in ("own", "download"), self.choose_by, "must be 'own' or 'download'"),
             tune=(self.tune in TUNES, self.tune, f"must be one of {sorted(TUNES)}"),
             tune_epochs=(self.tune_epochs >= 0, self.tune_epochs, "must be at least 0"),
+            newcomer_epochs=(self.newcomer_epochs >= 0, self.newcomer_epochs, "must be at least 0 (0: as tune_epochs)"),
             tune_lr=(self.tune_lr >= 0, self.tune_lr, "must be at least 0 (0 takes the recipe's)"),
             tune_on=(self.tune_on in SAMPLES, self.tune_on, f"must be one of {SAMPLES}"),
         )
@@ -142,8 +146,11 @@ class Hermes:
             task, state = self._joined(task, ready(task, {**without(shared, masks.PREFIX), **private}))
         else:
             state = {**under(private, OWN), **_stayed(private)}
-        better = tuned(task, state, self.tune, self.tune_epochs, self.tune_lr, self.tune_on)
+        epochs = (self.newcomer_epochs or self.tune_epochs) if task.newcomer else self.tune_epochs
+        better = tuned(task, state, self.tune, epochs, self.tune_lr, self.tune_on)
         known = labelled(task, "all")  # validation samples alone can be too few to tell a broken model from a good one
+        if task.newcomer and task.split.buffers == "local":
+            better = calibrate(task, better, known)
         return served(task, state if accuracy(task, better, known) < accuracy(task, state, known) else better)
 
     def _joined(self, task: Task, state: Tensors) -> tuple[Task, Tensors]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from tolerance import roundings
 
 from talaria.aggregate.fedopt import ServerMomentum
 from talaria.aggregate.masked import MaskedMean
@@ -389,6 +390,36 @@ def test_a_newcomer_prunes_by_the_same_gate_and_serves_a_small_model() -> None:
     assert widths == {"conv1.weight": 32, "conv2.weight": 32, "conv3.weight": 64, "conv4.weight": 64}
 
 
+def test_a_newcomer_has_the_statistics_of_its_own_samples_as_they_are() -> None:
+    """Not the running ones of a few steps: those of augmented samples, a tenth of each, begun from another state."""
+    config = replace(run(tune_on="all"), recipe=Recipe(epochs=1, batch=8, lr=0.05, momentum=0.0, augment="imu"))
+    shared, _, _ = learn(config, [member("a", 1), member("b", 2)], 2)
+    new = member("new", 9)
+    model = rounds.personalize(config, new, shared, None)
+    seen = model.conv1(torch.cat([new.train.x, new.val.x])).double()
+    want = {"mean": seen.mean((0, 2)), "var": seen.var((0, 2))}
+    found = {"mean": model.bn1.running_mean, "var": model.bn1.running_var}
+    count = seen.shape[0] * seen.shape[2]
+    assert roundings(found["mean"], want["mean"], seen.abs().max()) <= count
+    assert roundings(found["var"], want["var"]) <= count
+
+
+def test_a_newcomer_learns_for_epochs_of_its_own() -> None:
+    """They change nothing for those who took part in the rounds, and none of their own means as many as members."""
+    members, new = [member("a", 1), member("b", 2)], member("new", 9)
+    shared, private, _ = learn(run(), members, 2)
+
+    def both(**options: int) -> list[Tensors]:
+        config = run(**options)
+        kept = [(members[0], private["a"]), (new, None)]
+        return [state_of(rounds.personalize(config, m, shared, p)) for m, p in kept]
+
+    (one, few), (same, many), (_, as_members) = both(), both(newcomer_epochs=40), both(newcomer_epochs=20)
+    assert equal(one, same)
+    assert not equal(few, many)
+    assert equal(few, as_members)
+
+
 def test_private_parts_never_travel() -> None:
     shared, _ = rounds.start(run(private="head"))
     update, private = rounds.participate(run(private="head"), member("a", 1), shared, None, 1)
@@ -415,6 +446,7 @@ def test_the_same_run_gives_the_same_bits() -> None:
         ("private", "body"),
         ("choose_by", "luck"),
         ("tune", "x"),
+        ("newcomer_epochs", -1),
     ],
 )
 def test_bad_options_name_field_and_value(field: str, value: object) -> None:
