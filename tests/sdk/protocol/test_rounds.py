@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -13,8 +14,9 @@ from talaria.errors import StateError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState
+from talaria.protocol.device.state import DeviceState
 from talaria.wire import messages as m
-from talaria.wire.frames import Header, encode_frame
+from talaria.wire.frames import Header, decode_frame, encode_frame
 from talaria.wire.memory_broker import Faults
 
 QUIET = Faults()
@@ -250,6 +252,47 @@ def test_who_is_not_heard_after_a_start_of_the_coordinator_is_asked_too(world):
     assert w.closed == []
     w.run(30)
     assert w.closed[0].missing == ("dev-1",)
+
+
+def test_a_device_that_forgot_its_update_in_the_middle_of_an_upload_is_asked_until_it_hears(world):
+    """What is said to it as it comes back may be lost on the way."""
+    w = world(2, QUIET)
+    w.begin()
+    w.update_of = lambda name, rnd: f"{name}/{rnd}/".encode() * 9000
+    w.open(1, seconds=6000, quorum=1)
+    while w.state.rounds[1].cohort["dev-1"].phase != "receiving":
+        w.hub.pump(1)
+    w.crash_device("dev-1")
+    boot = DeviceState.load(w.disks["dev-1"].state).boot
+    w.disks["dev-1"].state = replace(DeviceState(), boot=boot).dump()
+    w.disks["dev-1"].updates.clear()
+    say, w.say = w.say, lambda name, event: [] if _is_work(event) else say(name, event)
+    w.start_device("dev-1")
+    w.run(3)
+    w.say = say
+    w.run(20)
+    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+
+
+def test_a_device_that_forgot_its_update_and_declines_is_not_waited_for(world):
+    w = world(1, QUIET)
+    w.begin()
+    w.update_of = lambda name, rnd: f"{name}/{rnd}/".encode() * 9000
+    w.open(1, seconds=6000, quorum=1)
+    while w.state.rounds[1].cohort["dev-0"].phase != "receiving":
+        w.hub.pump(1)
+    w.crash_device("dev-0")
+    boot = DeviceState.load(w.disks["dev-0"].state).boot
+    w.disks["dev-0"].state = replace(DeviceState(), boot=boot).dump()
+    w.work = lambda name, number, version, again=False: w.say(name, e.Refuse(w.now, number, "no samples"))
+    w.start_device("dev-0")
+    w.run(5)
+    assert [x.round for x in w.failed] == [1]
+    assert w.state.uploads == {}
+
+
+def _is_work(event):
+    return isinstance(event, e.Received) and bool(event.payload) and decode_frame(event.payload).header.type == "work"
 
 
 def _work(w, dev, number):

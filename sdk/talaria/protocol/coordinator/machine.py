@@ -428,6 +428,8 @@ class CoordinatorHalf:
         member = None if rnd is None else rnd.cohort.get(dev)
         if member is None or rnd is None:
             raise _IgnoredError(f"round {message.round} did not ask {dev!r}")
+        if isinstance(message, m.Accept | m.Decline) and self._unconfirmed(t, dev, member):
+            self._intake(t).drop(rnd, dev, "called", "its device has forgotten this update")
         match message:
             case m.Accept():
                 if member.phase == "called":
@@ -505,7 +507,8 @@ class CoordinatorHalf:
     def _call(self, t: Turn, rnd: Round, dev: str, again: bool = False) -> None:
         """Ask a member that is online and has not answered; ``again`` also asks one that came back."""
         member = rnd.cohort[dev]
-        due = member.phase == "called" and t.now - member.asked >= self.rules.retry
+        open_ = member.phase == "called" or self._unconfirmed(t, dev, member)
+        due = open_ and t.now - member.asked >= self.rules.retry
         if not (t.peer(dev).online or member.sought is not None) or not (
             due or (again and member.phase in ("called", "working", "waiting", "receiving"))
         ):
@@ -518,6 +521,11 @@ class CoordinatorHalf:
         seconds = 0.0 if rnd.deadline is None or rnd.stale else max(0.001, rnd.deadline - t.now)
         work = m.Work(round=rnd.number, version=rnd.version, body=rnd.body, seconds=seconds, spec=member.spec)
         self._say(t, dev, work)
+
+    def _unconfirmed(self, t: Turn, dev: str, member: Member) -> bool:
+        """Whether its update is on the way in, and its device, which came back since, has not said that it still has
+        it: by a new offer, which each link begins with."""
+        return member.phase in ("waiting", "receiving") and member.boot < t.peer(dev).boot
 
     def _say(self, t: Turn, dev: str, message: m.Message) -> None:
         self._speech.say(t, dev, message)
