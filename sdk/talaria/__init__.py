@@ -6,23 +6,106 @@ from typing import TYPE_CHECKING
 from talaria import lazy
 
 if TYPE_CHECKING:
+    from talaria import data
+    from talaria.aggregate.base import Aggregator
+    from talaria.algorithms.base import Algorithm
+    from talaria.algorithms.card import Card
+    from talaria.data.federated import Federated
+    from talaria.errors import (
+        AggregationError,
+        BudgetError,
+        ConfigError,
+        DataError,
+        ModelError,
+        StateError,
+        TalariaError,
+        TransportError,
+        WireError,
+    )
     from talaria.federated.rounds import Member, Run
-    from talaria.model.zoo import ModelSpec
+    from talaria.model.adapters import AdapterSpec
+    from talaria.model.spec import ModelSpec
     from talaria.personalizer import Personalizer
     from talaria.planning.budget import Budget
-    from talaria.types import Plan, Recipe, Samples
+    from talaria.simulation.experiment import resume, simulate
+    from talaria.simulation.result import Result
+    from talaria.types import ChannelMask, Plan, Recipe, Samples, Split, Task, Update
 
-__all__ = ["Budget", "Member", "ModelSpec", "Personalizer", "Plan", "Recipe", "Run", "Samples"]
+__all__ = [
+    "AdapterSpec",
+    "AggregationError",
+    "Aggregator",
+    "Algorithm",
+    "Budget",
+    "BudgetError",
+    "Card",
+    "ChannelMask",
+    "ConfigError",
+    "DataError",
+    "Federated",
+    "Member",
+    "ModelError",
+    "ModelSpec",
+    "Personalizer",
+    "Plan",
+    "Recipe",
+    "Result",
+    "Run",
+    "Samples",
+    "Split",
+    "StateError",
+    "TalariaError",
+    "Task",
+    "TransportError",
+    "Update",
+    "WireError",
+    "__version__",
+    "data",
+    "resume",
+    "simulate",
+]
+__version__ = "0.1.0"
 
 _HOMES = {
+    "AdapterSpec": "talaria.model.adapters",
+    "Aggregator": "talaria.aggregate.base",
+    "Algorithm": "talaria.algorithms.base",
     "Budget": "talaria.planning.budget",
+    "Card": "talaria.algorithms.card",
+    "ChannelMask": "talaria.types",
+    "Federated": "talaria.data.federated",
     "Member": "talaria.federated.rounds",
-    "ModelSpec": "talaria.model.zoo",
+    "ModelSpec": "talaria.model.spec",
     "Personalizer": "talaria.personalizer",
     "Plan": "talaria.types",
     "Recipe": "talaria.types",
+    "Result": "talaria.simulation.result",
     "Run": "talaria.federated.rounds",
     "Samples": "talaria.types",
+    "Split": "talaria.types",
+    "Task": "talaria.types",
+    "Update": "talaria.types",
+    "data": "talaria.data",
+    "resume": "talaria.simulation.experiment",
+    "simulate": "talaria.simulation.experiment",
+    **dict.fromkeys(
+        (
+            "AggregationError",
+            "BudgetError",
+            "ConfigError",
+            "DataError",
+            "ModelError",
+            "StateError",
+            "TalariaError",
+            "TransportError",
+            "WireError",
+        ),
+        "talaria.errors",
+    ),
 }
 
-__getattr__, __dir__ = lazy.attach(__name__, _HOMES)
+__getattr__, _ = lazy.attach(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,11 +8,13 @@ from typing import Any
 
 
 def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``(__getattr__, __dir__)`` of a package whose public names live in the modules ``homes[name]``."""
+    """``(__getattr__, __dir__)`` of a package whose public names live in the modules ``homes[name]``; a name that is one
+    of the package's own modules has itself for home."""
 
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        home = import_module(homes[name])
+        return home if homes[name] == f"{package}.{name}" else getattr(home, name)
 
     return load, lambda: sorted(homes)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -10,7 +11,12 @@ import talaria
 
 @pytest.mark.parametrize("name", talaria.__all__)
 def test_every_public_name_is_there(name: str) -> None:
-    assert getattr(talaria, name).__name__ == name
+    found = getattr(talaria, name)
+    assert name == "__version__" or found.__name__.rpartition(".")[2] == name
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert talaria.__version__ == version("talaria")
 
 
 def test_dir_shows_the_public_names_alone() -> None:

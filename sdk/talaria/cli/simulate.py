@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from talaria.errors import ConfigError
+
 
 def simulate(
     algorithm: Annotated[
@@ -66,6 +68,18 @@ def simulate(
         ),
     ] = None,
     no_training: Annotated[bool, typer.Option("--no-training", help="Only write the fleet of --write-fleet.")] = False,
+    evaluate_every: Annotated[
+        int | None,
+        typer.Option(help="Measure the members after every so many rounds; default: never, with --report ten times."),
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write one HTML page of what came out.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep each whole round in a new folder, for --resume.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Go on with the run that --save kept there; other options are its own."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Train a whole fleet in one process, with the seeds and the bytes of the fleet over MQTT.
@@ -77,32 +91,53 @@ def simulate(
     under [run.recipe] and by [run] defaults = "smartwatch".
     """
     from talaria.options import assignments
-    from talaria.simulation import session
+    from talaria.cli.simulate_output import shown_progress, tell, write_down
+    from talaria.options import assignments
+    from talaria.simulation.experiment import prepare
+    from talaria.simulation.experiment import resume as go_on
 
+    if no_training and write_fleet is None:
+        raise ConfigError("--no-training leaves nothing to do; give --write-fleet DIR with it, or leave it out")
+    if report is not None and not report.parent.is_dir():
+        raise ConfigError(f"--report {report}: there is no folder {report.parent}; make it first")
+    if resume is not None:
+        if save is not None or write_fleet is not None:
+            raise ConfigError("--resume goes on in its own folder; leave --save and --write-fleet out")
+        with shown_progress(f"{resume}", None, quiet=as_json) as progress:
+            tell(go_on(resume, progress=progress), report, as_json=as_json)
+        return
     buffering = {"buffer": buffer, "max_staleness": max_staleness, "damping": damping}
     recipe = {"epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum}
-    asked = session.Asked(
-        algorithm=algorithm,
-        dataset=dataset,
+    asked = prepare(
+        algorithm,
+        dataset,
+        model,
         rounds=rounds,
         seed=seed,
-        partition=partition,
-        model=model,
+        options=assignments(option, "--option"),
+        recipe={k: v for k, v in recipe.items() if v is not None},
+        aggregator=aggregator,
+        plans=plan,
         adapters=adapters,
         pretrained=pretrained,
-        plans=tuple(plan or ()),
         fraction=fraction,
         buffers=buffers,
         codec=codec,
-        aggregator=aggregator,
         over=over,
         asynchronous=asynchronous,
         buffering={k: v for k, v in buffering.items() if v is not None},
-        recipe={k: v for k, v in recipe.items() if v is not None},
-        options=assignments(option, "--option"),
-        data_options=assignments(data_option, "--data-option"),
+        data_options={**assignments(data_option, "--data-option"), **({} if partition is None else {"partition": partition})},
+        evaluate_every=(max(1, rounds // 10) if report else 0) if evaluate_every is None else evaluate_every,
     )
-    session.run(asked, as_json=as_json, folder=write_fleet, train=not no_training)
+    if write_fleet is not None:
+        write_down(asked, write_fleet, quiet=as_json)
+        if no_training:
+            return
+    if save is not None:
+        asked.begin(save)
+    with shown_progress(f"{algorithm} on {asked.data.name}", rounds, quiet=as_json) as progress:
+        result = asked.learn(progress, save)
+    tell(result, report, as_json=as_json)
 
 
 def algorithms(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:

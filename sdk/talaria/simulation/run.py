@@ -1,6 +1,6 @@
 """Many devices in one process: the same functions, seeds and bytes as the fleet over MQTT."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch.nn import Module
@@ -19,7 +19,7 @@ from talaria.types import ChannelMask, Plan, Tensors
 
 
 @dataclass(frozen=True)
-class Result:
+class Learned:
     """A finished run. ``shared`` is dense; ``private[client]`` is that device's whole private state."""
 
     run: Run
@@ -41,9 +41,9 @@ class Result:
         found = {name: rounds.mask_of(self.run, one, self.private.get(name)) for name, one in self.members.items()}
         return {name: mask for name, mask in found.items() if mask is not None}
 
-    def personal(self, member: Member) -> Module:
-        """The model that ``member`` is served: a member of the run, or a newcomer."""
-        return rounds.personalize(self.run, member, self.shared, self.private.get(member.client))
+    def personal(self, member: Member, round: int | None = None) -> Module:
+        """The model that ``member``, of the run or a newcomer, is served after ``round``, the last one by default."""
+        return rounds.personalize(self.run, member, self.shared, self.private.get(member.client), round)
 
 
 def members_of(clients: Mapping[str, Client], plans: Mapping[str, Plan] | None = None) -> dict[str, Member]:
@@ -60,7 +60,7 @@ def simulate(
     buffering: Buffering | None = None,
     over: float = 0.0,
     progress: Callable[[RoundFacts], None] | None = None,
-) -> Result:
+) -> Learned:
     """All rounds of ``run`` over ``members``; ``progress`` is called after each.
 
     Every update crosses the wire's codec, as it does in the fleet, and is decoded one at a time to be folded. An
@@ -68,6 +68,23 @@ def simulate(
     when is drawn (:mod:`talaria.simulation.stragglers`). Raises :class:`~talaria.errors.ConfigError` where these
     do not fit.
     """
+    fleet, versions = course(run, members, aggregator=aggregator, buffering=buffering, over=over)
+    for facts in versions:
+        if progress is not None:
+            progress(facts)
+    return learned(fleet)
+
+
+def course(
+    run: Run,
+    members: Mapping[str, Member],
+    *,
+    aggregator: Aggregator | None = None,
+    buffering: Buffering | None = None,
+    over: float = 0.0,
+) -> tuple[Fleet, Iterator[RoundFacts]]:
+    """The fleet before its first round, and its rounds, each of which is learned when it is asked for. As
+    :func:`simulate`, step by step."""
     rounds.check_over(run, over)
     if not members or not all(isinstance(member, Member) for member in members.values()):
         raise ConfigError(
@@ -77,10 +94,12 @@ def simulate(
         buffering = buffering or Buffering()
         buffering.require(len(members))
         rule = buffered(run, buffering, aggregator)
-        return _result(as_they_come(Fleet(run, members, rule), rule, progress))
+        fleet = Fleet(run, members, rule)
+        return fleet, as_they_come(fleet, rule)
     if buffering is not None:
         raise ConfigError("simulate: a buffer is for an asynchronous run; set run.asynchronous, or leave it out")
-    return _result(in_rounds(Fleet(run, members, aggregator), over, progress))
+    fleet = Fleet(run, members, aggregator)
+    return fleet, in_rounds(fleet, over)
 
 
 def replay(
@@ -90,19 +109,22 @@ def replay(
     *,
     aggregator: Aggregator | None = None,
     buffering: Buffering | None = None,
-) -> Result:
+) -> Learned:
     """The run again, as it went by ``records``: the same bytes, whoever came when. Options as in :func:`simulate`."""
     rule = buffered(run, buffering or Buffering(), aggregator) if run.asynchronous else aggregator
-    return _result(as_recorded(Fleet(run, members, rule), records))
+    return learned(as_recorded(Fleet(run, members, rule), records))
 
 
-def _result(fleet: Fleet) -> Result:
-    return Result(fleet.run, fleet.members, fleet.shared, fleet.server, fleet.private, tuple(fleet.history), fleet.sent)
+def learned(fleet: Fleet) -> Learned:
+    """What ``fleet`` has learned until now."""
+    return Learned(fleet.run, fleet.members, fleet.shared, fleet.server, fleet.private, tuple(fleet.history), fleet.sent)
 
 
-def evaluate(result: Result, data: Federated, members: Mapping[str, Member]) -> Report:
-    """Each client's served model on that client's own test samples."""
+def evaluate(
+    learned: Learned, data: Federated, members: Mapping[str, Member], round: int | None = None
+) -> Report:
+    """Each client's served model, after ``round`` (the last one by default), on that client's own test samples."""
     every = {**data.clients, **data.newcomers}
     return evaluation.report(
-        {name: evaluation.evaluate(result.personal(member), every[name].test) for name, member in members.items()}
+        {name: evaluation.evaluate(learned.personal(one, round), every[name].test) for name, one in members.items()}
     )

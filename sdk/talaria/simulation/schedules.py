@@ -1,6 +1,6 @@
 """The courses that a run can take: in rounds, as updates come, or as a record says that they came."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -9,8 +9,6 @@ from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.simulation.simulator import Arrived, Fleet, RoundFacts, Trained
 from talaria.simulation.stragglers import delay
-
-Progress = Callable[[RoundFacts], None] | None
 
 
 @dataclass(frozen=True)
@@ -25,46 +23,50 @@ class Record:
     late: tuple[Trained, ...] = ()
 
 
-def in_rounds(fleet: Fleet, over: float, progress: Progress) -> Fleet:
-    """Everybody asked trains from one body. With ``over``, those who come first are counted, as many as needed."""
+def in_rounds(fleet: Fleet, over: float) -> Iterator[RoundFacts]:
+    """Everybody asked trains from one body. With ``over``, those who come first are counted, as many as needed.
+
+    Goes on from the version that ``fleet`` is at, and yields after each; so does :func:`as_they_come`.
+    """
     run, names = fleet.run, tuple(fleet.members)
-    for number in range(1, run.rounds + 1):
+    for number in range(fleet.version + 1, run.rounds + 1):
         asked = rounds.cohort(run, number, names, over)
         due = {name: delay(run.seed, name, number) for name in asked} if over else dict.fromkeys(asked, 0.0)
         first = sorted(asked, key=lambda name: (due[name], name))[: rounds.needed(run, len(names))]
         arrived = {name: fleet.train(name, fleet.version, fleet.shared) for name in asked}
         counted = [arrived.pop(name) for name in first]
-        _told(progress, fleet.fold(counted, tuple(arrived.values()), time=due[first[-1]]))
-    return fleet
+        yield fleet.fold(counted, tuple(arrived.values()), time=due[first[-1]])
 
 
-def as_they_come(fleet: Fleet, rule: FedBuff, progress: Progress) -> Fleet:
+def as_they_come(fleet: Fleet, rule: FedBuff) -> Iterator[RoundFacts]:
     """Every device trains again as soon as its update is counted; a full buffer makes the next version.
 
     A device has one place in a buffer: it waits for the next version where its update is in the present one. Devices
     whose update would be more than ``max_staleness`` behind are told to begin anew, from the present version.
     """
-    run, bodies = fleet.run, {0: fleet.shared}
-    under_way = [(delay(run.seed, name, 1), name, 0) for name in sorted(fleet.members)]
-    heapify(under_way)
+    run = fleet.run
+    if not fleet.version:
+        fleet.bodies = {0: fleet.shared}
+        fleet.under_way = [(delay(run.seed, name, 1), name, 0) for name in sorted(fleet.members)]
+    heapify(fleet.under_way)
     waiting: list[Arrived] = []
     while fleet.version < run.rounds:
-        clock, name, base = heappop(under_way)
-        waiting.append(fleet.train(name, base, bodies[base]))
+        clock, name, base = heappop(fleet.under_way)
+        waiting.append(fleet.train(name, base, fleet.bodies[base]))
         if len(waiting) < rule.capacity:
             continue
         oldest = fleet.version + 1 - rule.max_staleness
-        recalled = [entry for entry in under_way if entry[2] < oldest]
-        _told(progress, fleet.fold(waiting, time=clock, recalled=len(recalled)))
-        under_way = [entry for entry in under_way if entry[2] >= oldest]
-        heapify(under_way)
+        recalled = [entry for entry in fleet.under_way if entry[2] < oldest]
+        facts = fleet.fold(waiting, time=clock, recalled=len(recalled))
+        fleet.under_way = [entry for entry in fleet.under_way if entry[2] >= oldest]
+        heapify(fleet.under_way)
         for idle in [one.client for one in waiting] + [entry[1] for entry in recalled]:
-            heappush(under_way, (clock + delay(run.seed, idle, fleet.version + 1), idle, fleet.version))
+            heappush(fleet.under_way, (clock + delay(run.seed, idle, fleet.version + 1), idle, fleet.version))
         waiting = []
-        bodies[fleet.version] = fleet.shared
-        used = {entry[2] for entry in under_way}
-        bodies = {version: body for version, body in bodies.items() if version in used}
-    return fleet
+        fleet.bodies[fleet.version] = fleet.shared
+        used = {entry[2] for entry in fleet.under_way}
+        fleet.bodies = {version: body for version, body in fleet.bodies.items() if version in used}
+        yield facts
 
 
 def as_recorded(fleet: Fleet, records: Iterable[Record]) -> Fleet:
@@ -82,8 +84,3 @@ def as_recorded(fleet: Fleet, records: Iterable[Record]) -> Fleet:
         bodies[fleet.version] = fleet.shared
         bodies = {version: body for version, body in bodies.items() if last.get(version, -1) > index}
     return fleet
-
-
-def _told(progress: Progress, facts: RoundFacts) -> None:
-    if progress is not None:
-        progress(facts)

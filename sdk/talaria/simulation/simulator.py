@@ -59,6 +59,10 @@ class Fleet:
         self.private: dict[str, Tensors] = {}
         self.sent = dict.fromkeys(sorted(members), 0)
         self.history: list[RoundFacts] = []
+        self.under_way: list[tuple[float, str, int]] = []
+        """In an asynchronous run: who trains, until when, from which version."""
+        self.bodies: dict[int, Tensors] = {}
+        """The versions that somebody still trains from."""
 
     def train(self, client: str, base: int, body: Tensors) -> Arrived:
         """Let a device train from ``body``, which is version ``base``."""

@@ -1,0 +1,88 @@
+"""What ``talaria simulate`` shows: progress while it learns, the figures when it is done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from talaria.data.federated import Federated
+from talaria.simulation.experiment import Experiment
+from talaria.simulation.result import Result
+from talaria.simulation.simulator import RoundFacts
+from talaria.simulation.write_fleet import FLEET, Written, write_fleet
+
+
+@contextmanager
+def shown_progress(title: str, rounds: int | None, *, quiet: bool) -> Iterator[Callable[[RoundFacts], None]]:
+    """A bar on stderr that moves with each round."""
+    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
+        bar = progress.add_task(title, total=rounds)
+        yield lambda facts: progress.update(bar, completed=facts.round)
+
+
+def write_down(asked: Experiment, folder: Path, *, quiet: bool) -> None:
+    """Write the fleet that is about to be simulated, and say what to type to learn it for real."""
+    write_fleet(
+        folder,
+        Written(
+            run=asked.run,
+            data=asked.data,
+            plans=asked.plans,
+            aggregator=asked.asked["aggregator"],
+            over=asked.over,
+            buffering=asked.buffering,
+        ),
+    )
+    exact = asked.buffering is None and not asked.over
+    typer.echo(next_steps(folder, asked.data, exact=exact), err=quiet)
+
+
+def next_steps(folder: Path, data: Federated, *, exact: bool) -> str:
+    """What to type to learn for real what is simulated."""
+    lines = [
+        f"{folder} holds the fleet. Serve it, and beside that run its devices:",
+        f"  talaria coordinator serve {folder / FLEET}",
+        f"  talaria edge run {folder}/*.toml",
+    ]
+    if data.newcomers:
+        lines.append(f"then, for those who come later:\n  talaria edge run {folder}/newcomers/*.toml")
+    if not exact:
+        lines.append("Who comes first is drawn in the simulation and real in the fleet, so their bytes will differ.")
+    return "\n".join(lines)
+
+
+def tell(result: Result, report: Path | None, *, as_json: bool) -> None:
+    """Print the figures, as one JSON document or as a table; where ``report`` names a file, write the page there."""
+    if report is not None:
+        typer.echo(f"report: {result.report(report)}", err=True)
+    if as_json:
+        typer.echo(json.dumps(result.as_dict(), indent=2))
+        return
+    console, rounds = Console(), result.run.rounds
+    table = Table(title=f"{result.run.algorithm} on {result.asked['dataset']}: accuracy after {rounds} rounds")
+    for heading in ("client", "accuracy", "macro recall", "test samples"):
+        table.add_column(heading, justify="left" if heading == "client" else "right")
+    for part, title in ((result.members, "members"), (result.newcomers, "newcomers")):
+        if part is None:
+            continue
+        for name, metrics in part.clients.items():
+            table.add_row(name, f"{metrics.accuracy:.3f}", f"{metrics.macro_recall:.3f}", str(metrics.samples))
+        s = part.accuracy
+        table.add_section()
+        table.add_row(f"{title}: mean", f"{s.mean:.3f}", f"{part.macro_recall.mean:.3f}", "")
+        table.add_row(f"{title}: worst tenth", f"{s.worst_tenth:.3f}", f"{part.macro_recall.worst_tenth:.3f}", "")
+        table.add_section()
+    console.print(table)
+    figures = result.as_dict()
+    if figures["overlap"] is not None:
+        mean = figures["overlap"]["mean"]
+        told = f"of the channels that either of two members keeps, both keep {mean:.0%} on average"
+        console.print(told, highlight=False)
+    console.print(f"sent up: {figures['bytes_up'] / 1e6:.2f} MB in all", highlight=False)

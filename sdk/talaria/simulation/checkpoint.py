@@ -1,0 +1,145 @@
+"""A simulation on disk: a folder that holds what was asked for and, as of its last round, everything it has learned.
+
+    experiment.json     the run, its data by name, plans and server rule; written once
+    state.safetensors   body, server state and every private state after the last whole round; replaced after each
+    result.json         what came out, once the run is whole
+
+A run that was killed goes on from ``state.safetensors`` and comes to the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from talaria import durable, valid
+from talaria.data.federated import Federated
+from talaria.errors import StateError
+from talaria.foreign import parsed
+from talaria.simulation.run import Learned
+from talaria.simulation.simulator import Fleet, RoundFacts
+from talaria.tensors import prefixed, under
+
+FORMAT = 1
+EXPERIMENT, STATE, RESULT = "experiment.json", "state.safetensors", "result.json"
+
+
+def fingerprint(data: Federated) -> str:
+    """sha256 over all samples of all clients, hex: the same data, the same text."""
+    digest = hashlib.sha256(json.dumps([data.labels, data.input_shape]).encode())
+    for name, client in {**data.clients, **data.newcomers}.items():
+        digest.update(f"|{name}|{name in data.newcomers}|".encode())
+        for samples in (client.train, client.val, client.test):
+            digest.update(str(tuple(samples.x.shape)).encode())
+            digest.update(np.ascontiguousarray(samples.x.numpy()).data)
+            digest.update(np.ascontiguousarray(samples.y.numpy()).data)
+    return digest.hexdigest()
+
+
+def begin(folder: Path, experiment: Mapping[str, Any]) -> None:
+    """Make ``folder`` for a new run. Raises :class:`StateError` where it holds a run already, or cannot be written."""
+    if (folder / EXPERIMENT).exists():
+        raise StateError(f"{folder}: holds a run already; go on with it by --resume (talaria.resume), or name a new one")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        durable.write(folder / EXPERIMENT, json.dumps({"format": FORMAT, **experiment}, indent=1).encode(), mode=0o644)
+    except OSError as error:
+        raise StateError(f"{folder}: cannot be written ({error.strerror}); name a folder of yours") from error
+
+
+def experiment(folder: Path) -> dict[str, Any]:
+    """What :func:`begin` wrote. Raises :class:`StateError` where there is no such run, or one of another format."""
+    found = _json(folder / EXPERIMENT)
+    if found.get("format") != FORMAT:
+        raise StateError(
+            f"{folder}: format {valid.shown(found.get('format'))} is not {FORMAT}, which this version reads"
+        )
+    return found
+
+
+def write(folder: Path, learned: Learned, marks: Mapping[int, float], fleet: Fleet | None = None) -> None:
+    """Keep what was ``learned``, and ``marks``, the mean accuracy after the rounds where it was measured; of a run that
+    goes on, also who of its ``fleet`` trains from which version."""
+    names = sorted(learned.private)
+    bodies, under_way = ({}, []) if fleet is None else (fleet.bodies, fleet.under_way)
+    tensors = {**prefixed(learned.shared, "shared/"), **prefixed(learned.server, "server/")}
+    for number, name in enumerate(names):
+        tensors |= prefixed(learned.private[name], f"private/{number}/")
+    for version, body in bodies.items():
+        tensors |= prefixed(body, f"bodies/{version}/")
+    facts = {
+        "format": FORMAT,
+        "private": names,
+        "sent": learned.bytes_up,
+        "under_way": under_way,
+        "bodies": sorted(bodies),
+        "history": [asdict(one) for one in learned.history],
+        "marks": sorted(marks.items()),
+    }
+    try:
+        whole = {name: value.contiguous().clone() for name, value in tensors.items()}
+        durable.write(folder / STATE, save(whole, {"talaria": json.dumps(facts)}), mode=0o644)
+    except OSError as error:
+        raise StateError(f"{folder}: cannot be written ({error.strerror}); make room, then resume") from error
+
+
+def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
+    """Put into ``fleet``, which has learned nothing yet, what :func:`write` kept; gives the marks.
+
+    Nothing where no round was whole yet. Raises :class:`StateError` for a file that is damaged or of another run.
+    """
+    path = folder / STATE
+    if not path.exists():
+        return {}
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            facts = parsed((file.metadata() or {}).get("talaria", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
+        if facts["format"] != FORMAT:
+            raise StateError(f"{path}: format {valid.shown(facts['format'])} is not {FORMAT}, which this version reads")
+        fleet.shared, fleet.server = under(tensors, "shared/"), under(tensors, "server/")
+        fleet.private = {name: under(tensors, f"private/{i}/") for i, name in enumerate(facts["private"])}
+        fleet.bodies = {version: under(tensors, f"bodies/{version}/") for version in facts["bodies"]}
+        fleet.sent = facts["sent"]
+        fleet.under_way = [(clock, name, base) for clock, name, base in facts["under_way"]]
+        fleet.history = [_facts(one) for one in facts["history"]]
+        fleet.version = len(fleet.history)
+        marks = {int(number): float(mark) for number, mark in facts["marks"]}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise StateError(f"{path}: damaged ({error}); remove it to begin this run anew") from error
+    if set(fleet.private) - set(fleet.members):
+        raise StateError(f"{path}: is of other clients than the data; give the data that the run began with")
+    return marks
+
+
+def finish(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write what came out."""
+    try:
+        durable.write(folder / RESULT, json.dumps(document, indent=1).encode(), mode=0o644)
+    except OSError as error:
+        raise StateError(f"{folder}: cannot be written ({error.strerror}); make room, then resume") from error
+
+
+def _facts(one: Mapping[str, Any]) -> RoundFacts:
+    pairs = {name: tuple((client, base) for client, base in one[name]) for name in ("counted", "late")}
+    return RoundFacts(**{**one, "clients": tuple(one["clients"]), **pairs})
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = parsed(path.read_text())
+    except FileNotFoundError:
+        raise StateError(f"{path.parent}: holds no saved run; name the folder that --save (save=) was given") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise StateError(f"{path}: cannot be read ({error}); restore it, or begin anew") from error
+    if not isinstance(found, dict):
+        raise StateError(f"{path}: holds no table; restore it, or begin anew")
+    return found

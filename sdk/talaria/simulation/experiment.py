@@ -1,0 +1,409 @@
+"""``talaria.simulate`` and ``talaria.resume``: a whole experiment from a few words, each with its default."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch.nn import Module
+
+from talaria import algorithms, valid
+from talaria.aggregate.base import Aggregator
+from talaria.algorithms.base import Algorithm
+from talaria.data import registry
+from talaria.data.federated import Federated
+from talaria.data.presets import completed, default_of
+from talaria.errors import ConfigError, DataError, StateError, some_of
+from talaria.federated import plan_compat
+from talaria.federated.fedbuff_run import Buffering
+from talaria.federated.rounds import Run, check_over
+from talaria.federated.server_rule import located, rule_named
+from talaria.model import zoo
+from talaria.model.adapters import AdapterSpec
+from talaria.model.zoo import ModelSpec
+from talaria.options import taken_apart
+from talaria.simulation import checkpoint
+from talaria.simulation.result import Result
+from talaria.simulation.run import course, evaluate, learned, members_of
+from talaria.simulation.simulator import RoundFacts
+from talaria.types import Plan, Recipe
+
+BUFFER = 10
+"""Updates that make a version of an asynchronous run where no ``buffer`` is given, or one of each member if fewer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What :func:`talaria.simulate` is asked for, checked; nothing is trained yet. Its fields are as :func:`prepare`
+    made them."""
+
+    run: Run
+    data: Federated = field(repr=False)
+    plans: Mapping[str, Plan] = field(repr=False)
+    rule: Aggregator | None = field(repr=False)
+    buffering: Buffering | None
+    over: float
+    evaluate_every: int
+    asked: Mapping[str, Any] = field(repr=False)
+    """The same as plain values, for a file."""
+
+    def begin(self, folder: Path) -> None:
+        """Make the new ``folder`` in which :meth:`learn` keeps each whole round."""
+        checkpoint.begin(folder, self.asked)
+
+    def learn(self, progress: Callable[[RoundFacts], None] | None = None, save: Path | None = None) -> Result:
+        """All rounds; where ``save`` names a folder, each whole round is kept there, and what was kept is not learned
+        again."""
+        members = members_of(self.data.clients, self.plans)
+        arrivals = members_of(self.data.newcomers, self.plans)
+        fleet, versions = course(
+            self.run, members, aggregator=self.rule, buffering=self.buffering, over=self.over
+        )
+        marks = {} if save is None else checkpoint.restore(save, fleet)
+        for facts in versions:
+            if self.evaluate_every and facts.round % self.evaluate_every == 0:
+                marks[facts.round] = evaluate(learned(fleet), self.data, members, facts.round).accuracy.mean
+            if save is not None:
+                checkpoint.write(save, learned(fleet), marks, fleet)
+            if progress is not None:
+                progress(facts)
+        final = learned(fleet)
+        result = Result(
+            learned=final,
+            data=self.data,
+            members=evaluate(final, self.data, members),
+            newcomers=evaluate(final, self.data, arrivals) if arrivals else None,
+            marks=marks,
+            asked=self.asked,
+            plans=self.plans,
+            buffering=self.buffering,
+        )
+        if save is not None:
+            checkpoint.finish(save, result.as_dict())
+        return result
+
+
+def simulate(
+    algorithm: str | Algorithm = "fedavg",
+    data: str | Federated = "smartwatch",
+    model: str | ModelSpec | Module | None = None,
+    *,
+    rounds: int = 30,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    recipe: Recipe | Mapping[str, Any] | None = None,
+    aggregator: str | Aggregator | None = None,
+    plans: Plan | Mapping[str, Plan] | Sequence[str] | None = None,
+    adapters: str | AdapterSpec | None = None,
+    pretrained: bool = False,
+    fraction: float = 1.0,
+    buffers: str = "local",
+    codec: str = "raw",
+    over: float = 0.0,
+    asynchronous: bool = False,
+    buffering: Buffering | Mapping[str, Any] | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    evaluate_every: int = 0,
+    save: str | Path | None = None,
+    progress: Callable[[RoundFacts], None] | None = None,
+) -> Result:
+    """Let a whole fleet learn in one process, with the seeds and the bytes of the fleet over MQTT.
+
+    Args:
+        algorithm: A name (``talaria algorithms`` lists them), an entry point's name, ``module:Name``, or an object.
+        data: A name as :func:`talaria.data.load` takes it, or a :class:`talaria.data.Federated`.
+        model: A zoo name, an entry point's, ``module:factory``, a spec, or a torch module (all clients begin with its
+            weights). None: the plans' own, the dataset's own, or one that fits the data.
+        rounds: Communication rounds; in an asynchronous run, versions.
+        seed: Everything random derives from it.
+        options: The algorithm's hyper-parameters by name.
+        recipe: Local training: a whole :class:`talaria.Recipe`, or some of its fields; the others are the dataset's.
+        aggregator: Another server rule than the algorithm's own: ``"median:f=1"``, ``"module:Name"``, or an object.
+        plans: One plan for every client, one each by name, or the files of ``talaria plan --json``: ``FILE`` for all,
+            ``CLIENT=FILE`` for one.
+        adapters: ``"lowrank:rank=8"`` and its like, or a spec.
+        pretrained: Whether to start from published weights.
+        fraction: Share of the clients that takes part in a round, in (0, 1].
+        buffers: BatchNorm statistics: ``"local"`` or ``"aggregate"``.
+        codec: Bytes on the wire: raw, fp16, bf16, int8, topk.
+        over: Ask this share more clients than are counted; who comes first is drawn.
+        asynchronous: No rounds in step; ``buffering`` (``buffer``, ``max_staleness``, ``damping``) says how updates
+            make a version.
+        data_options: Options of a dataset that is given by name.
+        evaluate_every: Measure the members after every so many rounds, for ``result.curve``; 0: at the end alone.
+        save: A new folder that keeps each whole round, so that :func:`talaria.resume` goes on after a kill.
+        progress: Called after each round.
+
+    Returns:
+        The :class:`talaria.Result`.
+
+    Raises:
+        ConfigError: An argument is unknown or does not fit; it names field, value and mend.
+        DataError: The data cannot be learned from.
+        StateError: ``save`` holds a run already, or cannot be written.
+
+    Example:
+        >>> import numpy, talaria
+        >>> draw = numpy.random.default_rng(0)
+        >>> y = numpy.tile([0, 1], 40)
+        >>> x = draw.normal(size=(80, 4)) + 3 * y[:, None]
+        >>> data = talaria.data.Federated.from_arrays(x, y, numpy.repeat(["anna", "bela"], 40))
+        >>> result = talaria.simulate("fedper", data, rounds=2)
+        >>> sorted(result.clients), result.accuracy.mean > 0.5, len(result.curve)
+        (['anna', 'bela'], True, 2)
+    """
+    asked = prepare(
+        algorithm,
+        data,
+        model,
+        rounds=rounds,
+        seed=seed,
+        options=options,
+        recipe=recipe,
+        aggregator=aggregator,
+        plans=plans,
+        adapters=adapters,
+        pretrained=pretrained,
+        fraction=fraction,
+        buffers=buffers,
+        codec=codec,
+        over=over,
+        asynchronous=asynchronous,
+        buffering=buffering,
+        data_options=data_options,
+        evaluate_every=evaluate_every,
+    )
+    folder = None if save is None else Path(save)
+    if folder is not None:
+        asked.begin(folder)
+    return asked.learn(progress, folder)
+
+
+def prepare(
+    algorithm: str | Algorithm,
+    data: str | Federated,
+    model: str | ModelSpec | Module | None = None,
+    *,
+    rounds: int,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    recipe: Recipe | Mapping[str, Any] | None = None,
+    aggregator: str | Aggregator | None = None,
+    plans: Plan | Mapping[str, Plan] | Sequence[str] | None = None,
+    adapters: str | AdapterSpec | None = None,
+    pretrained: bool = False,
+    fraction: float = 1.0,
+    buffers: str = "local",
+    codec: str = "raw",
+    over: float = 0.0,
+    asynchronous: bool = False,
+    buffering: Buffering | Mapping[str, Any] | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    evaluate_every: int = 0,
+) -> Experiment:
+    """The experiment of these arguments, which are those of :func:`simulate`; every wrong one is refused here."""
+    valid.whole("simulate", "evaluate_every", evaluate_every, 0, 1 << 31)
+    dataset = data if isinstance(data, str) else None
+    found = _data(data, data_options)
+    own = _plans(plans, (*found.clients, *found.newcomers))
+    name, hparams = (algorithm, {}) if isinstance(algorithm, str) else algorithms.name_of(algorithm)
+    if hparams and options:
+        raise ConfigError(f"simulate: options={dict(options)!r} are for an algorithm's name; set them in the object")
+    run = Run.of(
+        completed(
+            {
+                "spec": _spec(found, model, own, adapters, pretrained, seed, dataset or found.name).to_json(),
+                "algorithm": name,
+                "hparams": hparams or dict(options or {}),
+                "recipe": asdict(recipe) if isinstance(recipe, Recipe) else dict(recipe or {}),
+                "rounds": rounds,
+                "seed": seed,
+                "buffers": buffers,
+                "fraction": fraction,
+                "codec": codec,
+                "asynchronous": asynchronous,
+            },
+            dataset or found.name,
+        )
+    )
+    rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
+    buffer = _buffering(run, buffering, len(found.clients))
+    check_over(run, over)
+    text = located(aggregator, Path.cwd()) if isinstance(aggregator, str) else None
+    return Experiment(
+        run=run,
+        data=found,
+        plans=own,
+        rule=rule,
+        buffering=buffer,
+        over=over,
+        evaluate_every=evaluate_every,
+        asked={
+            "dataset": dataset or found.name,
+            "data_options": None if dataset is None else {k: _plain(v) for k, v in (data_options or {}).items()},
+            "fingerprint": checkpoint.fingerprint(found),
+            "run": json.loads(run.to_json()),
+            "plans": {client: plan.to_json() for client, plan in own.items()},
+            "aggregator": text if rule is None or text else type(rule).__name__,
+            "own_rule": rule is not None and text is None,
+            "buffering": None if buffer is None else asdict(buffer),
+            "over": over,
+            "evaluate_every": evaluate_every,
+        },
+    )
+
+
+def resume(
+    folder: str | Path,
+    *,
+    data: Federated | None = None,
+    aggregator: Aggregator | None = None,
+    progress: Callable[[RoundFacts], None] | None = None,
+) -> Result:
+    """Go on with a run that ``save`` kept, from its last whole round; one that is whole is only measured again.
+
+    The bytes are those of a run that was never interrupted (on the same machine).
+
+    Args:
+        folder: What ``save`` named.
+        data: The data, where the run was given an object instead of a name.
+        aggregator: The server rule, where the run was given an object instead of a name.
+        progress: Called after each further round.
+
+    Returns:
+        The :class:`talaria.Result`.
+
+    Raises:
+        StateError: There is no such run, it is damaged, or of another format.
+        DataError: The data is not what the run began with.
+        ConfigError: The data, the rule, or the code of an algorithm is missing.
+    """
+    folder = Path(folder)
+    asked = checkpoint.experiment(folder)
+    try:
+        run = Run.of(asked["run"])
+        plans = {client: Plan.from_json(plan) for client, plan in asked["plans"].items()}
+        buffering = None if asked["buffering"] is None else Buffering(**asked["buffering"])
+        if data is None and asked["data_options"] is None:
+            raise ConfigError(f"{folder}: its data ({asked['dataset']!r}) was an object; give it: resume(..., data=...)")
+        found = _data(asked["dataset"], asked["data_options"]) if data is None else data
+        if aggregator is None and asked["own_rule"]:
+            raise ConfigError(f"{folder}: its rule ({asked['aggregator']}) was an object; give it: aggregator=...")
+        if aggregator is None and asked["aggregator"] is not None:
+            aggregator = rule_named(run, asked["aggregator"])
+        same = checkpoint.fingerprint(found) == asked["fingerprint"]
+        over, every = asked["over"], asked["evaluate_every"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StateError(f"{folder}/{checkpoint.EXPERIMENT}: damaged ({error}); restore it, or begin anew") from error
+    if not same:
+        raise DataError(f"{folder}: the data is not what this run began with; give the same, or begin a new run")
+    one = Experiment(
+        run=run,
+        data=found,
+        plans=plans,
+        rule=aggregator,
+        buffering=buffering,
+        over=over,
+        evaluate_every=every,
+        asked={name: value for name, value in asked.items() if name != "format"},
+    )
+    return one.learn(progress, folder)
+
+
+def _data(data: str | Federated, options: Mapping[str, Any] | None) -> Federated:
+    if isinstance(data, str):
+        return registry.load(data, **(options or {}))
+    if options:
+        raise ConfigError(f"simulate: data_options={dict(options)!r} are for a dataset's name; data is an object")
+    if not isinstance(data, Federated):
+        raise ConfigError(
+            f"simulate: data={valid.shown(data)} must be a dataset's name or a Federated; Federated.from_arrays "
+            "makes one of arrays"
+        )
+    return data
+
+
+def _plans(plans: Plan | Mapping[str, Plan] | Sequence[str] | None, clients: Iterable[str]) -> dict[str, Plan]:
+    """Each client's plan; of texts, ``CLIENT=FILE`` and, for the clients that none of these names, ``FILE``."""
+    names = list(clients)
+    if isinstance(plans, Plan):
+        return dict.fromkeys(names, plans)
+    if isinstance(plans, Mapping):
+        for name, plan in plans.items():
+            if name not in names or not isinstance(plan, Plan):
+                raise ConfigError(
+                    f"simulate: plans[{valid.shown(name)}] must be the Plan of a client; clients are {some_of(names, 20)}"
+                )
+        return dict(plans)
+    one: dict[str, Plan] = {}
+    every: dict[str, Plan] = {}
+    for text in plans or ():
+        client, equals, path = text.partition("=")
+        if equals and client in names:
+            one[client] = plan_compat.read(Path(path))
+        elif equals and not Path(text).exists():
+            raise ConfigError(f"--plan {text!r}: there is no client {client!r}; choose one of {some_of(sorted(names), 20)}")
+        else:
+            every = dict.fromkeys(names, plan_compat.read(Path(text)))
+    return {**every, **one}
+
+
+def _spec(
+    data: Federated,
+    model: str | ModelSpec | Module | None,
+    plans: Mapping[str, Plan],
+    adapters: str | AdapterSpec | None,
+    pretrained: bool,
+    seed: int,
+    dataset: str,
+) -> ModelSpec:
+    """The model that was asked for, else the plans' own, else the dataset's, else one that fits."""
+    extra = _adapters(adapters) if isinstance(adapters, str) else adapters
+    meant = next((plan.model for plan in plans.values() if plan.model is not None), None)
+    if isinstance(model, ModelSpec):
+        return replace(model, adapters=extra or model.adapters, pretrained=pretrained or model.pretrained)
+    if isinstance(model, Module):
+        return replace(zoo.keep(model, data.input_shape, data.classes), adapters=extra, seed=seed)
+    if model is None and meant is not None:
+        zoo.GROUP.require_allowed(meant.get("name"), (), "a plan's file imports nothing: name the model too")
+        spec = replace(ModelSpec.from_json(meant), seed=seed)
+        for name, own in (("input_shape", data.input_shape), ("classes", data.classes)):
+            if getattr(spec, name) != own:
+                raise ConfigError(
+                    f"plans: their model has {name}={getattr(spec, name)}, the data {own}; plan again with `talaria "
+                    "plan --shape --classes`, or --data"
+                )
+        return replace(spec, adapters=extra or spec.adapters, pretrained=pretrained or spec.pretrained)
+    named = model or default_of(dataset).model
+    if named is None:
+        smallest = min(len(c.train) for c in data.clients.values())
+        fit = zoo.fitting(data.input_shape, data.classes, smallest, seed=seed)
+        return replace(fit, adapters=extra, pretrained=pretrained)
+    name, options = taken_apart(named, "--model")
+    return ModelSpec(
+        name, data.input_shape, data.classes, extra, seed, pretrained, options=tuple(options.items())
+    )
+
+
+def _adapters(text: str) -> AdapterSpec:
+    """The adapters of ``KIND`` or ``KIND:OPTION=VALUE,OPTION=VALUE``, such as ``lowrank:rank=8``."""
+    kind, options = taken_apart(text, "--adapters")
+    return AdapterSpec.from_json({"kind": kind, **options})
+
+
+def _buffering(run: Run, given: Buffering | Mapping[str, Any] | None, members: int) -> Buffering | None:
+    """The buffer of an asynchronous run."""
+    if run.asynchronous:
+        own = {"buffer": min(BUFFER, members)}
+        return given if isinstance(given, Buffering) else Buffering(**{**own, **(given or {})})
+    if given:
+        named = ", ".join(asdict(given) if isinstance(given, Buffering) else given)
+        raise ConfigError(f"simulate: {named}: only an asynchronous run has it; set asynchronous, or leave it out")
+    return None
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,210 @@
+"""What a simulation came to: accuracy per client and per round, the personal models, the page, the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch.nn import Module
+
+from talaria.data.federated import Federated
+from talaria.errors import ConfigError
+from talaria.federated import rounds
+from talaria.federated.fedbuff_run import Buffering
+from talaria.federated.rounds import Run
+from talaria.simulation import checkpoint
+from talaria.simulation.reporting import mask_overlap, pair_overlap, write_html
+from talaria.simulation.run import Learned, members_of
+from talaria.training.evaluation import Metrics, Report, Summary
+from talaria.types import Plan
+from talaria.wire import codec
+
+
+@dataclass(frozen=True)
+class Point:
+    """One round: its number from 1, how many clients took part, bytes sent up, the clients' mean training metrics, and
+    the members' mean accuracy (None where it was not measured, see ``evaluate_every``)."""
+
+    round: int
+    clients: int
+    bytes_up: int
+    metrics: Mapping[str, float]
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What :func:`talaria.simulate` gives.
+
+    ``report`` holds each member's accuracy on its own test samples, served as the algorithm serves it; ``newcomers``
+    the same for those who took no part in the training, None where the data has none.
+    """
+
+    learned: Learned = field(repr=False)
+    data: Federated
+    members: Report = field(repr=False)
+    newcomers: Report | None = field(repr=False)
+    marks: Mapping[int, float] = field(repr=False)
+    asked: Mapping[str, Any] = field(repr=False)
+    """The experiment as plain values, as ``experiment.json`` has it."""
+    plans: Mapping[str, Plan] = field(default_factory=dict, repr=False)
+    buffering: Buffering | None = field(default=None, repr=False)
+
+    @property
+    def run(self) -> Run:
+        """What all members agreed on."""
+        return self.learned.run
+
+    @property
+    def accuracy(self) -> Summary:
+        """Over the members: ``mean``, ``weighted`` by samples, ``std``, ``worst``, ``worst_tenth``; each in 0..1."""
+        return self.members.accuracy
+
+    @property
+    def macro_recall(self) -> Summary:
+        """As :attr:`accuracy`, of the mean recall over labels."""
+        return self.members.macro_recall
+
+    @property
+    def clients(self) -> Mapping[str, Metrics]:
+        """Each member's ``accuracy``, ``macro_recall`` and number of test ``samples``, by name."""
+        return self.members.clients
+
+    @property
+    def curve(self) -> tuple[Point, ...]:
+        """One point per round; in an asynchronous run, per version."""
+        return tuple(
+            Point(one.round, len(one.clients), one.bytes_up, one.metrics, self.marks.get(one.round))
+            for one in self.learned.history
+        )
+
+    def model(self, client: str) -> Module:
+        """The personal model of a member or newcomer, physically small, in eval mode.
+
+        Raises :class:`~talaria.errors.ConfigError` for an unknown name.
+        """
+        every = members_of({**self.data.clients, **self.data.newcomers}, self.plans)
+        if client not in every:
+            raise ConfigError(f"client={client!r} is none of this run; choose one of {', '.join(list(every)[:8])}")
+        return self.learned.personal(every[client])
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame, one row per client: accuracy, macro_recall, samples, newcomer, bytes_up.
+
+        Raises :class:`~talaria.errors.ConfigError` where pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise ConfigError("to_frame() needs pandas: pip install pandas; or use result.as_dict()") from None
+        rows = [(name, one, False) for name, one in self.clients.items()]
+        rows += [(name, one, True) for name, one in (self.newcomers.clients if self.newcomers else {}).items()]
+        sent = self.learned.bytes_up
+        return pandas.DataFrame(
+            [{"client": n, **vars(one), "newcomer": new, "bytes_up": sent.get(n, 0)} for n, one, new in rows]
+        ).set_index("client")
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures as plain values: what ``talaria simulate --json`` prints."""
+        run, learned = self.run, self.learned
+        return {
+            "algorithm": run.algorithm,
+            "dataset": self.asked["dataset"],
+            "model": run.spec.to_json(),
+            "options": dict(run.hparams),
+            "recipe": asdict(run.recipe),
+            "rounds": run.rounds,
+            "seed": run.seed,
+            "body": hashlib.sha256(codec.encode_tensors(learned.shared)).hexdigest(),
+            "aggregator": self.asked["aggregator"],
+            "over": self.asked["over"],
+            "accuracy": asdict(self.accuracy),
+            "macro_recall": asdict(self.macro_recall),
+            "clients": {
+                name: {**asdict(one), "bytes_up": learned.bytes_up[name], "parameters": self._parameters(name)}
+                for name, one in self.clients.items()
+            },
+            "newcomers": None if self.newcomers is None else self.newcomers.as_dict(),
+            "bytes_up": sum(learned.bytes_up.values()),
+            "overlap": pair_overlap(learned.masks),
+            "curve": [{"round": number, "accuracy": mark} for number, mark in sorted(self.marks.items())],
+            "asynchronous": None if self.buffering is None else self._arrivals(self.buffering),
+        }
+
+    def report(self, path: str | Path) -> Path:
+        """Write one HTML page, without scripts or anything from elsewhere: every client, the curve, masks in common.
+
+        Raises :class:`~talaria.errors.ConfigError` where ``path`` cannot be written.
+        """
+        run, masks = self.run, self.learned.masks
+        users = {name: {"accuracy": {"personal": one.accuracy}} for name, one in self.clients.items()}
+        summary: dict[str, Any] = {
+            "title": f"{run.algorithm} on {self.asked['dataset']}",
+            "subtitle": f"{len(self.clients)} clients, {run.rounds} rounds, {run.spec.name}",
+            "users": users,
+            "accuracy": {"personal": self.accuracy.mean},
+            "rounds": run.rounds,
+            "seed": run.seed,
+            "broker": "none, simulated",
+            "versions": {name: version(name) for name in ("talaria", "torch")} | {"python": platform.python_version()},
+            "curve": [{"round": n, "accuracy": {"personal": mark}} for n, mark in sorted(self.marks.items())],
+            "overlap": mask_overlap(masks) if len(masks) > 1 else None,
+        }
+        if self.newcomers is not None:
+            for name, one in self.newcomers.clients.items():
+                users[name] = {"role": "newcomer", "accuracy": {"personal": one.accuracy}}  # type: ignore[dict-item]
+            summary["newcomers"] = {"accuracy": {"personal": self.newcomers.accuracy.mean}}
+        try:
+            return write_html(summary, Path(path))
+        except OSError as error:
+            raise ConfigError(f"report={path}: cannot be written ({error.strerror}); name a file in a folder that is there") from None
+
+    def save(self, folder: str | Path) -> Path:
+        """Keep the run in a new ``folder`` (:mod:`talaria.simulation.checkpoint`), for :func:`talaria.resume`.
+
+        It holds every client's private state. Raises :class:`~talaria.errors.StateError` where the folder holds a run
+        already or cannot be written.
+        """
+        folder = Path(folder)
+        checkpoint.begin(folder, self.asked)
+        checkpoint.write(folder, self.learned, self.marks)
+        checkpoint.finish(folder, self.as_dict())
+        return folder
+
+    def _parameters(self, client: str) -> int:
+        """How many parameters the client's model keeps of the unpruned one."""
+        learned = self.learned
+        mask = rounds.mask_of(learned.run, learned.members[client], learned.private.get(client))
+        kept = {} if mask is None else mask.indices
+        total = 0
+        for name, parameter in rounds.template(learned.run.spec).named_parameters():
+            sizes = list(parameter.shape)
+            for axis, positions in enumerate(kept.get(name, ())):
+                sizes[axis] = sizes[axis] if positions is None else len(positions)
+            total += math.prod(sizes)
+        return total
+
+    def _arrivals(self, buffering: Buffering) -> dict[str, Any]:
+        """How an asynchronous run went: how old the counted updates were, in versions, and whose they are."""
+        history = self.learned.history
+        ages = [age for facts in history for age in facts.staleness]
+        who = [client for facts in history for client, _ in facts.counted]
+        return {
+            **asdict(buffering),
+            "versions": len(history),
+            "staleness": {
+                "mean": sum(ages) / len(ages),
+                "largest": max(ages),
+                "updates": {str(age): ages.count(age) for age in sorted(set(ages))},
+            },
+            "updates": {client: who.count(client) for client in sorted(self.learned.members)},
+            "recalled": sum(facts.recalled for facts in history),
+            "time": history[-1].time,
+        }
