@@ -11,8 +11,7 @@ from unittest.mock import patch
 
 import torch
 
-from talaria.simulation.run import evaluate, members_of, simulate
-from talaria.simulation.session import Asked, prepared
+import talaria
 from talaria.wire import feedback
 
 CODECS = ("raw", "fp16", "int8", "topk:0.05", "topk:0.01")
@@ -32,14 +31,11 @@ def main() -> None:
             with patch.object(feedback, "is_coarse", feedback.is_coarse if fed_back else lambda codec: False):
                 found, sent = [], 0
                 for seed in asked.seeds:
-                    one = Asked(
-                        algorithm=asked.algorithm, dataset=asked.dataset, rounds=asked.rounds, seed=seed, codec=codec
+                    result = talaria.simulate(
+                        asked.algorithm, asked.dataset, rounds=asked.rounds, seed=seed, codec=codec
                     )
-                    run, data, plans, *_ = prepared(one)
-                    members = members_of(data.clients, plans)
-                    result = simulate(run, members)
-                    found.append(evaluate(result, data, members).accuracy.mean)
-                    sent = sum(result.bytes_up.values())
+                    found.append(result.accuracy.mean)
+                    sent = sum(point.bytes_up for point in result.curve)
             told = " ".join(f"{v:.4f}" for v in found)
             name = f"{codec} {'' if fed_back else 'without feedback'}"
             print(f"{name:28} {told}  mean {fmean(found):.4f}  {sent / 1e6:.2f} MB up", flush=True)

@@ -12,8 +12,7 @@ from statistics import fmean
 
 import torch
 
-from talaria.simulation.run import evaluate, members_of, simulate
-from talaria.simulation.session import Asked, prepared
+import talaria
 
 OBJECTIVES = ("rho", "inter", "intra", "virtual")
 SETTINGS = {
@@ -35,13 +34,10 @@ def main() -> None:
         for name in asked.only:
             members, newcomers = [], []
             for seed in asked.seeds:
-                options = SETTINGS[name]
-                one = Asked(algorithm="pfedgm", dataset=dataset, rounds=asked.rounds, seed=seed, options=options)
-                run, data, plans, *_ = prepared(one)
-                result = simulate(run, members_of(data.clients, plans))
-                members.append(evaluate(result, data, members_of(data.clients, plans)).accuracy.mean)
-                if data.newcomers:
-                    newcomers.append(evaluate(result, data, members_of(data.newcomers, plans)).accuracy.mean)
+                result = talaria.simulate("pfedgm", dataset, rounds=asked.rounds, seed=seed, options=SETTINGS[name])
+                members.append(result.accuracy.mean)
+                if result.newcomers is not None:
+                    newcomers.append(result.newcomers.accuracy.mean)
             told = " ".join(f"{v:.4f}" for v in members)
             more = f"  newcomers {fmean(newcomers):.4f}" if newcomers else ""
             print(f"{dataset[-16:]:16} {name:16} members {told}  mean {fmean(members):.4f}{more}", flush=True)

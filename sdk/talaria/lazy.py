@@ -8,8 +8,8 @@ from typing import Any
 
 
 def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``(__getattr__, __dir__)`` of a package whose public names live in the modules ``homes[name]``; a name that is one
-    of the package's own modules has itself for home."""
+    """``(__getattr__, __dir__)`` of a package whose public names live in the modules ``homes[name]``; a name that is
+    one of the package's own modules has itself for home."""
 
     def load(name: str) -> Any:
         if name not in homes:

@@ -12,7 +12,7 @@ from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import Run
 from talaria.model.zoo import ModelSpec
-from talaria.simulation.session import Asked, prepared
+from talaria.simulation.experiment import prepare
 from talaria.types import Recipe
 from talaria_coordinator.cli.template import found
 from talaria_coordinator.config.fleet import FleetConfig, load_config
@@ -51,14 +51,14 @@ def test_a_fleet_and_a_simulation_that_leave_the_same_unsaid_are_the_same_run(tm
     draw = np.random.default_rng(0)
     path = tmp_path / "mine.npz"
     np.savez(path, x=draw.normal(size=(60, 6, 32)), y=np.arange(60) % 3, client=np.arange(60) // 20)
-    own = Asked(algorithm="fedprox", dataset=f"npz:{path}", rounds=3, seed=5, recipe={"lr": 0.1})
+    own = prepare("fedprox", f"npz:{path}", rounds=3, seed=5, recipe={"lr": 0.1})
     toml = '[run]\nalgorithm = "fedprox"\nrounds = 3\nseed = 5\n[run.spec]\nname = "imu_cnn"\ninput_shape = [6, 32]\n'
     toml += "classes = 3\n[run.recipe]\nlr = 0.1\n"
-    watch = Asked(algorithm="hermes", dataset="smartwatch", rounds=3, seed=0, options={"block": 16})
+    watch = prepare("hermes", "smartwatch", rounds=3, options={"block": 16})
     named = '[run]\nalgorithm = "hermes"\nrounds = 3\ndefaults = "smartwatch"\n[run.hparams]\nblock = 16\n'
     for asked, text in ((own, toml), (watch, named)):
         fleet = load_config(written(tmp_path, '[fleet]\nname = "w"\ndevices = 3\n' + text)).run
-        assert fleet.to_json() == prepared(asked)[0].to_json()
+        assert fleet.to_json() == asked.run.to_json()
     python = Run(spec=ModelSpec("imu_cnn", (6, 32), 3, seed=5), algorithm="fedprox", recipe=Recipe(lr=0.1), rounds=3)
     assert load_config(written(tmp_path, '[fleet]\nname = "w"\ndevices = 3\n' + toml)).run == replace(python, seed=5)
 

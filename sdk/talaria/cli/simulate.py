@@ -72,7 +72,9 @@ def simulate(
         int | None,
         typer.Option(help="Measure the members after every so many rounds; default: never, with --report ten times."),
     ] = None,
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write one HTML page of what came out.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write one HTML page of what came out.")
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep each whole round in a new folder, for --resume.")
     ] = None,
@@ -90,7 +92,6 @@ def simulate(
     fashion-mnist have some), else those of talaria.types.Recipe. A fleet.toml takes the same, by what it leaves out
     under [run.recipe] and by [run] defaults = "smartwatch".
     """
-    from talaria.options import assignments
     from talaria.cli.simulate_output import shown_progress, tell, write_down
     from talaria.options import assignments
     from talaria.simulation.experiment import prepare
@@ -107,6 +108,7 @@ def simulate(
             tell(go_on(resume, progress=progress), report, as_json=as_json)
         return
     buffering = {"buffer": buffer, "max_staleness": max_staleness, "damping": damping}
+    where = {} if partition is None else {"partition": partition}
     recipe = {"epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum}
     asked = prepare(
         algorithm,
@@ -126,7 +128,7 @@ def simulate(
         over=over,
         asynchronous=asynchronous,
         buffering={k: v for k, v in buffering.items() if v is not None},
-        data_options={**assignments(data_option, "--data-option"), **({} if partition is None else {"partition": partition})},
+        data_options={**assignments(data_option, "--data-option"), **where},
         evaluate_every=(max(1, rounds // 10) if report else 0) if evaluate_every is None else evaluate_every,
     )
     if write_fleet is not None:

@@ -47,7 +47,7 @@ def fingerprint(data: Federated) -> str:
 def begin(folder: Path, experiment: Mapping[str, Any]) -> None:
     """Make ``folder`` for a new run. Raises :class:`StateError` where it holds a run already, or cannot be written."""
     if (folder / EXPERIMENT).exists():
-        raise StateError(f"{folder}: holds a run already; go on with it by --resume (talaria.resume), or name a new one")
+        raise StateError(f"{folder}: holds a run already; go on with it by --resume, or name a new one")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         durable.write(folder / EXPERIMENT, json.dumps({"format": FORMAT, **experiment}, indent=1).encode(), mode=0o644)

@@ -59,9 +59,7 @@ class Experiment:
         again."""
         members = members_of(self.data.clients, self.plans)
         arrivals = members_of(self.data.newcomers, self.plans)
-        fleet, versions = course(
-            self.run, members, aggregator=self.rule, buffering=self.buffering, over=self.over
-        )
+        fleet, versions = course(self.run, members, aggregator=self.rule, buffering=self.buffering, over=self.over)
         marks = {} if save is None else checkpoint.restore(save, fleet)
         for facts in versions:
             if self.evaluate_every and facts.round % self.evaluate_every == 0:
@@ -288,7 +286,9 @@ def resume(
         plans = {client: Plan.from_json(plan) for client, plan in asked["plans"].items()}
         buffering = None if asked["buffering"] is None else Buffering(**asked["buffering"])
         if data is None and asked["data_options"] is None:
-            raise ConfigError(f"{folder}: its data ({asked['dataset']!r}) was an object; give it: resume(..., data=...)")
+            raise ConfigError(
+                f"{folder}: its data ({asked['dataset']!r}) was an object; give it: resume(..., data=...)"
+            )
         found = _data(asked["dataset"], asked["data_options"]) if data is None else data
         if aggregator is None and asked["own_rule"]:
             raise ConfigError(f"{folder}: its rule ({asked['aggregator']}) was an object; give it: aggregator=...")
@@ -335,7 +335,8 @@ def _plans(plans: Plan | Mapping[str, Plan] | Sequence[str] | None, clients: Ite
         for name, plan in plans.items():
             if name not in names or not isinstance(plan, Plan):
                 raise ConfigError(
-                    f"simulate: plans[{valid.shown(name)}] must be the Plan of a client; clients are {some_of(names, 20)}"
+                    f"simulate: plans[{valid.shown(name)}] must be the Plan of a client; clients are "
+                    f"{some_of(names, 20)}"
                 )
         return dict(plans)
     one: dict[str, Plan] = {}
@@ -345,7 +346,9 @@ def _plans(plans: Plan | Mapping[str, Plan] | Sequence[str] | None, clients: Ite
         if equals and client in names:
             one[client] = plan_compat.read(Path(path))
         elif equals and not Path(text).exists():
-            raise ConfigError(f"--plan {text!r}: there is no client {client!r}; choose one of {some_of(sorted(names), 20)}")
+            raise ConfigError(
+                f"--plan {text!r}: there is no client {client!r}; choose one of {some_of(sorted(names), 20)}"
+            )
         else:
             every = dict.fromkeys(names, plan_compat.read(Path(text)))
     return {**every, **one}
@@ -383,9 +386,7 @@ def _spec(
         fit = zoo.fitting(data.input_shape, data.classes, smallest, seed=seed)
         return replace(fit, adapters=extra, pretrained=pretrained)
     name, options = taken_apart(named, "--model")
-    return ModelSpec(
-        name, data.input_shape, data.classes, extra, seed, pretrained, options=tuple(options.items())
-    )
+    return ModelSpec(name, data.input_shape, data.classes, extra, seed, pretrained, options=tuple(options.items()))
 
 
 def _adapters(text: str) -> AdapterSpec:
@@ -399,9 +400,10 @@ def _buffering(run: Run, given: Buffering | Mapping[str, Any] | None, members: i
     if run.asynchronous:
         own = {"buffer": min(BUFFER, members)}
         return given if isinstance(given, Buffering) else Buffering(**{**own, **(given or {})})
-    if given:
-        named = ", ".join(asdict(given) if isinstance(given, Buffering) else given)
-        raise ConfigError(f"simulate: {named}: only an asynchronous run has it; set asynchronous, or leave it out")
+    for name, value in (asdict(given) if isinstance(given, Buffering) else given or {}).items():
+        raise ConfigError(
+            f"--{name.replace('_', '-')} {value}: only an asynchronous run has it; add --asynchronous (asynchronous=True)"
+        )
     return None
 
 

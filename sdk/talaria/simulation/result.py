@@ -141,7 +141,7 @@ class Result:
     def report(self, path: str | Path) -> Path:
         """Write one HTML page, without scripts or anything from elsewhere: every client, the curve, masks in common.
 
-        Raises :class:`~talaria.errors.ConfigError` where ``path`` cannot be written.
+        Raises :class:`~talaria.errors.StateError` where ``path`` cannot be written.
         """
         run, masks = self.run, self.learned.masks
         users = {name: {"accuracy": {"personal": one.accuracy}} for name, one in self.clients.items()}
@@ -161,10 +161,7 @@ class Result:
             for name, one in self.newcomers.clients.items():
                 users[name] = {"role": "newcomer", "accuracy": {"personal": one.accuracy}}  # type: ignore[dict-item]
             summary["newcomers"] = {"accuracy": {"personal": self.newcomers.accuracy.mean}}
-        try:
-            return write_html(summary, Path(path))
-        except OSError as error:
-            raise ConfigError(f"report={path}: cannot be written ({error.strerror}); name a file in a folder that is there") from None
+        return write_html(summary, Path(path))
 
     def save(self, folder: str | Path) -> Path:
         """Keep the run in a new ``folder`` (:mod:`talaria.simulation.checkpoint`), for :func:`talaria.resume`.

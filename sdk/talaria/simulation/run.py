@@ -117,12 +117,12 @@ def replay(
 
 def learned(fleet: Fleet) -> Learned:
     """What ``fleet`` has learned until now."""
-    return Learned(fleet.run, fleet.members, fleet.shared, fleet.server, fleet.private, tuple(fleet.history), fleet.sent)
+    return Learned(
+        fleet.run, fleet.members, fleet.shared, fleet.server, fleet.private, tuple(fleet.history), fleet.sent
+    )
 
 
-def evaluate(
-    learned: Learned, data: Federated, members: Mapping[str, Member], round: int | None = None
-) -> Report:
+def evaluate(learned: Learned, data: Federated, members: Mapping[str, Member], round: int | None = None) -> Report:
     """Each client's served model, after ``round`` (the last one by default), on that client's own test samples."""
     every = {**data.clients, **data.newcomers}
     return evaluation.report(

@@ -1,0 +1,186 @@
+"""``talaria.simulate``: what it gives, that the command gives the same, and that a killed run goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import talaria
+from talaria.cli.main import app
+from talaria.errors import ConfigError, DataError, StateError
+from talaria.federated.fedbuff_run import Buffering
+from talaria.simulation import checkpoint
+
+TWO = [{"rounds": 4}, {"rounds": 4, "asynchronous": True, "buffering": {"buffer": 2}}]
+
+
+@pytest.fixture(scope="module")
+def arrays() -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    y = np.tile(np.arange(3), 60)
+    x = draw.normal(0, 0.4, (180, 4)).astype(np.float32)
+    x[:, 0] += 2 * y
+    return {"x": x, "y": y, "client": np.repeat(["anna", "bela", "carl"], 60)}
+
+
+@pytest.fixture(scope="module")
+def data(arrays: dict[str, np.ndarray]) -> talaria.Federated:
+    return talaria.Federated.from_arrays(**arrays)
+
+
+@pytest.fixture(scope="module")
+def file(arrays: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "mine.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def command(*words: str) -> dict:
+    done = CliRunner().invoke(app(words), list(words))
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_python_and_the_command_give_the_same(file: Path) -> None:
+    words = ["-a", "fedrep", "--rounds", "3", "--lr", "0.1", "-o", "head_epochs=2", "--evaluate-every", "1", "--json"]
+    told = command("simulate", "-d", f"npz:{file}", *words)
+    result = talaria.simulate(
+        "fedrep", f"npz:{file}", rounds=3, recipe={"lr": 0.1}, options={"head_epochs": 2}, evaluate_every=1
+    )
+    assert json.loads(json.dumps(result.as_dict())) == told
+    assert told["accuracy"]["mean"] == result.accuracy.mean > 0.6
+    assert [point.round for point in result.curve] == [1, 2, 3]
+    assert result.curve[-1].accuracy == result.accuracy.mean
+    assert set(result.clients) == {"anna", "bela", "carl"}
+
+
+def test_objects_do_what_names_do(data: talaria.Federated) -> None:
+    from talaria.aggregate.robust.median import Median
+    from talaria.algorithms.fedprox import FedProx
+
+    named = talaria.simulate("fedprox", data, rounds=2, options={"mu": 0.5}, aggregator="median:f=1")
+    given = talaria.simulate(FedProx(mu=0.5), data, rounds=2, aggregator=Median(f=1))
+    assert named.as_dict()["body"] == given.as_dict()["body"]
+
+
+def test_a_module_of_ones_own_is_learned_and_served(data: talaria.Federated) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    before = module[0].weight.clone()
+    result = talaria.simulate("fedper", data, model=module, rounds=15, recipe={"lr": 0.1})
+    assert result.accuracy.mean > 0.8
+    assert torch.equal(module[0].weight, before), "the module given is left as it is"
+    test = data.clients["anna"].test
+    found = (result.model("anna")(test.x).argmax(1) == test.y).double().mean()
+    assert float(found) == result.clients["anna"].accuracy
+    with pytest.raises(ConfigError, match="client='dora' is none of this run"):
+        result.model("dora")
+
+
+def test_the_page_and_the_frame(data: talaria.Federated, tmp_path: Path) -> None:
+    result = talaria.simulate("fedavg", data, rounds=2, evaluate_every=1)
+    page = result.report(tmp_path / "out.html").read_text()
+    assert "anna" in page
+    assert "Round by round" in page
+    with pytest.raises(StateError, match="cannot write"):
+        result.report(tmp_path / "missing" / "out.html")
+    pandas = pytest.importorskip("pandas")
+    frame = result.to_frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame.loc["anna", "accuracy"] == result.clients["anna"].accuracy
+
+
+@pytest.mark.parametrize("how", TWO, ids=["in rounds", "asynchronous"])
+def test_a_run_that_ends_in_the_middle_goes_on_to_the_same_bytes(
+    how: dict, data: talaria.Federated, tmp_path: Path
+) -> None:
+    whole = talaria.simulate("ditto", data, seed=3, evaluate_every=2, **how)
+
+    class CutError(Exception):
+        pass
+
+    def cut(facts: object) -> None:
+        if facts.round == 3:  # type: ignore[attr-defined]
+            raise CutError
+
+    with pytest.raises(CutError):
+        talaria.simulate("ditto", data, seed=3, evaluate_every=2, **how, save=tmp_path / "a", progress=cut)
+    seen: list[int] = []
+    result = talaria.resume(tmp_path / "a", data=data, progress=lambda facts: seen.append(facts.round))
+    assert seen == [4]
+    assert result.as_dict() == whole.as_dict()
+    for client, private in whole.learned.private.items():
+        other = result.learned.private[client]
+        assert private.keys() == other.keys()
+        assert all(torch.equal(private[name], other[name]) for name in private)
+    again = talaria.resume(tmp_path / "a", data=data)
+    assert again.as_dict() == whole.as_dict()
+    assert json.loads((tmp_path / "a" / checkpoint.RESULT).read_text()) == json.loads(json.dumps(whole.as_dict()))
+
+
+def test_a_result_is_kept_and_opened_again(data: talaria.Federated, tmp_path: Path) -> None:
+    result = talaria.simulate("fedrep", data, rounds=2)
+    assert result.save(tmp_path / "runs" / "a") == tmp_path / "runs" / "a"
+    assert talaria.resume(tmp_path / "runs" / "a", data=data).as_dict() == result.as_dict()
+    with pytest.raises(StateError, match="holds a run already"):
+        result.save(tmp_path / "runs" / "a")
+
+
+@pytest.mark.slow
+def test_a_killed_command_is_resumed(file: Path, tmp_path: Path) -> None:
+    words = ["simulate", "-a", "fedper", "-d", f"npz:{file}", "--rounds", "60", "--json"]
+    kept = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from talaria.cli.main import main; main()", *words, "--save", str(kept)]
+    )
+    state = kept / checkpoint.STATE
+    while not state.exists() and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert command("simulate", "--resume", str(kept), "--json") == command(*words)
+
+
+def test_what_cannot_be_resumed_is_said(data: talaria.Federated, tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="holds no saved run"):
+        talaria.resume(tmp_path)
+    result = talaria.simulate("fedavg", data, rounds=1)
+    kept = result.save(tmp_path / "a")
+    with pytest.raises(ConfigError, match="was an object; give it"):
+        talaria.resume(kept)
+    other = talaria.Federated.from_arrays(np.ones((40, 4)), np.tile([0, 1, 2, 1], 10), np.repeat(["anna", "bela"], 20))
+    with pytest.raises(DataError, match="is not what this run began with"):
+        talaria.resume(kept, data=other)
+    (kept / checkpoint.STATE).write_bytes(b"\x80\x04 a pickle")
+    with pytest.raises(StateError, match="damaged"):
+        talaria.resume(kept, data=data)
+    text = json.loads((kept / checkpoint.EXPERIMENT).read_text())
+    (kept / checkpoint.EXPERIMENT).write_text(json.dumps(text | {"format": 99}))
+    with pytest.raises(StateError, match="format 99 is not 1"):
+        talaria.resume(kept, data=data)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": 7}, "must be a dataset's name or a Federated"),
+        ({"data_options": {"seed": 1}}, "data_options=.* are for a dataset's name"),
+        ({"algorithm": "fedpre"}, "fedpre"),
+        ({"plans": {"dora": talaria.Plan()}}, "must be the Plan of a client"),
+        ({"buffering": Buffering(buffer=2)}, "only an asynchronous run has it"),
+        ({"rounds": 0}, "rounds"),
+        ({"evaluate_every": -1}, "evaluate_every"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_named(given: dict, message: str, data: talaria.Federated) -> None:
+    with pytest.raises(ConfigError, match=message):
+        talaria.simulate(**{"algorithm": "fedavg", "data": data, "rounds": 1, **given})
