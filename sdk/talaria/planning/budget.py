@@ -35,7 +35,7 @@ class Budget:
     energy_j: float | None = None
     """Joules of training per round; needs the profile's ``watts``."""
     accuracy_drop: float | None = None
-    """Share of accuracy, such as 0.01 for one point, that the planned model may lose against its dense twin: the same
+    """Share of accuracy, such as 0.01 for one point, that the planned model may lose against its dense twin, the same
     model with all its channels, learned from the same samples. No planner knows it without samples, so it is measured
     (:class:`AccuracyCheck`): by the Personalizer, by ``talaria plan --data``, and by the agent before it deploys."""
 

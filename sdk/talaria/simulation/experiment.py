@@ -401,9 +401,7 @@ def _buffering(run: Run, given: Buffering | Mapping[str, Any] | None, members: i
         own = {"buffer": min(BUFFER, members)}
         return given if isinstance(given, Buffering) else Buffering(**{**own, **(given or {})})
     for name, value in (asdict(given) if isinstance(given, Buffering) else given or {}).items():
-        raise ConfigError(
-            f"--{name.replace('_', '-')} {value}: only an asynchronous run has it; add --asynchronous (asynchronous=True)"
-        )
+        raise ConfigError(f"--{name.replace('_', '-')} {value}: only an asynchronous run has it; add --asynchronous")
     return None
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -92,7 +93,6 @@ def test_the_page_and_the_frame(data: talaria.Federated, tmp_path: Path) -> None
     assert "Round by round" in page
     with pytest.raises(StateError, match="cannot write"):
         result.report(tmp_path / "missing" / "out.html")
-    pandas = pytest.importorskip("pandas")
     frame = result.to_frame()
     assert isinstance(frame, pandas.DataFrame)
     assert frame.loc["anna", "accuracy"] == result.clients["anna"].accuracy
