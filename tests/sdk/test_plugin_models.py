@@ -8,7 +8,7 @@ import torch
 from mypkg.nets import Recurrent, plain
 from torch import nn
 
-from talaria.data import Federated, load, options_of_dataset
+from talaria.data import Federated, load, options_of
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.federated import rounds
 from talaria.federated.rounds import Run
@@ -124,7 +124,7 @@ def test_wrong_fields_of_a_spec() -> None:
 
 def test_a_dataset_of_somebody_elses() -> None:
     assert len(load("mypkg.sets:rings", clients=3).clients) == 3
-    assert options_of_dataset("mypkg.sets:rings") == ("clients", "seed")
+    assert options_of("mypkg.sets:rings") == ("clients", "seed")
     for name, options, says in (
         ("mypkg.sets:nothing", {}, "gave a NoneType; it must return a talaria.data.Federated"),
         ("mypkg.sets:rings", {"cliens": 3}, r"option 'cliens' is unknown \(did you mean 'clients'\?\)"),

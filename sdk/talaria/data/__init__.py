@@ -9,11 +9,11 @@ from talaria import lazy
 
 if TYPE_CHECKING:
     from talaria.data.federated import Client, Federated
-    from talaria.data.registry import NAMES, load, options_of_dataset
+    from talaria.data.registry import NAMES, load, options_of
 
-__all__ = ["NAMES", "Client", "Federated", "load", "options_of_dataset"]
+__all__ = ["NAMES", "Client", "Federated", "load", "options_of"]
 __getattr__, __dir__ = lazy.attach(
     __name__,
     dict.fromkeys(("Client", "Federated"), "talaria.data.federated")
-    | dict.fromkeys(("NAMES", "load", "options_of_dataset"), "talaria.data.registry"),
+    | dict.fromkeys(("NAMES", "load", "options_of"), "talaria.data.registry"),
 )

@@ -5,11 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from talaria import plugins
+from talaria import plugins, valid
 from talaria.data import arrays, cifar100, fashion_mnist, smartwatch
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError
-from talaria.valid import Options, options_of, shown
+from talaria.valid import Options, shown
 
 NAMES = ("smartwatch", "fashion-mnist", "npz:FILE", "cifar100:FILE.npz")
 """Talaria's own; FILE stands for a path."""
@@ -40,7 +40,7 @@ def load(name: str, **options: Any) -> Federated:
     return found
 
 
-def options_of_dataset(name: str) -> tuple[str, ...]:
+def options_of(name: str) -> tuple[str, ...]:
     """The options that :func:`load` takes for ``name``."""
     return tuple(_find(name)[1].known)
 
@@ -53,7 +53,7 @@ def _find(name: str) -> tuple[Callable[..., Federated], Options]:
             raise ConfigError(
                 f"dataset {shown(name)}: is a {type(loader).__name__}; name a function that returns a Federated"
             )
-        return loader, options_of(loader)
+        return loader, valid.options_of(loader)
     if not colon or not file:
         raise ConfigError(f"dataset {shown(name)} names no file; write {kind}:PATH.npz")
-    return partial(_FROM_FILE[kind], path=Path(file)), options_of(_FROM_FILE[kind]).but(["path"])
+    return partial(_FROM_FILE[kind], path=Path(file)), valid.options_of(_FROM_FILE[kind]).but(["path"])

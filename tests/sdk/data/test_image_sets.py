@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from talaria.data import Federated, load, options_of_dataset
+from talaria.data import Federated, load, options_of
 from talaria.errors import ConfigError, DataError
 
 PARTS = {"train": 60_000, "t10k": 10_000}
@@ -227,8 +227,8 @@ def test_a_file_must_be_named() -> None:
 
 
 def test_options_are_told() -> None:
-    assert options_of_dataset("npz:x") == ("validation", "test", "layout", "standardize", "seed")
-    assert "partition" in options_of_dataset("fashion-mnist")
+    assert options_of("npz:x") == ("validation", "test", "layout", "standardize", "seed")
+    assert "partition" in options_of("fashion-mnist")
 
 
 @pytest.mark.parametrize(
