@@ -12,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import talaria
+import talaria_coordinator
+import talaria_edge
 import talaria_export
 
 ROOT = Path(__file__).parents[1]
@@ -82,7 +84,7 @@ def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     for source in DOCS.rglob("*.md"):
         assert (site / source.relative_to(DOCS)).with_suffix(".html").is_file(), f"{source} is no page of the site"
     pages = {file: Page(file.read_text()) for file in site.rglob("*.html")}
-    for package in (talaria, talaria_export):
+    for package in (talaria, talaria_coordinator, talaria_edge, talaria_export):
         for name in (one for one in package.__all__ if one != "__version__"):
             anchor = f"{package.__name__}.{name}"
             anchors = pages[site / "reference" / "python.html"].anchors

@@ -93,15 +93,14 @@ def join(
     The one-time code comes from `talaria fleet enroll`; it is asked for, or read from stdin, so that no list of
     processes shows it. Set [identity] folder in device.toml to FOLDER.
     """
-    from talaria.identity.enrolment import Code
-    from talaria_edge.identity.enroll import ask, finish, read_answer
+    from talaria_edge.identity import enroll
 
     if answer is not None:
-        joined = finish(folder, read_answer(answer))
+        joined = enroll.accept_answer(folder, answer)
         typer.echo(f"{joined.device} belongs to fleet {joined.fleet}; its broker is {joined.broker}.")
         return
     asked = typer.prompt("Code", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline(256)
-    path = ask(folder, Code.parse(asked))
+    path = enroll.join(folder, asked)
     typer.echo(f"The request is {path}; it holds nothing secret. The operator runs `talaria fleet admit` with it.")
 
 

@@ -121,9 +121,24 @@ def load_configs(paths: Sequence[Path]) -> list[DeviceConfig]:
     return [load_config(path) for path in own or paths]
 
 
-def load_config(path: Path) -> DeviceConfig:
-    """The configuration in ``path``. Raises :class:`ConfigError` naming the field, its value and the mend."""
-    top = read_toml(path)
+def load_config(path: str | Path) -> DeviceConfig:
+    """The configuration in the device.toml at ``path``; paths in it are relative to its folder.
+
+    Returns:
+        The :class:`DeviceConfig`, complete and checked.
+
+    Raises:
+        ConfigError: The file cannot be read, or a field is missing, unknown or wrong; it names field, value and mend.
+
+    Example:
+        >>> import pathlib, tempfile, talaria_edge
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "device.toml")
+        >>> text = '[device]\\nid="anna"\\n[fleet]\\nname="watch"\\nbroker="mqtt://127.0.0.1:1883"\\n'
+        >>> _ = path.write_text(text + '[data]\\nsource="smartwatch"\\nclient="s01-left"\\n')
+        >>> talaria_edge.load_config(path).device
+        'anna'
+    """
+    top = read_toml(Path(path))
     device, fleet, data, plan = top.table("device"), top.table("fleet"), top.table("data"), top.table("plan")
     identity, guard, code = top.table("identity"), top.table("guard"), top.table("code")
     name = device.text("id")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from talaria import recorded
 from talaria.data import arrays
+from talaria.data.partition import stratified
 from talaria.errors import ConfigError, DataError, some_of
 from talaria.npz import Array
 from talaria.types import Samples
@@ -29,6 +30,7 @@ class DeviceData:
     test: Samples | None = field(default=None, repr=False)
 
 
+@runtime_checkable
 class DataSource(Protocol):
     """Gives the samples that the device has now; asked again before each round."""
 
@@ -128,6 +130,59 @@ class Given:
 
     def load(self) -> DeviceData:
         return self.make()
+
+
+Part = Samples | tuple[Any, Any]
+"""Samples, or ``(x, y)`` as arrays."""
+Handed = DeviceData | Samples | Sequence[Any]
+"""One device's samples as a program hands them over."""
+Data = str | Path | DataSource | Handed | Callable[[], Handed]
+"""All that :func:`source_of` takes."""
+
+
+def source_of(data: Data, client: str, labels: tuple[str, ...] = ()) -> DataSource:
+    """The source that ``data`` stands for, as :class:`talaria_edge.Device` takes it; ``client`` says whose samples of
+    a file or dataset of several."""
+    if isinstance(data, Path):
+        return NpzSource(data, client, labels)
+    if isinstance(data, str):
+        kind, _, path = data.partition(":")
+        return NpzSource(Path(path), client, labels) if kind == "npz" and path else NamedSource(data, client)
+    if isinstance(data, DataSource):
+        return data
+    if callable(data):
+        make: Callable[[], Handed] = data
+        return Given(lambda: handed(make()))
+    fixed = handed(data)
+    return Given(lambda: fixed)
+
+
+def handed(given: Handed) -> DeviceData:
+    """One device's samples, as they were handed over. Raises :class:`~talaria.errors.DataError` for anything else."""
+    if isinstance(given, DeviceData):
+        return given
+    if isinstance(given, Samples):
+        return _cut(given)
+    if isinstance(given, tuple | list) and len(given) in (2, 3) and all(_is_part(one) for one in given):
+        return DeviceData(*(one if isinstance(one, Samples) else Samples.of(*one) for one in given))
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return _cut(Samples.of(*given))
+    raise DataError(
+        f"data: a {type(given).__name__} is no device's samples; give Samples, arrays (x, y), or (train, val), "
+        "or a function that returns them"
+    )
+
+
+def _is_part(given: Any) -> bool:
+    return isinstance(given, Samples) or (isinstance(given, tuple) and len(given) == 2)
+
+
+def _cut(samples: Samples) -> DeviceData:
+    """As a simulation cuts a file of one client: 70 % to train, 10 % to validate, 20 % to test."""
+    if len(samples) < 2:
+        raise DataError(f"data: {len(samples)} samples cannot be cut into training and test; record more")
+    parts = stratified(samples.y.numpy(), 0.1, 0.2, np.random.default_rng([0, 0]))
+    return DeviceData(*(samples.take(torch.from_numpy(rows)) for rows in parts))
 
 
 def checked(data: DeviceData, input_shape: tuple[int, ...], classes: int) -> DeviceData:

@@ -8,9 +8,9 @@ personal.export("me.talaria")     # ONNX and manifest, proven against torch
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ SCORED = 16
 BUNDLERS = "talaria.bundlers"
 """Entry-point group in which an installed maker of bundles makes itself known."""
 
+RUNTIMES = "talaria.runtimes"
+"""Entry-point group in which an installed program makes itself known that takes part in a fleet for a device."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Joining:
@@ -45,10 +48,17 @@ class Joining:
 
     broker: str
     fleet: str
-    device: str
+    device: str | None
+    """None: the name in the device's keys, or the runtime's own."""
     plan: Plan
     train: Samples
     val: Samples
+    model: Module = field(repr=False)
+    """The network before any channel was pruned: the fleet's must have the same tensors."""
+    spec: ModelSpec | None = None
+    """That of ``model``; None where a torch module was given."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments for the runtime."""
 
 
 Runtime = Callable[[Joining], Module]
@@ -195,21 +205,53 @@ class Personalizer:
             self._twin = self.accuracy
         return self
 
-    def join(self, broker: str, fleet: str, *, device: str = "device", runtime: Runtime | None = None) -> Personalizer:
-        """Learn with a fleet: ``runtime`` takes part and gives the personal model, which replaces the present one only
-        if it does better on the held-out samples.
+    def join(
+        self, broker: str, fleet: str, *, device: str | None = None, runtime: Runtime | None = None, **options: Any
+    ) -> Personalizer:
+        """Learn with a fleet until its run is over. This device takes part with the samples of :meth:`fit` and the
+        plan, from the fleet's own beginning, as every member does: the bytes stay those of the simulation, and what
+        :meth:`fit` learned stays here. The personal model that comes of it replaces the present one only if it does
+        better on the held-out samples.
 
-        The sdk starts no program. Without ``runtime`` this raises :class:`~talaria.errors.ConfigError`: the agent of a
-        device is ``talaria edge run device.toml``.
+        This waits, for hours where the fleet needs hours; in async code write ``await asyncio.to_thread(personal.join,
+        ...)``. A program that was killed meanwhile calls it again and goes on where it was.
+
+        Args:
+            broker: URL of the fleet's broker, such as ``mqtts://host:8883``.
+            fleet: The fleet's name.
+            device: This device's name in the fleet. None: that in its keys, or ``"device"`` without keys.
+            runtime: Takes part and gives the personal model. None: the agent that is installed
+                (``talaria_edge``, entry point ``talaria.runtimes``).
+            options: Further arguments of :class:`talaria_edge.Device`, such as ``keys``, ``state``, ``patience_s``.
+
+        Returns:
+            This Personalizer.
+
+        Raises:
+            ModelError: :meth:`fit` was not called yet.
+            ConfigError: No agent is installed, an argument does not fit, or the fleet's model is another.
+            DataError: The fleet's model cannot learn from these samples.
+            StateError: The device's state folder is damaged, in use, or of another run.
+            TransportError: The broker did not answer within ``patience_s``.
+
+        Example:
+            ``personal.fit(train, val).join("mqtts://broker.example:8883", fleet="watch", keys="identity")``
         """
-        if runtime is None:
-            raise ConfigError(
-                f"join: taking part in {fleet!r} at {broker} needs the device's agent; run `talaria edge run "
-                "device.toml`, or pass runtime=, a function that takes part and gives the model"
-            )
         task = self._fitted()
-        offered = runtime(
-            Joining(broker=broker, fleet=fleet, device=device, plan=self.plan, train=task.train, val=task.val)
+        if self._dense is None:
+            raise ModelError("there is no personal model yet; call fit(train, val) first")
+        offered = (runtime or _runtime(broker, fleet))(
+            Joining(
+                broker=broker,
+                fleet=fleet,
+                device=device,
+                plan=self.plan,
+                train=task.train,
+                val=task.val,
+                model=self._dense,
+                spec=None if self._spec is None else planner.adapted(self._spec, self.plan),
+                options=options,
+            )
         )
         if len(task.val):
             share = _share(offered, task.val)
@@ -340,3 +382,13 @@ def _bundler() -> Callable[..., Any]:
     except ImportError as error:
         raise ConfigError(f"export: {error}; {onnx_runtime.NEEDS}") from error
     return found
+
+
+def _runtime(broker: str, fleet: str) -> Runtime:
+    for entry in sorted(entry_points(group=RUNTIMES), key=lambda entry: entry.name):
+        found: Runtime = entry.load()
+        return found
+    raise ConfigError(
+        f"join: taking part in {fleet!r} at {broker} needs the device's agent; pip install talaria, or pass runtime=, "
+        "a function that takes part and gives the model"
+    )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from talaria import personalizer
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.model.spec import ModelSpec
 from talaria.personalizer import Joining, Personalizer
@@ -157,8 +158,11 @@ def test_the_accuracy_that_pruning_cost_is_measured_and_its_limit_held(tmp_path:
     assert (whole.kept, whole.drop) == (True, 0.0)
 
 
-def test_what_cannot_be_done_is_said() -> None:
-    with pytest.raises(ConfigError, match="talaria edge run"):
+def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="without TLS"):
+        fitted(epochs=1).join("mqtt://broker.example", "watch")
+    monkeypatch.setattr(personalizer, "RUNTIMES", "talaria.nobody-is-in-this-group")
+    with pytest.raises(ConfigError, match="needs the device's agent; pip install talaria"):
         fitted(epochs=1).join("mqtt://broker.example", "watch")
     fresh = Personalizer(SPEC, plan=Plan())
     with pytest.raises(ModelError, match="fit"):

@@ -1,33 +1,45 @@
-"""What ``import talaria`` offers, and what it does not do."""
+"""What ``import talaria`` and its programs offer, and what they do not do."""
 
 import subprocess
 import sys
 from importlib.metadata import version
+from types import ModuleType
 
 import pytest
 
 import talaria
+import talaria_coordinator
+import talaria_edge
+import talaria_export
+
+PACKAGES = (talaria, talaria_coordinator, talaria_edge, talaria_export)
 
 
-@pytest.mark.parametrize("name", talaria.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    found = getattr(talaria, name)
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package in PACKAGES for name in package.__all__], ids=str
+)
+def test_every_public_name_is_there_and_documented(package: ModuleType, name: str) -> None:
+    found = getattr(package, name)
     assert name == "__version__" or found.__name__.rpartition(".")[2] == name
+    assert found.__doc__
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
     assert talaria.__version__ == version("talaria")
 
 
-def test_dir_shows_the_public_names_alone() -> None:
-    assert dir(talaria) == sorted(talaria.__all__)
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_dir_shows_the_public_names_alone(package: ModuleType) -> None:
+    assert dir(package) == sorted(package.__all__)
 
 
-def test_an_unknown_name_is_refused() -> None:
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_an_unknown_name_is_refused(package: ModuleType) -> None:
     with pytest.raises(AttributeError, match="nosuchname"):
-        _ = talaria.nosuchname
+        _ = package.nosuchname
 
 
 def test_importing_loads_no_torch() -> None:
-    code = "import sys, talaria; sys.exit('torch' in sys.modules)"
+    names = ", ".join(package.__name__ for package in PACKAGES)
+    code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

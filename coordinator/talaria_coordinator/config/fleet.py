@@ -150,8 +150,24 @@ class FleetConfig:
         return self.store.where(self.state)
 
 
-def load_config(path: Path) -> FleetConfig:
-    """The configuration in ``path``. Raises :class:`ConfigError` naming the field, its value and the mend."""
+def load_config(path: str | Path) -> FleetConfig:
+    """The configuration in the fleet.toml at ``path``; paths in it are relative to its folder.
+
+    Returns:
+        The :class:`FleetConfig`, complete and checked.
+
+    Raises:
+        ConfigError: The file cannot be read, or a field is missing, unknown or wrong; it names field, value and mend.
+
+    Example:
+        >>> import pathlib, tempfile, talaria_coordinator
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "fleet.toml")
+        >>> text = '[fleet]\\nname="watch"\\ndevices=2\\n[run]\\nalgorithm="fedper"\\ndefaults="smartwatch"\\n'
+        >>> _ = path.write_text(text + '[run.spec]\\ninput_shape=[6,100]\\nclasses=7\\n')
+        >>> talaria_coordinator.load_config(path).run.algorithm
+        'fedper'
+    """
+    path = Path(path)
     top = read_toml(path)
     fleet, broker, rounds = top.table("fleet"), top.table("broker"), top.table("rounds")
     identity = top.table("identity")

@@ -56,12 +56,24 @@ def configs_in(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-async def serve(config: FleetConfig, report: Report, *, insecure: bool = False) -> None:
-    """Serve one fleet until SIGTERM, SIGINT, or (with ``stay`` off) its end.
+async def serve(config: FleetConfig, report: Report = lambda event: None, *, insecure: bool = False) -> None:
+    """Serve one fleet until SIGTERM, SIGINT, or (with ``stay`` off) its end; what ``talaria coordinator serve`` does.
 
-    ``report`` is given every event; the first is ``ready`` with the broker's URL, which devices need. Raises
-    :class:`~talaria.errors.TalariaError` where the folder, the broker or the port cannot be had, or where strangers
-    could take part and ``insecure`` does not allow it.
+    The program may be killed at any time: served again from the same state folder, the round completes with the same
+    bytes. To end it from within, cancel the task. In the main thread SIGTERM and SIGINT end it in good order.
+
+    Args:
+        config: What the fleet needs, by hand or by :func:`load_config`.
+        report: Given every event as plain values, in this event loop; the first is ``ready`` with the URL of the
+            ``broker``, which devices need.
+        insecure: Accept devices, brokers and stores beyond this machine without TLS or keys.
+
+    Raises:
+        TalariaError: The folder, the broker or the port cannot be had, or strangers could take part and ``insecure``
+            does not allow it.
+
+    Example:
+        ``asyncio.run(talaria_coordinator.serve(talaria_coordinator.load_config("watch/fleet.toml"), print))``
     """
     await serve_all([config], report, insecure=insecure)
 

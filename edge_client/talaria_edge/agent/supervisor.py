@@ -7,16 +7,19 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 from talaria.errors import ConfigError, TalariaError
+from talaria.federated.rounds import Run
 from talaria_edge.agent.agent import Agent, Report, said
+from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, require_learnable
 from talaria_edge.identity.connection import Open, over_mqtt, require_safe
+from talaria_edge.storage.state import DeviceStore
 from talaria_edge.storage.tensor_files import DiskError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ async def run_agents(
         if twice:
             raise ConfigError(f"{what} {', '.join(twice)} is given to more than one agent; give each its own")
     worker = ThreadPoolExecutor(1, thread_name_prefix="learn")
-    tasks = [asyncio.create_task(_keep_running(c, report, worker, open_transport)) for c in configs]
+    tasks = [asyncio.create_task(keep_running(c, report, worker, open_transport)) for c in configs]
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         # Only the main thread can listen to signals; elsewhere the caller cancels.
@@ -67,14 +70,25 @@ async def run_agents(
     return results
 
 
-async def _keep_running(
-    config: DeviceConfig, report: Report, worker: ThreadPoolExecutor, open_transport: Open
+async def keep_running(
+    config: DeviceConfig,
+    report: Report,
+    worker: ThreadPoolExecutor,
+    open_transport: Open,
+    learn: Callable[[DeviceConfig, DeviceStore, Run], Learner] = Learner,
 ) -> dict[str, Any]:
+    """Run one agent to its end; one that fails after it was connected begins again, as :func:`run_agents` says."""
     wait, was_up, process = AGAIN_S[0], False, os.urandom(8)
     looked = await _look_at_data(config, report, worker)
     while True:
         agent = Agent(
-            config, report=report, worker=worker, open_transport=open_transport, process=process, looked=looked
+            config,
+            report=report,
+            worker=worker,
+            open_transport=open_transport,
+            process=process,
+            looked=looked,
+            learn=learn,
         )
         looked = None  # the next one's samples may be others
         begun = time.monotonic()

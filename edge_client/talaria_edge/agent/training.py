@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +36,8 @@ class Learner:
     config: DeviceConfig
     store: DeviceStore
     run: Run
+    keep: Callable[[Module], None] = lambda model: None
+    """Given the personal model, in eval mode, when it is whole."""
 
     @property
     def digest(self) -> str:
@@ -133,6 +136,7 @@ class Learner:
         tensors = None if private is None else private.tensors
         member, shared = self.member(data), self._shared(body)
         model = rounds.personalize(self.run, member, shared, tensors)
+        self.keep(model)
         state = state_of(model)
         plan = self._outcome(member, shared, model)
         card = {

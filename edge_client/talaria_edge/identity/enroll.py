@@ -78,6 +78,45 @@ def finish(folder: Path, data: bytes) -> Answer:
     return answer
 
 
+def join(folder: str | Path, code: str) -> Path:
+    """The first step of joining a fleet with keys: make this device's keys and its request.
+
+    Args:
+        folder: Where the keys go, a new folder; no private key ever leaves it.
+        code: The one-time code that ``talaria fleet enroll`` printed for this device.
+
+    Returns:
+        The path of the request, which holds nothing secret and goes to the operator (``talaria fleet admit``); the
+        answer to it goes to :func:`accept_answer`.
+
+    Raises:
+        ConfigError: The code is damaged, or the folder holds keys already.
+
+    Example:
+        ``talaria_edge.join("identity", input("Code: "))``
+    """
+    return ask(Path(folder), Code.parse(code))
+
+
+def accept_answer(folder: str | Path, answer: str | Path) -> Answer:
+    """The last step of joining a fleet: take the operator's answer; ``folder`` is complete then.
+
+    Args:
+        folder: The folder that :func:`join` made.
+        answer: The file that ``talaria fleet admit`` wrote.
+
+    Returns:
+        What the operator answered: ``fleet``, ``device``, ``broker``.
+
+    Raises:
+        ConfigError: The answer is of another fleet, for another device or key, or was altered on its way.
+
+    Example:
+        ``broker = talaria_edge.accept_answer("identity", "s01-left.answer").broker``
+    """
+    return finish(Path(folder), read_answer(Path(answer)))
+
+
 def read_answer(path: Path) -> bytes:
     """The answer's bytes, at most 16 KiB."""
     return credentials.read(path, "give the file that `talaria fleet admit` wrote", LARGEST)

@@ -1,0 +1,302 @@
+"""``Device``: the agent of one device for a program that brings its samples along; and what joins a fleet for the
+sdk's ``Personalizer``."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch.nn import Module
+
+from talaria import valid
+from talaria.errors import ConfigError, ModelError, StateError
+from talaria.federated import plan_compat, rounds
+from talaria.federated.rounds import Run
+from talaria.identity.credentials import Credentials
+from talaria.model.spec import ModelSpec
+from talaria.personalizer import Joining
+from talaria.training.loop import state_of
+from talaria.types import Plan
+from talaria.valid import shown
+from talaria_edge.agent.supervisor import keep_running
+from talaria_edge.agent.training import Learner
+from talaria_edge.config import DeviceConfig
+from talaria_edge.data import Data, DeviceData, checked, source_of
+from talaria_edge.identity.connection import over_mqtt, require_safe
+from talaria_edge.storage.state import DeviceStore
+from talaria_edge.training_policy import Rules
+
+logger = logging.getLogger("talaria_edge")
+
+KEYS = Path("identity")
+"""Where ``keys`` are looked for unless they are named, as ``talaria edge join identity`` makes them."""
+
+
+class Device:
+    """One device in a fleet, inside a program of yours: what ``talaria edge run device.toml`` is from a shell.
+
+    What is private stays in ``state``. The program may be killed at any time: a new Device on the same folder goes on
+    where it was, and no round counts twice. Training runs in one thread of its own, so the event loop stays free.
+
+    Args:
+        broker: URL of the fleet's broker, as the coordinator prints it: ``mqtt://host:1883``, ``mqtts://``, ``ws://``,
+            ``wss://``.
+        fleet: The fleet's name.
+        data: This device's samples, x float32 (N, ...) in the shape that the fleet's model takes, y int64 (N,): a
+            function that gives them as they are now (asked again before each round), or the samples themselves: a
+            :class:`talaria.Samples` or a pair of arrays ``(x, y)``, which are cut into 70 % training, 10 % validation
+            and 20 % test as a simulation cuts them; ``(train, val)`` or ``(train, val, test)``, each Samples or a tuple
+            ``(x, y)``; a :class:`DeviceData`. Or a name: ``"npz:mine.npz"`` (a path works too), ``"smartwatch"``,
+            whose client ``id`` is this device. Or a :class:`DataSource`.
+        id: This device's name: 1 to 36 of a-z, 0-9 and '-'. None: the name in its keys; without keys ``"device"``.
+        keys: The folder that :func:`join` made. None: ``identity`` in the current folder where that holds keys; else
+            none, which is for a fleet on this machine alone.
+        state: The folder of what stays on the device. None: ``state/ID`` in the current folder.
+        plan: What fits this device: a :class:`talaria.Plan`, or the file of ``talaria plan --json``. None: the whole
+            model.
+        bundle: Where the personal model goes as a file for :class:`talaria_export.Predictor`. None: nowhere.
+        labels: What the classes are called, in the fleet's order.
+        variants: Forms that the bundle may choose from; empty for all.
+        allow: Packages beside Talaria whose algorithms and models the fleet's run may name.
+        guard: When this device may train; None: always.
+        insecure: Accept a broker beyond this machine without TLS or keys.
+        report: Called with every event of the agent, in the event loop. None: events go to the log ``talaria_edge``.
+        require: Called with the fleet's :class:`talaria.Run` before anything is learned; what it raises ends
+            :meth:`run`.
+        settings: The other fields of :class:`DeviceConfig`: ``username``, ``password_file``, ``guard_every_s``,
+            ``profile``, ``retry_s``, ``max_body``, ``patience_s`` (seconds to wait for a silent broker; 0 for ever),
+            ``stay``.
+
+    Raises:
+        ConfigError: An argument is unknown or does not fit; it names field, value and mend.
+
+    Example:
+        >>> import numpy, talaria_edge
+        >>> def load():
+        ...     return numpy.zeros((40, 6, 100), "float32"), numpy.arange(40) % 7
+        >>> device = talaria_edge.Device("mqtt://127.0.0.1:1883", fleet="watch", data=load, id="s01-left")
+        >>> device.config.state.as_posix(), device.config.identity
+        ('state/s01-left', None)
+
+        In an async function, ``async with device: await device.run()`` then takes part until the run is over.
+    """
+
+    def __init__(
+        self,
+        broker: str,
+        *,
+        fleet: str,
+        data: Data,
+        id: str | None = None,
+        keys: str | Path | None = None,
+        state: str | Path | None = None,
+        plan: Plan | str | Path | None = None,
+        bundle: str | Path | None = None,
+        labels: Sequence[str] = (),
+        variants: Sequence[str] = (),
+        allow: Sequence[str] = (),
+        guard: Rules | None = None,
+        insecure: bool = False,
+        report: Callable[[dict[str, Any]], None] | None = None,
+        require: Callable[[Run], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        for what, value in (("fleet: broker", broker), ("fleet: name", fleet), ("device: id", id)):
+            if not isinstance(value, str) and not (value is None and what == "device: id"):
+                raise ConfigError(f"{what}={shown(value)} must be text")
+        for what, words in (("device: labels", labels), ("device: variants", variants), ("code: allow", allow)):
+            if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+                raise ConfigError(f"{what}={shown(words)} must be a list of words")
+        folder = (KEYS if (KEYS / "fleet.json").is_file() else None) if keys is None else Path(keys)
+        if id is None:
+            id = "device" if folder is None else Credentials.load(folder).device
+        self.config = DeviceConfig(
+            device=id,
+            fleet=fleet,
+            broker=broker,
+            state=Path("state", id) if state is None else Path(state),
+            source=source_of(data, id, tuple(labels)),
+            plan=plan if plan is None or isinstance(plan, Plan) else plan_compat.read(Path(plan)),
+            identity=folder,
+            bundle=None if bundle is None else Path(bundle),
+            labels=tuple(labels),
+            variants=tuple(variants),
+            allow=tuple(allow),
+            guard=guard,
+            **_fitting(settings),
+        )
+        if not insecure:
+            require_safe(self.config)
+        self._report, self._require = report or _log, require
+        self._model: Module | None = None
+        self._task: asyncio.Task[dict[str, Any]] | None = None
+        self._ended = asyncio.Event()
+        self._stopped = False
+
+    @property
+    def model(self) -> Module:
+        """The personal model, physically small, in eval mode. Raises :class:`~talaria.errors.ModelError` before
+        :meth:`run` has come to the end of the run."""
+        if self._model is None:
+            raise ModelError("device: there is no personal model yet; let run() come to the end of the fleet's run")
+        return self._model
+
+    async def run(self) -> dict[str, Any] | None:
+        """Take part until the run is over; then personalize, and write the bundle where one is asked for.
+
+        An unforeseen failure, or a full disk, is reported, and the agent begins again a while later.
+
+        Returns:
+            What came of it, as ``talaria edge result`` prints it: ``device``, ``steps`` (rounds learned),
+            ``parameters`` of the personal model, paths, ``traffic`` in bytes by round; or ``error``, where the
+            personal model could not be made. None where :meth:`stop` ended it before.
+
+        Raises:
+            ConfigError: The fleet's keys are others, or ``require`` refused the run.
+            DataError: The samples cannot be read.
+            StateError: The state folder is damaged, of another run, or in use by another agent.
+            TransportError: The broker did not answer within ``patience_s``.
+        """
+        if self._task is not None:
+            raise StateError(
+                f"device: {self.config.device} runs already; make another Device with its own id and state"
+            )
+        self._stopped = False
+        self._ended.clear()
+        worker = ThreadPoolExecutor(1, thread_name_prefix="learn")
+        self._task = asyncio.create_task(keep_running(self.config, self._report, worker, over_mqtt, self._learner))
+        try:
+            return await self._task
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._stopped and (task is None or not task.cancelling()):
+                return None
+            raise
+        finally:
+            # What trains just now ends by itself, so that the folder is at rest when this returns.
+            await asyncio.to_thread(worker.shutdown, wait=True, cancel_futures=True)
+            self._task = None
+            self._ended.set()
+
+    def stop(self) -> None:
+        """Leave in good order: :meth:`run` returns None, once what trains just now has ended. Call it in the event
+        loop of :meth:`run`; from another thread by ``loop.call_soon_threadsafe(device.stop)``."""
+        if self._task is not None:
+            self._stopped = True
+            self._task.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self.stop()
+            await self._ended.wait()
+
+    def _learner(self, config: DeviceConfig, store: DeviceStore, run: Run) -> Learner:
+        if self._require is not None:
+            self._require(run)
+        return Learner(config, store, run, self._keep)
+
+    def _keep(self, model: Module) -> None:
+        self._model = model
+
+
+def take_part(joining: Joining) -> Module:
+    """Take part in a fleet until its run is over, and give the personal model: the ``talaria.runtimes`` entry point,
+    which ``Personalizer.join`` finds. ``joining.options`` are further arguments of :class:`Device`.
+
+    Raises :class:`~talaria.errors.ConfigError` where the fleet's model or plan is another, and as :class:`Device`.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise ConfigError(
+            "join: waits until the fleet's run is over, and would hold up this event loop; write "
+            "await asyncio.to_thread(personal.join, ...)"
+        )
+    known = set(inspect.signature(Device).parameters) - {"broker", "fleet", "data", "id", "plan", "require", "settings"}
+    unknown = sorted(set(joining.options) - known - _SETTINGS)
+    if unknown:
+        raise ConfigError(f"join: {unknown[0]}={shown(joining.options[unknown[0]])} is unknown; {_choice(known)}")
+    data = DeviceData(joining.train, joining.val)
+
+    def require(run: Run) -> None:
+        _require_model(joining, run)
+        rounds.require_plan(run, joining.plan)
+        checked(data, run.spec.input_shape, run.spec.classes)
+
+    device = Device(
+        joining.broker,
+        fleet=joining.fleet,
+        data=data,
+        id=joining.device,
+        plan=joining.plan,
+        require=require,
+        **joining.options,
+    )
+    found = asyncio.run(device.run()) or {}
+    if "error" in found:
+        raise StateError(f"join: {found['error']}")
+    return device.model
+
+
+def _require_model(joining: Joining, run: Run) -> None:
+    mend = "make the Personalizer with the fleet's model, or join a fleet that learns this one"
+    own = joining.spec
+    if own is not None:
+        names = [one.name for one in fields(ModelSpec) if one.name not in ("seed", "pretrained")]
+        odd = [name for name in names if getattr(own, name) != getattr(run.spec, name)]
+        if odd:
+            told = "; ".join(f"{n}={getattr(own, n)!r}, the fleet's is {getattr(run.spec, n)!r}" for n in odd)
+            raise ConfigError(f"join: the Personalizer's model has {told}; {mend}")
+        return
+    here = {name: tuple(value.shape) for name, value in state_of(joining.model).items()}
+    there = {name: tuple(value.shape) for name, value in state_of(rounds.template(run.spec)).items()}
+    for name in [*here, *there]:
+        if here.get(name) != there.get(name):
+            raise ConfigError(
+                f"join: tensor {name!r} has shape {here.get(name)} in the Personalizer's model and {there.get(name)} "
+                f"in the fleet's {run.spec.name!r}; {mend}"
+            )
+
+
+_SETTINGS = {one.name for one in fields(DeviceConfig)} & {
+    "username", "password_file", "guard_every_s", "profile", "retry_s", "max_body", "patience_s", "stay",
+}  # fmt: skip
+
+
+def _fitting(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Further fields of :class:`DeviceConfig`, looked at as device.toml's are."""
+    unknown = sorted(set(settings) - _SETTINGS)
+    if unknown:
+        raise ConfigError(f"device: {unknown[0]}={shown(settings[unknown[0]])} is unknown; {_choice()}")
+    for name, (low, high) in {"retry_s": (0.05, 3600), "guard_every_s": (0.05, 3600), "patience_s": (0, 1e300)}.items():
+        if name in settings:
+            valid.number("device", name, settings[name], f"a number of seconds of at least {low}", low=low, high=high)
+    if "max_body" in settings:
+        valid.whole("device", "max_body", settings["max_body"], 1)
+    if "stay" in settings:
+        valid.flag("device", "stay", settings["stay"])
+    return {name: Path(value) if name == "password_file" else value for name, value in settings.items()}
+
+
+def _choice(known: set[str] | frozenset[str] = frozenset()) -> str:
+    return f"choose of {', '.join(sorted(known | _SETTINGS))}"
+
+
+def _log(event: Mapping[str, Any]) -> None:
+    level = logging.WARNING if "error" in event else logging.INFO
+    facts = " ".join(f"{name}={value}" for name, value in event.items() if name not in ("at", "device", "event"))
+    logger.log(level, "%s: %s %s", event["device"], event["event"], facts)

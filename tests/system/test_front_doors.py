@@ -1,0 +1,239 @@
+"""The programs from Python: devices, a coordinator and a Personalizer that joins, over a real broker."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from keyed import data_of
+from torch import nn
+
+import talaria
+import talaria_coordinator
+import talaria_edge
+from talaria import tensors
+from talaria.errors import ConfigError, DataError, ModelError
+from talaria.federated.rounds import Member
+from talaria.simulation.run import simulate
+from talaria.training.loop import state_of
+from talaria_coordinator.identity import membership
+from talaria_edge.data import NpzSource
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Serving:
+    """A coordinator in a task of this event loop."""
+
+    def __init__(self, one):
+        self.events, self._ready = [], asyncio.get_running_loop().create_future()
+        config = talaria_coordinator.load_config(one.config)
+        self.task = asyncio.ensure_future(talaria_coordinator.serve(config, self._told))
+        self.task.add_done_callback(lambda _: self._ready.cancelled() or self._ready.done() or self._ready.cancel())
+
+    def _told(self, event):
+        self.events.append(event)
+        if event["event"] == "ready":
+            self._ready.set_result(event["broker"])
+
+    async def broker(self):
+        return await self._ready
+
+
+def device(one, url, name, data, **more):
+    return talaria_edge.Device(url, fleet="watch", id=name, data=data, state=one.state_of(name), retry_s=0.3, **more)
+
+
+def test_devices_and_a_coordinator_learn_a_run_to_its_end_and_to_the_byte(fleet, a_run):
+    one = fleet(a_run("fedper"), devices=("anna", "bela"))
+    known, told = NpzSource(one.folder / "bela.npz").load(), []
+
+    async def story():
+        serving = Serving(one)
+        url = await serving.broker()
+        async with (
+            device(one, url, "anna", f"npz:{one.folder / 'anna.npz'}", report=told.append) as anna,
+            device(one, url, "bela", lambda: (known.train, (known.val.x.numpy(), known.val.y.numpy()))) as bela,
+        ):
+            with pytest.raises(ModelError, match="run"):
+                _ = anna.model
+            found = await asyncio.gather(anna.run(), bela.run())
+        await serving.task
+        return found, (anna, bela)
+
+    found, both = asyncio.run(asyncio.wait_for(story(), 120))
+    assert [one_found["steps"] for one_found in found] == [3, 3]
+    assert "done" in {event["event"] for event in told}
+    simulated = one.simulated()
+    assert tensors.equal(one.shared(), simulated.shared)
+    for name, program in zip(one.devices, both, strict=True):
+        assert tensors.equal(one.private(name), simulated.private[name])
+        assert tensors.equal(state_of(program.model), state_of(simulated.personal(simulated.members[name])))
+
+
+def test_a_device_that_is_stopped_goes_on_where_it_was(fleet, a_run):
+    one = fleet(a_run("fedper"), devices=("anna",))
+
+    async def story():
+        serving = Serving(one)
+        url = await serving.broker()
+
+        def stop_after_a_round(event):
+            if event["event"] == "received":
+                first.stop()
+
+        first = device(one, url, "anna", one.folder / "anna.npz", report=stop_after_a_round)
+        assert await first.run() is None
+        first.stop()  # again, where nothing runs: nothing happens
+        async with device(one, url, "anna", one.folder / "anna.npz") as again:
+            found = await again.run()
+        await serving.task
+        return found
+
+    assert asyncio.run(asyncio.wait_for(story(), 120))["steps"] == 3
+    assert tensors.equal(one.shared(), one.simulated().shared)
+
+
+def test_leaving_the_block_ends_what_still_runs(tmp_path):
+    async def story():
+        told = asyncio.Event()
+        async with talaria_edge.Device(
+            "mqtt://127.0.0.1:9", fleet="watch", data=(np.zeros((9, 4)), np.arange(9) % 3), state=tmp_path,
+            report=lambda event: told.set(),
+        ) as one:  # fmt: skip
+            running = asyncio.ensure_future(one.run())
+            await told.wait()
+        return await running
+
+    assert asyncio.run(asyncio.wait_for(story(), 60)) is None
+
+
+class Coordinator(threading.Thread):
+    """A coordinator beside a program without an event loop."""
+
+    def __init__(self, one):
+        super().__init__(daemon=True)
+        self.url, self._ready = "", threading.Event()
+        self._config = talaria_coordinator.load_config(one.config)
+        self.start()
+        assert self._ready.wait(60)
+
+    def _told(self, event):
+        if event["event"] == "ready":
+            self.url = event["broker"]
+            self._ready.set()
+
+    def run(self):
+        asyncio.run(talaria_coordinator.serve(self._config, self._told))
+
+
+@pytest.mark.parametrize("given", ["spec", "module"])
+def test_a_personalizer_joins_a_fleet_for_real(fleet, a_run, given):
+    one = fleet(a_run("fedavg", rounds=6, epochs=4), devices=("anna",))
+    data, spec = NpzSource(one.folder / "anna.npz").load(), one.run.spec
+    model = spec if given == "spec" else talaria.model.zoo.build(spec)
+    personal = talaria.Personalizer(model).fit(data.train, data.val, epochs=0)
+    before, untrained = personal.model, personal.accuracy
+    coordinator = Coordinator(one)
+    assert personal.join(coordinator.url, "watch", device="anna", state=one.state_of("anna"), retry_s=0.3) is personal
+    coordinator.join(60)
+    simulated = simulate(one.run, {"anna": Member("anna", data.train, data.val, personal.plan)})
+    assert tensors.equal(one.shared(), simulated.shared)
+    learned = simulated.personal(simulated.members["anna"])
+    assert personal.accuracy > untrained
+    assert personal.model is not before
+    assert tensors.equal(state_of(personal.model), state_of(learned))
+
+
+def test_a_personalizer_is_told_that_the_fleet_learns_another_model(fleet, a_run):
+    one = fleet(a_run("fedavg", rounds=1), devices=("anna",))
+    data = NpzSource(one.folder / "anna.npz").load()
+    coordinator = Coordinator(one)
+
+    def joined(model, head="head", **more):
+        personal = talaria.Personalizer(model, head=head).fit(data.train, data.val, epochs=0)
+        return personal.join(coordinator.url, "watch", device="anna", state=one.state_of("anna"), **more)
+
+    with pytest.raises(ConfigError, match=r"classes=4, the fleet's is 3; make the Personalizer"):
+        joined(talaria.ModelSpec("imu_cnn", (6, 32), 4))
+    with pytest.raises(ConfigError, match=r"'1.weight' has shape \(8, 192\).* None in the fleet's 'imu_cnn'"):
+        joined(nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Linear(8, 3)), head="2")
+    with pytest.raises(ConfigError, match=r"statt='here' is unknown; choose of .*state"):
+        joined(one.run.spec, statt="here")
+    with pytest.raises(ConfigError, match="to_thread"):
+        asyncio.run(in_a_loop(lambda: joined(one.run.spec)))
+    joined(one.run.spec, retry_s=0.3)
+    coordinator.join(60)
+    assert one.shared()
+
+
+async def in_a_loop(call):
+    return call()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"broker": "nowhere"}, "broker='nowhere' is no broker's URL"),
+        ({"broker": "mqtts://broker.example"}, r"without \[identity\]"),
+        ({"broker": 5}, "broker=5 must be text"),
+        ({"id": "Anna"}, "id='Anna' must be 1 to 36"),
+        ({"id": 3}, "id=3 must be text"),
+        ({"allow": "mypkg"}, "allow='mypkg' must be a list"),
+        ({"allow": ["my.pkg"]}, "name of a package"),
+        ({"keys": "nowhere"}, "talaria edge join"),
+        ({"plan": "nowhere.json"}, "talaria plan --json"),
+        ({"colour": "red"}, "colour='red' is unknown; choose of guard_every_s"),
+        ({"retry_s": "soon"}, "retry_s='soon'"),
+        ({"stay": "yes"}, "stay='yes'"),
+    ],
+)
+def test_what_a_device_cannot_take_is_said(change, said):
+    given = {"broker": "mqtt://127.0.0.1", "fleet": "watch", "data": "smartwatch", **change}
+    with pytest.raises(ConfigError, match=said):
+        talaria_edge.Device(given.pop("broker"), **given)
+
+
+def test_samples_are_taken_in_every_form():
+    x, y = np.random.default_rng(0).standard_normal((40, 4)), np.arange(40) % 2
+    samples = talaria.Samples.of(x, y)
+    given = talaria_edge.DeviceData(samples, samples)
+
+    def sizes(data):
+        source = talaria_edge.Device("mqtt://127.0.0.1", fleet="watch", data=data).config.source
+        found = source.load()
+        return len(found.train), len(found.val), None if found.test is None else len(found.test)
+
+    assert sizes((x, y)) == sizes(samples) == sizes(lambda: [x, y]) == (28, 4, 8)
+    assert sizes((samples, samples)) == sizes(given) == sizes(lambda: ((x, y), samples)) == (40, 40, None)
+    assert sizes([samples, (x, y), samples]) == (40, 40, 40)
+    for wrong in (5, (x,), lambda: None, (x[:1], y[:1])):
+        with pytest.raises(DataError, match="data:"):
+            sizes(wrong)
+
+
+def test_a_device_joins_with_keys_and_is_named_by_them(keyed, monkeypatch):
+    one = keyed(rounds=1, members=("anna",))
+    monkeypatch.chdir(one.folder)
+    request = talaria_edge.join("identity", membership.enroll(one.keys, "anna").text())
+    one.folder.joinpath("anna.answer").write_bytes(membership.admit(one.keys, request.read_bytes()).encode())
+    assert talaria_edge.accept_answer("identity", "anna.answer").fleet == "watch"
+
+    async def story():
+        serving = asyncio.ensure_future(one.serve())
+        async with talaria_edge.Device(one.url, fleet="watch", data=data_of(0), retry_s=0.2) as device:
+            assert (device.config.device, device.config.state) == ("anna", Path("state/anna"))
+            found = await device.run()
+        await serving
+        return found
+
+    assert asyncio.run(asyncio.wait_for(story(), 120))["steps"] == 1
+    assert one.learned_what_simulation_learns()
