@@ -49,14 +49,13 @@ from urllib.parse import urlsplit
 from talaria.config import Section, read_toml
 from talaria.errors import ConfigError
 from talaria.federated import plan_compat
+from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
 from talaria.plugins import require_packages
 from talaria.types import Plan
-from talaria.valid import shown
+from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE
 from talaria_edge.data import DataSource, NamedSource, NpzSource
 from talaria_edge.training_policy import Rules, hours
-
-_DEVICE = re.compile(r"[a-z0-9-]{1,36}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +91,8 @@ class DeviceConfig:
     """Go on listening after the last round, instead of leaving."""
 
     def __post_init__(self) -> None:
-        if not _DEVICE.fullmatch(self.device):
-            raise ConfigError(f"device: id={shown(self.device)} must be 1 to 36 of a-z, 0-9 and '-'")
+        if not re.fullmatch(DEVICE_NAME, self.device):
+            raise ConfigError(f"device: id={shown(self.device)} must be {DEVICE_RULE}")
         require_packages("code: allow", self.allow)
         require_no_password(self.broker)
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from talaria.errors import ConfigError
-from talaria.valid import shown
+from talaria.foreign import shown
 
 LIMIT = 1 << 20
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -44,15 +44,18 @@ def parsed(text: str | bytes, depth: int = DEPTH, **how: Any) -> Any:
     raise ValueError(f"nested deeper than {depth}")
 
 
-def shown(value: object, most: int = 40) -> str:
-    """How an error quotes a stranger's ``value``: numbers and the beginning of a text as they are, else the type."""
+def shown(value: object, most: int = 80) -> str:
+    """How an error quotes ``value``, a stranger's too: numbers as they are, the beginning of a text, and of what is
+    long or nests deep no more than can be read."""
     if isinstance(value, str | bytes):
         return repr(value[:most])
-    if value is None or isinstance(value, bool | float):
-        return repr(value)
-    if isinstance(value, int):
-        return repr(value) if value.bit_length() <= 64 else f"a whole number of {value.bit_length()} bits"
-    return type(value).__name__
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a whole number of {value.bit_length()} bits"
+    try:
+        text = repr(value) if shallow(value) else type(value).__name__
+    except (RecursionError, ValueError):  # an int within, of more digits than Python prints, raises the second
+        text = type(value).__name__
+    return text if len(text) <= most + 4 else f"{text[:most]}..."
 
 
 def named(names: Iterable[object]) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from talaria.errors import ConfigError
-from talaria.valid import shown
+from talaria.foreign import shown
 
 
 def assignments(texts: list[str] | None, flag: str) -> dict[str, Any]:

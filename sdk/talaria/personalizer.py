@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria import valid
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.federated.plan_compat import recipe_under
+from talaria.foreign import shown
 from talaria.model import adapters, prunability, pruning, split, zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.spec import ModelSpec
@@ -87,10 +87,10 @@ class Personalizer:
         seed: int = 0,
     ) -> None:
         if budget is not None and not isinstance(budget, Budget):
-            raise ConfigError(f"budget={valid.shown(budget)} must be a Budget, such as Budget(latency_ms=5)")
+            raise ConfigError(f"budget={shown(budget)} must be a Budget, such as Budget(latency_ms=5)")
         if plan is not None and not isinstance(plan, Plan):
             raise ConfigError(
-                f"plan={valid.shown(plan)} must be a Plan; talaria.federated.plan_compat.read takes one from a file"
+                f"plan={shown(plan)} must be a Plan; talaria.federated.plan_compat.read takes one from a file"
             )
         self.budget = budget or Budget()
         self.seed = seed
@@ -168,7 +168,7 @@ class Personalizer:
         if not len(train):
             raise DataError("train: there are no samples to learn from")
         if recipe is not None and not isinstance(recipe, Recipe):
-            raise ConfigError(f"recipe={valid.shown(recipe)} must be a Recipe, such as Recipe(lr=0.02)")
+            raise ConfigError(f"recipe={shown(recipe)} must be a Recipe, such as Recipe(lr=0.02)")
         if len(held) and held.x.shape[1:] != train.x.shape[1:]:
             raise DataError(f"val: inputs of shape {tuple(held.x.shape[1:])}, train has {tuple(train.x.shape[1:])}")
         chosen = self.plan

@@ -21,7 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from talaria.errors import ConfigError, TalariaError, some_of
-from talaria.valid import nearest, shown
+from talaria.foreign import shown
+from talaria.valid import nearest
 
 LONGEST = 200
 """Characters of a name, at most."""

@@ -16,6 +16,7 @@ from torch.nn import Module
 
 from talaria import recorded, seeds, valid
 from talaria.errors import ConfigError, DataError, ModelError
+from talaria.foreign import shown
 
 Tensors = dict[str, Tensor]
 """A flat dict of named tensors. Every state is one, and so is one safetensors file."""
@@ -236,13 +237,13 @@ class Recipe:
         valid.number("recipe", "weight_decay", self.weight_decay, "at least 0", low=0)
         valid.number("recipe", "smoothing", self.smoothing, "in [0, 1)", low=0, high=BELOW_ONE)
         if not isinstance(self.augment, str):
-            raise ConfigError(f"recipe: augment={valid.shown(self.augment)} must be the name of an augmentation")
+            raise ConfigError(f"recipe: augment={shown(self.augment)} must be the name of an augmentation")
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Recipe:
         """The recipe whose fields ``data`` names; the others are as they stand here."""
         if not isinstance(data, Mapping):
-            raise ConfigError(f"recipe: need a table of settings such as lr = 0.02, got {valid.shown(data)}")
+            raise ConfigError(f"recipe: need a table of settings such as lr = 0.02, got {shown(data)}")
         valid.only("recipe", data, [f.name for f in fields(Recipe)])
         return Recipe(**data)
 
@@ -289,23 +290,21 @@ class Plan:
             valid.whole("plan", name, getattr(self, name), 1, none=name != "accumulate")
         for name in ("widths", "reasons", "predicted"):
             if not isinstance(getattr(self, name), Mapping):
-                raise ConfigError(f"plan: {name}={valid.shown(getattr(self, name))} must be a table")
+                raise ConfigError(f"plan: {name}={shown(getattr(self, name))} must be a table")
         for group, width in self.widths.items():
-            valid.whole("plan", f"widths[{valid.shown(group)}]", width, 1)
+            valid.whole("plan", f"widths[{shown(group)}]", width, 1)
         for name, number in self.predicted.items():
-            valid.number("plan", f"predicted[{valid.shown(name)}]", number, "a finite number", low=-1e300)
+            valid.number("plan", f"predicted[{shown(name)}]", number, "a finite number", low=-1e300)
         for name in ("adapter", "codec"):
             value = getattr(self, name)
             if not isinstance(value, str) and not (value is None and name == "adapter"):
-                raise ConfigError(f"plan: {name}={valid.shown(value)} must be text")
+                raise ConfigError(f"plan: {name}={shown(value)} must be text")
         if self.model is not None and not isinstance(self.model, Mapping):
-            raise ConfigError(f"plan: model={valid.shown(self.model)} must be what ModelSpec.to_json() gives")
+            raise ConfigError(f"plan: model={shown(self.model)} must be what ModelSpec.to_json() gives")
         valid.among("plan", "precision", self.precision, ("fp32", "fp16"))
         parts = ("body", "adapters", "head")
         if not self.trained or not all(isinstance(part, str) and part in parts for part in self.trained):
-            raise ConfigError(
-                f"plan: trained={valid.shown(self.trained)} must name parts among body, adapters and head"
-            )
+            raise ConfigError(f"plan: trained={shown(self.trained)} must name parts among body, adapters and head")
         if self.accuracy_drop is not None:
             rule = "in [0, 1), such as 0.01 for one point"
             valid.number("plan", "accuracy_drop", self.accuracy_drop, rule, low=0, high=BELOW_ONE)
@@ -341,7 +340,7 @@ class Plan:
         valid.only("plan", data, [f.name for f in fields(cls)])
         trained = data.get("trained", ("body", "adapters", "head"))
         if not isinstance(trained, list | tuple):
-            raise ConfigError(f"plan: trained={valid.shown(trained)} must name parts among body, adapters and head")
+            raise ConfigError(f"plan: trained={shown(trained)} must name parts among body, adapters and head")
         return cls(**{**data, "trained": tuple(trained)})
 
     @classmethod
@@ -349,12 +348,12 @@ class Plan:
         odd = sorted(map(str, set(data) - {"plan", "model", "machine", "checked"}))
         if odd or not isinstance(data["plan"], Mapping) or "plan" in data["plan"]:
             raise ConfigError(
-                f"plan: is no document of `talaria plan --json` (unknown: {valid.shown(odd[:8])}); print it again"
+                f"plan: is no document of `talaria plan --json` (unknown: {shown(odd[:8])}); print it again"
             )
         made = cls.from_json(data["plan"])
         model = data.get("model")
         if model is not None and not isinstance(model, Mapping):
-            raise ConfigError(f"plan: model={valid.shown(model)} is no model's description; print the plan again")
+            raise ConfigError(f"plan: model={shown(model)} is no model's description; print the plan again")
         if made.model is not None and model is not None and dict(model) != dict(made.model):
             raise ConfigError("plan: the document names another model than its plan; print it again")
         return made

@@ -13,15 +13,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from talaria.errors import ConfigError, some_of
-
-
-def shown(value: object) -> str:
-    """``value`` as a message can hold it: at most some 80 characters, whatever it is and however deep it nests."""
-    try:
-        text = repr(value) if not isinstance(value, str) else repr(value[:80])
-    except (RecursionError, ValueError):  # an int of more digits than Python prints raises the second
-        return f"<{type(value).__name__}>"
-    return text if len(text) <= 84 else f"{text[:80]}..."
+from talaria.foreign import shown
 
 
 def whole(what: str, name: str, value: object, low: int, high: int = 2**53, *, none: bool = False) -> None:

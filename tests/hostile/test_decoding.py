@@ -356,7 +356,7 @@ def with_bitmap(byte):
 
 
 @pytest.mark.parametrize(
-    ("byte", "what"), [(0, "between 1 and 4"), (0b10001, "none beyond"), (0b11, "digest"), ([5, 0], "bytes")]
+    ("byte", "what"), [(0, "at least one"), (0b10001, "marks one beyond"), (0b11, "digest"), ([5, 0], "bytes")]
 )
 def test_20_a_mask_that_keeps_nothing_or_what_is_not_there(refused, byte, what):
     assert what in refused(lambda: decode_update(with_bitmap(byte), schema=SCHEMA, layout=LAYOUT))

@@ -42,7 +42,9 @@ def test_values_are_quoted_short():
     assert shown(b"\xff" * 99, 1) == r"b'\xff'"
     assert (shown(None), shown(True), shown(-3), shown(0.5)) == ("None", "True", "-3", "0.5")
     assert shown(10**4000) == "a whole number of 13288 bits"
-    assert shown({"a": 1}) == "dict"
+    assert shown({"a": 1}) == "{'a': 1}"
+    assert shown([10**5000]) == "list"
+    assert shown(["x" * 99]) == f"['{'x' * 78}..."
 
 
 @pytest.mark.parametrize("error", [RecursionError, MemoryError, KeyError, AttributeError, UnicodeError])

@@ -10,13 +10,14 @@ from functools import partial
 import msgpack
 import torch
 
+from talaria.bitmaps import indices_of
 from talaria.errors import ConfigError, WireError
 from talaria.identity import enrolment
 from talaria.protocol.transfer import Receiver, transfer_of
 from talaria.types import ChannelLayout, ChannelMask, Update
 from talaria.wire import codec, messages, strict_safetensors, topics
 from talaria.wire.broker_url import Address
-from talaria.wire.chunks import cut_of, describe, indices_of
+from talaria.wire.chunks import cut_of, describe
 from talaria.wire.compression import squeeze, unsqueeze
 from talaria.wire.frames import MAX_HEADER, VERSION, Frame, Header, decode_frame, encode_frame, signed_by
 from talaria.wire.signing import Signer

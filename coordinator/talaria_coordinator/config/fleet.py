@@ -68,14 +68,12 @@ from talaria.errors import ConfigError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import Run, check_over, require_travels
 from talaria.federated.server_rule import aggregator_of, least_of, located
+from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
-from talaria.valid import shown
+from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME, FLEET_RULE
 from talaria_coordinator.config.api import ApiConfig, api_of
 from talaria_coordinator.config.mode import buffering_of, require_mode
 from talaria_coordinator.config.store import StoreConfig, store_of
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
-_DEVICE = re.compile(r"[a-z0-9-]{1,36}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +114,11 @@ class FleetConfig:
 
     def __post_init__(self) -> None:
         require_no_password(self.broker)
-        if not _NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"fleet: name={shown(self.name)} must be 1 to 36 of a-z, 0-9, '-' and '_', and not begin with a sign"
-            )
+        if not re.fullmatch(FLEET_NAME, self.name):
+            raise ConfigError(f"fleet: name={shown(self.name)} must be {FLEET_RULE}")
         for member in self.members:
-            if not _DEVICE.fullmatch(member):
-                raise ConfigError(f"fleet: member {shown(member)} must be 1 to 36 of a-z, 0-9 and '-'")
+            if not re.fullmatch(DEVICE_NAME, member):
+                raise ConfigError(f"fleet: member {shown(member)} must be {DEVICE_RULE}")
         if not self.members and self.devices < 1:
             raise ConfigError(
                 f"fleet: devices={self.devices} must be at least 1: how many to wait for; or name them in members=[...]"

@@ -42,9 +42,10 @@ class Hands:
 class Conductor:
     """One fleet's rounds. ``fleet`` is its record as it was last read."""
 
-    def __init__(self, config: FleetConfig, store: Store, learning: Learning, hands: Hands) -> None:
+    def __init__(self, config: FleetConfig, store: Store, learning: Learning, hands: Hands, grace: float) -> None:
+        """A device that has been away for ``grace`` seconds has left."""
         self.config, self.store, self._learning, self._hands = config, store, learning, hands
-        self._not_before = 0.0
+        self._grace, self._not_before = grace, 0.0
         self._failures = 0
         self._called_off: set[int] = set()
         self._here: set[str] = set()
@@ -125,8 +126,8 @@ class Conductor:
         online = {name for name, peer in state.peers.items() if peer.online}
         self._here, self._shut_out = online, set(state.quarantined())
         roster = self._refilled() or self._gathered()
-        now, grace = time.monotonic(), 5 * self.config.retry_s
-        gone = {name for name in roster if name not in state.peers or state.peers[name].away(now, grace)}
+        now = time.monotonic()
+        gone = {name for name in roster if name not in state.peers or state.peers[name].away(now, self._grace)}
         asked = cohort.ask(self.config, self.fleet.step + 1, roster, online, state.quarantined(), gone)
         if asked is None:
             self._wait(roster)

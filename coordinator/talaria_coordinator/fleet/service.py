@@ -79,15 +79,15 @@ class Service:
         self._out_changed = asyncio.Event()
         self._refusals = Refusals(self._tell)
         self._planted = 0
-        self._hearing, self._up = Hearing(max(QUIET_S, 5 * config.retry_s)), False
-        self._tend, self._footing = tend, Footing(max(QUIET_S, 5 * config.retry_s))
+        self._hearing, self._up = Hearing(max(QUIET_S, rules.grace)), False
+        self._tend, self._footing = tend, Footing(max(QUIET_S, rules.grace))
         self._half = self._members.half(rules, spec)
         self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
         self._link = Link(self._read, sent)
         self._uploads = Uploads(config.state / "uploads", config.max_update)
         self._body: tuple[Cut, bytes] | None = None
         self._conductor = Conductor(
-            config, store, self._learning, Hands(self._feed, self._tell, self._spawn, self._inbox.put)
+            config, store, self._learning, Hands(self._feed, self._tell, self._spawn, self._inbox.put), rules.grace
         )
         self.begun = False
         """Whether it has entered its fleet."""
@@ -317,7 +317,7 @@ class Service:
             case e.Complete():
                 self._spawn(self._take(action))
             case e.Discard():
-                self._uploads.drop(action.dev, action.xfer)
+                self._uploads.drop((action.dev, action.xfer))
             case e.RoundClosed():
                 self._conductor.closed(action)
             case e.RoundFailed():
@@ -347,7 +347,7 @@ class Service:
 
     def _keep(self, action: e.KeepChunk) -> None:
         try:
-            self._uploads.keep(action)
+            self._uploads.part((action.dev, action.xfer), action.cut).put(action.index, action.data)
         except StateError as error:
             # The upload's whole sha256 will not fit, and what is missing is asked for again.
             self._tell("error", device=action.dev, error=str(error))
@@ -355,7 +355,7 @@ class Service:
     async def _take(self, action: e.Complete) -> None:
         """A complete upload: check it, make it durable, and only then let the receipt go out."""
         wait, name = AGAIN_S[0], self.config.name
-        with self._uploads.take(action) as part:
+        with self._uploads.take((action.dev, action.xfer), action.cut) as part:
             while True:
                 try:
                     answer = await asyncio.to_thread(receive, name, action, part, self._learning, self.store)

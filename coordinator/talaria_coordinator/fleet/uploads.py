@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from talaria import time
 from talaria.errors import StateError, WireError
 from talaria.protocol import events as e
-from talaria.wire.chunks import Cut, FileAssembly
+from talaria.wire.chunks import Assemblies, Cut, FileAssembly
 from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.storage.update_summary import findings_of
 
 
-@dataclass
-class Uploads:
-    """The partial files in ``folder``, none above ``limit`` bytes."""
+class Uploads(Assemblies[tuple[str, str]]):
+    """The partial files in ``folder``, by (device, transfer)."""
 
-    folder: Path
-    limit: int
-    _open: dict[str, FileAssembly] = field(default_factory=dict, init=False)
+    def __init__(self, folder: Path, limit: int) -> None:
+        super().__init__(lambda key: folder / f"{'.'.join(key)}.part", limit)
+        self.folder = folder
 
     def resume(self, transfers: Mapping[tuple[str, str], Cut]) -> dict[tuple[str, str], frozenset[int]]:
         """The intact chunks of these transfers; files of any other are removed."""
@@ -30,41 +28,10 @@ class Uploads:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StateError(f"uploads: cannot make {self.folder}: {error.strerror}; give another folder") from None
-        found = {key: frozenset(self._part(*key, cut).found()) for key, cut in transfers.items()}
-        for file in self.folder.glob("*.part"):
-            if file.stem not in self._open:
-                file.unlink(missing_ok=True)
+        found = {key: self.found(key, cut) for key, cut in transfers.items()}
+        for file in set(self.folder.glob("*.part")) - set(map(self.path, transfers)):
+            file.unlink(missing_ok=True)
         return found
-
-    def keep(self, chunk: e.KeepChunk) -> None:
-        """Write one chunk in its place; StateError where the disk refuses."""
-        self._part(chunk.dev, chunk.xfer, chunk.cut).put(chunk.index, chunk.data)
-
-    def take(self, upload: e.Complete) -> FileAssembly:
-        """The file of a complete upload, out of reach of :meth:`drop`, so that no deadline closes it while it is
-        read. The caller closes it."""
-        part = self._part(upload.dev, upload.xfer, upload.cut)
-        del self._open[f"{upload.dev}.{upload.xfer}"]
-        return part
-
-    def drop(self, dev: str, xfer: str) -> None:
-        """Forget a transfer and its file."""
-        part = self._open.pop(f"{dev}.{xfer}", None)
-        if part is not None:
-            part.close()
-        (self.folder / f"{dev}.{xfer}.part").unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Close all files; they stay where they are."""
-        for part in self._open.values():
-            part.close()
-        self._open.clear()
-
-    def _part(self, dev: str, xfer: str, cut: Cut) -> FileAssembly:
-        key = f"{dev}.{xfer}"
-        if key not in self._open:
-            self._open[key] = FileAssembly(self.folder / f"{key}.part", cut, self.limit)
-        return self._open[key]
 
 
 def receive(

@@ -10,7 +10,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from talaria.errors import ConfigError, TalariaError
-from talaria.wire.broker_url import Address, loopback
+from talaria.wire import broker_url
+from talaria.wire.broker_url import Address
 from talaria_coordinator.broker import Broker, open_broker
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.service import Report
@@ -23,20 +24,10 @@ def require_safe(config: FleetConfig) -> None:
     """Raise :class:`ConfigError` where strangers could listen or speak: beyond this machine, devices and the
     coordinator need keys, and the links to the broker and to the stores need TLS."""
     config.store.require_safe()
-    given = Address.parse(config.broker) if "://" in config.broker else None
-    host = config.host if given is None else given.host
-    if loopback(host):
-        return
+    url = config.broker if "://" in config.broker else None
+    host = config.host if url is None else Address.parse(url).host
     mend = "make a fleet with keys by `talaria fleet init`, or accept the risk with --insecure"
-    if given is not None and not given.tls:
-        raise ConfigError(
-            f"broker={config.broker!r} is beyond this machine and without TLS: anybody on the way could "
-            f"read and alter all that is said. Use mqtts:// or wss://, and {mend}"
-        )
-    if config.identity is None:
-        raise ConfigError(
-            f"broker on {host!r}: without [identity] anybody who reaches the broker is taken for any device; {mend}"
-        )
+    broker_url.require_safe(host, url, config.identity is not None, mend)
 
 
 def configs_in(paths: Sequence[Path]) -> list[Path]:

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from talaria.errors import ConfigError, StateError
+from talaria.wire.topics import DEVICE_NAME, FLEET_NAME
 from talaria_coordinator.fleet.operator_commands import Order, Verb
 from talaria_coordinator.web.queries import Views
 from talaria_coordinator.web.schemas import (
@@ -49,11 +50,11 @@ HEADERS = (
 )  # fmt: skip
 
 Give = Callable[[Order], None]
-FleetName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9_-]{0,35}$", description="The fleet's name.")]
-DeviceName = Annotated[str, Path(pattern=r"^[a-z0-9-]{1,36}$", description="The device's name.")]
+FleetName = Annotated[str, Path(pattern=f"^{FLEET_NAME}$", description="The fleet's name.")]
+DeviceName = Annotated[str, Path(pattern=f"^{DEVICE_NAME}$", description="The device's name.")]
 Number = Annotated[int, Path(ge=0, le=2**31 - 1, description="The round's number.")]
 Before = Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only what is numbered below this.")]
-After = Annotated[str, Query(pattern=r"^[a-z0-9-]{0,36}$", description="Only devices named after this one.")]
+After = Annotated[str, Query(pattern=f"^({DEVICE_NAME})?$", description="Only devices named after this one.")]
 Limit = Annotated[int, Query(ge=1, le=500, description="How many at most.")]
 Few = Annotated[int, Query(ge=1, le=48, description="How many devices at most.")]
 Reason = Annotated[str, Query(max_length=200, description="Why; it stands in the log.")]

@@ -377,7 +377,7 @@ class Agent:
 
     def _keep(self, action: e.KeepChunk) -> None:
         try:
-            self._arrivals.keep(action)
+            self._arrivals.part(action.xfer, action.cut).put(action.index, action.data)
         except StateError as error:
             self._tell("error", error=str(error))
             self._spawn(self._fetch_again(action.xfer, action.cut))

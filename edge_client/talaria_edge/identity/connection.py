@@ -10,7 +10,8 @@ from typing import Any
 from talaria import time
 from talaria.errors import ConfigError, TransportError
 from talaria.identity.credentials import Credentials, password
-from talaria.wire.broker_url import Address, loopback
+from talaria.wire import broker_url
+from talaria.wire.broker_url import Address
 from talaria.wire.mqtt import Mqtt, Transport, Will
 from talaria.wire.topics import device_filters
 from talaria_edge.config import DeviceConfig
@@ -48,20 +49,8 @@ def credentials_of(folder: Path, fleet: str, device: str) -> Credentials:
 def require_safe(config: DeviceConfig) -> None:
     """Raise :class:`ConfigError` where strangers could listen or speak: beyond this machine the link to the broker
     needs TLS, and the device needs keys, with which it also knows its coordinator."""
-    broker = Address.parse(config.broker)
-    if loopback(broker.host):
-        return
     mend = "join a fleet with keys by `talaria edge join`, or accept the risk with --insecure"
-    if not broker.tls:
-        raise ConfigError(
-            f"fleet: broker={config.broker!r} is beyond this machine and without TLS: anybody on the way could read "
-            f"and alter all that is said. Use mqtts:// or wss://, and {mend}"
-        )
-    if config.identity is None:
-        raise ConfigError(
-            f"fleet: broker={config.broker!r} without [identity]: anybody who reaches the broker could take this "
-            f"device's place or the coordinator's; {mend}"
-        )
+    broker_url.require_safe(Address.parse(config.broker).host, config.broker, config.identity is not None, mend)
 
 
 async def reach(transport: Transport, patience_s: float, tell: Callable[..., Any]) -> None:

@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import platform
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-
-@cache
-def flags() -> frozenset[str]:
-    """The processor's feature flags as Linux names them; empty where they cannot be read."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return frozenset()
-    for line in text.splitlines():
-        if line.lower().startswith(("flags", "features")):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
+from talaria.cpuinfo import flags
 
 
 def has_vnni() -> bool:

@@ -16,7 +16,7 @@ from talaria.aggregate.robust.krum import Krum, MultiKrum
 from talaria.aggregate.robust.median import Median, TrimmedMean
 from talaria.aggregate.wrappers import Clipped
 from talaria.errors import ConfigError
-from talaria.valid import shown
+from talaria.foreign import shown
 
 AGGREGATORS: Mapping[str, type[Any]] = types.MappingProxyType(
     {

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from talaria.errors import AggregationError, ConfigError
+from talaria.model.masks import compact_shape, dense_shape
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 
 RESERVED = ("mask/", "stats/", "frozen/")
@@ -39,14 +40,6 @@ def trained(shared: Tensors) -> tuple[str, ...]:
 def counters(shared: Tensors) -> tuple[str, ...]:
     """The integer names, which an update may carry: the largest wins."""
     return tuple(k for k, v in shared.items() if not v.is_floating_point() and not is_reserved(k))
-
-
-def compact_shape(name: str, shape: torch.Size, mask: ChannelMask | None) -> tuple[int, ...]:
-    """The shape that a dense tensor of ``shape`` has under ``mask``."""
-    where = positions(name, mask)
-    if where is None:
-        return tuple(shape)
-    return tuple(size if p is None else len(p) for size, p in zip(shape, where, strict=True))
 
 
 def positions(name: str, mask: ChannelMask | None) -> tuple[Tensor | None, ...] | None:
@@ -174,10 +167,7 @@ def _check_layout(shared: Tensors, layout: ChannelLayout, who: str) -> None:
         if name not in shared:
             continue
         shape = tuple(shared[name].shape)
-        ruled = tuple(
-            sum(layout.sizes[g] * repeat for g, repeat in axis) if axis else size
-            for axis, size in zip(axes, shape, strict=False)
-        )
+        ruled = tuple(n or size for n, size in zip(dense_shape(layout, name), shape, strict=False))
         if len(axes) != len(shape) or ruled != shape:
             raise AggregationError(
                 f"{who}: its mask expects tensor {name!r} to be {ruled}, but the shared state has {shape}; "

@@ -25,6 +25,7 @@ from talaria.algorithms.perfedavg import PerFedAvg
 from talaria.algorithms.pfedgm import PFedGM
 from talaria.algorithms.thorki import Thorki
 from talaria.errors import ConfigError
+from talaria.foreign import shown
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     cls.card.name: cls
@@ -59,7 +60,7 @@ def load(name: str, hparams: Mapping[str, Any] | None = None) -> Algorithm:
     Raises :class:`ConfigError`, naming what exists, for an unknown name or option and for a value of the wrong type;
     and, naming what is missing, for a class that is no algorithm.
     """
-    found, what = kind_of(name), f"algorithm {valid.shown(name)}"
+    found, what = kind_of(name), f"algorithm {shown(name)}"
     if not isinstance(found, type):  # an object, whose options are set
         valid.Options({}).read(what, hparams or {})
         return found  # type: ignore[no-any-return]
@@ -71,7 +72,7 @@ def kind_of(name: str) -> Any:
     """The class that ``name`` stands for, or the object that somebody gave a name. Raises :class:`ConfigError`."""
     found = GROUP.find(name)
     if GROUP.is_foreign(name):
-        _require_form(f"algorithm {valid.shown(name)}", found)
+        _require_form(f"algorithm {shown(name)}", found)
     return found
 
 

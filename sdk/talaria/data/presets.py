@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from talaria import valid
 from talaria.errors import ConfigError
+from talaria.foreign import shown
 from talaria.types import Recipe
 
 
@@ -91,5 +91,5 @@ def completed(values: Mapping[str, Any], dataset: str | None = None) -> dict[str
 def require(dataset: object) -> str:
     """``dataset`` itself where it has defaults of its own; else :class:`ConfigError`."""
     if not isinstance(dataset, str) or dataset not in NAMED:
-        raise ConfigError(f"defaults={valid.shown(dataset)} is unknown; use {' or '.join(map(repr, NAMED))}")
+        raise ConfigError(f"defaults={shown(dataset)} is unknown; use {' or '.join(map(repr, NAMED))}")
     return dataset

@@ -9,7 +9,8 @@ from talaria import plugins, valid
 from talaria.data import arrays, cifar100, fashion_mnist, smartwatch
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError
-from talaria.valid import Options, shown
+from talaria.foreign import shown
+from talaria.valid import Options
 
 NAMES = ("smartwatch", "fashion-mnist", "npz:FILE", "cifar100:FILE.npz")
 """Talaria's own; FILE stands for a path."""

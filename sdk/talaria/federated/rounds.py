@@ -23,7 +23,7 @@ from talaria.aggregate.wrappers import as_delta, chain, gathered, innermost
 from talaria.algorithms.base import Algorithm
 from talaria.errors import AggregationError, ConfigError
 from talaria.federated import plan_compat
-from talaria.foreign import parsed
+from talaria.foreign import parsed, shown
 from talaria.model import masks, pruning, zoo
 from talaria.model.zoo import ModelSpec
 from talaria.seeds import generator
@@ -66,7 +66,7 @@ class Run:
         valid.number("run", "fraction", self.fraction, "in (0, 1]", low=5e-324, high=1)
         valid.flag("run", "asynchronous", self.asynchronous)
         if not isinstance(self.codec, str):
-            raise ConfigError(f"run: codec={valid.shown(self.codec)} must be text, such as 'raw' or 'int8'")
+            raise ConfigError(f"run: codec={shown(self.codec)} must be text, such as 'raw' or 'int8'")
         Codec.parse(self.codec)
         zoo.require(self.spec.name)
         augment.get(self.recipe.augment)
@@ -79,7 +79,7 @@ class Run:
             raise ConfigError("run: algorithm must be a name, and hparams a table of its options")
         for name, value in self.hparams.items():
             if not isinstance(name, str) or not valid.plain(value):
-                raise ConfigError(f"run: hparams[{valid.shown(name)}]={valid.shown(value)} must be a number or text")
+                raise ConfigError(f"run: hparams[{shown(name)}]={shown(value)} must be a number or text")
         algorithms.load(self.algorithm, self.hparams)
 
     def to_json(self) -> str:
@@ -113,7 +113,7 @@ class Run:
         :class:`ConfigError`, with field, value and mend, on whatever is not a run.
         """
         if not isinstance(values, Mapping):
-            raise ConfigError(f"run: need a table of its fields, got {valid.shown(values)}")
+            raise ConfigError(f"run: need a table of its fields, got {shown(values)}")
         valid.only("run", values, [f.name for f in fields(Run)])
         for name in ("spec", "algorithm"):
             if name not in values:

@@ -27,14 +27,14 @@ from typing import Any
 from talaria.errors import ConfigError, WireError
 from talaria.foreign import parsed
 from talaria.wire.signing import KEY_BYTES, SIGNATURE_BYTES, Signer, verified
-from talaria.wire.topics import Topic
+from talaria.wire.topics import DEVICE_NAME, FLEET_NAME, Topic
 
 LARGEST = 16 * 1024
 """Bytes of a request or an answer at most."""
 _DOMAIN = b"talaria/enrolment/1\x00"
 _REQUEST = ("fleet", "device", "csr", "key")
 _ANSWER = ("fleet", "device", "ca", "certificate", "coordinator", "broker")
-_CODE = re.compile(r"([a-z0-9_-]{1,36})\.([a-z0-9-]{1,36})\.([a-z2-7]{52})")
+_CODE = re.compile(rf"({FLEET_NAME})\.({DEVICE_NAME})\.([a-z2-7]{{52}})")
 
 
 @dataclass(frozen=True)

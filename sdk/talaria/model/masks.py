@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from talaria.errors import ModelError, WireError
+from talaria.bitmaps import bits_of
+from talaria.errors import ModelError
 from talaria.types import ChannelLayout, ChannelMask, Tensors
 
 PREFIX = "mask/"
@@ -85,30 +86,7 @@ def apply_dense(tensors: Tensors, mask: ChannelMask) -> Tensors:
 
 def pack(mask: ChannelMask) -> bytes:
     """One bitmap per group in order of name, each ceil(channels / 8) bytes, lowest channel in the lowest bit."""
-    return b"".join(np.packbits(_bits(mask, group), bitorder="little").tobytes() for group in sorted(mask.layout.sizes))
-
-
-def packed_size(layout: ChannelLayout) -> int:
-    """Bytes that :func:`pack` makes for any mask of ``layout``."""
-    return sum((n + 7) // 8 for n in layout.sizes.values())
-
-
-def unpack(layout: ChannelLayout, data: bytes) -> ChannelMask:
-    """The mask that :func:`pack` wrote. Raises :class:`~talaria.errors.WireError` for a wrong length, for bits
-    beyond a group's last channel, and for a group with no channel."""
-    if len(data) != packed_size(layout):
-        raise WireError(f"mask: {len(data)} bytes, this model's bitmaps take {packed_size(layout)}; ask for them again")
-    kept: dict[str, tuple[int, ...]] = {}
-    offset = 0
-    for group in sorted(layout.sizes):
-        size = layout.sizes[group]
-        part = np.frombuffer(data, np.uint8, count=(size + 7) // 8, offset=offset)
-        offset += len(part)
-        bits = np.unpackbits(part, bitorder="little")
-        if bits[size:].any() or not bits.any():
-            raise WireError(f"mask: the bitmap of group {group!r} is damaged; ask for the mask again")
-        kept[group] = tuple(np.flatnonzero(bits).tolist())
-    return ChannelMask(layout, kept)
+    return b"".join(bits_of(mask.kept[group], size) for group, size in sorted(mask.layout.sizes.items()))
 
 
 def as_tensors(mask: ChannelMask) -> Tensors:
@@ -156,6 +134,20 @@ def _positions(key: str, dense: Tensor, mask: ChannelMask) -> Sequence[Tensor | 
 def dense_shape(layout: ChannelLayout, key: str) -> tuple[int | None, ...]:
     """The unpruned model's extent in each masked dimension of ``key``; None where no mask rules it."""
     return tuple(sum(layout.sizes[g] * r for g, r in axis) if axis else None for axis in layout.axes[key])
+
+
+def compact_shape(name: str, shape: Sequence[int], mask: ChannelMask | None) -> tuple[int, ...]:
+    """The shape that a dense tensor of ``shape`` has under ``mask``. Raises :class:`~talaria.errors.ModelError` where
+    the mask's layout gives it another number of dimensions."""
+    axes = None if mask is None else mask.layout.axes.get(name)
+    if mask is None or axes is None:
+        return tuple(shape)
+    if len(axes) != len(shape):
+        raise ModelError(f"layout gives {len(axes)} dimensions for {name!r}, which has {len(shape)}")
+    return tuple(
+        sum(len(mask.kept[g]) * repeat for g, repeat in axis) if axis else size
+        for axis, size in zip(axes, shape, strict=True)
+    )
 
 
 def _gather(key: str, value: Tensor, mask: ChannelMask) -> Tensor:

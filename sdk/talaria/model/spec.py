@@ -8,8 +8,9 @@ from math import prod
 from typing import Any
 
 from talaria.errors import ConfigError
+from talaria.foreign import shown
 from talaria.model.adapters import AdapterSpec
-from talaria.valid import plain, shown
+from talaria.valid import plain
 
 LARGEST_INPUT = 1 << 24
 """Most values one input may hold: a bound on what a spec from outside can make us allocate."""

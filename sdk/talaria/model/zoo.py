@@ -14,6 +14,7 @@ from torch.nn import Linear, Module
 
 from talaria import plugins, seeds, valid
 from talaria.errors import ConfigError, ModelError
+from talaria.foreign import shown
 from talaria.model import adapters, prunability
 from talaria.model.nets import efficientnet_lite, small_cnns, torchvision_models
 from talaria.model.spec import ModelSpec
@@ -113,7 +114,7 @@ def _found(spec: ModelSpec) -> str:
     if last is None or linear[last] != spec.classes:
         found = "it has no Linear layer" if last is None else f"{last!r} gives {linear[last]}"
         raise ModelError(
-            f"model {valid.shown(spec.name)}: its last layer must be Linear and give classes={spec.classes}, "
+            f"model {shown(spec.name)}: its last layer must be Linear and give classes={spec.classes}, "
             f"but {found}; "
             "name the last layer as head, or correct the factory"
         )
@@ -128,7 +129,7 @@ def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | N
     is neither found nor named.
     """
     if not isinstance(module, Module):
-        raise ConfigError(f"model: {valid.shown(module)} must be a torch module")
+        raise ConfigError(f"model: {shown(module)} must be a torch module")
     own = deepcopy(module)
     name = f"{type(module).__module__}:{type(module).__qualname__}"
     kept = GROUP.keep(name, _Entry(lambda shape, answers: deepcopy(own), None))
@@ -138,7 +139,7 @@ def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | N
 
 
 def _made(spec: ModelSpec, entry: _Entry) -> Module:
-    what, taken = f"model {valid.shown(spec.name)}", valid.options_of(entry.make)
+    what, taken = f"model {shown(spec.name)}", valid.options_of(entry.make)
     options = taken.but(list(taken.known)[:2]).read(what, dict(spec.options))
     if not GROUP.is_foreign(spec.name):
         return entry.make(spec.input_shape, spec.classes, **options)
@@ -201,7 +202,5 @@ def _entry(name: str) -> _Entry:
     if isinstance(found, _Entry):
         return found
     if isinstance(found, Module) or not callable(found):
-        raise ConfigError(
-            f"model {valid.shown(name)}: is a {type(found).__name__}; name a function (input_shape, classes)"
-        )
+        raise ConfigError(f"model {shown(name)}: is a {type(found).__name__}; name a function (input_shape, classes)")
     return _Entry(found, None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from talaria import shares, valid
 from talaria.errors import ConfigError
+from talaria.foreign import shown
 
 _SIZES = {"_mb": 1.0, "_kb": 1e-3, "_bytes": 1e-6}
 
@@ -76,7 +77,7 @@ class Budget:
     def from_json(cls, data: Mapping[str, Any]) -> Budget:
         """The budget that :meth:`to_json` wrote. Raises :class:`ConfigError` on an unknown limit or a wrong value."""
         if not isinstance(data, Mapping):
-            raise ConfigError(f"budget: need a table of limits such as latency_ms, got {valid.shown(data)}")
+            raise ConfigError(f"budget: need a table of limits such as latency_ms, got {shown(data)}")
         odd = sorted(map(str, set(data) - {f.name for f in fields(cls)}))
         if odd:
             raise ConfigError(f"budget: {odd[0][:80]!r} is unknown; use {', '.join(f.name for f in fields(cls))}")

@@ -6,7 +6,6 @@ import os
 import platform
 import time
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,6 +15,7 @@ import psutil
 import torch
 from torch import nn
 
+from talaria import cpuinfo
 from talaria.errors import ConfigError, StateError
 from talaria.planning import cpu_timer, onnx_runtime
 
@@ -25,25 +25,14 @@ SIMD = ("avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", 
 BLOCKS = (4, 8, 16, 32)
 
 
-@cache
-def _cpuinfo() -> dict[str, str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return {}
-    lines = (line.partition(":") for line in text.splitlines())
-    return {name.strip().lower(): value.strip() for name, _, value in reversed([*lines]) if value}
-
-
 def cpu_name() -> str:
     """The processor's name."""
-    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+    return cpuinfo.facts().get("model name") or platform.processor() or platform.machine()
 
 
 def simd() -> tuple[str, ...]:
     """Those of :data:`SIMD` that this processor has; empty where the system does not tell."""
-    found = set((_cpuinfo().get("flags") or _cpuinfo().get("features") or "").split())
-    return tuple(name for name in SIMD if name in found)
+    return tuple(name for name in SIMD if name in cpuinfo.flags())
 
 
 def cores() -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from talaria.bitmaps import bits_of
 from talaria.errors import WireError
 from talaria.protocol.actions import SendChunks
-from talaria.wire.chunks import Cut, bits_of
+from talaria.wire.chunks import Cut
 from talaria.wire.frames import Frame, Header, encode_frame
 from talaria.wire.messages import CHUNK
 from talaria.wire.topics import Topic

@@ -20,10 +20,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from talaria import durable, valid
+from talaria import durable
 from talaria.data.federated import Federated
 from talaria.errors import StateError
-from talaria.foreign import parsed
+from talaria.foreign import parsed, shown
 from talaria.simulation.run import Learned
 from talaria.simulation.simulator import Fleet, RoundFacts
 from talaria.tensors import prefixed, under
@@ -59,9 +59,7 @@ def experiment(folder: Path) -> dict[str, Any]:
     """What :func:`begin` wrote. Raises :class:`StateError` where there is no such run, or one of another format."""
     found = _json(folder / EXPERIMENT)
     if found.get("format") != FORMAT:
-        raise StateError(
-            f"{folder}: format {valid.shown(found.get('format'))} is not {FORMAT}, which this version reads"
-        )
+        raise StateError(f"{folder}: format {shown(found.get('format'))} is not {FORMAT}, which this version reads")
     return found
 
 
@@ -104,7 +102,7 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
             facts = parsed((file.metadata() or {}).get("talaria", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
         if facts["format"] != FORMAT:
-            raise StateError(f"{path}: format {valid.shown(facts['format'])} is not {FORMAT}, which this version reads")
+            raise StateError(f"{path}: format {shown(facts['format'])} is not {FORMAT}, which this version reads")
         fleet.shared, fleet.server = under(tensors, "shared/"), under(tensors, "server/")
         fleet.private = {name: under(tensors, f"private/{i}/") for i, name in enumerate(facts["private"])}
         fleet.bodies = {version: under(tensors, f"bodies/{version}/") for version in facts["bodies"]}

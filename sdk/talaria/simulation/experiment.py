@@ -21,6 +21,7 @@ from talaria.federated import plan_compat
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import Run, check_over
 from talaria.federated.server_rule import located, rule_named
+from talaria.foreign import shown
 from talaria.model import zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec
@@ -320,7 +321,7 @@ def _data(data: str | Federated, options: Mapping[str, Any] | None) -> Federated
         raise ConfigError(f"simulate: data_options={dict(options)!r} are for a dataset's name; data is an object")
     if not isinstance(data, Federated):
         raise ConfigError(
-            f"simulate: data={valid.shown(data)} must be a dataset's name or a Federated; Federated.from_arrays "
+            f"simulate: data={shown(data)} must be a dataset's name or a Federated; Federated.from_arrays "
             "makes one of arrays"
         )
     return data
@@ -335,8 +336,7 @@ def _plans(plans: Plan | Mapping[str, Plan] | Sequence[str] | None, clients: Ite
         for name, plan in plans.items():
             if name not in names or not isinstance(plan, Plan):
                 raise ConfigError(
-                    f"simulate: plans[{valid.shown(name)}] must be the Plan of a client; clients are "
-                    f"{some_of(names, 20)}"
+                    f"simulate: plans[{shown(name)}] must be the Plan of a client; clients are {some_of(names, 20)}"
                 )
         return dict(plans)
     one: dict[str, Plan] = {}

@@ -35,11 +35,11 @@ from talaria.errors import ConfigError, DataError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import Run
+from talaria.foreign import shown
 from talaria.model import zoo
 from talaria.types import Plan
+from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME
 
-_DEVICE = re.compile(r"[a-z0-9-]{1,36}")
-_FLEET = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
 FLEET = "fleet.toml"
 
 
@@ -58,7 +58,7 @@ class Written:
     def _name(self) -> str:
         """The fleet is called as its algorithm, where that can be a fleet's name."""
         said = algorithms.load(self.run.algorithm, self.run.hparams).card.name
-        return next((name for name in (self.run.algorithm, said) if _FLEET.fullmatch(name)), "fleet")
+        return next((name for name in (self.run.algorithm, said) if re.fullmatch(FLEET_NAME, name)), "fleet")
 
     def files(self, port: int) -> dict[str, bytes]:
         """Every file but the samples, by its path in the folder."""
@@ -163,10 +163,9 @@ def _every_option(run: Run) -> dict[str, Any]:
 
 
 def _require(name: str, client: Client) -> None:
-    if not _DEVICE.fullmatch(name) or f"{name}.toml" == FLEET:
+    if not re.fullmatch(DEVICE_NAME, name) or f"{name}.toml" == FLEET:
         raise ConfigError(
-            f"--write-fleet: client {valid.shown(name)} cannot be a device's id; name clients by 1 to 36 of a-z, 0-9 "
-            "and '-', but not fleet"
+            f"--write-fleet: client {shown(name)} cannot be a device's id; name clients by {DEVICE_RULE}, but not fleet"
         )
     seen = torch.unique(client.train.y)
     if len(seen) < 2:

@@ -79,3 +79,20 @@ class Address:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+
+def require_safe(host: str, url: str | None, keys: bool, mend: str) -> None:
+    """Raise :class:`ConfigError`, ending with ``mend``, where strangers could listen or speak: beyond this machine the
+    link to the broker at ``url`` (None: our own, on ``host``) needs TLS, and both ends need ``keys``."""
+    if loopback(host):
+        return
+    if url is not None and not Address.parse(url).tls:
+        raise ConfigError(
+            f"broker={url!r} is beyond this machine and without TLS: anybody on the way could read and alter all that "
+            f"is said. Use mqtts:// or wss://, and {mend}"
+        )
+    if not keys:
+        raise ConfigError(
+            f"broker on {host!r}: without [identity] anybody who reaches the broker could take a device's place or the "
+            f"coordinator's; {mend}"
+        )

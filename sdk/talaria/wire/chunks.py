@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from talaria.errors import ConfigError, StateError, TooLarge, WireError
 from talaria.wire.frames import MAX_BODY
@@ -20,6 +22,8 @@ ROOM = 1280
 """Bytes of a message beside what it carries, at most: its topic, the frame's header and checksum, MQTT's own."""
 LEAST = 4096
 """Bytes that a broker must take as one message."""
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -149,18 +153,39 @@ class FileAssembly:
         self.close()
 
 
-def bits_of(indices: set[int], count: int) -> bytes:
-    """A bitmap of ``count`` bits, least significant first.
+class Assemblies(Generic[Key]):
+    """Unfinished transfers by key, none above ``limit`` bytes; ``path`` says where the file of each lies."""
 
-    >>> bits_of({0, 9}, 10).hex()
-    '0102'
-    """
-    return sum(1 << i for i in indices).to_bytes(-(-count // 8), "little")
+    def __init__(self, path: Callable[[Key], Path], limit: int) -> None:
+        self.path, self.limit = path, limit
+        self._open: dict[Key, FileAssembly] = {}
 
+    def part(self, key: Key, cut: Cut) -> FileAssembly:
+        """The file of one, opened if need be. Raises :class:`StateError` where the disk refuses."""
+        if key not in self._open:
+            self._open[key] = FileAssembly(self.path(key), cut, self.limit)
+        return self._open[key]
 
-def indices_of(bitmap: bytes, count: int) -> set[int]:
-    """The set bits of a bitmap of ``count`` bits. Raises :class:`WireError` for a wrong length or stray bits."""
-    value = int.from_bytes(bitmap, "little")
-    if len(bitmap) != -(-count // 8) or value >> count:
-        raise WireError(f"bitmap of {len(bitmap)} bytes does not describe {count} chunks")
-    return {i for i in range(count) if value >> i & 1}
+    def found(self, key: Key, cut: Cut) -> frozenset[int]:
+        """The chunks of one that lie intact in its file."""
+        return frozenset(self.part(key, cut).found())
+
+    def take(self, key: Key, cut: Cut) -> FileAssembly:
+        """The file of a complete one, out of reach of :meth:`drop`, so that nothing closes it while it is read. The
+        caller closes it."""
+        part = self.part(key, cut)
+        del self._open[key]
+        return part
+
+    def drop(self, key: Key) -> None:
+        """Forget one, and its file."""
+        part = self._open.pop(key, None)
+        if part is not None:
+            part.close()
+        self.path(key).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close all files; they stay where they are."""
+        for part in self._open.values():
+            part.close()
+        self._open.clear()

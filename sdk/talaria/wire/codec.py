@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ConfigError, ModelError, TooLarge, WireError
 from talaria.foreign import named, shown
+from talaria.model.masks import compact_shape
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 from talaria.wire import strict_safetensors
 from talaria.wire.compression import squeeze, unsqueeze
@@ -118,7 +119,9 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
         "mask": None if update.mask is None else update.mask.digest,
     }
     if update.mask is not None:
-        planes |= {_MASK + g: _bitmap(kept, update.mask.layout.sizes[g]) for g, kept in update.mask.kept.items()}
+        for group, kept in update.mask.kept.items():
+            bitmap = bytearray(bits_of(kept, update.mask.layout.sizes[group]))
+            planes[_MASK + group] = torch.frombuffer(bitmap, dtype=torch.uint8)
     meta = {_META: json.dumps(about, separators=(",", ":"), sort_keys=True, allow_nan=False)}
     data = strict_safetensors.pack(planes, meta)
     return squeeze(data) if compress else data
@@ -144,7 +147,7 @@ def decode_update(
         raise WireError(f"update says client={about['client']!r} but came from {client!r}")
     groups = tuple(name for name in entries if name.startswith(_MASK))
     mask = _mask(about["mask"], groups, entries, layout)
-    compact = dict(schema) if mask is None else {n: _compact(n, s, mask) for n, s in schema.items()}
+    compact = {n: Spec(compact_shape(n, s.shape, mask), s.dtype) for n, s in schema.items()}
     _check_names(entries, schema, groups)
     for name, spec in compact.items():
         check_planes(name, spec, entries)
@@ -196,11 +199,6 @@ def _about(about: dict[str, Any], limits: Limits) -> dict[str, Any]:
 # ---- masks ---------------------------------------------------------------------------------------------
 
 
-def _bitmap(kept: Iterable[int], size: int) -> Tensor:
-    value = sum(1 << i for i in kept)
-    return torch.tensor(list(value.to_bytes(-(-size // 8), "little")), dtype=torch.uint8)
-
-
 def _mask(
     digest: str | None,
     groups: tuple[str, ...],
@@ -215,36 +213,19 @@ def _mask(
         raise WireError("update comes with a mask, but this model has no channel layout; send it dense")
     if set(groups) != {_MASK + g for g in layout.sizes}:
         raise WireError(f"mask has {len(groups)} groups; this model has {len(layout.sizes)}, by other names")
-    kept = {}
+    raw = {}
     for group, size in layout.sizes.items():
         entry = entries[_MASK + group]
         if entry.dtype is not torch.uint8 or entry.shape != (-(-size // 8),):
             raise WireError(f"mask of {group!r} must be {-(-size // 8)} bytes for {size} channels")
-        value = int.from_bytes(entry.raw, "little")
-        if value >> size or not value:
-            raise WireError(f"mask of {group!r} must keep between 1 and {size} channels, and none beyond")
-        kept[group] = tuple(i for i in range(size) if value >> i & 1)
+        raw[group] = bytes(entry.raw)
     try:
-        mask = ChannelMask(layout, kept)
-    except ModelError as why:
+        mask = ChannelMask(layout, {g: tuple(sorted(indices_of(raw[g], size))) for g, size in layout.sizes.items()})
+    except (ModelError, WireError) as why:
         raise WireError(f"mask is refused: {why}") from None
     if mask.digest != digest:
         raise WireError("the mask's bitmaps do not match its digest; damaged")
     return mask
-
-
-def _compact(name: str, spec: Spec, mask: ChannelMask) -> Spec:
-    """The shape that is left of a tensor under ``mask``."""
-    axes = mask.layout.axes.get(name)
-    if axes is None:
-        return spec
-    if len(axes) != len(spec.shape):
-        raise ModelError(f"layout gives {len(axes)} dimensions for {name!r}, which has {len(spec.shape)}")
-    shape = tuple(
-        sum(len(mask.kept[g]) * repeat for g, repeat in axis) if axis else size
-        for axis, size in zip(axes, spec.shape, strict=True)
-    )
-    return Spec(shape, spec.dtype)
 
 
 # ---- opening -------------------------------------------------------------------------------------------

@@ -20,8 +20,12 @@ from talaria.errors import WireError
 
 Kind = Literal["co/state", "co/body", "m", "state", "cmd", "evt", "up", "dn"]
 
-_FED = re.compile(r"[a-z0-9][a-z0-9_-]{0,35}")
-_DEV = re.compile(r"[a-z0-9][a-z0-9-]{0,35}")
+FLEET_NAME = r"[a-z0-9][a-z0-9_-]{0,35}"
+FLEET_RULE = "1 to 36 of a-z, 0-9, '-' and '_', a letter or digit first"
+DEVICE_NAME = r"[a-z0-9][a-z0-9-]{0,35}"
+DEVICE_RULE = "1 to 36 of a-z, 0-9 and '-', a letter or digit first"
+"""How fleets and devices may be called, as a pattern and in words; whoever asks for a name asks for these."""
+_FED, _DEV = re.compile(FLEET_NAME), re.compile(DEVICE_NAME)
 _XFER = re.compile(r"[a-z0-9]{1,32}")
 _BODY8 = re.compile(r"[0-9a-f]{8}")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
@@ -40,10 +44,10 @@ class Topic:
     index: int = 0
 
     def __post_init__(self) -> None:
-        _need(_FED, "fleet", self.fed, "lower-case letters, digits, '-' or '_', at most 36")
+        _need(_FED, "fleet", self.fed, FLEET_RULE)
         of_device = self.kind in ("state", "cmd", "evt", "up", "dn")
         if of_device:
-            _need(_DEV, "device", self.dev, "1 to 36 of a-z, 0-9 and '-', a letter or digit first")
+            _need(_DEV, "device", self.dev, DEVICE_RULE)
         if self.kind in ("up", "dn"):
             _need(_XFER, "transfer", self.xfer, "1 to 32 of a-z and 0-9")
         if self.kind == "m":

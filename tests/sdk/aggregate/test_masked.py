@@ -9,8 +9,9 @@ from tolerance import roundings
 
 from talaria import tensors
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.validation import compact_shape, positions
+from talaria.aggregate.validation import positions
 from talaria.errors import AggregationError, ConfigError
+from talaria.model.masks import compact_shape
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 
 # The hand example: n = (10, 20, 30), previous (1, 1, 1, 5, 1).

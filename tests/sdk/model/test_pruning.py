@@ -149,8 +149,8 @@ def test_repeated_pruning_and_a_rebuild_from_spec_mask_and_weights_agree():
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.01)
-    packed, weights = masks.pack(mask), tensors.copied(model.state_dict())
-    restored = masks.unpack(zoo.layout(spec), packed)
+    kept, weights = masks.as_tensors(mask), tensors.copied(model.state_dict())
+    restored = masks.from_tensors(zoo.layout(spec), kept)
     rebuilt = pruning.compact(zoo.build(spec), restored)
     rebuilt.load_state_dict(weights)
     x = zoo.example(spec, 5)

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from talaria.bitmaps import indices_of
 from talaria.errors import ConfigError, StateError, WireError
 from talaria.protocol import events as e
 from talaria.protocol import state_codec
 from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState, Rules
 from talaria.protocol.device.machine import DeviceHalf, DeviceLimits, DeviceState
 from talaria.protocol.transfer import Guard, Receiver
-from talaria.wire.chunks import describe, indices_of
+from talaria.wire.chunks import describe
 from talaria.wire.frames import Frame, Header
 
 DATA = bytes(range(200)) * 10

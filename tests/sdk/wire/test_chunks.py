@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ConfigError, StateError, TooLarge, WireError
-from talaria.wire.chunks import FileAssembly, bits_of, describe, indices_of
+from talaria.wire.chunks import FileAssembly, describe
 
 DATA = bytes(range(256)) * 11
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from talaria.bitmaps import indices_of
 from talaria.errors import StateError, TalariaError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
@@ -20,7 +21,6 @@ from talaria.protocol.coordinator.step_context import Turn
 from talaria.protocol.coordinator.uploads import Intake
 from talaria.protocol.transfer import transfer_of
 from talaria.wire import messages as m
-from talaria.wire.chunks import indices_of
 from talaria.wire.frames import Frame, decode_frame, signed_by
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic, parse

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+from talaria.bitmaps import indices_of
 from talaria.errors import ConfigError, StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.state import DeviceLimits, DeviceState, Job
 from talaria.protocol.transfer import Receiver, transfer_of
 from talaria.wire import messages as m
-from talaria.wire.chunks import cut_of, indices_of
+from talaria.wire.chunks import cut_of
 from talaria.wire.frames import Frame, Header, decode_frame, encode_frame, signed_by
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic, parse
