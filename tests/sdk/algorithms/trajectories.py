@@ -1,0 +1,143 @@
+"""Three rounds of every algorithm on a small made-up fleet, as few numbers as tell one trajectory from another.
+
+    python tests/sdk/algorithms/trajectories.py --write     takes the vectors of test_trajectories.py anew
+    python tests/sdk/algorithms/trajectories.py --bits      prints a hash of all bits per case, to compare two checkouts
+
+The hashes hold on one machine with one count of threads; the vectors are compared by tests/tolerance.py.
+"""
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from talaria.algorithms import ALGORITHMS
+from talaria.federated.rounds import Member, Run
+from talaria.model.adapters import AdapterSpec
+from talaria.model.zoo import ModelSpec
+from talaria.simulation.run import Buffering, Result, simulate
+from talaria.training.loop import predict
+from talaria.types import Plan, Recipe, Samples, Tensors
+
+VECTORS = Path(__file__).with_suffix(".npz")
+SHAPE, CLASSES = (3, 16), 3
+PLAIN = ModelSpec("imu_cnn", SHAPE, CLASSES)
+ADAPTED = ModelSpec("imu_cnn", SHAPE, CLASSES, adapters=AdapterSpec("lowrank", rank=2))
+NARROW = Plan(widths={"conv1": 16, "conv2": 24, "conv3": 32, "conv4": 40})
+NARROW_ADAPTED = Plan(widths={f"{group}.base": width for group, width in NARROW.widths.items()})
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "masks, adapters": {"plan": NARROW_ADAPTED, "spec": ADAPTED, "codec": "fp16", "buffers": "aggregate"},
+    "asynchronous": {"plan": NARROW, "asynchronous": True},
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in sorted(ALGORITHMS)},
+    "apfl every step": {"alpha_update": "every_step", "alpha_lr": 0.1},
+    "fedavg_ft head": {"tune": "head", "tune_on": "all"},
+    "ffgg gradient": {"form": "gradient", "head_steps": 3},
+    "ffgg refit": {"refit": True, "local_steps": 2, "gamma": 0.05},
+    "heart_pfl B": {"variant": "B", "trains": "full"},
+    "hermes": {"threshold": 0.0, "block": 4, "tune_epochs": 2},
+    "hermes intersection": {
+        "threshold": 0.0, "block": 4, "mode": "intersection", "private": "head", "importance": "taylor",
+        "tune_epochs": 0,
+    },
+    "hermes download": {
+        "threshold": 0.0, "block": 4, "choose_by": "download", "importance": "bn", "tune": "head", "tune_epochs": 2,
+        "tune_on": "all", "min_holders": 2,
+    },
+    "perfedavg hf": {"form": "hf"},
+    "perfedavg exact": {"form": "exact", "inner_lr": 0.01, "adapt_steps": 2},
+    "pfedgm diagonal": {"covariance": "diagonal", "features": 16, "rho": 1.0, "tune_on": "all"},
+    "pfedgm predictive": {"predictive": True, "features": 8, "prior_samples": 4.0, "tune_epochs": 0},
+    "thorki adapters": {"general": "adapters", "gate": "sample", "gate_steps": 5, "small_epochs": 2},
+    "thorki constant": {"gate": "constant", "prior": "none", "join_epochs": 2},
+}  # fmt: skip
+AS_THEY_COME = ("fedavg", "ffgg gradient", "heart_pfl", "hermes download")
+"""Who is looked at in an asynchronous run."""
+SEEDS = {"ditto | plain": 4, "fedprox | plain": 5}
+"""Seeds of runs that have an activation within a few roundings of a kink under the usual one, 3."""
+CASES = [
+    (name, setting)
+    for name in OPTIONS
+    for setting, wanted in (("plain", sorted(ALGORITHMS)), ("masks, adapters", OPTIONS), ("asynchronous", AS_THEY_COME))
+    if name in wanted and (name, setting) != ("pfedgm", "masks, adapters")  # 64 features of 12 samples: only noise
+]
+
+
+def samples(seed: int, labels: torch.Tensor) -> Samples:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(len(labels), *SHAPE, generator=g) * 0.5
+    x[:, 0] += labels[:, None].float() - 1
+    return Samples(x, labels)
+
+
+def member(name: str, seed: int, plan: Plan | None = None, count: int = 12, classes: int = CLASSES) -> Member:
+    val = samples(seed + 50, torch.arange(6) % classes)
+    return Member(name, samples(seed, torch.arange(count) % classes), val, plan)
+
+
+def learned(name: str, setting: str) -> tuple[Result, Member]:
+    """Three rounds of three devices, the second of which knows two of the classes; and a newcomer."""
+    wanted = {"spec": PLAIN, **SETTINGS[setting]}
+    plan = wanted.pop("plan", None)
+    recipe = Recipe(epochs=1, batch=4, lr=0.02, momentum=0.5)
+    seed = SEEDS.get(f"{name} | {setting}", 3)
+    run = Run(algorithm=name.split(maxsplit=1)[0], hparams=OPTIONS[name], recipe=recipe, rounds=3, seed=seed, **wanted)
+    fleet = [member("anna", 0, plan), member("ben", 1, plan, 9, 2), member("cleo", 2, plan)]
+    buffering = Buffering(buffer=2) if run.asynchronous else None
+    return simulate(run, {one.client: one for one in fleet}, buffering=buffering), member("zoe", 77, plan)
+
+
+def trajectory(name: str, setting: str) -> Tensors:
+    """The shared state, what each device keeps, and the logits of the models that devices and a newcomer are served."""
+    result, newcomer = learned(name, setting)
+    found = {f"shared/{key}": value for key, value in result.shared.items()}
+    for client, private in result.private.items():
+        found |= {f"{client}/{key}": value for key, value in private.items()}
+    for one in (*result.members.values(), newcomer):
+        found[f"{one.client} serves"] = predict(result.personal(one), one.val.x)
+    return dict(sorted(found.items()))
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
+    """Per tensor: its root mean square, its sum under fixed signs over the root of its size, one of its values."""
+    rows = []
+    for name, tensor in tensors.items():
+        flat = tensor.detach().double().flatten()
+        draws = torch.Generator().manual_seed(len(name) * 1009 + len(flat))
+        signs = torch.randint(2, flat.shape, generator=draws) * 2.0 - 1
+        at = int(torch.randint(max(1, len(flat)), (1,), generator=draws))
+        size = max(1, len(flat)) ** 0.5
+        rows.append(
+            (float(flat.norm()) / size, float(flat @ signs.double()) / size, float(flat[at]) if len(flat) else 0)
+        )
+    return np.array(rows, np.float32)
+
+
+def bits(tensors: Mapping[str, torch.Tensor]) -> str:
+    """A hash of all names, types, shapes and values."""
+    found = hashlib.sha256()
+    for key, value in tensors.items():
+        found.update(f"{key} {value.dtype} {tuple(value.shape)} ".encode() + value.contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    taken = {}
+    for name, setting in CASES:
+        tensors = trajectory(name, setting)
+        taken[f"{name} | {setting}"] = digest(tensors)
+        sys.stdout.write(f"{bits(tensors)} {name} | {setting}\n")
+    if "--write" in sys.argv:
+        np.savez_compressed(VECTORS, **taken)
+
+
+if __name__ == "__main__":
+    main()
