@@ -28,6 +28,7 @@ from torch.nn import Module
 
 from talaria import npz
 from talaria.aggregate.adversarial import Attack, Normalization
+from talaria.aggregate.distill import Distilled
 from talaria.algorithms.heart_pfl import HeartPFL, trainable
 from talaria.data.cifar100 import MEAN, SD
 from talaria.data.partition import dirichlet, mixed, mixes_of, stratified
@@ -166,9 +167,10 @@ class Fleet:
         self.shared, self.blank = (cpu(t) for t in self.algorithm.init(self.model, self.split))
         self.rule = self.algorithm.aggregator
         if args.distil_rounds:
-            self.rule = self.algorithm.server(
-                deepcopy(self.model),
-                proxy,
+            self.rule = Distilled(
+                inner=self.rule,
+                model=deepcopy(self.model),
+                proxy=proxy,
                 normalization=Normalization(MEAN, SD),
                 attack=Attack(steps=args.attack_steps),
                 rounds=args.distil_rounds,

@@ -6,12 +6,12 @@ from itertools import islice
 from typing import ClassVar
 
 import torch
+from talaria.algorithms.parts import WHOLE, parted, require, update
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
-from talaria.algorithms.parts import WHOLE, parted, require, update
 from talaria.model import masks
 from talaria.tensors import only
 from talaria.training.loop import ready, served, train

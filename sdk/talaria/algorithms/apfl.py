@@ -11,7 +11,7 @@ twice and adds 0.02 α to it; none of that is in the paper, nor here.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
-from talaria.algorithms.parts import PERSONAL, WHOLE, parted, refuse_neutral, require, update
+from talaria.algorithms.hparams import Epochs, Rate, Weighed, check, off, one_of, within
+from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
 from talaria.tensors import only, prefixed, under, without
 from talaria.training.batching import feed
 from talaria.training.functional_sgd import Walk, leaves
@@ -43,11 +43,11 @@ class APFL:
     its rate (0: the recipe's); ``join_epochs`` train v under the fixed w on a device that never took part. The paper
     weighs devices uniformly (``weighting="uniform"``)."""
 
-    alpha: float = 0.5
-    alpha_update: str = "first_batch"
-    alpha_lr: float = 0.0
-    join_epochs: int = 5
-    weighting: Weighting = "samples"
+    alpha: Annotated[float, within("[0, 1]"), off(0, "makes it FedAvg"), off(1, "makes it Local")] = 0.5
+    alpha_update: Annotated[str, one_of(*UPDATES)] = "first_batch"
+    alpha_lr: Rate = 0.0
+    join_epochs: Epochs = 5
+    weighting: Weighed = "samples"
     allow_degenerate: bool = False
 
     card: ClassVar[Card] = Card(
@@ -61,16 +61,7 @@ class APFL:
     )
 
     def __post_init__(self) -> None:
-        check_weighting("apfl", self.weighting)
-        require(
-            "apfl",
-            alpha=(0 <= self.alpha <= 1, self.alpha, "must be in [0, 1]"),
-            alpha_update=(self.alpha_update in UPDATES, self.alpha_update, f"must be one of {sorted(UPDATES)}"),
-            alpha_lr=(0 <= self.alpha_lr < float("inf"), self.alpha_lr, "must be at least 0 (0: the recipe's)"),
-            join_epochs=(self.join_epochs >= 0, self.join_epochs, "must be at least 0"),
-        )
-        refuse_neutral("apfl", "alpha", self.alpha, "makes it FedAvg", self.alpha != 0 or self.allow_degenerate)
-        refuse_neutral("apfl", "alpha", self.alpha, "makes it Local", self.alpha != 1 or self.allow_degenerate)
+        check(self)
 
     @property
     def aggregator(self) -> Aggregator:

@@ -8,15 +8,15 @@ the authors' code. Both branches draw the same shuffles, each from a generator o
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
-from talaria.algorithms.parts import PERSONAL, WHOLE, parted, refuse_neutral, require, update
+from talaria.algorithms.hparams import Epochs, Rate, Weighed, at_least, check, off
+from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
 from talaria.tensors import only, prefixed, under, without
 from talaria.training.loop import Pull, ready, served, state_of, train
 from talaria.types import Recipe, Split, Task, Tensors, Update
@@ -28,11 +28,11 @@ class Ditto:
     device that never took part before it is served. The authors average uniformly the devices that they draw in
     proportion to their samples; ``weighting="uniform"`` does so."""
 
-    lam: float = 0.1
-    personal_epochs: int = 0
-    personal_lr: float = 0.0
-    join_epochs: int = 5
-    weighting: Weighting = "samples"
+    lam: Annotated[float, at_least(0), off(0, "makes it Local")] = 0.1
+    personal_epochs: Annotated[int, at_least(0, " (0 takes the recipe's)")] = 0
+    personal_lr: Rate = 0.0
+    join_epochs: Epochs = 5
+    weighting: Weighed = "samples"
     allow_degenerate: bool = False
 
     card: ClassVar[Card] = Card(
@@ -46,19 +46,7 @@ class Ditto:
     )
 
     def __post_init__(self) -> None:
-        check_weighting("ditto", self.weighting)
-        require(
-            "ditto",
-            lam=(0 <= self.lam < float("inf"), self.lam, "must be finite and at least 0"),
-            personal_epochs=(self.personal_epochs >= 0, self.personal_epochs, "must be at least 0 (0: the recipe's)"),
-            personal_lr=(
-                0 <= self.personal_lr < float("inf"),
-                self.personal_lr,
-                "must be at least 0 (0: the recipe's)",
-            ),
-            join_epochs=(self.join_epochs >= 0, self.join_epochs, "must be at least 0"),
-        )
-        refuse_neutral("ditto", "lam", self.lam, "makes it Local", self.lam != 0 or self.allow_degenerate)
+        check(self)
 
     @property
     def aggregator(self) -> Aggregator:

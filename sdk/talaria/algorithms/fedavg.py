@@ -11,7 +11,7 @@ from torch.nn import Module
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
-from talaria.algorithms.parts import WHOLE, parted, update
+from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.tensors import only
 from talaria.training.loop import ready, served, train
 from talaria.types import Split, Task, Tensors, Update

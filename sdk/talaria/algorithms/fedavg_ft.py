@@ -13,8 +13,8 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.fedavg import FedAvg
-from talaria.algorithms.parts import require
-from talaria.algorithms.tuning import SAMPLES, TUNES, tuned
+from talaria.algorithms.finetune import Tune, TuneOn, tuned
+from talaria.algorithms.hparams import Epochs, Rate, check
 from talaria.training.loop import ready, served
 from talaria.types import Split, Task, Tensors, Update
 
@@ -23,11 +23,11 @@ from talaria.types import Split, Task, Tensors, Update
 class FedAvgFT:
     """FedAvg in the rounds; ``tune_epochs`` of SGD at ``tune_lr`` (0: the recipe's) in ``personal``."""
 
-    tune: str = "full"
-    tune_epochs: int = 5
-    tune_lr: float = 0.0
+    tune: Tune = "full"
+    tune_epochs: Epochs = 5
+    tune_lr: Rate = 0.0
     """0 takes the recipe's learning rate."""
-    tune_on: str = "train"
+    tune_on: TuneOn = "train"
     """"all" learns from the validation samples too."""
     aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
 
@@ -42,13 +42,7 @@ class FedAvgFT:
     )
 
     def __post_init__(self) -> None:
-        require(
-            "fedavg_ft",
-            tune=(self.tune in TUNES, self.tune, f"must be one of {sorted(TUNES)}"),
-            tune_epochs=(self.tune_epochs >= 0, self.tune_epochs, "must be at least 0"),
-            tune_lr=(self.tune_lr >= 0, self.tune_lr, "must be at least 0 (0 takes the recipe's)"),
-            tune_on=(self.tune_on in SAMPLES, self.tune_on, f"must be one of {SAMPLES}"),
-        )
+        check(self)
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
         return FedAvg().init(model, split)

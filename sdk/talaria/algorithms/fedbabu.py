@@ -6,16 +6,16 @@ Confirmed from the paper and the authors' code.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
-from talaria.algorithms.parts import parted, refuse_neutral, require, update
-from talaria.algorithms.tuning import TUNES, tuned
+from talaria.algorithms.finetune import Tune, tuned
+from talaria.algorithms.hparams import Epochs, Weighed, above, check, off
+from talaria.algorithms.sharing import parted, update
 from talaria.tensors import only
 from talaria.training.loop import ready, served, train
 from talaria.types import Split, Task, Tensors, Update
@@ -28,10 +28,10 @@ class FedBABU:
     The authors weigh devices uniformly.
     """
 
-    tune: str = "full"
-    tune_epochs: int = 5
-    tune_rate: float = 0.01
-    weighting: Weighting = "samples"
+    tune: Tune = "full"
+    tune_epochs: Annotated[Epochs, off(0, "serves a head that was never trained")] = 5
+    tune_rate: Annotated[float, above(0)] = 0.01
+    weighting: Weighed = "samples"
     allow_degenerate: bool = False
 
     card: ClassVar[Card] = Card(
@@ -45,15 +45,7 @@ class FedBABU:
     )
 
     def __post_init__(self) -> None:
-        check_weighting("fedbabu", self.weighting)
-        require(
-            "fedbabu",
-            tune=(self.tune in TUNES, self.tune, f"must be one of {sorted(TUNES)}"),
-            tune_epochs=(self.tune_epochs >= 0, self.tune_epochs, "must be at least 0"),
-            tune_rate=(0 < self.tune_rate < float("inf"), self.tune_rate, "must be finite and above 0"),
-        )
-        tunes = self.tune_epochs > 0 or self.allow_degenerate
-        refuse_neutral("fedbabu", "tune_epochs", self.tune_epochs, "serves a head that was never trained", tunes)
+        check(self)
 
     @property
     def aggregator(self) -> Aggregator:

@@ -13,8 +13,9 @@ from torch.nn import Module
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
-from talaria.algorithms.joining import joined
-from talaria.algorithms.parts import parted, require, update
+from talaria.algorithms.finetune import joined
+from talaria.algorithms.hparams import Epochs, check
+from talaria.algorithms.sharing import parted, update
 from talaria.tensors import only
 from talaria.training.loop import served, train
 from talaria.types import Split, Task, Tensors, Update
@@ -24,7 +25,7 @@ from talaria.types import Split, Task, Tensors, Update
 class FedPer:
     """``join_epochs`` train the head alone, body frozen, on a device that never took part before it is served."""
 
-    join_epochs: int = 10
+    join_epochs: Epochs = 10
     aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
 
     card: ClassVar[Card] = Card(
@@ -38,7 +39,7 @@ class FedPer:
     )
 
     def __post_init__(self) -> None:
-        require("fedper", join_epochs=(self.join_epochs >= 0, self.join_epochs, "must be at least 0"))
+        check(self)
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
         return parted(model, split, "body")

@@ -5,16 +5,16 @@ The pull is added to the gradient, so that momentum sees it. Confirmed from the 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
 from talaria.algorithms.fedavg import FedAvg
-from talaria.algorithms.parts import refuse_neutral, require, update
+from talaria.algorithms.hparams import Weighed, at_least, check, off
+from talaria.algorithms.sharing import update
 from talaria.tensors import only
 from talaria.training.loop import Pull, train
 from talaria.types import Split, Task, Tensors, Update
@@ -25,8 +25,8 @@ class FedProx:
     """``mu`` is the strength of the pull; 0 would be FedAvg. The paper draws devices in proportion to their samples and
     averages them uniformly (``weighting="uniform"``); here all take part and are weighed by samples."""
 
-    mu: float = 0.1
-    weighting: Weighting = "samples"
+    mu: Annotated[float, at_least(0), off(0, "makes it FedAvg")] = 0.1
+    weighting: Weighed = "samples"
     allow_degenerate: bool = False
 
     card: ClassVar[Card] = Card(
@@ -40,9 +40,7 @@ class FedProx:
     )
 
     def __post_init__(self) -> None:
-        check_weighting("fedprox", self.weighting)
-        require("fedprox", mu=(0 <= self.mu < float("inf"), self.mu, "must be finite and at least 0"))
-        refuse_neutral("fedprox", "mu", self.mu, "makes it FedAvg", self.mu != 0 or self.allow_degenerate)
+        check(self)
 
     @property
     def aggregator(self) -> Aggregator:

@@ -9,16 +9,16 @@ Both phases draw the same shuffles as plain training, so that each alone is Loca
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
-from talaria.algorithms.joining import joined
-from talaria.algorithms.parts import parted, refuse_neutral, require, update
+from talaria.algorithms.finetune import joined
+from talaria.algorithms.hparams import Epochs, Weighed, check, off
+from talaria.algorithms.sharing import parted, update
 from talaria.tensors import only
 from talaria.training import frozen_features
 from talaria.training.loop import ready, served, train
@@ -30,10 +30,10 @@ class FedRep:
     """``head_epochs`` and ``body_epochs`` stand in for the recipe's epochs; ``final_epochs`` fit the head before it is
     served (a device that never took part takes ``head_epochs``). The authors weigh devices uniformly on CIFAR."""
 
-    head_epochs: int = 10
-    body_epochs: int = 1
-    final_epochs: int = 10
-    weighting: Weighting = "samples"
+    head_epochs: Annotated[Epochs, off(0, "never fits the head")] = 10
+    body_epochs: Annotated[Epochs, off(0, "never learns a body")] = 1
+    final_epochs: Epochs = 10
+    weighting: Weighed = "samples"
     allow_degenerate: bool = False
 
     card: ClassVar[Card] = Card(
@@ -47,13 +47,7 @@ class FedRep:
     )
 
     def __post_init__(self) -> None:
-        check_weighting("fedrep", self.weighting)
-        for name in ("head_epochs", "body_epochs", "final_epochs"):
-            value = getattr(self, name)
-            require("fedrep", **{name: (value >= 0, value, "must be at least 0")})
-        some = self.allow_degenerate
-        refuse_neutral("fedrep", "head_epochs", self.head_epochs, "never fits the head", self.head_epochs > 0 or some)
-        refuse_neutral("fedrep", "body_epochs", self.body_epochs, "never learns a body", self.body_epochs > 0 or some)
+        check(self)
 
     @property
     def aggregator(self) -> Aggregator:

@@ -29,7 +29,7 @@ state, the same bytes for all, of which each device cuts out its part.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch.nn import Module
@@ -37,8 +37,9 @@ from torch.nn import Module
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
-from talaria.algorithms.parts import WHOLE, require, update
-from talaria.algorithms.tuning import SAMPLES, TUNES, labelled, tuned
+from talaria.algorithms.finetune import Tune, TuneOn, labelled, tuned
+from talaria.algorithms.hparams import Epochs, Rate, at_least, check, one_of, within
+from talaria.algorithms.sharing import WHOLE, update
 from talaria.errors import ModelError
 from talaria.model import masks, pruning
 from talaria.tensors import only, prefixed, under, without
@@ -68,20 +69,20 @@ class Hermes:
     they are, where statistics are private: the running ones of so few steps are mostly those of augmented samples.
     """
 
-    threshold: float = 0.5
-    step: float = 0.2
-    cap: float = 0.5
-    block: int = 8
-    mode: Literal["holders", "intersection"] = "holders"
-    private: str = "adapters"
-    importance: str = "l1"
-    choose_by: str = "own"
-    tune: str = "full"
-    tune_epochs: int = 20
-    tune_lr: float = 0.0
-    tune_on: str = "train"
-    newcomer_epochs: int = 0
-    min_holders: int = 1
+    threshold: Annotated[float, within("[0, 1]")] = 0.5
+    step: Annotated[float, within("(0, 1)", ": the share of remaining channels pruned at once")] = 0.2
+    cap: Annotated[float, within("(0, 1)", ": the share of channels that may go")] = 0.5
+    block: Annotated[int, at_least(1)] = 8
+    mode: Annotated[Literal["holders", "intersection"], one_of("holders", "intersection")] = "holders"
+    private: Annotated[str, one_of(*PARTS)] = "adapters"
+    importance: Annotated[str, one_of(*KINDS)] = "l1"
+    choose_by: Annotated[str, one_of("own", "download")] = "own"
+    tune: Tune = "full"
+    tune_epochs: Epochs = 20
+    tune_lr: Rate = 0.0
+    tune_on: TuneOn = "train"
+    newcomer_epochs: Annotated[int, at_least(0, " (0: as tune_epochs)")] = 0
+    min_holders: Annotated[int, at_least(1)] = 1
 
     card: ClassVar[Card] = Card(
         name="hermes",
@@ -95,23 +96,7 @@ class Hermes:
     )
 
     def __post_init__(self) -> None:
-        require(
-            "hermes",
-            threshold=(0 <= self.threshold <= 1, self.threshold, "must be in [0, 1]"),
-            step=(0 < self.step < 1, self.step, "must be in (0, 1): the share of remaining channels pruned at once"),
-            cap=(0 < self.cap < 1, self.cap, "must be in (0, 1): the share of channels that may go"),
-            block=(self.block >= 1, self.block, "must be at least 1"),
-            min_holders=(self.min_holders >= 1, self.min_holders, "must be at least 1"),
-            mode=(self.mode in ("holders", "intersection"), self.mode, "must be 'holders' or 'intersection'"),
-            private=(self.private in PARTS, self.private, f"must be one of {sorted(PARTS)}"),
-            importance=(self.importance in KINDS, self.importance, f"must be one of {sorted(KINDS)}"),
-            choose_by=(self.choose_by in ("own", "download"), self.choose_by, "must be 'own' or 'download'"),
-            tune=(self.tune in TUNES, self.tune, f"must be one of {sorted(TUNES)}"),
-            tune_epochs=(self.tune_epochs >= 0, self.tune_epochs, "must be at least 0"),
-            newcomer_epochs=(self.newcomer_epochs >= 0, self.newcomer_epochs, "must be at least 0 (0: as tune_epochs)"),
-            tune_lr=(self.tune_lr >= 0, self.tune_lr, "must be at least 0 (0 takes the recipe's)"),
-            tune_on=(self.tune_on in SAMPLES, self.tune_on, f"must be one of {SAMPLES}"),
-        )
+        check(self)
 
     @property
     def aggregator(self) -> Aggregator:

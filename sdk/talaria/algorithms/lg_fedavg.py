@@ -15,9 +15,9 @@ from torch.nn import Module, ModuleList
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
-from talaria.algorithms.parts import parted, require, update
+from talaria.algorithms.hparams import Epochs, Weighed, check
+from talaria.algorithms.sharing import parted, update
 from talaria.errors import ModelError
 from talaria.tensors import only
 from talaria.training.loop import ready, served, train
@@ -31,8 +31,8 @@ class LGFedAvg:
     The authors weigh devices uniformly. Where inputs come from an unknown device, serve :func:`ensemble`.
     """
 
-    join_epochs: int = 10
-    weighting: Weighting = "samples"
+    join_epochs: Epochs = 10
+    weighting: Weighed = "samples"
 
     card: ClassVar[Card] = Card(
         name="lg_fedavg",
@@ -45,8 +45,7 @@ class LGFedAvg:
     )
 
     def __post_init__(self) -> None:
-        check_weighting("lg_fedavg", self.weighting)
-        require("lg_fedavg", join_epochs=(self.join_epochs >= 0, self.join_epochs, "must be at least 0"))
+        check(self)
 
     @property
     def aggregator(self) -> Aggregator:

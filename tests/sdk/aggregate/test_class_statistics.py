@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from talaria.aggregate import class_statistics as pooled
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms import gaussian
+from talaria.algorithms.pfedgm import gaussian
 from talaria.errors import AggregationError
 from talaria.types import Update
 

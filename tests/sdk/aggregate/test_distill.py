@@ -211,7 +211,10 @@ def test_only_shared_tensors_move_and_norm_statistics_that_stay_home_are_estimat
     split = split_model(model, "head")
     shared, _ = algorithm.init(model, split)
     assert "body.1.running_mean" not in shared
-    rule = algorithm.server(model, images(1), normalization=SCALE, steps=3, batch=16, attack=Attack(steps=1))
+    rule = Distilled(
+        inner=algorithm.aggregator, model=model, proxy=images(1), normalization=SCALE, steps=3, batch=16,
+        attack=Attack(steps=1),
+    )  # fmt: skip
     sent = [Update({k: v + 0.1 * i for k, v in shared.items()}, 1.0, f"c{i}") for i in range(2)]
     before = state_of(model)
     new, _ = rule.apply(shared, rule.init(shared), sent)

@@ -8,7 +8,7 @@ from tolerance import roundings
 from torch.nn import functional as F
 
 from talaria.algorithms.apfl import ALPHA, APFL
-from talaria.algorithms.parts import PERSONAL
+from talaria.algorithms.sharing import PERSONAL
 from talaria.errors import ConfigError
 from talaria.tensors import copied, equal, only, under
 from talaria.training.loop import calibrate, state_of

@@ -17,8 +17,8 @@ from talaria.algorithms.fedbabu import FedBABU
 from talaria.algorithms.fedper import FedPer
 from talaria.algorithms.fedprox import FedProx
 from talaria.algorithms.fedrep import FedRep
-from talaria.algorithms.parts import PERSONAL
 from talaria.algorithms.perfedavg import PerFedAvg
+from talaria.algorithms.sharing import PERSONAL
 from talaria.errors import ConfigError
 from talaria.model.split import split_model
 from talaria.tensors import copied, equal, only, under

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from talaria.algorithms.ditto import Ditto
-from talaria.algorithms.parts import PERSONAL
+from talaria.algorithms.sharing import PERSONAL
 from talaria.errors import ConfigError
 from talaria.tensors import copied, equal, only, prefixed, under
 from talaria.training.loop import state_of, train

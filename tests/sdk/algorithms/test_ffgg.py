@@ -23,7 +23,7 @@ from talaria.aggregate.robust.centered_clipping import CenteredClip
 from talaria.aggregate.robust.geometric_median import RFA
 from talaria.aggregate.robust.krum import Krum, MultiKrum
 from talaria.aggregate.robust.median import Median, TrimmedMean
-from talaria.algorithms.ffgg import FFGG, dispersion
+from talaria.algorithms.ffgg import FFGG
 from talaria.errors import ConfigError
 from talaria.simulation.stragglers import delay
 from talaria.types import Recipe, Samples, Split, Task, Tensors, Update
@@ -439,26 +439,6 @@ def test_only_the_body_is_sent_and_inputs_stay_untouched() -> None:
     assert not torch.equal(kept["w"], private["w"])
     assert torch.equal(shared["theta"], zero()["theta"])
     assert torch.equal(private["w"], fresh()["w"])
-
-
-def test_dispersion_is_the_relative_variance_of_the_gradients() -> None:
-    rows = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])]
-    updates = [Update({"t": r}, 1.0, kind="delta") for r in rows]
-    assert dispersion(updates) == pytest.approx(1.0)  # mean (1/2, 1/2): spread 1/2 over size 1/2
-    assert dispersion([updates[0]] * 2) == 0.0
-    assert dispersion([updates[0], Update({"t": -rows[0]}, 1.0, kind="delta")]) == math.inf
-    assert dispersion([]) == 0.0
-
-
-@pytest.mark.parametrize(("n", "expected"), [(40, 0.42), (16, 1.43), (8, 4.93)])
-def test_dispersion_of_the_quadratic_problem_is_of_the_cards_size(n: int, expected: float) -> None:
-    """The card's B² is the largest ratio over all theta: no point may exceed it."""
-    p = problem(n=n)
-    worst = 0.0
-    for seed in range(20):
-        theta = p.theta + torch.randn(DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        worst = max(worst, dispersion(Update({"theta": d}, 1.0, kind="delta") for d in Twin(p, 1.0)(theta)))
-    assert 0.1 * expected < worst <= expected * 1.05
 
 
 @pytest.mark.parametrize(

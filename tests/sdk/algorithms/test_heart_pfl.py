@@ -9,8 +9,10 @@ from tolerance import roundings
 from torch import Tensor, nn
 
 from talaria.algorithms.fedavg import FedAvg
-from talaria.algorithms.heart_pfl import OWN, HeartPFL, trainable
-from talaria.algorithms.prototypes import Tap, alignment, class_means, features, prototypes, stages
+from talaria.algorithms.heart_pfl import HeartPFL, trainable
+from talaria.algorithms.heart_pfl.heart_pfl import OWN
+from talaria.algorithms.heart_pfl.prototypes import Tap, aligned, alignment, class_means, features, prototypes, stages
+from talaria.algorithms.heart_pfl.trained import sent as sent_keys
 from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.adapters import HEART_RESNET
@@ -40,7 +42,7 @@ def test_trainable_parameters_of_the_papers_model(classes: int, count: int) -> N
 
 def test_adapters_by_stage_and_kind(resnet: tuple[ModelSpec, nn.Module]) -> None:
     spec, model = resnet
-    sent = HeartPFL().sent(model, zoo.split(spec, model))
+    sent = sent_keys(model, zoo.split(spec, model), "auto")
     size = {n: p.numel() for n, p in model.named_parameters() if n in sent}
     convs = [
         sum(v for n, v in size.items() if n.startswith(f"layer{k}.") and n.endswith("adapter.conv.weight"))
@@ -174,9 +176,8 @@ def test_class_means_are_differentiable() -> None:
 def test_alignment_reaches_the_personal_weights(tiny: Tiny, variant: str) -> None:
     """In the release both sides are made without a gradient, so that the term does nothing."""
     task = tiny(adapter=True, norm=True)
-    algorithm = HeartPFL(variant=variant)
     state = state_of(task.model)
-    objective, tap = algorithm._objective(task, state, stages(task.model, task.split))
+    objective, tap = aligned(task, state, HeartPFL().align, variant)
     own = {k: v + 0.3 if k.startswith(("adapter", "body.0")) else v for k, v in state.items()}
     module = load(task.model, own).requires_grad_(True).eval()
     with tap:

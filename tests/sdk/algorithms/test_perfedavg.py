@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from talaria.algorithms.perfedavg import PerFedAvg, apart, third
+from talaria.algorithms.perfedavg import PerFedAvg
+from talaria.algorithms.perfedavg.triples import apart, third
 from talaria.errors import ConfigError
 from talaria.tensors import copied, equal, only
 from talaria.training.batching import batches

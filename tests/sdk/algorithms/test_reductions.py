@@ -17,8 +17,8 @@ from talaria.algorithms.fedrep import FedRep
 from talaria.algorithms.hermes import OWN, SEEN, Hermes
 from talaria.algorithms.lg_fedavg import LGFedAvg
 from talaria.algorithms.local_only import LocalOnly
-from talaria.algorithms.parts import PERSONAL
 from talaria.algorithms.perfedavg import PerFedAvg
+from talaria.algorithms.sharing import PERSONAL
 from talaria.tensors import equal, only, under, without
 from talaria.training.loop import state_of
 from talaria.types import ChannelLayout, Task, Tensors, Update

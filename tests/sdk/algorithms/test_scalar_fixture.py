@@ -9,8 +9,8 @@ from talaria.algorithms.apfl import ALPHA, APFL
 from talaria.algorithms.ditto import Ditto
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.fedprox import FedProx
-from talaria.algorithms.parts import PERSONAL
 from talaria.algorithms.perfedavg import PerFedAvg
+from talaria.algorithms.sharing import PERSONAL
 from talaria.types import Task, Tensors
 
 Bowl = Callable[..., Task]

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms import fusion_gate, small_branch
 from talaria.algorithms.fedavg import FedAvg
-from talaria.algorithms.fusion_gate import ConstantGate, Fused, SampleGate, mixed
-from talaria.algorithms.thorki import SMALL, Thorki, label_shift
+from talaria.algorithms.thorki import Thorki, fusion_gate, small_branch
+from talaria.algorithms.thorki.fusion_gate import ConstantGate, Fused, SampleGate, divided, label_shift, mixed
+from talaria.algorithms.thorki.thorki import SMALL
 from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.adapters import AdapterSpec
@@ -190,14 +190,14 @@ def test_fitting_twice_gives_the_same_gate(tiny: Tiny) -> None:
 
 def test_held_out_samples_are_apart_from_those_trained_on(tiny: Tiny) -> None:
     task = tiny(count=41)
-    assert Thorki().divided(task) == (task.train, task.val)
+    assert divided(task, 0.1) == (task.train, task.val)
     bare = task.but(val=Samples(torch.empty(0, 6), torch.empty(0, dtype=torch.int64)))
-    learn, adapt = Thorki().divided(bare)
+    learn, adapt = divided(bare, 0.1)
     rows = {r.numpy().tobytes() for r in learn.x} & {r.numpy().tobytes() for r in adapt.x}
     assert not rows
     assert len(learn) + len(adapt) == 41
     assert sorted(set(adapt.y.tolist())) == [0, 1, 2]
-    later, _ = Thorki().divided(bare.but(round=9))
+    later, _ = divided(bare.but(round=9), 0.1)
     assert torch.equal(later.x, learn.x)
 
 

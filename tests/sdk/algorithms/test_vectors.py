@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 from talaria.aggregate.adversarial import Attack, Normalization, adversarial
 from talaria.aggregate.distill import divergence
-from talaria.algorithms import fusion_gate, gaussian
-from talaria.algorithms.navigator import Quadratic
-from talaria.algorithms.prototypes import alignment
+from talaria.algorithms.heart_pfl.prototypes import alignment
+from talaria.algorithms.pfedgm import gaussian
+from talaria.algorithms.pfedgm.head import Quadratic
+from talaria.algorithms.thorki import fusion_gate
 
 
 def column(*values: float) -> torch.Tensor:

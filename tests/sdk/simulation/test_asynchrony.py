@@ -147,8 +147,7 @@ def test_what_contradicts_itself_is_refused(make: object, says: str) -> None:
 def test_distillation_is_refused_with_its_reason() -> None:
     run = run_of("heart_pfl")
     proxy = samples(9, 30)
-    distilled = HeartPFL().server(rounds.template(SPEC), proxy)
-    assert isinstance(distilled, Distilled)
+    distilled = Distilled(inner=HeartPFL().aggregator, model=rounds.template(SPEC), proxy=proxy)
     with pytest.raises(ConfigError, match="heart_pfl: cannot learn asynchronously: its distillation"):
         buffered(run, Buffering(buffer=2), distilled)
 

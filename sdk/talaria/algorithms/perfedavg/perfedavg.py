@@ -13,27 +13,24 @@ ended within .005 of one another's accuracy, hence ``fo``, which costs two gradi
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.algorithms.card import Card
 from talaria.algorithms.fedavg import FedAvg
-from talaria.algorithms.parts import refuse_neutral, require, update
+from talaria.algorithms.hparams import Rate, Weighed, at_least, check, off, one_of
+from talaria.algorithms.perfedavg.triples import Batch, triples
+from talaria.algorithms.sharing import update
 from talaria.tensors import only
-from talaria.training import augment
-from talaria.training.batching import LayerDraws, batches, steps_of
+from talaria.training.batching import LayerDraws
 from talaria.training.functional_sgd import Walk, leaves
 from talaria.training.loop import ready, served, train
 from talaria.types import Recipe, Split, Task, Tensors, Update
 
-FORMS = ("fo", "hf", "exact", "none")
-LEAST_DELTA = 1e-4
 SLICE = 256
 """Samples that one pass of the served step holds in memory."""
 
@@ -47,11 +44,11 @@ class PerFedAvg:
     The paper weighs devices uniformly. A device with fewer than three batches of samples takes smaller batches.
     """
 
-    inner_lr: float = 0.0
-    form: str = "fo"
-    delta: float = 0.01
-    adapt_steps: int = 5
-    weighting: Weighting = "samples"
+    inner_lr: Rate = 0.0
+    form: Annotated[str, one_of("fo", "hf", "exact", "none"), off("none", "makes it FedAvg")] = "fo"
+    delta: Annotated[float, at_least(1e-4, ": below it float32 rounds the difference away")] = 0.01
+    adapt_steps: Annotated[int, at_least(0), off(0, "never adapts")] = 5
+    weighting: Weighed = "samples"
     allow_degenerate: bool = False
 
     card: ClassVar[Card] = Card(
@@ -65,22 +62,7 @@ class PerFedAvg:
     )
 
     def __post_init__(self) -> None:
-        check_weighting("perfedavg", self.weighting)
-        require(
-            "perfedavg",
-            inner_lr=(0 <= self.inner_lr < float("inf"), self.inner_lr, "must be at least 0 (0: the recipe's)"),
-            form=(self.form in FORMS, self.form, f"must be one of {sorted(FORMS)}"),
-            delta=(
-                LEAST_DELTA <= self.delta < float("inf"),
-                self.delta,
-                f"must be at least {LEAST_DELTA:g}: below it float32 rounds the difference away",
-            ),
-            adapt_steps=(self.adapt_steps >= 0, self.adapt_steps, "must be at least 0"),
-        )
-        meta = self.form != "none" or self.allow_degenerate
-        refuse_neutral("perfedavg", "form", self.form, "makes it FedAvg", meta)
-        adapts = self.adapt_steps != 0 or self.allow_degenerate
-        refuse_neutral("perfedavg", "adapt_steps", self.adapt_steps, "never adapts", adapts)
+        check(self)
 
     def alpha(self, recipe: Recipe) -> float:
         """α under ``recipe``."""
@@ -97,49 +79,35 @@ class PerFedAvg:
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         walk = Walk(task, {**shared, **private}, task.recipe)
-        inner, outer, curve = task.generator("train/inner"), task.generator("train"), task.generator("train/curve")
         noise = LayerDraws(task, "train/inner"), LayerDraws(task, "train"), LayerDraws(task, "train/curve")
-        change = augment.get(task.recipe.augment)
-        count = len(task.train)
-        steps = steps_of(task.recipe, count)
-        for second in batches(count, third(count, task.recipe.batch), steps, outer):
-            first, last = apart(count, second, task.recipe.batch, inner)
-            draws = (inner, outer, curve)
-            triple = [
-                (change(task.train.x[i], g), task.train.y[i]) for i, g in zip((first, second, last), draws, strict=True)
-            ]
-            walk.step(self._meta(walk, triple, noise))
+        for batches in triples(task):
+            walk.step(self._meta_gradient(walk, batches, noise))
         state = walk.state()
         return update(task, state, shared), only(state, private)
 
-    def _meta(
-        self, walk: Walk, triple: list[tuple[Tensor, Tensor]], noise: tuple[LayerDraws, LayerDraws, LayerDraws]
+    def _meta_gradient(
+        self, walk: Walk, batches: tuple[Batch, Batch, Batch], noise: tuple[LayerDraws, LayerDraws, LayerDraws]
     ) -> Tensors:
         """The gradient of f(w − α ∇f(w)), estimated on (D, D', D''). Only the pass over D, at w, moves BatchNorm."""
-        (x, y), (x1, y1), (x2, y2) = triple
         w, alpha = walk.weights, self.alpha(walk.recipe)
-        step = walk.gradient(w, x, y, keep=True, draws=noise[0])
-        near = leaves({k: v.detach() - alpha * step[k] if k in step else v for k, v in w.items()})
-        slope = walk.gradient(near, x1, y1, draws=noise[1])
+        step = walk.gradient(w, *batches[0], keep=True, draws=noise[0])
+        g = walk.gradient(_moved(w, step, -alpha), *batches[1], draws=noise[1])
         if self.form == "fo" or alpha == 0:
-            return slope
+            return g
         if self.form == "exact":
-            bent = walk.curved(w, x2, y2, slope, noise[2])
+            bent = walk.curved(w, *batches[2], g, noise[2])
         else:
-            bent = self._differenced(walk, x2, y2, slope, noise[2])
-        return {k: g - alpha * bent[k] if k in bent else g for k, g in slope.items()}
+            bent = self._differenced(walk, batches[2], g, noise[2])
+        return {k: slope - alpha * bent[k] if k in bent else slope for k, slope in g.items()}
 
-    def _differenced(self, walk: Walk, x: Tensor, y: Tensor, along: Tensors, noise: LayerDraws) -> Tensors:
+    def _differenced(self, walk: Walk, batch: Batch, along: Tensors, noise: LayerDraws) -> Tensors:
         """∇²f(w) · along by central differences; both sides see the same dropout, else its noise would be all."""
         length = float(torch.stack([v.double().square().sum() for v in along.values()]).sum().sqrt())
         if length == 0:
             return {}
-        reach = self.delta / length
-        w, again = walk.weights, noise.copy()
-        ahead = leaves({k: v.detach() + reach * along[k] if k in along else v for k, v in w.items()})
-        behind = leaves({k: v.detach() - reach * along[k] if k in along else v for k, v in w.items()})
-        up = walk.gradient(ahead, x, y, draws=noise)
-        down = walk.gradient(behind, x, y, draws=again)
+        reach, again = self.delta / length, noise.copy()
+        up = walk.gradient(_moved(walk.weights, along, reach), *batch, draws=noise)
+        down = walk.gradient(_moved(walk.weights, along, -reach), *batch, draws=again)
         return {k: (up[k] - down[k]) / (2 * reach) for k in up.keys() & down.keys()}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
@@ -154,22 +122,6 @@ class PerFedAvg:
         return served(task, train(task, state, recipe=recipe, purpose="tune"))
 
 
-def third(count: int, size: int) -> int:
-    """The batch size that leaves room for two more such batches beside it."""
-    return min(size, max(1, count // 3))
-
-
-def apart(count: int, taken: Tensor, size: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two more index batches of at most ``size``, disjoint from each other and from ``taken``.
-
-    With one sample left both are that one; with none, both are ``taken``.
-    """
-    rest = torch.ones(count, dtype=torch.bool)
-    rest[taken] = False
-    left = rest.nonzero().flatten()
-    if len(left) < 2:
-        lone = left if len(left) else taken
-        return lone, lone
-    left = left[torch.randperm(len(left), generator=draws)]
-    half = min(size, len(left) // 2)
-    return left[:half], left[half : 2 * half]
+def _moved(w: Tensors, along: Tensors, by: float) -> Tensors:
+    """w + by · along, as leaves."""
+    return leaves({k: v.detach() + by * along[k] if k in along else v for k, v in w.items()})

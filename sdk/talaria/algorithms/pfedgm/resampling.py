@@ -1,7 +1,14 @@
-"""Weighted re-sampling of classes: which samples a round trains on, and the class frequencies that this makes."""
+"""What a round trains on: weighted re-sampling of classes, the class frequencies that this makes, and virtual features
+of absent classes."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
+
+from talaria.aggregate import class_statistics as pooled
+from talaria.algorithms.pfedgm import gaussian
+from talaria.types import Tensors
 
 
 def resampled(y: Tensor, rho: float, draws: Generator) -> Tensor:
@@ -27,3 +34,19 @@ def sampled_log_prior(count: Tensor, rho: float) -> Tensor:
     """log π̃_c (C,): the class frequencies under the re-sampling, with one sample's weight for an absent class."""
     weight = torch.where(count > 0, count.clamp(min=1) ** (1 - rho), 1.0)
     return torch.log(weight / weight.sum())
+
+
+def virtual_features(count: Tensor, shared: Tensors, draws: Generator) -> Callable[[], tuple[Tensor, Tensor]] | None:
+    """Draws one feature per class that the device lacks (``count`` 0) and the fleet knows, from N(μ^g_c, Σ^g); None
+    where there is no such class."""
+    absent = ((count == 0) & (shared[pooled.COUNT] > 0)).nonzero().flatten()
+    if not len(absent):
+        return None
+    root = gaussian.factor(gaussian.regular(shared[pooled.WITHIN].double()))
+    means = shared[pooled.MEAN][absent].double()
+
+    def sample() -> tuple[Tensor, Tensor]:
+        noise = torch.randn(means.shape, generator=draws, dtype=torch.float64)
+        return (means + gaussian.coloured(noise, root)).float(), absent
+
+    return sample

@@ -7,10 +7,32 @@ from math import prod
 import torch
 from torch.nn import AvgPool1d, BatchNorm1d, Conv1d, Conv2d, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential
 
+from talaria.errors import ConfigError
 from talaria.model import zoo
 from talaria.model.zoo import ModelSpec
+from talaria.training.loop import state_of, train
+from talaria.types import Recipe, Samples, Task, Tensors
 
 AUTO = "auto"
+
+
+def require(name: str) -> None:
+    """Raise :class:`~talaria.errors.ConfigError` unless ``name`` is ``"auto"`` or a zoo name."""
+    known = [AUTO, *zoo.names()]
+    if name not in known:
+        raise ConfigError(f"thorki: small={name!r} must be one of {known}")
+
+
+def task_of(task: Task, name: str) -> Task:
+    """``task`` with the small model for its own; no mask ever cuts it."""
+    shape = tuple(task.train.x.shape[1:])
+    return task.but(model=build(name, shape, task.classes, task.run), mask=None)
+
+
+def trained(task: Task, name: str, state: Tensors, recipe: Recipe, samples: Samples) -> Tensors:
+    """The small model ``name`` after ``recipe`` on ``samples``, from ``state``, or from its first weights if empty."""
+    own = task_of(task, name)
+    return train(own, state or state_of(own.model), recipe=recipe, samples=samples, purpose="small")
 
 
 def build(name: str, input_shape: Sequence[int], classes: int, seed: int) -> Module:

@@ -12,9 +12,33 @@ from torch import Generator, Tensor
 from torch.nn import Linear, Module
 from torch.nn import functional as F
 
+from talaria import seeds
+from talaria.types import Samples, Task
+
 HIDDEN = 16
 HELD_OUT = 5
 """Every fifth sample decides when to stop fitting the per-sample gate."""
+
+
+def divided(task: Task, share: float) -> tuple[Samples, Samples]:
+    """``(D_train, D_adapt)``, disjoint and the same in every round: the validation samples are D_adapt, or where there
+    are none, a ``share`` of the training samples of each class, at least one of two or more."""
+    if len(task.val):
+        return task.train, task.val
+    draws = seeds.generator(task.run, task.client, 0, "thorki adapt")
+    held = torch.zeros(len(task.train), dtype=torch.bool)
+    for label in sorted(set(task.train.y.tolist())):
+        own = (task.train.y == label).nonzero().flatten()
+        if len(own) > 1:
+            count = max(1, round(share * len(own)))
+            held[own[torch.randperm(len(own), generator=draws)[:count]]] = True
+    return task.train.take((~held).nonzero().flatten()), task.train.take(held.nonzero().flatten())
+
+
+def label_shift(task: Task) -> Tensor:
+    """log π_i (C,): the device's label frequencies, with one sample's weight spread over all classes."""
+    count = torch.bincount(task.train.y, minlength=task.classes).float()
+    return torch.log((count + 1 / task.classes) / (count.sum() + 1))
 
 
 class ConstantGate(Module):
@@ -99,14 +123,7 @@ def constant(general: Tensor, small: Tensor, y: Tensor) -> float:
 
 
 def fit(
-    general: Tensor,
-    small: Tensor,
-    y: Tensor,
-    draws: Generator,
-    *,
-    per_sample: bool,
-    steps: int = 200,
-    lr: float = 1e-2,
+    general: Tensor, small: Tensor, y: Tensor, draws: Generator, *, per_sample: bool, steps: int = 200, lr: float = 1e-2
 ) -> Module:
     """A gate for logits (N, C) of held-out samples; the branches are not touched.
 
@@ -121,8 +138,7 @@ def fit(
     best, floor = None, _loss(ConstantGate(constant(general[learn], small[learn], y[learn])), general, small, y, judge)
     gate = SampleGate(general.shape[1])
     bound = (2 * general.shape[1] + 3) ** -0.5
-    for name, value in gate.hidden.named_parameters():
-        del name
+    for value in gate.hidden.parameters():
         with torch.no_grad():
             value.uniform_(-bound, bound, generator=draws)
     optimizer = torch.optim.Adam(gate.parameters(), lr=lr)

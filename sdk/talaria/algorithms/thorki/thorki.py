@@ -21,21 +21,19 @@ of products is not the product of means, and with a common first factor it is.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria import seeds
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms import fusion_gate, small_branch
 from talaria.algorithms.card import Card
-from talaria.algorithms.fusion_gate import Fused
-from talaria.algorithms.parts import WHOLE, parted, require, update
+from talaria.algorithms.hparams import Epochs, Rate, above, at_least, check, one_of, within
+from talaria.algorithms.sharing import WHOLE, parted, update
+from talaria.algorithms.thorki import fusion_gate, small_branch
+from talaria.algorithms.thorki.fusion_gate import Fused, divided, label_shift
 from talaria.errors import ModelError
-from talaria.model import zoo
 from talaria.tensors import only, prefixed, under, without
 from talaria.training.loop import predict, ready, served, state_of, train
 from talaria.types import Samples, Split, Task, Tensors, Update
@@ -44,7 +42,6 @@ SMALL = "small/"
 """Prefix of the small model among a device's private tensors."""
 FACTOR = ".adapter.down."
 """The first of two low-rank factors."""
-GATES = ("auto", "sample", "constant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +54,16 @@ class Thorki:
     D_adapt where there are no validation samples.
     """
 
-    general: str = "full"
+    general: Annotated[str, one_of("full", "adapters")] = "full"
     small: str = small_branch.AUTO
-    small_epochs: int = 0
-    small_lr: float = 0.0
-    join_epochs: int = 30
-    gate: str = "auto"
-    prior: str = "local"
-    gate_steps: int = 200
-    gate_lr: float = 1e-2
-    adapt_share: float = 0.1
+    small_epochs: Annotated[int, at_least(0, " (0 takes the recipe's)")] = 0
+    small_lr: Rate = 0.0
+    join_epochs: Epochs = 30
+    gate: Annotated[str, one_of("auto", "sample", "constant")] = "auto"
+    prior: Annotated[str, one_of("local", "none")] = "local"
+    gate_steps: Annotated[int, at_least(1)] = 200
+    gate_lr: Annotated[float, above(0)] = 1e-2
+    adapt_share: Annotated[float, within("(0, 1)")] = 0.1
     aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
 
     card: ClassVar[Card] = Card(
@@ -80,20 +77,8 @@ class Thorki:
     )
 
     def __post_init__(self) -> None:
-        known = [small_branch.AUTO, *zoo.names()]
-        require(
-            "thorki",
-            general=(self.general in ("full", "adapters"), self.general, "must be 'full' or 'adapters'"),
-            small=(self.small in known, self.small, f"must be one of {known}"),
-            small_epochs=(self.small_epochs >= 0, self.small_epochs, "must be at least 0 (0 takes the recipe's)"),
-            small_lr=(self.small_lr >= 0, self.small_lr, "must be at least 0 (0 takes the recipe's)"),
-            join_epochs=(self.join_epochs >= 0, self.join_epochs, "must be at least 0"),
-            gate=(self.gate in GATES, self.gate, f"must be one of {sorted(GATES)}"),
-            prior=(self.prior in ("local", "none"), self.prior, "must be 'local' or 'none'"),
-            gate_steps=(self.gate_steps >= 1, self.gate_steps, "must be at least 1"),
-            gate_lr=(self.gate_lr > 0, self.gate_lr, "must be above 0"),
-            adapt_share=(0 < self.adapt_share < 1, self.adapt_share, "must be in (0, 1)"),
-        )
+        check(self)
+        small_branch.require(self.small)
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
         if self.general == "full":
@@ -108,69 +93,39 @@ class Thorki:
         return only(state, away), {k: v for k, v in state.items() if k not in gone}
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
-        samples, _ = self.divided(task)
-        state = {**shared, **without(private, SMALL)}
+        learn, _ = divided(task, self.adapt_share)
+        general = {**shared, **without(private, SMALL)}
         if self.general == "full":
-            state = train(task, state, samples=samples)
+            general = train(task, general, samples=learn)
         else:
-            state = train(task, ready(task, state), only=tuple(shared), samples=samples)
-        small = self._small(task, under(private, SMALL), self.small_epochs, samples)
-        kept = [k for k in state if k not in shared]
-        return update(task, state, shared), {**only(state, kept), **prefixed(small, SMALL)}
+            general = train(task, ready(task, general), only=tuple(shared), samples=learn)
+        small = self._small(task, under(private, SMALL), self.small_epochs, learn)
+        kept = {k: v for k, v in general.items() if k not in shared}
+        return update(task, general, shared), {**kept, **prefixed(small, SMALL)}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
-        samples, adapt = self.divided(task)
-        small = under(private, SMALL) or self._small(task, {}, self.join_epochs, samples)
+        learn, adapt = divided(task, self.adapt_share)
+        state = under(private, SMALL) or self._small(task, {}, self.join_epochs, learn)
         general = served(task, ready(task, {**shared, **without(private, SMALL)}))
-        own = served(self._own_task(task), small)
+        small = served(small_branch.task_of(task, self.small), state)
         shift = label_shift(task) if self.prior == "local" else None
-        gate = self.gate_for(task, general, own, adapt, shift)
-        return Fused(general, own, gate, shift).requires_grad_(False).eval()
+        gate = self.gate_for(task, general, small, adapt, shift)
+        return Fused(general, small, gate, shift).requires_grad_(False).eval()
 
     def gate_for(
         self, task: Task, general: Module, small: Module, adapt: Samples, shift: Tensor | None = None
     ) -> Module:
         """The gate fitted on ``adapt``; the same seeds give the same gate."""
-        per_sample = self.gate == "sample" or (self.gate == "auto" and len(adapt) >= 5 * task.classes)
         if not len(adapt):
             return fusion_gate.ConstantGate(0.5)
-        known = predict(general, adapt.x)
-        return fusion_gate.fit(
-            known if shift is None else known + shift,
-            predict(small, adapt.x),
-            adapt.y,
-            task.generator("gate"),
-            per_sample=per_sample,
-            steps=self.gate_steps,
-            lr=self.gate_lr,
-        )
-
-    def divided(self, task: Task) -> tuple[Samples, Samples]:
-        """``(D_train, D_adapt)``, disjoint and the same in every round."""
-        if len(task.val):
-            return task.train, task.val
-        draws = seeds.generator(task.run, task.client, 0, "thorki adapt")
-        held = torch.zeros(len(task.train), dtype=torch.bool)
-        for label in sorted(set(task.train.y.tolist())):
-            own = (task.train.y == label).nonzero().flatten()
-            if len(own) > 1:
-                count = max(1, round(self.adapt_share * len(own)))
-                held[own[torch.randperm(len(own), generator=draws)[:count]]] = True
-        return task.train.take((~held).nonzero().flatten()), task.train.take(held.nonzero().flatten())
+        z_g, z_p = predict(general, adapt.x), predict(small, adapt.x)
+        z_g = z_g if shift is None else z_g + shift
+        per_sample = self.gate == "sample" or (self.gate == "auto" and len(adapt) >= 5 * task.classes)
+        draws = task.generator("gate")
+        return fusion_gate.fit(z_g, z_p, adapt.y, draws, per_sample=per_sample, steps=self.gate_steps, lr=self.gate_lr)
 
     def _small(self, task: Task, state: Tensors, epochs: int, samples: Samples) -> Tensors:
-        own = self._own_task(task)
         recipe = task.recipe.but(lr=self.small_lr or task.recipe.lr)
         if epochs:
             recipe = recipe.but(epochs=epochs, steps=None)
-        return train(own, state or state_of(own.model), recipe=recipe, samples=samples, purpose="small")
-
-    def _own_task(self, task: Task) -> Task:
-        shape = tuple(task.train.x.shape[1:])
-        return task.but(model=small_branch.build(self.small, shape, task.classes, task.run), mask=None)
-
-
-def label_shift(task: Task) -> Tensor:
-    """log π_i (C,): the device's label frequencies, with one sample's weight spread over all classes."""
-    count = torch.bincount(task.train.y, minlength=task.classes).float()
-    return torch.log((count + 1 / task.classes) / (count.sum() + 1))
+        return small_branch.trained(task, self.small, state, recipe, samples)

@@ -1,8 +1,12 @@
-"""Local fine-tuning after the last round; its result never leaves the device."""
+"""Fine-tuning on the device, before a model is served or for a newcomer; its result never leaves the device."""
+
+from typing import Annotated
 
 import torch
 
+from talaria.algorithms.hparams import one_of
 from talaria.training import frozen_features
+from talaria.training.loop import ready
 from talaria.types import Part, Samples, Task, Tensors
 
 TUNES: dict[str, tuple[Part, ...]] = {
@@ -13,13 +17,14 @@ TUNES: dict[str, tuple[Part, ...]] = {
 }
 """What fine-tuning trains, by name; ``adapters`` means adapters and head."""
 
-
-SAMPLES = ("train", "all")
+Tune = Annotated[str, one_of(*TUNES)]
+TuneOn = Annotated[str, one_of("train", "all")]
 """What fine-tuning learns from: training samples, or validation samples as well once nothing is chosen by them."""
 
 
 def tuned(task: Task, state: Tensors, tune: str, epochs: int, lr: float = 0.0, samples: str = "train") -> Tensors:
-    """``state`` after ``epochs`` of SGD on the named parts, the rest frozen in eval mode; ``lr`` 0 is the recipe's."""
+    """``state`` after ``epochs`` of SGD on the parts ``tune``, the rest frozen in eval mode; ``lr`` 0 is the
+    recipe's."""
     recipe = task.recipe.but(epochs=epochs, steps=None, lr=lr or task.recipe.lr)
     known = labelled(task, samples)
     only = task.split.of(*TUNES[tune])
@@ -31,3 +36,13 @@ def labelled(task: Task, samples: str) -> Samples:
     if samples != "all":
         return task.train
     return Samples(torch.cat([task.train.x, task.val.x]), torch.cat([task.train.y, task.val.y]))
+
+
+def joined(task: Task, state: Tensors, epochs: int) -> Tensors:
+    """``state`` as it is for a member; for a newcomer, BatchNorm is estimated on its own inputs and then adapters
+    and head are trained for ``epochs`` with the body frozen."""
+    if not task.newcomer:
+        return state
+    head = task.split.of("adapters", "head")
+    recipe = task.recipe.but(epochs=epochs, steps=None)
+    return frozen_features.train(task, ready(task, state), only=head, recipe=recipe, purpose="join")

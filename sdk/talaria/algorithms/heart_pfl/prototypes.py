@@ -1,6 +1,7 @@
-"""Features at several depths of any model, their class means, and HEART-PFL's two-part alignment with them."""
+"""Features at several depths of any model, their class means, and HEART-PFL's alignment with them in two parts."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from types import TracebackType
 
 import torch
@@ -9,7 +10,8 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from talaria.errors import ModelError
-from talaria.types import Samples, Split
+from talaria.training.loop import Objective, load
+from talaria.types import Samples, Split, Task, Tensors
 
 DEPTHS = 4
 RESNET = tuple(f"layer{k}" for k in range(1, DEPTHS + 1))
@@ -25,10 +27,9 @@ def stages(model: Module, split: Split) -> tuple[str, ...]:
     body = split.parameters("body", "adapters")
     if all(any(k.startswith(f"{name}.") for k in body) for name in RESNET):
         return RESNET
-    prefix, found = "", _children(model, "", body)
+    found = _children(model, "", body)
     while len(found) == 1 and len(deeper := _children(model.get_submodule(found[0]), found[0] + ".", body)) > 0:
-        prefix, found = found[0] + ".", deeper
-    del prefix
+        found = deeper
     if not found:
         raise ModelError("heart_pfl: the body has no module with weights, so there are no features to align")
     runs = min(DEPTHS, len(found))
@@ -103,3 +104,26 @@ def alignment(own: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
         else:
             loss = loss + (f - p).square().mean(1).mean()
     return loss / len(own)
+
+
+def aligned(task: Task, state: Tensors, weight: float, variant: str) -> tuple[Objective, Tap]:
+    """CE + ``weight`` · L_HDA for the personal model beside the global ``state``, and the tap that must be open.
+
+    Variant A draws the personal features to the class means of the global model, taken once; B compares the global
+    model's features with the class means of the personal ones within the batch.
+    """
+    at, smoothing = stages(task.model, task.split), task.recipe.smoothing
+    module, tap = load(task.model, state).eval(), Tap(task.model, at)
+    fixed = prototypes(module, at, task.train, task.classes) if variant == "A" and weight > 0 else []
+    other = deepcopy(module).requires_grad_(False) if variant == "B" and weight > 0 else None
+
+    def objective(module: Module, x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(module(x), y, label_smoothing=smoothing)
+        if weight == 0:
+            return loss
+        if other is None:
+            return loss + weight * alignment(tap.features, [p[y] for p in fixed])
+        means = [class_means(f, y, task.classes)[y] for f in tap.features]
+        return loss + weight * alignment(features(other, at, x), means)
+
+    return objective, tap

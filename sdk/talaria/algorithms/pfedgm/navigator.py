@@ -1,5 +1,5 @@
-"""The extractor and navigator of a Gaussian classifier: the model up to its last linear layer, a fixed projection of
-its features, and learnable class anchors in that space.
+"""The navigated model: a network up to its last linear layer, a fixed projection of its features, and learnable class
+anchors in that space (the navigator); how a task and its state turn into that model, and back.
 
 Masks: a device's compact features are the kept columns of its last layer, so that the projection's columns are
 gathered by the same indices; the projected space has one size on all devices, and nothing in it is masked.
@@ -11,14 +11,18 @@ from copy import deepcopy
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter, Sequential
+from torch.nn import Linear, Module, Parameter
 
 from talaria.errors import ModelError
-from talaria.types import ChannelMask, Split
+from talaria.tensors import prefixed, under
+from talaria.training.loop import served
+from talaria.types import ChannelMask, Part, Split, Task, Tensors
 
 EXTRACTOR = "extractor."
 """Prefix of the model's own keys inside :class:`Navigated`."""
 ANCHORS, SCALE = "anchors", "log_scale"
+NAVIGATOR = "navigator/"
+"""Prefix of anchors and scale among the shared tensors."""
 
 
 class Navigated(Module):
@@ -61,23 +65,6 @@ class Projection(Module):
         return x @ self.get_buffer("matrix").T
 
 
-class Quadratic(Module):
-    """``log N(z; μ_c, Σ_c) + log π_c``: ``factors`` (C, k, k) whiten per class; ``means`` (C, k), ``bias`` (C,)."""
-
-    def __init__(self, factors: Tensor, means: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        classes, dim, _ = factors.shape
-        self.register_buffer("weight", factors.reshape(classes * dim, dim))
-        self.register_buffer("shift", torch.einsum("cij,cj->ci", factors, means).reshape(-1))
-        self.register_buffer("bias", bias)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Logits (N, C)."""
-        bias = self.get_buffer("bias")
-        white = z @ self.get_buffer("weight").T - self.get_buffer("shift")
-        return bias - 0.5 * white.square().reshape(len(z), len(bias), -1).sum(2)
-
-
 def last_linear(model: Module, split: Split) -> str:
     """The dotted name of the head's last linear layer. Raises :class:`~talaria.errors.ModelError` without one."""
     owners = [key.rpartition(".")[0] for key in split.parameters("head") if key.endswith(".weight")]
@@ -114,6 +101,11 @@ def projection_for(model: Module, layer: str, mask: ChannelMask | None, features
     return matrix if kept is None else matrix[:, kept]
 
 
+def projection_of(task: Task, features: int) -> Tensor:
+    """The projection (k, d_compact) of the task's model."""
+    return projection_for(task.model, last_linear(task.model, task.split), task.mask, features)
+
+
 def replaced(model: Module, layer: str, new: Module) -> Module:
     """A copy of ``model`` with ``new`` in the place of ``layer``."""
     if not layer:
@@ -124,16 +116,47 @@ def replaced(model: Module, layer: str, new: Module) -> Module:
     return out
 
 
-def linear_of(weight: Tensor, bias: Tensor) -> Linear:
-    """A linear layer of these values."""
-    layer = Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.copy_(bias)
-    return layer
+def start(weight: Tensor, features: int) -> Tensors:
+    """The first anchors, as they travel: the rows of the last layer's ``weight`` (C, d), projected."""
+    matrix = projection(features, weight.shape[1], weight.dtype)
+    return prefixed({ANCHORS: weight @ matrix.T, SCALE: torch.zeros((), dtype=weight.dtype)}, NAVIGATOR)
 
 
-def quadratic_of(matrix: Tensor, factors: Tensor, means: Tensor, bias: Tensor) -> Module:
-    """The projection followed by one Gaussian score per class."""
-    kind = matrix.dtype
-    return Sequential(Projection(matrix), Quadratic(factors.to(kind), means.to(kind), bias.to(kind)))
+def task_of(task: Task, shared: Tensors, features: int) -> Task:
+    """``task`` with the navigated model for its own, and the split that belongs to it."""
+    layer = last_linear(task.model, task.split)
+    extractor = replaced(task.model, layer, Projection(projection_of(task, features)))
+    keys = set(extractor.state_dict())
+
+    def named(part: Part) -> tuple[str, ...]:
+        return tuple(EXTRACTOR + k for k in task.split.of(part) if k in keys)
+
+    split = Split(
+        named("body"),
+        named("adapters"),
+        (*named("head"), ANCHORS, SCALE),
+        frozenset(EXTRACTOR + k for k in task.split.statistics),
+        frozenset(EXTRACTOR + k for k in task.split.counters),
+        task.split.buffers,
+    )
+    return task.but(model=Navigated(extractor, shared[NAVIGATOR + ANCHORS].clone()), split=split)
+
+
+def enter(task: Task, shared: Tensors, private: Tensors) -> Tensors:
+    """The state of the navigated model, from the device's shared and private tensors."""
+    keys = set(task.split.keys)
+    own = {k: v for k, v in {**shared, **private}.items() if k in keys}
+    return {**prefixed(own, EXTRACTOR), **under(shared, NAVIGATOR)}
+
+
+def leave(state: Tensors) -> Tensors:
+    """The tensors of the navigated model under the names that are shared and kept."""
+    return {**under(state, EXTRACTOR), **prefixed({k: state[k] for k in (ANCHORS, SCALE)}, NAVIGATOR)}
+
+
+def serve(task: Task, state: Tensors, head: Module) -> Module:
+    """The task's model with the navigated ``state`` and ``head`` for its last linear layer: what a device runs."""
+    layer = last_linear(task.model, task.split)
+    filler = {f"{layer}.{k}": v for k, v in task.model.get_submodule(layer).state_dict().items()}
+    module = served(task, {**under(state, EXTRACTOR), **filler})
+    return replaced(module, layer, head).requires_grad_(False).eval()

@@ -1,7 +1,7 @@
 """Class-conditional Gaussians with a tied covariance: exact statistics, conjugate updates, discriminants.
 
 Everything is float64 inside. A covariance is (d, d), or (d,) where it is diagonal; no matrix is inverted, only
-factored. Sources: Welford/Chan for merging; the Kalman gain form of the conjugate normal update; Fisher's LDA.
+factored. Sources: the Kalman gain form of the conjugate normal update; Fisher's LDA.
 """
 
 from __future__ import annotations
@@ -38,16 +38,6 @@ def collect(z: Tensor, y: Tensor, classes: int, *, diagonal: bool = False, at_le
     mean /= count.clamp(min=1)[:, None]
     away = z - mean[y]
     return Statistics(count, mean, away.square().sum(0) if diagonal else away.T @ away)
-
-
-def merge(a: Statistics, b: Statistics) -> Statistics:
-    """The statistics of both sets of samples together (Chan et al. 1979); associative and commutative."""
-    count = a.count + b.count
-    share = b.count / count.clamp(min=1)
-    away = b.mean - a.mean
-    weight = (a.count * share)[:, None]
-    between = (weight * away.square()).sum(0) if a.scatter.dim() == 1 else (weight * away).T @ away
-    return Statistics(count, a.mean + share[:, None] * away, a.scatter + b.scatter + between)
 
 
 def posterior(prior: Tensor, spread: Tensor, mean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,3 @@
+"""FFGG, and the gradient that it sends."""
+
+from talaria.algorithms.ffgg.ffgg import FFGG as FFGG

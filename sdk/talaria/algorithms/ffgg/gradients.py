@@ -1,0 +1,23 @@
+"""The gradient of the body over all local samples."""
+
+import torch
+
+from talaria.training import augment
+from talaria.training.loop import Objective, gradient
+from talaria.types import Samples, Task, Tensors
+
+CHUNK = 1024
+"""Samples whose gradient is taken at once."""
+
+
+def body_gradient(task: Task, state: Tensors, objective: Objective) -> Tensors:
+    """g_i = ∇_θ f_i(θ, w_i): the mean over all training samples, each augmented by one draw."""
+    change, draws = augment.get(task.recipe.augment), task.generator("gradient")
+    total: Tensors = {}
+    for index in torch.split(torch.arange(len(task.train)), CHUNK):
+        piece = task.train.take(index)
+        piece = Samples(change(piece.x, draws), piece.y)
+        part = gradient(task, state, only=task.split.of("body"), samples=piece, objective=objective)
+        share = len(piece) / len(task.train)
+        total = {k: share * g + total[k] if total else share * g for k, g in part.items()}
+    return total

@@ -1,0 +1,48 @@
+"""Three disjoint batches (D, D', D'') per step, from one device's training samples."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from talaria.training import augment
+from talaria.training.batching import batches, steps_of
+from talaria.types import Task
+
+Batch = tuple[Tensor, Tensor]
+"""Inputs (B, ...) and labels (B,)."""
+
+
+def triples(task: Task) -> Iterator[tuple[Batch, Batch, Batch]]:
+    """``(D, D', D'')`` for each step of the recipe. D' is the batch that plain training would take; each of the three
+    draws its samples and their augmentation from a generator of its own."""
+    inner, outer, curve = task.generator("train/inner"), task.generator("train"), task.generator("train/curve")
+    change, count, size = augment.get(task.recipe.augment), len(task.train), task.recipe.batch
+    for second in batches(count, third(count, size), steps_of(task.recipe, count), outer):
+        first, last = apart(count, second, size, inner)
+        one, two, three = (
+            (change(task.train.x[index], draws), task.train.y[index])
+            for index, draws in ((first, inner), (second, outer), (last, curve))
+        )
+        yield one, two, three
+
+
+def third(count: int, size: int) -> int:
+    """The batch size that leaves room for two more such batches beside it."""
+    return min(size, max(1, count // 3))
+
+
+def apart(count: int, taken: Tensor, size: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two more index batches of at most ``size``, disjoint from each other and from ``taken``.
+
+    With one sample left both are that one; with none, both are ``taken``.
+    """
+    rest = torch.ones(count, dtype=torch.bool)
+    rest[taken] = False
+    left = rest.nonzero().flatten()
+    if len(left) < 2:
+        lone = left if len(left) else taken
+        return lone, lone
+    left = left[torch.randperm(len(left), generator=draws)]
+    half = min(size, len(left) // 2)
+    return left[:half], left[half : 2 * half]
