@@ -3,15 +3,16 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
-from talaria.algorithms.parts import WHOLE, parted, require, update
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
+from talaria.algorithms.hparams import check, within
+from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.model import masks
 from talaria.tensors import only
 from talaria.training.loop import ready, served, train
@@ -22,7 +23,7 @@ from talaria.types import Split, Task, Tensors, Update
 class FedHalf:
     """FedAvg whose devices go only the share ``pull`` of the way that they trained."""
 
-    pull: float = 0.5
+    pull: Annotated[float, within("(0, 1]")] = 0.5
 
     card: ClassVar[Card] = Card(
         name="fedhalf",
@@ -35,7 +36,7 @@ class FedHalf:
     )
 
     def __post_init__(self) -> None:
-        require("fedhalf", pull=(0 < self.pull <= 1, self.pull, "must be in (0, 1]"))
+        check(self)
 
     @property
     def aggregator(self) -> Aggregator:
