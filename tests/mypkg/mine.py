@@ -13,6 +13,7 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.card import Card
 from talaria.algorithms.hparams import check, within
 from talaria.algorithms.sharing import WHOLE, parted, update
+from talaria.errors import ConfigError
 from talaria.model import masks
 from talaria.tensors import only
 from talaria.training.loop import ready, served, train
@@ -61,7 +62,8 @@ class First:
     f: int = 1
 
     def __post_init__(self) -> None:
-        require("first", f=(self.f >= 1, self.f, "must be at least 1"))
+        if self.f < 1:
+            raise ConfigError(f"first: f={self.f!r} must be at least 1")
 
     def init(self, shared: Tensors) -> Tensors:
         return {}
