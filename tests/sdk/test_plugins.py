@@ -162,7 +162,7 @@ def test_an_object_with_more_than_options_stays_itself() -> None:
         ("mypkg.lacking:X", "importing mypkg.lacking failed .*nobody_has_this_package"),
         ("mypkg.mine:First", "First has no aggregator; see talaria.algorithms.base.Algorithm"),
         ("mypkg.mine:NoFit", "NoFit has no fit"),
-        ("mypkg.mine:NoCard", "NoCard.card must be a talaria.algorithms.card.Card"),
+        ("mypkg.mine:NoCard", "NoCard.card must be a talaria.algorithms.base.Card"),
         ("mypkg.mine:Forgetful", "Forgetful is no frozen dataclass"),
         ("mypkg.mine:parted", "has no aggregator"),
         (".mine:X", "neither a name nor module:Name"),

@@ -7,8 +7,7 @@ from typing import Any
 
 from talaria import plugins, valid
 from talaria.algorithms.apfl import APFL
-from talaria.algorithms.base import Algorithm
-from talaria.algorithms.card import Card
+from talaria.algorithms.base import Algorithm, Card
 from talaria.algorithms.ditto import Ditto
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.fedavg_ft import FedAvgFT
@@ -124,7 +123,7 @@ def _require_form(what: str, found: Any) -> None:
         if not hasattr(kind, name) and name not in getattr(kind, "__dataclass_fields__", ()):
             raise ConfigError(f"{what}: {kind.__name__} has no {name}; see talaria.algorithms.base.Algorithm")
     if not isinstance(getattr(kind, "card", None), Card):
-        raise ConfigError(f"{what}: {kind.__name__}.card must be a talaria.algorithms.card.Card; give it one")
+        raise ConfigError(f"{what}: {kind.__name__}.card must be a talaria.algorithms.base.Card; give it one")
     if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise ConfigError(
             f"{what}: {kind.__name__} is no frozen dataclass, whose fields are its options; "

@@ -19,7 +19,7 @@ from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms.card import Card
+from talaria.algorithms.base import Card
 from talaria.algorithms.hparams import Epochs, Rate, Weighed, check, off, one_of, within
 from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
 from talaria.tensors import only, prefixed, under, without

@@ -1,12 +1,29 @@
-"""The device half of one paper, as pure methods over explicit state."""
+"""The form of an algorithm, the device half of one paper as pure methods over explicit state, and its card."""
 
-from typing import ClassVar, Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
 
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
-from talaria.algorithms.card import Card
 from talaria.types import Split, Task, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What is shared, kept and served, its source, and how sure we are of it: for `talaria algorithms` and the docs."""
+
+    name: str
+    title: str
+    shares: str
+    keeps: str
+    serves: str
+    source: str
+    evidence: Literal["confirmed", "reconstructed", "partly reconstructed"]
+    prunes: bool = False
+    """True where ``fit`` shrinks the device's mask itself; else the plan's mask is fixed from the start."""
+    differences: bool = False
+    """True where updates hold differences to what was downloaded, whatever the codec; else new values."""
 
 
 class Algorithm(Protocol):

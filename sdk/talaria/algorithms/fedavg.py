@@ -10,7 +10,7 @@ from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms.card import Card
+from talaria.algorithms.base import Card
 from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.tensors import only
 from talaria.training.loop import ready, served, train

@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms.card import Card
+from talaria.algorithms.base import Card
 from talaria.algorithms.finetune import joined
 from talaria.algorithms.hparams import Epochs, Weighed, check, off
 from talaria.algorithms.sharing import parted, update

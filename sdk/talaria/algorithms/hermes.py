@@ -36,7 +36,7 @@ from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms.card import Card
+from talaria.algorithms.base import Card
 from talaria.algorithms.finetune import Tune, TuneOn, labelled, tuned
 from talaria.algorithms.hparams import Epochs, Rate, at_least, check, one_of, within
 from talaria.algorithms.sharing import WHOLE, update

@@ -7,7 +7,7 @@ from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms.card import Card
+from talaria.algorithms.base import Card
 from talaria.algorithms.sharing import parted, update
 from talaria.training.loop import served, train
 from talaria.types import Split, Task, Tensors, Update

@@ -23,7 +23,7 @@ from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms.card import Card
+from talaria.algorithms.base import Card
 from talaria.algorithms.ffgg.gradients import body_gradient
 from talaria.algorithms.hparams import Epochs, Rate, at_least, check, one_of, require
 from talaria.algorithms.sharing import parted, update

@@ -27,7 +27,7 @@ from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms.card import Card
+from talaria.algorithms.base import Card
 from talaria.algorithms.heart_pfl.prototypes import aligned
 from talaria.algorithms.heart_pfl.trained import follow, sent
 from talaria.algorithms.hparams import Epochs, at_least, check, off, one_of

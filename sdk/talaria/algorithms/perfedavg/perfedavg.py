@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms.card import Card
+from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.hparams import Rate, Weighed, at_least, check, off, one_of
 from talaria.algorithms.perfedavg.triples import Batch, triples

@@ -29,7 +29,7 @@ from torch.nn import Module
 from talaria.aggregate import class_statistics as pooled
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms.card import Card
+from talaria.algorithms.base import Card
 from talaria.algorithms.finetune import TuneOn, labelled
 from talaria.algorithms.hparams import Epochs, Rate, above, at_least, check, one_of, require, within
 from talaria.algorithms.pfedgm import navigator

@@ -28,7 +28,7 @@ from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
-from talaria.algorithms.card import Card
+from talaria.algorithms.base import Card
 from talaria.algorithms.hparams import Epochs, Rate, above, at_least, check, one_of, within
 from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.algorithms.thorki import fusion_gate, small_branch
