@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from talaria import data
     from talaria.aggregate.base import Aggregator
     from talaria.algorithms.base import Algorithm
-    from talaria.algorithms.card import Card
+    from talaria.algorithms.base import Card
     from talaria.data.federated import Federated
     from talaria.errors import (
         AggregationError,
@@ -71,7 +71,7 @@ _HOMES = {
     "Aggregator": "talaria.aggregate.base",
     "Algorithm": "talaria.algorithms.base",
     "Budget": "talaria.planning.budget",
-    "Card": "talaria.algorithms.card",
+    "Card": "talaria.algorithms.base",
     "ChannelMask": "talaria.types",
     "Federated": "talaria.data.federated",
     "Member": "talaria.federated.rounds",

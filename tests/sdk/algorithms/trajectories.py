@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from talaria.algorithms import ALGORITHMS
+from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import Member, Run
 from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec
-from talaria.simulation.run import Buffering, Result, simulate
+from talaria.simulation.run import Learned, simulate
 from talaria.training.loop import predict
 from talaria.types import Plan, Recipe, Samples, Tensors
 
@@ -49,7 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "hermes download": {
         "threshold": 0.0, "block": 4, "choose_by": "download", "importance": "bn", "tune": "head", "tune_epochs": 2,
-        "tune_on": "all", "min_holders": 2,
+        "tune_on": "all", "newcomer_epochs": 3, "min_holders": 2,
     },
     "perfedavg hf": {"form": "hf"},
     "perfedavg exact": {"form": "exact", "inner_lr": 0.01, "adapt_steps": 2},
@@ -82,7 +83,7 @@ def member(name: str, seed: int, plan: Plan | None = None, count: int = 12, clas
     return Member(name, samples(seed, torch.arange(count) % classes), val, plan)
 
 
-def learned(name: str, setting: str) -> tuple[Result, Member]:
+def learned(name: str, setting: str) -> tuple[Learned, Member]:
     """Three rounds of three devices, the second of which knows two of the classes; and a newcomer."""
     wanted = {"spec": PLAIN, **SETTINGS[setting]}
     plan = wanted.pop("plan", None)
