@@ -22,5 +22,5 @@ def test_devices_weigh_as_asked(tiny, name, weighting, share):
 
 @pytest.mark.parametrize("name", ["apfl", "ditto", "fedprox"])
 def test_another_weighting_is_refused(name):
-    with pytest.raises(ConfigError, match=f"{name}: weighting='even'"):
+    with pytest.raises(ConfigError, match=f"{name}'?: weighting='even'"):
         load(name, {"weighting": "even"})
