@@ -8,8 +8,7 @@ from talaria import lazy
 if TYPE_CHECKING:
     from talaria import data
     from talaria.aggregate.base import Aggregator
-    from talaria.algorithms.base import Algorithm
-    from talaria.algorithms.base import Card
+    from talaria.algorithms.base import Algorithm, Card
     from talaria.data.federated import Federated
     from talaria.errors import (
         AggregationError,
