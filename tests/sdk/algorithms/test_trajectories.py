@@ -13,8 +13,7 @@ from trajectories import CASES, VECTORS, digest, trajectory
 
 LIMIT, SCORES = 1 << 12, 1 << 16
 """Roundings by which three rounds may differ between two processors, and those of pFedGM, whose head is scaled by the
-inverse of a small covariance. Both were measured with other kernels and with inputs moved by one rounding; a changed
-method is more than 1e5 apart."""
+inverse of a small covariance. Chosen, not measured: three rounds add up roundings of each step."""
 LEAST = 1e-2
 """The least size that values are compared to: what is smaller is sums that cancel."""
 
