@@ -27,6 +27,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 autodoc_preserve_defaults = True
+# An error's bare name leads to its entry under talaria or under talaria.errors: one class, so either is right.
+suppress_warnings = ["ref.python"]
 
 html_theme = "furo"
 html_title = f"Talaria {release}"
