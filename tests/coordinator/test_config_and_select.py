@@ -196,15 +196,14 @@ def device(name, joined=0.0, quarantine=None):
 
 def test_the_roster_waits_for_all_members():
     named = config(members=("b", "a"))
-    assert cohort.roster(named, [device("a"), device("c")]) == ()
-    assert cohort.roster(named, [device("a"), device("b", quarantine="NaN")]) == ()
-    assert cohort.roster(named, [device("a"), device("b"), device("c")]) == ("a", "b")
+    assert cohort.roster(named.members, 0, [device("a"), device("c")]) == ()
+    assert cohort.roster(named.members, 0, [device("a"), device("b", quarantine="NaN")]) == ()
+    assert cohort.roster(named.members, 0, [device("a"), device("b"), device("c")]) == ("a", "b")
 
 
 def test_the_roster_takes_the_first_to_come():
-    counted = config(devices=2)
-    assert cohort.roster(counted, [device("a", 1)]) == ()
-    assert cohort.roster(counted, [device("a", 3), device("b", 1), device("c", 2)]) == ("b", "c")
+    assert cohort.roster((), 2, [device("a", 1)]) == ()
+    assert cohort.roster((), 2, [device("a", 3), device("b", 1), device("c", 2)]) == ("b", "c")
 
 
 def test_a_round_waits_for_a_quorum():
@@ -245,12 +244,9 @@ def test_cohorts_are_those_of_the_simulation(names, fraction, step):
 
 
 def test_who_is_shut_out_gives_its_place_to_the_next_who_came():
-    counted = config(devices=2)
     wrong, right, later = device("wrong", 2, quarantine="not ours"), device("right", 3), device("later", 4)
-    assert cohort.refilled(counted, ("a", "wrong"), [device("a", 1), wrong]) == ("a", "wrong")  # nobody waits
-    assert cohort.refilled(counted, ("a", "wrong"), [device("a", 1), wrong, later, right]) == ("a", "right")
-    named = config(members=("a", "wrong"))
-    assert cohort.refilled(named, ("a", "wrong"), [device("a", 1), wrong, right]) == ("a", "wrong")
+    assert cohort.refilled(("a", "wrong"), [device("a", 1), wrong]) == ("a", "wrong")  # nobody waits
+    assert cohort.refilled(("a", "wrong"), [device("a", 1), wrong, later, right]) == ("a", "right")
 
 
 def test_a_draw_that_hit_those_who_have_gone_is_made_again_among_those_who_stay():

@@ -72,8 +72,11 @@ from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME, FLEET_RULE
 from talaria_coordinator.config.api import ApiConfig, api_of
-from talaria_coordinator.config.mode import buffering_of, require_mode
 from talaria_coordinator.config.store import StoreConfig, store_of
+
+MODES = ("synchronous", "asynchronous")
+_STEP = ("quorum", "over")
+_BUFFER = ("buffer", "max_staleness", "damping")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +171,8 @@ def load_config(path: str | Path) -> FleetConfig:
     fleet, broker, rounds = top.table("fleet"), top.table("broker"), top.table("rounds")
     identity = top.table("identity")
     rule = rounds.text("aggregator", None)
-    run = run_of(top.table("run"))
     buffering = buffering_of(rounds)
-    if buffering is not None:
-        run = run_of(top.table("run"), asynchronous=True)
+    run = run_of(top.table("run"), asynchronous=buffering is not None)
     config = FleetConfig(
         name=fleet.text("name"),
         run=run,
@@ -200,7 +201,7 @@ def load_config(path: str | Path) -> FleetConfig:
     return config
 
 
-def run_of(section: Section, *, asynchronous: bool = False) -> Run:
+def run_of(section: Section, *, asynchronous: bool) -> Run:
     """The run that a ``[run]`` table describes, in rounds or as ``[rounds] mode`` says."""
     if "asynchronous" in section.values:
         raise section.bad("asynchronous", 'is said by [rounds] mode = "asynchronous"; leave it out here')
@@ -211,3 +212,36 @@ def run_of(section: Section, *, asynchronous: bool = False) -> Run:
         return Run.of({**presets.completed(values, dataset), "asynchronous": asynchronous})
     except ConfigError as error:
         raise ConfigError(f"{section.file}: [run] {str(error).removeprefix('run: ')}") from None
+
+
+def buffering_of(section: Section) -> Buffering | None:
+    """The buffer that a ``[rounds]`` table asks for; None for rounds in step. Raises :class:`ConfigError` for an option
+    of the other mode."""
+    mode = section.text("mode", "synchronous")
+    if mode not in MODES:
+        raise section.bad("mode", f"must be one of {', '.join(MODES)}")
+    for name in _STEP if mode == "asynchronous" else _BUFFER:
+        if name in section.values:
+            other = "synchronous" if mode == "asynchronous" else "asynchronous"
+            raise section.bad(name, f'needs mode = "{other}"; leave it out, or change the mode')
+    if mode == "synchronous":
+        return None
+    return Buffering(
+        buffer=section.whole("buffer", Buffering.buffer, low=1),
+        max_staleness=section.whole("max_staleness", Buffering.max_staleness),
+        damping=section.number("damping", Buffering.damping, high=10.0),
+    )
+
+
+def require_mode(run: Run, buffering: Buffering | None, members: int, deadline_s: float) -> None:
+    """Raise :class:`ConfigError` where run, buffer and fleet do not fit."""
+    if run.asynchronous != (buffering is not None):
+        raise ConfigError("rounds: an asynchronous run has a buffer, and one in step has none; give both or neither")
+    if buffering is None:
+        return
+    buffering.require(members)
+    if deadline_s == 0:
+        raise ConfigError(
+            "rounds: deadline_s=0 never asks those again who could not take part; give the seconds after which a "
+            "buffer that is not full asks everybody idle once more"
+        )

@@ -24,21 +24,18 @@ class Asked:
     stale: int = 0
 
 
-def roster(config: FleetConfig, devices: Sequence[Device]) -> tuple[str, ...]:
-    """The devices that cohorts are drawn from, sorted; empty while some that are waited for have not come."""
+def roster(named: Sequence[str], count: int, devices: Sequence[Device]) -> tuple[str, ...]:
+    """The devices that cohorts are drawn from, sorted: the ``named``, else the first ``count`` to come; empty while
+    some of them have not come."""
     here = [d for d in devices if d.quarantine is None]
-    if config.members:
-        come = set(config.members) <= {d.device for d in here}
-        return tuple(sorted(config.members)) if come else ()
-    first = sorted(here, key=lambda d: (d.joined, d.device))[: config.devices]
-    return tuple(sorted(d.device for d in first)) if len(first) == config.devices else ()
+    if named:
+        return tuple(sorted(named)) if set(named) <= {d.device for d in here} else ()
+    first = sorted(here, key=lambda d: (d.joined, d.device))[:count]
+    return tuple(sorted(d.device for d in first)) if len(first) == count else ()
 
 
-def refilled(config: FleetConfig, members: Sequence[str], devices: Sequence[Device]) -> tuple[str, ...]:
-    """The roster after those who are shut out gave their places up to the next who came, as far as there are any; one
-    that names its members stays as it is."""
-    if config.members:
-        return tuple(members)
+def refilled(members: Sequence[str], devices: Sequence[Device]) -> tuple[str, ...]:
+    """The roster after those who are shut out gave their places up to the next who came, as far as there are any."""
     out = sorted({d.device for d in devices if d.quarantine is not None} & set(members))
     spare = sorted((d for d in devices if d.quarantine is None), key=lambda d: (d.joined, d.device))
     after = [d.device for d in spare if d.device not in members]
@@ -46,11 +43,11 @@ def refilled(config: FleetConfig, members: Sequence[str], devices: Sequence[Devi
     return tuple(sorted([m for m in members if m not in left] + after[: len(left)]))
 
 
-def why_not(config: FleetConfig, members: Sequence[str], device: str) -> str:
+def why_not(named: Sequence[str], members: Sequence[str], device: str) -> str:
     """What to tell a device that no round asks, with the mend; empty for one that is asked."""
     if device in members:
         return ""
-    if config.members:
+    if named:
         return "this fleet names its members, and this device is not among them; add it to [fleet] members"
     return (
         f"all {len(members)} places of this fleet were taken by those who came first; its operator frees one by "

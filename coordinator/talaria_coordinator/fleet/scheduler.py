@@ -163,7 +163,7 @@ class Conductor:
         """The roster, if there is one, without those who were shut out since and whose place another waits for."""
         roster = self.fleet.roster
         if roster and not self.config.members and set(roster) & self._shut_out:
-            found = cohort.refilled(self.config, roster, self.store.devices(self.config.name))
+            found = cohort.refilled(roster, self.store.devices(self.config.name))
             if found != roster:
                 self._fix(found)
         return self.fleet.roster
@@ -177,7 +177,7 @@ class Conductor:
 
     def not_asked(self, device: str) -> None:
         """Tell a device, and the operator, that no round will ask it, and why."""
-        reason = cohort.why_not(self.config, self.fleet.roster, device)
+        reason = cohort.why_not(self.config.members, self.fleet.roster, device)
         if self.fleet.roster and reason:
             self._hands.tell("not-asked", device=device, reason=reason)
             self._hands.feed(e.Tell(time.monotonic(), device, reason))
@@ -185,7 +185,7 @@ class Conductor:
     def _gathered(self) -> tuple[str, ...]:
         """The roster, fixed once all that are waited for have come, or have been waited for long enough."""
         devices = self.store.devices(self.config.name)
-        roster, now = cohort.roster(self.config, devices), time.monotonic()
+        roster, now = cohort.roster(self.config.members, self.config.devices, devices), time.monotonic()
         if not roster and self.config.members:
             come = {d.device for d in devices if d.quarantine is None}
             if self._gathering.over(self.config, self.fleet.step + 1, come, self._here, now):

@@ -8,12 +8,15 @@ import torch
 
 from talaria import tensors
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.class_statistics import ANSWERED
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.robust.bucketing import Bucketed
 from talaria.aggregate.robust.stacked_updates import RowRule
 from talaria.aggregate.validation import check, check_count, check_range, is_finite, not_below, trained
-from talaria.aggregate.wrappers import INNER, Wrapper, as_delta, check_inner, gathered, innermost
+from talaria.aggregate.wrappers import INNER, Wrapper, check_inner, innermost
 from talaria.errors import AggregationError, ConfigError
+from talaria.model import masks
+from talaria.tensors import as_delta
 from talaria.types import Tensors, Update
 
 VERSION = "version"
@@ -33,7 +36,7 @@ class FedBuff:
     - ``lr``: server learning rate; the step of ``inner`` times it.
 
     Updates are differences to the version that the device had downloaded
-    (:func:`~talaria.aggregate.wrappers.as_delta`); values are taken only from clients at the present version.
+    (:func:`~talaria.tensors.as_delta`); values are taken only from clients at the present version.
 
     State: ``version`` (changes of the shared state so far, 0 at first; a client's ``base`` is the version that it
     downloaded), and ``inner``'s under ``inner/``.
@@ -147,7 +150,9 @@ def _compared(shared: Tensors, update: Update, version: int) -> Update:
             f"update of client {update.client!r}: values of version {update.base} cannot be compared with "
             f"version {version}; send kind='delta', the difference to what was downloaded"
         )
-    return as_delta(update, gathered(shared, update.tensors, update.mask) if update.kind == "value" else {})
+    return as_delta(
+        update, masks.gathered(shared, update.tensors, update.mask) if update.kind == "value" else {}, ANSWERED
+    )
 
 
 def _scaled(name: str, old: torch.Tensor, new: torch.Tensor, lr: float) -> torch.Tensor:

@@ -6,13 +6,11 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from talaria import tensors as tree
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.class_statistics import ANSWERED
 from talaria.aggregate.validation import check, check_range, is_statistic
 from talaria.errors import ConfigError
 from talaria.model import masks
-from talaria.types import ChannelMask, Tensors, Update
+from talaria.types import Tensors, Update
 
 INNER = "inner/"
 """Prefix of the wrapped aggregator's state."""
@@ -75,7 +73,7 @@ class Clipped:
 def clipped(shared: Tensors, update: Update, norm: float) -> Update:
     """The update with its step scaled down to ``norm``, where it is longer."""
     check(shared, update)
-    base = {} if update.kind == "delta" else gathered(shared, update.tensors, update.mask)
+    base = {} if update.kind == "delta" else masks.gathered(shared, update.tensors, update.mask)
     steps = {
         k: v.to(torch.float64) - base[k] if base else v.to(torch.float64)
         for k, v in update.tensors.items()
@@ -87,19 +85,3 @@ def clipped(shared: Tensors, update: Update, norm: float) -> Update:
     short = {k: v * (norm / length) for k, v in steps.items()}
     tensors = {k: (v + base[k] if base else v).to(update.tensors[k].dtype) for k, v in short.items()}
     return update.but(tensors=update.tensors | tensors)
-
-
-def gathered(shared: Tensors, names: Iterable[str], mask: ChannelMask | None) -> Tensors:
-    """The named tensors of ``shared`` as a device with ``mask`` holds them."""
-    part = tree.only(shared, names)
-    return part if mask is None else masks.gather(part, mask)
-
-
-def as_delta(update: Update, downloaded: Tensors) -> Update:
-    """The same update as a difference to the (compact) shared tensors that the device had downloaded."""
-    if update.kind == "delta":
-        return update
-    steps = tree.minus(update.tensors, downloaded)
-    # What only the server says comes back as zeros, also here: less what was downloaded, it would be beyond any bound.
-    steps |= {k: torch.zeros_like(v) for k, v in steps.items() if k in ANSWERED}
-    return update.but(tensors=steps, kind="delta")

@@ -15,11 +15,11 @@ from torch.nn import Module
 from talaria import algorithms, valid
 from talaria.aggregate import arrival
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.class_statistics import PooledStatistics
+from talaria.aggregate.class_statistics import ANSWERED, PooledStatistics
 from talaria.aggregate.fedbuff import FedBuff
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.robust.stacked_updates import RowRule
-from talaria.aggregate.wrappers import as_delta, chain, gathered, innermost
+from talaria.aggregate.wrappers import chain, innermost
 from talaria.algorithms.base import Algorithm
 from talaria.errors import AggregationError, ConfigError
 from talaria.federated import plan_compat
@@ -27,7 +27,7 @@ from talaria.foreign import parsed, shown
 from talaria.model import masks, pruning, zoo
 from talaria.model.zoo import ModelSpec
 from talaria.seeds import generator
-from talaria.tensors import only, prefixed, under, without
+from talaria.tensors import as_delta, only, prefixed, under, without
 from talaria.training import augment
 from talaria.training.loop import in_fast_layout, load, state_of
 from talaria.types import Buffers, ChannelLayout, ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors, Update
@@ -253,7 +253,9 @@ def participate(
     update, own = algorithm_of(run).fit(task, compact, own)
     update, how = update.but(base=round - 1), codec_of(run, member)
     if kind_of(run) == "delta":
-        update = as_delta(update, gathered(shared, update.tensors, update.mask))
+        same = update.mask == task.mask
+        began = only(compact, update.tensors) if same else masks.gathered(shared, update.tensors, update.mask)
+        update = as_delta(update, began, ANSWERED)
     if feedback.is_coarse(how):
         left = feedback.within(under(private or {}, feedback.PREFIX), task.mask, update.mask, shared)
         update = feedback.compensate(update, left)

@@ -4,7 +4,7 @@ A compact tensor is the outer-product gather of the dense one over its dimension
 positions back and touches nothing else, so scatter of gather is the identity on the kept set, bitwise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from talaria.bitmaps import bits_of
 from talaria.errors import ModelError
+from talaria.tensors import only
 from talaria.types import ChannelLayout, ChannelMask, Tensors
 
 PREFIX = "mask/"
@@ -24,6 +25,12 @@ def gather(tensors: Tensors, mask: ChannelMask) -> Tensors:
     Raises :class:`~talaria.errors.ModelError` where a tensor does not have the unpruned model's shape.
     """
     return {key: _gather(key, value, mask) for key, value in tensors.items()}
+
+
+def gathered(tensors: Tensors, names: Iterable[str], mask: ChannelMask | None) -> Tensors:
+    """The named ones of dense ``tensors`` as a device with ``mask`` holds them."""
+    part = only(tensors, names)
+    return part if mask is None else gather(part, mask)
 
 
 def scatter(compact: Tensors, mask: ChannelMask, into: Tensors) -> Tensors:

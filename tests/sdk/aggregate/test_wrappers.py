@@ -10,8 +10,9 @@ from talaria import tensors
 from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.robust.median import Median
-from talaria.aggregate.wrappers import Clipped, as_delta, clipped, innermost
+from talaria.aggregate.wrappers import Clipped, clipped, innermost
 from talaria.errors import AggregationError, ConfigError
+from talaria.tensors import as_delta
 from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 
 
