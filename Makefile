@@ -12,7 +12,7 @@ ATEN ?= default
 ISA ?= SSE41
 NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/training tests/sdk/federated tests/sdk/test_*.py tests/sdk/planning/test_io_binding.py \
   tests/laws tests/export/test_onnx.py tests/export/test_rewrites.py tests/export/test_preprocess.py tests/export/test_quantize.py
-QUICK := -m "not slow and not broker" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
+QUICK := -p no:schemathesis -m "not slow and not broker" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
 
 .PHONY: help demo test quick coverage lowest masked mutants check format hooks docs bench clean
 .DEFAULT_GOAL := help

@@ -29,8 +29,15 @@ SLOW = (
     "tests/sdk/planning/test_planner.py", "tests/sdk/model/test_any_network.py", "tests/sdk/model/test_zoo.py",
     "tests/sdk/simulation", "tests/sdk/data", "tests/sdk/training/test_frozen_features.py",
     "tests/bench/test_fuzz.py", "tests/sdk/test_personalizer.py",
+    "tests/sdk/algorithms/test_fedrep.py::test_linear_body_finds_the_common_subspace",
+    "tests/sdk/algorithms/test_hermes.py::test_a_subnetwork_of_half_the_parameters_is_worth",
+    "tests/sdk/algorithms/test_hermes.py::test_devices_with_other_labels_keep_other_channels",
+    "tests/sdk/algorithms/test_hermes.py::test_fine_tuning_that_costs_accuracy_is_not_served",
+    "tests/sdk/algorithms/test_hermes.py::test_the_gate_opens_where_everybodys_average_fits_nobody",
+    "tests/sdk/algorithms/test_perfedavg.py::test_it_learns_a_better_start_than_its_own_average",
 )  # fmt: skip
-"""Files that ``make quick`` leaves to ``make test``: they take seconds each, or are no part of the inner loop."""
+"""Files and tests that ``make quick`` leaves to ``make test``: they take seconds each, as what learns for many rounds
+does, or are no part of the inner loop."""
 QUICK_LAWS = {"fedavg", "hermes", "pfedgm"}
 """The algorithms whose laws ``make quick`` looks at: a plain one, one with masks, one with statistics."""
 
@@ -56,9 +63,19 @@ def pytest_collection_modifyitems(items):
         if names & BROWSER:
             item.add_marker("browser")
         algorithm = item.callspec.params.get("name") if hasattr(item, "callspec") else None
-        if path.startswith(SLOW) or (path == "tests/laws/test_algorithm_laws.py" and algorithm not in QUICK_LAWS):
+        if item.nodeid.startswith(SLOW) or (
+            path == "tests/laws/test_algorithm_laws.py" and algorithm not in QUICK_LAWS
+        ):
             item.add_marker("slow")
     items[:] = _mixed(items)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """What ``make quick`` leaves out is not even imported there: that costs each of its processes seconds."""
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    if "not slow" in config.option.markexpr and path.startswith(SLOW):
+        return True
+    return None
 
 
 def _path(item):
