@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from smartwatch.baselines import baselines
-from smartwatch.setting import ROUNDS, hardware_of, plan_of, run_of
+from smartwatch.setting import ROUNDS, TUNE_EPOCHS, hardware_of, plan_of, run_of
 from smartwatch.summary import summary_of
 
 from smartwatch import fleet
@@ -32,20 +32,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--tune", type=int, default=TUNE_EPOCHS, help="epochs of fine-tuning after the rounds")
     parser.add_argument("--broker", default="auto", help="auto, mosquitto, amqtt, or a broker's URL")
     asked = parser.parse_args()
     try:
-        demo(asked.out, asked.seed, asked.rounds, asked.broker)
+        demo(asked.out, asked.seed, asked.rounds, asked.tune, asked.broker)
     except TalariaError as error:
         Console(stderr=True).print(f"demo: {error}", markup=False, highlight=False)
         sys.exit(1)
 
 
-def demo(out: Path, seed: int, rounds: int, broker: str) -> dict[str, Any]:
+def demo(out: Path, seed: int, rounds: int, tune: int, broker: str) -> dict[str, Any]:
     """The whole story; returns what it wrote to ``out/summary.json``."""
     began = time.time()
     data = datasets.load("smartwatch")
-    run = run_of(data, "hermes", seed, rounds)
+    run = run_of(data, "hermes", seed, rounds, tune)
     everyone = {**data.clients, **data.newcomers}
     hardware = hardware_of(data)
     plans = {name: plan_of(run, hardware[name]) for name in everyone}
@@ -70,7 +71,7 @@ def demo(out: Path, seed: int, rounds: int, broker: str) -> dict[str, Any]:
             done = round if method == "fedavg" else rounds + round
             progress.update(bar, completed=done, note=f"{method}, round {round}")
 
-        dense = baselines(data, seed, rounds, trained)
+        dense = baselines(data, seed, rounds, tune, trained)
     summary = summary_of(run, data, hardware, learned, dense, seconds=time.time() - began)
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     write_html(summary, out / "report.html")

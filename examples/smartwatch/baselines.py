@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from smartwatch.setting import SCRATCH_EPOCHS, TUNE, run_of
+from smartwatch.setting import run_of
 from talaria.data import Federated
 from talaria.federated import rounds
 from talaria.simulation.run import members_of, simulate
@@ -19,8 +19,11 @@ class Baselines:
     bytes_up: Mapping[str, int]
 
 
-def baselines(data: Federated, seed: int, count: int, progress: Callable[[str, int], None]) -> Baselines:
-    """Train the baselines for ``count`` rounds; ``progress(method, round)`` is called after each round."""
+def baselines(data: Federated, seed: int, count: int, tune: int, progress: Callable[[str, int], None]) -> Baselines:
+    """Train the baselines for ``count`` rounds and ``tune`` epochs of fine-tuning.
+
+    ``progress(method, round)`` is called after each round.
+    """
     every = {**data.clients, **data.newcomers}
     people = members_of(every)
     members = {name: people[name] for name in data.clients}
@@ -29,7 +32,7 @@ def baselines(data: Federated, seed: int, count: int, progress: Callable[[str, i
     fedavg = simulate(
         run_of(data, "fedavg", seed, count), members, progress=lambda facts: progress("fedavg", facts.round)
     )
-    tuned = replace(fedavg.run, algorithm="fedavg_ft", hparams=TUNE)
+    tuned = replace(fedavg.run, algorithm="fedavg_ft", hparams=run_of(data, "fedavg_ft", seed, count, tune).hparams)
     for name, person in people.items():
         private = fedavg.private.get(name)
         test = every[name].test
@@ -39,7 +42,8 @@ def baselines(data: Federated, seed: int, count: int, progress: Callable[[str, i
 
     alone = run_of(data, "local", seed, count)
     local = simulate(alone, members, progress=lambda facts: progress("local", facts.round))
-    scratch = replace(alone, rounds=1, recipe=alone.recipe.but(epochs=SCRATCH_EPOCHS))
+    # A newcomer that learns alone trains as many epochs as a member does in all its rounds.
+    scratch = replace(alone, rounds=1, recipe=alone.recipe.but(epochs=count * alone.recipe.epochs))
     fresh = simulate(scratch, {n: people[n] for n in data.newcomers})
     for name, person in people.items():
         source = local if name in members else fresh

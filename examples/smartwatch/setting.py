@@ -13,19 +13,21 @@ from talaria.types import Plan
 
 ROUNDS = 30
 RECIPE = SMARTWATCH.recipe
-TUNE = SMARTWATCH.options["fedavg_ft"]
-SCRATCH_EPOCHS = 60
-"""Epochs of a newcomer that learns alone: as many as a member trains in all its rounds."""
-
+TUNE_EPOCHS = 20
 HARDWARE = {"phone": 0.75, "watch": 0.625, "band": 0.5, "ring": 0.375}
 """Share of the channels that each class of hardware has room for."""
 
 
-def run_of(data: Federated, algorithm: str, seed: int, rounds_: int = ROUNDS) -> Run:
-    """The run of one method, with the demo's recipe."""
+def run_of(data: Federated, algorithm: str, seed: int, rounds_: int = ROUNDS, tune: int = TUNE_EPOCHS) -> Run:
+    """The run of one method, with the demo's recipe; ``tune`` epochs of fine-tuning, where the method fine-tunes.
+
+    A newcomer's epochs are what a member learns in all rounds and its fine-tuning: in a short demo they are few too.
+    """
+    newcomer = rounds_ * RECIPE.epochs + tune
+    masks: dict[str, object] = {"threshold": 0.5, "step": 0.2, "cap": 0.75, "block": 16}
     hparams: dict[str, object] = {
-        "hermes": {"threshold": 0.5, "step": 0.2, "cap": 0.75, "block": 16, **SMARTWATCH.options["hermes"]},
-        "fedavg_ft": TUNE,
+        "hermes": {**masks, **SMARTWATCH.options["hermes"], "tune_epochs": tune, "newcomer_epochs": newcomer},
+        "fedavg_ft": {**SMARTWATCH.options["fedavg_ft"], "tune_epochs": tune},
     }.get(algorithm, {})
     return Run(
         spec=ModelSpec("imu_cnn", data.input_shape, data.classes, seed=seed),
