@@ -67,14 +67,14 @@ def run(
 
     import torch
 
-    from talaria.event_log import Journal
+    from talaria.event_log import EventLog
     from talaria_edge.agent.supervisor import run_agents
     from talaria_edge.config import load_configs
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if threads:
         torch.set_num_threads(threads)
-    journal = Journal(sys.stdout, as_json)
+    journal = EventLog(sys.stdout, as_json)
     found = asyncio.run(run_agents(load_configs(configs), journal, insecure=insecure))
     failed = {name: result["error"] for name, result in found.items() if "error" in result}
     for name, error in failed.items():

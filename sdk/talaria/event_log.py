@@ -12,11 +12,11 @@ _WIDEST = 100
 
 
 @dataclass(frozen=True)
-class Journal:
+class EventLog:
     """Writes events to ``stream`` and flushes each. An event is a dict with ``at`` (unix seconds) and ``event``.
 
     >>> import sys
-    >>> Journal(sys.stdout, as_json=True)({"at": 0.0, "event": "round", "round": 3})
+    >>> EventLog(sys.stdout, as_json=True)({"at": 0.0, "event": "round", "round": 3})
     {"at": 0.0, "event": "round", "round": 3}
     """
 

@@ -180,7 +180,7 @@ class Personalizer:
             raise DataError(
                 f"val: labels span {int(held.y.min())}..{int(held.y.max())}, the model has 0..{classes - 1}"
             )
-        task = Task(model=model, split=parts, train=train, val=held, recipe=recipe, classes=classes, run=self.seed)
+        task = Task(model=model, split=parts, train=train, val=held, recipe=recipe, classes=classes, seed=self.seed)
         state = loop.state_of(model)
         only = None if len(chosen.trained) == 3 else parts.of(*chosen.trained)
         self._dense = deepcopy(model)

@@ -373,7 +373,7 @@ class Task:
     val: Samples = field(repr=False)
     recipe: Recipe
     classes: int
-    run: int = 0
+    seed: int = 0
     client: str = "device"
     round: int = 0
     mask: ChannelMask | None = field(default=None, repr=False)
@@ -382,8 +382,8 @@ class Task:
     """True where this device is served without ever having taken part."""
 
     def generator(self, purpose: str) -> Generator:
-        """A generator of its own for each (run, client, round, purpose)."""
-        return seeds.generator(self.run, self.client, self.round, purpose)
+        """A generator of its own for each (seed, client, round, purpose)."""
+        return seeds.generator(self.seed, self.client, self.round, purpose)
 
     def but(self, **changes: Any) -> Task:
         """A changed copy."""

@@ -2,7 +2,7 @@
 
 from talaria.errors import WireError
 from talaria.protocol import events as e
-from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState
+from talaria.protocol.coordinator.machine import CoordinatorMachine, CoordinatorState
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, decode_frame, encode_frame
 from talaria.wire.messages import decode_message
@@ -38,7 +38,7 @@ def test_it_says_all_kinds_of_things():
 
 
 def test_whatever_it_says_shuts_nobody_out_and_ends_nothing():
-    half = CoordinatorHalf("watch", keys={"anna": bytes(32)}, enrolled=True, apart=False)
+    half = CoordinatorMachine("watch", keys={"anna": bytes(32)}, enrolled=True, apart=False)
     state = CoordinatorState()
     half.step(state, e.Start(0.0, 3))
     for i, (topic, payload, retain) in enumerate(speech(3)):

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from talaria.config import Section
 from talaria.errors import ConfigError
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria.protocol.coordinator.state import Peer, Round
@@ -419,18 +420,18 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
     metrics.tell({"event": "waiting", "here": 1, "needed": 3, "at": 9.0})
     assert figures(metrics)["talaria_devices_missing", ()] == 2
     metrics.tell({"event": "round-opened", "round": 4, "at": 10.0})
-    metrics.observe(e.RoundClosed(4, (e.Counted("anna", 4, 1, b""),), ("bela",)))
+    metrics.observe(a.RoundClosed(4, (a.Counted("anna", 4, 1, b""),), ("bela",)))
     metrics.tell({"event": "round-closed", "round": 4, "at": 13.0})
     metrics.tell({"event": "round-failed", "round": 5, "at": 14.0})
     up, cut = "fl/1/watch/d/anna/up/0123456789abcdef", None
     metrics.observe(e.Received(0.0, up, b""))
-    metrics.observe(e.KeepChunk("anna", "0123456789abcdef", cut, 0, b""))
+    metrics.observe(a.KeepChunk("anna", "0123456789abcdef", cut, 0, b""))
     metrics.observe(e.Received(0.0, up, b""))
     metrics.observe(e.Received(0.0, "fl/1/watch/d/anna/evt", b"seven"))
-    metrics.observe(e.SendChunks("watch", "", "x", 1, 0, cut, (0, 1, 2), "m"))
-    metrics.observe(e.SendChunks("watch", "anna", "x", 1, 0, cut, (1,), "dn"))
-    metrics.observe(e.Rejected(0.0, 4, "carl", "tensor 'w' holds values that are not finite"))
-    metrics.observe(e.Refused("fl/1/watch/d/eve/evt", "eve", "message of 'eve' is not signed by its key; refused"))
+    metrics.observe(a.SendChunks("watch", "", "x", 1, 0, cut, (0, 1, 2), "m"))
+    metrics.observe(a.SendChunks("watch", "anna", "x", 1, 0, cut, (1,), "dn"))
+    metrics.observe(e.UpdateRejected(0.0, 4, "carl", "tensor 'w' holds values that are not finite"))
+    metrics.observe(a.FrameRefused("fl/1/watch/d/eve/evt", "eve", "message of 'eve' is not signed by its key; refused"))
     metrics.sent(100)
     found = figures(metrics)
     expected = {

@@ -17,7 +17,7 @@ from talaria_coordinator.cli.template import found
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.identity import ca, membership
 from talaria_coordinator.identity.ca import Authority
-from talaria_coordinator.identity.membership import Member, Roll
+from talaria_coordinator.identity.membership import EnrolledDevice, Membership
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.web.metrics import Metrics
 from talaria_coordinator.web.queries import Views
@@ -33,8 +33,8 @@ def keys(tmp_path):
 
 def let_in(keys, **days_ago):
     with membership.changing(keys) as change:
-        members = {name: Member(bytes(32), 1, time.time() - days * DAY) for name, days in days_ago.items()}
-        members["gone"] = Member(bytes(32), 2, time.time() - 390 * DAY, revoked=1.0)
+        members = {name: EnrolledDevice(bytes(32), 1, time.time() - days * DAY) for name, days in days_ago.items()}
+        members["gone"] = EnrolledDevice(bytes(32), 2, time.time() - 390 * DAY, revoked=1.0)
         change.roll = replace(change.roll, members=members)
 
 
@@ -98,7 +98,7 @@ def test_a_broker_whose_certificate_has_ended_is_told_with_the_mend(keys, capsys
         assert "server.crt ended on" in said
         assert "talaria fleet rotate" in said
     assert days_left(keys) == pytest.approx(-1 / 48, abs=0.1)
-    membership.renew(keys, Roll.load(keys))
+    membership.renew(keys, Membership.load(keys))
     assert looked(keys, capsys)[0]["warnings"] == []
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from talaria.event_log import Journal
+from talaria.event_log import EventLog
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria.protocol.coordinator.state import Peer
 from talaria.wire import messages as m
@@ -18,7 +18,7 @@ COLOURS = "\x1b[2J\x1b]0;owned\x07"
 
 def told(reason, as_json=False):
     stream = io.StringIO()
-    Journal(stream, as_json)({"at": 0.0, "event": "refused", "device": "eve", "reason": reason})
+    EventLog(stream, as_json)({"at": 0.0, "event": "refused", "device": "eve", "reason": reason})
     return stream.getvalue()
 
 

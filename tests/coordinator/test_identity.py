@@ -28,7 +28,7 @@ from talaria_coordinator.config.fleet import load_config
 from talaria_coordinator.fleet.allowlist import REVOKED, Members
 from talaria_coordinator.identity import membership
 from talaria_coordinator.identity.ca import Authority, load_certificate, new_key, requested_key
-from talaria_coordinator.identity.membership import Roll
+from talaria_coordinator.identity.membership import Membership
 from talaria_edge.identity.enroll import ask, finish
 
 HOST = "broker.example"
@@ -98,7 +98,7 @@ def test_a_device_joins_with_keys_that_it_made(fleet, tmp_path):
     own = enrol(fleet, tmp_path / "anna")
     assert (own.fleet, own.device, own.broker) == ("watch", "anna", f"mqtts://{HOST}:8883")
     assert own.coordinator_key == load_signer(fleet / "sign.key").public
-    member = Roll.load(fleet).members["anna"]
+    member = Membership.load(fleet).members["anna"]
     assert member.key == own.signer.public
     certificate = load_certificate(own.tls.cert.read_bytes())
     assert certificate.serial_number == member.serial
@@ -159,7 +159,7 @@ def test_a_code_expires(fleet, tmp_path, monkeypatch):
     monkeypatch.setattr(membership.time, "time", lambda: now + 2.1 * 3600)
     with pytest.raises(ConfigError, match="expired"):
         membership.admit(fleet, request)
-    assert "anna" not in Roll.load(fleet).members
+    assert "anna" not in Membership.load(fleet).members
 
 
 @pytest.mark.parametrize("hours", [0, -1, float("nan"), float("inf"), 1e9])
@@ -185,7 +185,7 @@ def test_a_request_altered_on_its_way_is_refused(fleet, tmp_path, field):
     other["device"] = "eve"
     with pytest.raises(ConfigError, match="no open code"):
         membership.admit(fleet, json.dumps({**facts, field: other[field]}).encode())
-    assert Roll.load(fleet).members == {}
+    assert Membership.load(fleet).members == {}
 
 
 def test_a_request_must_prove_that_it_holds_its_keys(fleet):
@@ -306,13 +306,13 @@ def test_a_revoked_device_loses_key_certificate_and_code(fleet, tmp_path):
     assert members.key("bela") is None
     assert not members.refresh()
     membership.enroll(fleet, "anna")
-    serial = Roll.load(fleet).members["anna"].serial
+    serial = Membership.load(fleet).members["anna"].serial
     membership.revoke(fleet, "anna")
     assert members.refresh()
     assert members.key("anna") is None
     assert members.changes(1.0, {}) == [e.Revoke(1.0, "anna", REVOKED)]
     assert members.changes(1.0, {"anna": REVOKED}) == []
-    assert Roll.load(fleet).codes == {}
+    assert Membership.load(fleet).codes == {}
     crl = x509.load_pem_x509_crl((fleet / "broker" / "revoked.pem").read_bytes())
     assert [c.serial_number for c in crl] == [serial]
     assert crl.is_signature_valid(load_certificate((fleet / "ca.crt").read_bytes()).public_key())
@@ -326,7 +326,7 @@ def test_a_device_shut_out_for_its_conduct_is_not_let_in_by_the_list(fleet, tmp_
 
 def test_new_keys_take_the_old_ones_place(fleet, tmp_path):
     old = enrol(fleet, tmp_path / "old")
-    before = Roll.load(fleet).members["anna"].serial
+    before = Membership.load(fleet).members["anna"].serial
     membership.revoke(fleet, "anna")
     new = enrol(fleet, tmp_path / "new")
     members = Members(config_of(fleet))
@@ -417,7 +417,7 @@ def test_two_changes_at_once_lose_nothing(fleet):
     )
     both = [subprocess.Popen([sys.executable, "-c", code, str(fleet), name]) for name in ("a", "b")]
     assert [p.wait(60) for p in both] == [0, 0]
-    assert sorted(Roll.load(fleet).codes) == [f"{n}{i}" for n in "ab" for i in range(5)]
+    assert sorted(Membership.load(fleet).codes) == [f"{n}{i}" for n in "ab" for i in range(5)]
 
 
 def test_the_broker_is_told_bounds_and_rights(tmp_path):

@@ -9,7 +9,7 @@ from talaria.errors import AggregationError, StateError
 from talaria.federated import rounds
 from talaria.federated.rounds import Run
 from talaria.model.zoo import ModelSpec
-from talaria.protocol.events import Counted
+from talaria.protocol.actions import Counted
 from talaria.types import Update
 from talaria.wire.codec import encode_update
 from talaria_coordinator.fleet.aggregation import Learning, NothingLeft

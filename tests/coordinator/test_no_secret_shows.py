@@ -16,7 +16,7 @@ from talaria_coordinator.config.fleet import load_config
 from talaria_coordinator.fleet.allowlist import Members
 from talaria_coordinator.identity import membership
 from talaria_coordinator.identity.ca import Authority
-from talaria_coordinator.identity.membership import Roll
+from talaria_coordinator.identity.membership import Membership
 from talaria_edge import config as device_config
 from talaria_edge.identity.enroll import ask, finish
 
@@ -68,7 +68,7 @@ def test_no_repr_shows_one(folder, secrets):
     config = load_config(folder / "keys" / "fleet.toml")
     own = Credentials.load(folder / "anna")
     code = Code.parse((folder / "code").read_text())
-    roll = Roll.load(folder / "keys")
+    roll = Membership.load(folder / "keys")
     assert set(roll.codes) == {"bela"}
     objects = [
         config, config.api, device_settings(folder), own, own.signer, own.tls, code, code.signer(), roll,

@@ -1,6 +1,6 @@
 """A flood of refusals does not become a flood of lines."""
 
-from talaria.protocol.actions import Refused
+from talaria.protocol.actions import FrameRefused
 from talaria_coordinator.fleet.refusals import EVERY_S, KINDS, Refusals
 
 
@@ -14,7 +14,7 @@ def test_a_repeated_refusal_is_told_once_and_then_counted():
     told = Told()
     refusals = Refusals(told)
     for i in range(10_000):
-        refusals.heard(Refused(f"fl/1/watch/d/anna/up/x{i}", "anna", f"quarantined: {i} offences"), now=i / 10_000)
+        refusals.heard(FrameRefused(f"fl/1/watch/d/anna/up/x{i}", "anna", f"quarantined: {i} offences"), now=i / 10_000)
     assert len(told) == 1
     refusals.due(EVERY_S - 1)
     assert len(told) == 1
@@ -23,7 +23,7 @@ def test_a_repeated_refusal_is_told_once_and_then_counted():
     refusals.due(3 * EVERY_S)
     refusals.due(4 * EVERY_S)
     assert len(told) == 2
-    refusals.heard(Refused("fl/1/watch/d/anna/up/x", "anna", "quarantined: 3"), now=5 * EVERY_S)
+    refusals.heard(FrameRefused("fl/1/watch/d/anna/up/x", "anna", "quarantined: 3"), now=5 * EVERY_S)
     assert len(told) == 3
 
 
@@ -36,7 +36,7 @@ def test_other_devices_and_other_reasons_are_told_at_once():
         ("anna", "evt", "not signed"),
         ("anna", "up", "late"),
     ):
-        refusals.heard(Refused(f"fl/1/watch/d/{device}/{kind}", device, reason), now=0.0)
+        refusals.heard(FrameRefused(f"fl/1/watch/d/{device}/{kind}", device, reason), now=0.0)
     assert len(told) == 4
 
 
@@ -44,5 +44,5 @@ def test_a_stranger_who_thinks_of_new_ones_fills_no_memory():
     told = Told()
     refusals = Refusals(told)
     for i in range(50 * KINDS):
-        refusals.heard(Refused(f"fl/1/watch/d/d{i}/evt", f"d{i}", "junk"), now=0.0)
+        refusals.heard(FrameRefused(f"fl/1/watch/d/d{i}/evt", f"d{i}", "junk"), now=0.0)
     assert len(told) <= KINDS + 1

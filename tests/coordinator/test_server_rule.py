@@ -16,7 +16,7 @@ from talaria.federated import global_model, rounds
 from talaria.federated.rounds import Member, Run
 from talaria.federated.server_rule import located, rule_named
 from talaria.model.zoo import ModelSpec
-from talaria.protocol.events import Counted
+from talaria.protocol.actions import Counted
 from talaria.simulation.run import simulate
 from talaria.tensors import equal
 from talaria.types import Recipe, Samples

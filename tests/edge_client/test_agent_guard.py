@@ -85,11 +85,11 @@ def test_without_rules_the_machine_is_not_even_asked(house, run_all):
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2])
 def test_waiting_ends_when_its_time_is_over(run_all, seconds):
-    from talaria_edge.agent.training_window import Leave
+    from talaria_edge.agent.training_window import TrainingWindow
 
     told = []
     end = time.monotonic() + seconds
-    leave = Leave(Rules(only_charging=True), 0.05, lambda: Reading(minute=0, battery=1.0, charging=False))
+    leave = TrainingWindow(Rules(only_charging=True), 0.05, lambda: Reading(minute=0, battery=1.0, charging=False))
 
     def tell(event, **facts):
         told.append((event, facts))

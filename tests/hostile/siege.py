@@ -17,7 +17,7 @@ from talaria.identity.credentials import Credentials
 from talaria.model.zoo import ModelSpec
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.device.machine import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState
 from talaria.protocol.transfer import chunk_frames, transfer_of
 from talaria.types import Update
 from talaria.wire import messages as m
@@ -61,7 +61,7 @@ class Light:
         self.held, self.ready = held, []
         own = Credentials.load(siege.keys / name)
         self.siege, self.name = siege, name
-        self.half = DeviceHalf("watch", name, DeviceLimits(retry=2.0), b"{}", own.signer, own.coordinator_key)
+        self.half = DeviceMachine("watch", name, DeviceLimits(retry=2.0), b"{}", own.signer, own.coordinator_key)
         self.state = DeviceState()
         self.parts, self.updates, self.body = {}, {}, b""
         self.refused, self.receipts, self.said = [], [], []
@@ -91,15 +91,15 @@ class Light:
                         self.say(topic, payload)
                 case a.KeepChunk():
                     self.parts[action.index] = action.data
-                case a.BodyComplete():
+                case a.ModelComplete():
                     self.body = b"".join(self.parts[i] for i in range(action.cut.count))
                     assert hashlib.sha256(self.body).digest() == action.cut.sha256
-                    self.tell(e.BodyStored(time.monotonic(), action.cut.sha256))
+                    self.tell(e.ModelStored(time.monotonic(), action.cut.sha256))
                 case a.Train():
                     self.updates[action.round] = self.siege.update(self.name, self.body, action.version)
                     self.ready.append((action.round, action.version))
                     self.work()
-                case a.Refused():
+                case a.FrameRefused():
                     self.refused.append(action.reason)
                 case a.Receipted():
                     self.receipts.append((action.round, action.outcome))
@@ -159,7 +159,7 @@ class Siege:
 
     def see(self, action: object) -> None:
         """The protocol machine refuses a message."""
-        if isinstance(action, a.Refused):
+        if isinstance(action, a.FrameRefused):
             self.told.append({"event": "refused", "device": action.dev, "topic": action.topic, "reason": action.reason})
             self.news.set()
 

@@ -10,8 +10,8 @@ from limits import allowed, cpu_seconds
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState, Rules
-from talaria.protocol.device.machine import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol.coordinator.machine import CoordinatorMachine, CoordinatorState, Rules
+from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState
 from talaria.protocol.transfer import chunk_frames, transfer_of
 from talaria.wire import messages as m
 from talaria.wire.chunks import describe
@@ -44,11 +44,11 @@ class Bench:
     def __init__(self, signed=True, cohort=("anna", "ben"), **rules):
         keys = {"anna": ANNA.public, "ben": BEN.public} if signed else {}
         rules = {"chunk": 500, "retry": 1.0, "stall": 10.0} | rules
-        self.half = CoordinatorHalf(FED, Rules(**rules), b"", CO if signed else None, keys, enrolled=signed)
+        self.half = CoordinatorMachine(FED, Rules(**rules), b"", CO if signed else None, keys, enrolled=signed)
         self.signed, self.state, self.now = signed, CoordinatorState(), 0.0
         self.seq = {}
         self.do(e.Start(0.0, 7))
-        self.do(e.PublishBody(0.0, 0, describe(BODY, 500)))
+        self.do(e.PublishModel(0.0, 0, describe(BODY, 500)))
         for dev in cohort:
             self.birth(dev)
         self.do(e.OpenRound(0.0, 1, dict.fromkeys(cohort, b""), None, 1))
@@ -98,7 +98,7 @@ def of(actions, kind):
 
 
 def reasons(actions):
-    return " ".join(x.reason for x in of(actions, a.Refused))
+    return " ".join(x.reason for x in of(actions, a.FrameRefused))
 
 
 # 23
@@ -139,7 +139,7 @@ def test_24_the_same_nonce_for_two_offers_is_refused():
 
 # 25, 26
 def device(key=True, **limits):
-    half = DeviceHalf(FED, "anna", DeviceLimits(retry=1.0, **limits), b"", ANNA, CO.public if key else None)
+    half = DeviceMachine(FED, "anna", DeviceLimits(retry=1.0, **limits), b"", ANNA, CO.public if key else None)
     state = DeviceState()
     for event in (e.Boot(0.0), e.Connecting(0.0), e.Connected(0.0)):
         half.step(state, event)
@@ -153,7 +153,7 @@ def cmd(half, state, message, epoch=7, seq=1, signer=CO, topic="d/anna/cmd", dev
 
 def manifest(version=0, data=BODY):
     cut = describe(data, 500)
-    return m.BodyManifest(
+    return m.ModelManifest(
         version=version, size=cut.size, chunk=500, sha256=cut.sha256, hashes=cut.hashes, nonce=bytes(16)
     )
 
@@ -201,7 +201,7 @@ def test_25_a_round_before_the_last_one_asked_for_is_not_begun():
 def test_26_an_offer_from_another_body_than_the_rounds_is_refused(base):
     bench = Bench(cohort=("anna",))
     bench.do(e.AbortRound(0.0, 1, "anew"))
-    bench.do(e.PublishBody(0.0, 1, describe(BODY + b"!", 500)))
+    bench.do(e.PublishModel(0.0, 1, describe(BODY + b"!", 500)))
     bench.do(e.OpenRound(0.0, 2, {"anna": b""}, None, 1))
     body = hashlib.sha256(BODY + b"!").digest()
     assert f"is based on body {base}, not 1" in reasons(bench.say("anna", offer_of(number=2, base=base, body=body)))
@@ -238,7 +238,9 @@ def test_26_a_body_that_is_cut_anew_is_fetched_by_its_new_cut():
     cmd(half, state, manifest(), topic="co/body", dev="", retained=True)
     assert state.fetch.cut.count == 5
     cut = describe(BODY, 250)
-    smaller = m.BodyManifest(version=0, size=cut.size, chunk=250, sha256=cut.sha256, hashes=cut.hashes, nonce=bytes(16))
+    smaller = m.ModelManifest(
+        version=0, size=cut.size, chunk=250, sha256=cut.sha256, hashes=cut.hashes, nonce=bytes(16)
+    )
     actions = cmd(half, state, smaller, topic="co/body", dev="", retained=True)
     assert state.fetch.cut == cut
     assert of(actions, a.Discard)
@@ -296,7 +298,7 @@ def test_30_a_chunk_beyond_the_manifest_or_out_of_its_place(index, off):
     bench = Bench()
     bench.say("anna", offer_of())
     actions = bench.chunk("anna", index, b"x" * 500, off=off)
-    assert of(actions, a.Refused)
+    assert of(actions, a.FrameRefused)
     assert not of(actions, a.KeepChunk)
     bench.finishes_with("anna", "ben")
 
@@ -555,10 +557,10 @@ def test_what_a_stranger_says_in_a_members_name_is_not_the_members_offence(kind)
     forged = encode_frame(Header("decline", FED, "anna", boot=1, seq=99), b"\x80", EVE)
     for _ in range(20):
         if kind == "chunks":
-            assert of(bench.chunk("anna", 0, b"x" * 500), a.Refused)
+            assert of(bench.chunk("anna", 0, b"x" * 500), a.FrameRefused)
         else:
-            assert of(bench.hear(f"d/anna/{kind}", b"garbage" * 20), a.Refused)
-            assert of(bench.hear(f"d/anna/{kind}", forged), a.Refused)
+            assert of(bench.hear(f"d/anna/{kind}", b"garbage" * 20), a.FrameRefused)
+            assert of(bench.hear(f"d/anna/{kind}", forged), a.FrameRefused)
     assert bench.state.quarantined() == {}
     for index in range(CUT.count):
         bench.chunk("anna", index)
@@ -572,10 +574,10 @@ def test_what_a_stranger_says_in_a_members_name_is_not_the_members_offence(kind)
 def test_messages_that_are_not_a_devices_to_say():
     bench = Bench()
     for message in (WORK, manifest(), m.Abort(round=1, reason="x"), m.Rebirth(above=0)):
-        assert of(bench.say("anna", message), a.Refused)
+        assert of(bench.say("anna", message), a.FrameRefused)
     half, state = device()
     for seq, message in enumerate((m.Accept(round=1), offer_of(), m.Want(body=bytes(32), bitmap=b"")), 1):
-        assert of(cmd(half, state, message, seq=seq), a.Refused)
+        assert of(cmd(half, state, message, seq=seq), a.FrameRefused)
 
 
 def test_a_message_costs_little():

@@ -164,7 +164,7 @@ def test_26_a_forged_body(siege):
         await s.opened("anna", "bela")
         cut = describe(b"forged" * 100)
         facts = {"size": cut.size, "chunk": cut.chunk, "sha256": cut.sha256, "hashes": cut.hashes, "nonce": bytes(16)}
-        body = m.encode_message(m.BodyManifest(version=9, **facts))
+        body = m.encode_message(m.ModelManifest(version=9, **facts))
         for signer in (None, s.mallory.signer, Signer.generate()):
             with Cost():
                 s.publish("co/body", encode_frame(Header("body", "watch", boot=1), body, signer), retain=True)

@@ -3,7 +3,7 @@
 import io
 import json
 
-from talaria.event_log import Journal
+from talaria.event_log import EventLog
 
 DONE = {
     "at": 0.0,
@@ -19,7 +19,7 @@ DONE = {
 
 def told(event, as_json):
     out = io.StringIO()
-    Journal(out, as_json)(event)
+    EventLog(out, as_json)(event)
     return out.getvalue()
 
 

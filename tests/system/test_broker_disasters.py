@@ -18,7 +18,7 @@ from talaria.errors import TalariaError
 from talaria_coordinator.broker import mosquitto
 from talaria_coordinator.identity import ca, membership
 from talaria_coordinator.identity.ca import Authority
-from talaria_coordinator.identity.membership import Roll
+from talaria_coordinator.identity.membership import Membership
 
 pytestmark = LEFT_SOCKETS
 ROUNDS = 3
@@ -131,7 +131,7 @@ def test_a_broker_whose_certificate_ended_is_told_with_the_mend_that_works(keyed
 
     with pytest.raises(TalariaError, match=r"server.crt ended on .*talaria fleet rotate"):
         asyncio.run(refused())
-    membership.renew(fleet.keys, Roll.load(fleet.keys))
+    membership.renew(fleet.keys, Membership.load(fleet.keys))
 
     async def nothing():
         await fleet.told_of("connected")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from talaria import time
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria_bench.history.bench import live, shortest
 from talaria_bench.history.faults import KINDS, Fault, Plan, draw
@@ -121,7 +122,7 @@ def shuts_out_who_was_away(service):
 
     def blamed(action):
         carry_out(action)
-        if isinstance(action, e.DeviceDown):
+        if isinstance(action, a.DeviceDown):
             service._feed(e.Revoke(time.monotonic(), action.dev, "it was away"))
 
     service._carry_out = blamed

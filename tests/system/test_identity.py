@@ -335,7 +335,7 @@ def test_26_what_a_hostile_broker_says_in_the_coordinators_name_is_refused(fleet
     keys = tmp_path / "keys"
     found(keys, "watch", ["localhost"], made.port, 1)
     enrol(keys, tmp_path / "id-anna", "anna")
-    body = m.BodyManifest(version=9, size=4, chunk=4, sha256=bytes(32), hashes=bytes(32), nonce=bytes(16))
+    body = m.ModelManifest(version=9, size=4, chunk=4, sha256=bytes(32), hashes=bytes(32), nonce=bytes(16))
     forged = encode_frame(Header(body.TYPE, "watch", boot=99), m.encode_message(body), Signer.generate())
 
     async def hostile(url, agent):

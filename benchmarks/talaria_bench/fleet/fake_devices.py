@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from talaria.errors import TransportError
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.device.machine import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState
 from talaria.protocol.link import Link
 from talaria.wire.chunks import FileAssembly, describe
 from talaria.wire.mqtt import Mqtt
@@ -99,7 +100,7 @@ class Light:
     def __init__(self, name: str, job: Job, updates: Updates, tally: Tally, told: Callable[..., None]) -> None:
         self.name, self._job, self._updates, self._tally, self._told = name, job, updates, tally, told
         limits = DeviceLimits(retry=job.retry_s, max_body=1 << 31)
-        self._half = DeviceHalf(job.fleet, name, limits, profile=b"{}")
+        self._half = DeviceMachine(job.fleet, name, limits, profile=b"{}")
         self._state = DeviceState()
         self._update = b""
         self._events: asyncio.Queue[object] = asyncio.Queue()
@@ -175,43 +176,43 @@ class Light:
             self._parting = True
             self._events.put_nowait(e.SayGoodbye(time.monotonic()))
 
-    def _carry_out(self, action: e.Action) -> None:
+    def _carry_out(self, action: a.Action) -> None:
         match action:
-            case e.Publish() | e.SendChunks():
+            case a.Publish() | a.SendChunks():
                 self._link.say(action)
-            case e.KeepChunk():
+            case a.KeepChunk():
                 self._keep(action)
-            case e.BodyComplete():
+            case a.ModelComplete():
                 self._complete(action)
-            case e.Train():
+            case a.Train():
                 self._train(action)
-            case e.Receipted():
+            case a.Receipted():
                 seen = self._tally.receipts
                 seen[action.outcome] = seen.get(action.outcome, 0) + 1
                 self._told("received", device=self.name, round=action.round, outcome=action.outcome)
                 self._update = b""
-            case e.Released():
+            case a.Released():
                 self._over = True
 
-    def _keep(self, action: e.KeepChunk) -> None:
+    def _keep(self, action: a.KeepChunk) -> None:
         if not self._job.disk:
             return
         if self._part is None or self._part.cut.sha256 != action.cut.sha256:
             self._part = FileAssembly(Path(self._job.disk) / f"{self.name}.part", action.cut, 1 << 31)
         self._part.put(action.index, action.data)
 
-    def _complete(self, action: e.BodyComplete) -> None:
+    def _complete(self, action: a.ModelComplete) -> None:
         if self._part is not None:
             self._part.finish()
             self._part.close()
         self._tally.bodies += 1
         self._told("body", device=self.name, version=action.version, chunks=self._tally.chunks, count=action.cut.count)
-        self._events.put_nowait(e.BodyStored(time.monotonic(), action.cut.sha256))
+        self._events.put_nowait(e.ModelStored(time.monotonic(), action.cut.sha256))
 
-    def _train(self, action: e.Train) -> None:
+    def _train(self, action: a.Train) -> None:
         now = time.monotonic()
         if not self._job.updates:
-            self._events.put_nowait(e.Refuse(now, action.round, "it only fetches the body"))
+            self._events.put_nowait(e.DeclineRound(now, action.round, "it only fetches the body"))
             return
         self._update = self._updates.of(self.name, int(json.loads(action.spec)["step"]))
         cut = describe(self._update, self._state.chunk)

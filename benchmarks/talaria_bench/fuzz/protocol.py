@@ -11,8 +11,8 @@ from talaria.federated.rounds import Run
 from talaria.model.spec import ModelSpec
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState, Rules
-from talaria.protocol.device.machine import DeviceHalf, DeviceState
+from talaria.protocol.coordinator.machine import CoordinatorMachine, CoordinatorState, Rules
+from talaria.protocol.device.machine import DeviceMachine, DeviceState
 from talaria.protocol.transfer import transfer_of
 from talaria.wire import messages
 from talaria.wire.frames import MAX_BODY, Header, encode_frame
@@ -78,9 +78,9 @@ def _events(data: bytes, known: tuple[str, ...]) -> Iterable[e.Received]:
 
 
 def _coordinator(data: bytes, state: CoordinatorState | None = None) -> None:
-    half, state = CoordinatorHalf("watch", RULES), state or CoordinatorState()
+    half, state = CoordinatorMachine("watch", RULES), state or CoordinatorState()
     if state.epoch == 0:
-        for first in (e.Start(0.0, 3), e.PublishBody(0.0, 1, CUT), e.OpenRound(0.0, 1, {"anna": b""}, None, 1)):
+        for first in (e.Start(0.0, 3), e.PublishModel(0.0, 1, CUT), e.OpenRound(0.0, 1, {"anna": b""}, None, 1)):
             half.step(state, first)
     for event in _events(data, TO_COORDINATOR):
         for action in half.step(state, event)[1]:
@@ -94,14 +94,14 @@ def _coordinator(data: bytes, state: CoordinatorState | None = None) -> None:
 
 
 def _device(data: bytes, state: DeviceState | None = None) -> None:
-    half, state = DeviceHalf("watch", "anna"), state or DeviceState()
+    half, state = DeviceMachine("watch", "anna"), state or DeviceState()
     if state.boot == 0:
         for first in (e.Boot(0.0), e.Connecting(0.0), e.Connected(0.0)):
             half.step(state, first)
     for event in _events(data, TO_DEVICE):
         for action in half.step(state, event)[1]:
-            if isinstance(action, a.BodyComplete):
-                half.step(state, e.BodyStored(event.now, action.cut.sha256))
+            if isinstance(action, a.ModelComplete):
+                half.step(state, e.ModelStored(event.now, action.cut.sha256))
             if isinstance(action, a.Train):
                 half.step(state, e.UpdateReady(event.now, action.round, action.version, CUT))
         half.step(state, e.Tick(event.now))

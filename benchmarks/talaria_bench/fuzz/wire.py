@@ -48,7 +48,7 @@ def every_message() -> list[messages.Message]:
             online=True, key=SIGNER.public, chunk=300, credit=8, max_update=10_000, retry=1.0, spec=b"{}"
         ),
         messages.DeviceBirth(online=True, key=SIGNER.public, profile=b"{}"),
-        messages.BodyManifest(version=1, **parcel),  # type: ignore[arg-type]
+        messages.ModelManifest(version=1, **parcel),  # type: ignore[arg-type]
         messages.Offer(round=1, base=1, body=CUT.sha256, **parcel),  # type: ignore[arg-type]
         messages.Work(round=1, version=1, body=CUT.sha256, seconds=10.0, spec=b'{"step":1}'),
         messages.Accept(round=1),

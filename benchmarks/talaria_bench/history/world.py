@@ -37,7 +37,7 @@ from talaria_bench.history.promises import BrokenError, Promises, Record
 from talaria_bench.history.virtual import StalledError, VirtualLoop
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.service import Service
-from talaria_coordinator.identity.membership import Member, Roll
+from talaria_coordinator.identity.membership import EnrolledDevice, Membership
 from talaria_coordinator.maintenance.backup import back_up
 from talaria_coordinator.maintenance.restore import restore
 from talaria_coordinator.server.open_state import held, open_blobs, open_store
@@ -646,9 +646,9 @@ class World:
         folder = self.folder / "identity"
         folder.mkdir(exist_ok=True)
         self._write_key(folder / "sign.key", COORDINATOR)
-        members = {name: Member(own[name].public, 1, WALL) for name in self.plan.devices}
+        members = {name: EnrolledDevice(own[name].public, 1, WALL) for name in self.plan.devices}
         beside = folder / "members.new"
-        beside.write_bytes(Roll(FLEET, "mqtt://history", (), members).encode())
+        beside.write_bytes(Membership(FLEET, "mqtt://history", (), members).encode())
         beside.rename(folder / "members.json")
         for name in self.plan.devices:
             place = self.folder / name / "identity"

@@ -142,9 +142,9 @@ def members(folder: Folder, as_json: AsJson = False) -> None:
     """Show members, revoked devices, open codes, and when certificates end."""
     from talaria_coordinator.identity.ca import LEAF_DAYS
     from talaria_coordinator.identity.expiry import Ending
-    from talaria_coordinator.identity.membership import Roll
+    from talaria_coordinator.identity.membership import Membership
 
-    roll, now = Roll.load(folder), time.time()
+    roll, now = Membership.load(folder), time.time()
     rows = [
         {
             "device": name,

@@ -13,7 +13,7 @@ from talaria.errors import ConfigError, StateError
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.waiting import waits
 from talaria_coordinator.identity.expiry import Ending
-from talaria_coordinator.identity.membership import Roll
+from talaria_coordinator.identity.membership import Membership
 from talaria_coordinator.server.open_state import open_store
 from talaria_coordinator.storage.store import Store
 
@@ -69,7 +69,7 @@ def _certificates(config: FleetConfig) -> dict[str, Any] | None:
     if config.identity is None:
         return None
     try:
-        ending = Ending.of(config.identity, Roll.load(config.identity))
+        ending = Ending.of(config.identity, Membership.load(config.identity))
     except ConfigError as error:
         return {"first": None, "ends": None, "warnings": [str(error)]}
     first = ending.first

@@ -14,7 +14,7 @@ from talaria.federated import global_model, rounds
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import Run
 from talaria.federated.server_rule import aggregator_of, least_of
-from talaria.protocol.events import Counted
+from talaria.protocol.actions import Counted
 from talaria.types import Tensors, Update
 from talaria.wire import codec
 from talaria_coordinator.fleet.culprits import culprits

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from talaria.errors import ConfigError
 from talaria.protocol import events as e
-from talaria.protocol.coordinator.machine import CoordinatorHalf, Rules
+from talaria.protocol.coordinator.machine import CoordinatorMachine, Rules
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.identity.expiry import Ending
-from talaria_coordinator.identity.membership import Roll, load_signer
+from talaria_coordinator.identity.membership import Membership, load_signer
 
 REVOKED = "revoked by the operator"
 
@@ -19,15 +19,15 @@ class Members:
         self._fleet, self._folder = config.name, config.identity
         self._apart = "://" not in config.broker  # our own broker has the rights of mosquitto.acl
         self.signer = None if self._folder is None else load_signer(self._folder)
-        self._seen, self._roll = (0, 0), Roll(config.name, "", ())
+        self._seen, self._roll = (0, 0), Membership(config.name, "", ())
         self.renewed: set[str] = set()
         """Members that got new keys: what links they have by the old ones are to be cut."""
         self.refresh()
 
-    def half(self, rules: Rules, spec: bytes) -> CoordinatorHalf:
+    def half(self, rules: Rules, spec: bytes) -> CoordinatorMachine:
         """The protocol's half that hears members only, and signs what it says."""
         keys = self._folder is not None
-        return CoordinatorHalf(self._fleet, rules, spec, self.signer, self.key, enrolled=keys, apart=self._apart)
+        return CoordinatorMachine(self._fleet, rules, spec, self.signer, self.key, enrolled=keys, apart=self._apart)
 
     def key(self, device: str) -> bytes | None:
         """The public key of a member, or None for anybody else."""
@@ -47,7 +47,7 @@ class Members:
         if stamp == self._seen:
             return False
         self._seen = stamp
-        roll = Roll.load(self._folder)
+        roll = Membership.load(self._folder)
         if roll.fleet != self._fleet:
             raise ConfigError(
                 f"identity: {self._folder} is of fleet {roll.fleet!r}, not {self._fleet!r}; give the right folder"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from talaria.protocol.actions import Refused
+from talaria.protocol.actions import FrameRefused
 
 _NUMBER = re.compile("[0-9]+")
 EVERY_S = 60.0
@@ -16,7 +16,7 @@ KINDS = 256
 
 @dataclass
 class _Kind:
-    last: Refused
+    last: FrameRefused
     told: float
     more: int = 0
 
@@ -29,7 +29,7 @@ class Refusals:
     tell: Callable[..., None]
     _kinds: dict[tuple[str, str, str], _Kind] = field(default_factory=dict, init=False)
 
-    def heard(self, refused: Refused, now: float) -> None:
+    def heard(self, refused: FrameRefused, now: float) -> None:
         """Something was refused at ``now``, a clock that only goes on."""
         topic = refused.topic.split("/")
         key = (refused.dev, "/".join(topic[5:6]), _NUMBER.sub("", refused.reason)[:24])

@@ -14,6 +14,7 @@ from typing import Any
 
 from talaria import time
 from talaria.errors import StateError, TalariaError
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria_coordinator.config.fleet import FleetConfig
@@ -197,7 +198,7 @@ class Conductor:
 
     # -- closing
 
-    def closed(self, action: e.RoundClosed) -> None:
+    def closed(self, action: a.RoundClosed) -> None:
         """Fold a round that closed, unless that is done."""
         if action.round not in {row.round for row in self.store.open_rounds(self.config.name)}:
             # Committed before a crash that the machine does not remember.
@@ -205,7 +206,7 @@ class Conductor:
             return
         self._hands.spawn(self._fold(action))
 
-    async def _fold(self, action: e.RoundClosed) -> None:
+    async def _fold(self, action: a.RoundClosed) -> None:
         wait = AGAIN_S[0]
         while action.round not in self._called_off:
             try:
@@ -227,7 +228,7 @@ class Conductor:
                 await self._hands.put(Folded(action.round, len(made.counted), action.missing, made.left))
                 return
 
-    def _commit(self, action: e.RoundClosed) -> Made:
+    def _commit(self, action: a.RoundClosed) -> Made:
         made = self._learning.fold(self.fleet, action.counted)
         for out in made.left:
             self.store.leave_out(self.config.name, out.entry.round, out.entry.dev, out.reason)

@@ -14,6 +14,7 @@ from typing import Any
 
 from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import Rules
 from talaria.protocol.link import Link, Sent
@@ -142,7 +143,7 @@ class Service:
                 await self._serve()
                 self._save()
                 topic, payload = self._half.will(self._state)
-                self._link.say(e.Publish(topic, payload, retain=True))
+                self._link.say(a.Publish(topic, payload, retain=True))
                 await self._link.said(GOODBYE_S)
                 await transport.flush(GOODBYE_S)
             finally:
@@ -272,7 +273,7 @@ class Service:
             return
         match self._hearing.next(time.monotonic()):
             case "ask":  # empty, so that it means nothing to anybody
-                self._link.say(e.Publish(str(Topic(self.config.name, "evt", "echo")), b""))
+                self._link.say(a.Publish(str(Topic(self.config.name, "evt", "echo")), b""))
             case "renew":
                 self._hearing.heard(time.monotonic())
                 transport.renew("deaf: the broker delivers nothing any more")
@@ -285,7 +286,7 @@ class Service:
         self._observe(event)
         _, actions = self._half.step(self._state, event)
         # The state is already that after the whole step: one save covers all that stands behind it.
-        saves = [action.soon for action in actions if isinstance(action, e.Save)]
+        saves = [action.soon for action in actions if isinstance(action, a.Save)]
         now = time.monotonic()
         if saves and self._unsaved is None:
             self._unsaved = now
@@ -293,45 +294,45 @@ class Service:
             self._save()
         for action in actions:
             self._observe(action)
-            if not isinstance(action, e.Save):
+            if not isinstance(action, a.Save):
                 self._carry_out(action)
 
     def _save(self) -> None:
         self._unsaved = None
         self.store.save_machine(self.config.name, self._conductor.fleet.epoch, self._state.dump())
 
-    def _carry_out(self, action: e.Action) -> None:
+    def _carry_out(self, action: a.Action) -> None:
         name = self.config.name
         match action:
-            case e.Publish() | e.SendChunks():
-                self._planted += isinstance(action, e.Publish) and not action.payload
+            case a.Publish() | a.SendChunks():
+                self._planted += isinstance(action, a.Publish) and not action.payload
                 self._link.say(action)
-            case e.Refused():
+            case a.FrameRefused():
                 self._refusals.heard(action, time.monotonic())
-            case e.Quarantined():
+            case a.Quarantined():
                 witness(action, name, self.store, self._tell)
-                self._link.say(e.Publish(str(Topic(name, "state", action.dev)), b"", retain=True))
+                self._link.say(a.Publish(str(Topic(name, "state", action.dev)), b"", retain=True))
                 self._out_changed.set()
-            case e.KeepChunk():
+            case a.KeepChunk():
                 self._keep(action)
-            case e.Complete():
+            case a.Complete():
                 self._spawn(self._take(action))
-            case e.Discard():
+            case a.Discard():
                 self._uploads.drop((action.dev, action.xfer))
-            case e.RoundClosed():
+            case a.RoundClosed():
                 self._conductor.closed(action)
-            case e.RoundFailed():
+            case a.RoundFailed():
                 self._conductor.failed(action.round, action.reason)
-            case e.Fenced():
+            case a.Fenced():
                 raise StateError(self._replaced(action))
-            case e.Departed():
+            case a.Departed():
                 self._leaving.done(action.dev)
             case _:
                 witness(action, name, self.store, self._tell)
-                if isinstance(action, e.DeviceUp):
+                if isinstance(action, a.DeviceUp):
                     self._conductor.not_asked(action.dev)
 
-    def _replaced(self, by: e.Fenced) -> str:
+    def _replaced(self, by: a.Fenced) -> str:
         name, ours = self.config.name, self._conductor.fleet.epoch
         if by.online:
             return (
@@ -345,14 +346,14 @@ class Service:
 
     # -- uploads
 
-    def _keep(self, action: e.KeepChunk) -> None:
+    def _keep(self, action: a.KeepChunk) -> None:
         try:
             self._uploads.part((action.dev, action.xfer), action.cut).put(action.index, action.data)
         except StateError as error:
             # The upload's whole sha256 will not fit, and what is missing is asked for again.
             self._tell("error", device=action.dev, error=str(error))
 
-    async def _take(self, action: e.Complete) -> None:
+    async def _take(self, action: a.Complete) -> None:
         """A complete upload: check it, make it durable, and only then let the receipt go out."""
         wait, name = AGAIN_S[0], self.config.name
         with self._uploads.take((action.dev, action.xfer), action.cut) as part:
@@ -367,7 +368,7 @@ class Service:
                     wait = min(2 * wait, AGAIN_S[1])
                 else:
                     break
-        if isinstance(answer, e.Rejected):
+        if isinstance(answer, e.UpdateRejected):
             self._tell("rejected", round=action.round, device=action.dev, reason=answer.reason)
         await self._inbox.put(answer)
 
@@ -397,7 +398,7 @@ class Service:
     def _publish_body(self, multicast: bool) -> None:
         data = self.blobs.get(self._conductor.fleet.body)
         self._body = (describe(data, self._half.rules.chunk), data)
-        self._feed(e.PublishBody(time.monotonic(), self._conductor.fleet.step, self._body[0], multicast))
+        self._feed(e.PublishModel(time.monotonic(), self._conductor.fleet.step, self._body[0], multicast))
         if self._conductor.over and self._done_at is None:
             self._done_at = time.monotonic()
             self._feed(e.Dismiss(self._done_at, "the run is over"))

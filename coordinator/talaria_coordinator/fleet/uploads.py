@@ -8,6 +8,7 @@ from typing import Any
 
 from talaria import time
 from talaria.errors import StateError, WireError
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.wire.chunks import Assemblies, Cut, FileAssembly
 from talaria_coordinator.fleet.aggregation import Learning
@@ -35,8 +36,8 @@ class Uploads(Assemblies[tuple[str, str]]):
 
 
 def receive(
-    fleet: str, upload: e.Complete, part: FileAssembly, learning: Learning, store: Store
-) -> e.Stored | e.Rejected | e.Damaged:
+    fleet: str, upload: a.Complete, part: FileAssembly, learning: Learning, store: Store
+) -> e.Stored | e.UpdateRejected | e.Damaged:
     """Check a complete upload and enter it: the answer for the machine, which sends the receipt.
 
     When this returns :class:`~talaria.protocol.events.Stored`, the update's bytes and its row are durable. Raises
@@ -56,10 +57,10 @@ def receive(
         update = learning.checked(data, upload.dev, tried.step, tried.base)
     except WireError as error:
         store.reject_update(fleet, upload.round, upload.dev, reason=str(error), **facts)
-        return e.Rejected(now, upload.round, upload.dev, str(error))
+        return e.UpdateRejected(now, upload.round, upload.dev, str(error))
     learning.blobs.put(data)
     found = findings_of(update, learning.dense)
     row = store.keep_update(fleet, upload.round, upload.dev, found=found, **facts)
     if row.digest != digest or row.status == "rejected":
-        return e.Rejected(now, upload.round, upload.dev, row.reason or "another update of this round came first")
+        return e.UpdateRejected(now, upload.round, upload.dev, row.reason or "another update of this round came first")
     return e.Stored(now, upload.round, upload.dev, upload.cut.sha256)

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from talaria.protocol import events as e
+from talaria.protocol import actions as a
 from talaria.protocol.coordinator.machine import DOUBLED
 from talaria_coordinator.storage.records import profile_of
 from talaria_coordinator.storage.store import Store
 
 
-def witness(action: e.Action, fleet: str, store: Store, tell: Callable[..., None]) -> None:
+def witness(action: a.Action, fleet: str, store: Store, tell: Callable[..., None]) -> None:
     """Record ``action`` of ``fleet`` where it tells something of a device; any other changes nothing."""
     match action:
-        case e.DeviceUp():
+        case a.DeviceUp():
             store.see(fleet, action.dev, action.boot, profile_of(action.profile))
             tell("device-up", device=action.dev, boot=action.boot)
-        case e.DeviceDown():
+        case a.DeviceDown():
             store.see(fleet, action.dev, action.boot, {}, online=False)
             tell("device-down", device=action.dev, boot=action.boot)
-        case e.Forgot():
+        case a.Forgot():
             tell(
                 "device-forgot", device=action.dev, boot=action.boot, newest=action.newest,
                 reason="it has lost its memory or been given an older one, and is told to go on from where it was; if "
                 "this comes again and again, two devices have this name: enrol one of them under its own",
             )  # fmt: skip
-        case e.Progressed():
+        case a.Progressed():
             tell("progress", round=action.round, device=action.dev, phase=action.phase, reason=action.reason)
-        case e.Doubled():
+        case a.Doubled():
             tell("doubled", device=action.dev, reason=DOUBLED)
-        case e.Quarantined():
+        case a.Quarantined():
             store.quarantine(fleet, action.dev, action.reason)
             tell("quarantined", device=action.dev, reason=action.reason)
-        case e.Equivocation():
+        case a.Equivocation():
             store.equivocation(fleet, action.round, action.dev, action.first.hex(), action.second.hex())
             tell("equivocation", round=action.round, device=action.dev)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from talaria.wire.validity import DAY, Validity, validity_of, warnings
 from talaria_coordinator.identity.ca import LEAF_DAYS
-from talaria_coordinator.identity.membership import Roll
+from talaria_coordinator.identity.membership import Membership
 
 OWN = ("ca.crt", "coordinator.crt", "broker/server.crt")
 
@@ -20,7 +20,7 @@ class Ending:
     members: tuple[Validity, ...] = ()
 
     @classmethod
-    def of(cls, folder: Path, roll: Roll) -> Ending:
+    def of(cls, folder: Path, roll: Membership) -> Ending:
         """As the files and the list of members have it."""
         own = tuple(found for name in OWN for found in validity_of(folder / name))
         members = tuple(

@@ -41,7 +41,7 @@ MOST = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Member:
+class EnrolledDevice:
     """A device that was let in: its Ed25519 key, its certificate's serial number, and whether it still belongs."""
 
     key: bytes
@@ -51,13 +51,13 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Roll:
+class Membership:
     """What ``members.json`` holds. ``codes`` are open ones: device -> (public half, end as Unix time)."""
 
     fleet: str
     broker: str
     hosts: tuple[str, ...]
-    members: Mapping[str, Member] = field(default_factory=dict)
+    members: Mapping[str, EnrolledDevice] = field(default_factory=dict)
     codes: Mapping[str, tuple[bytes, float]] = field(default_factory=dict)
     taken: tuple[int, ...] = ()
     """Serial numbers of all certificates taken back."""
@@ -74,14 +74,14 @@ class Roll:
         return json.dumps({**facts, "members": members, "codes": codes, "taken": taken}, indent=1).encode()
 
     @classmethod
-    def load(cls, folder: Path) -> Roll:
+    def load(cls, folder: Path) -> Membership:
         """The list in ``folder``. Raises :class:`ConfigError` where there is none, or it is damaged."""
         path = folder / "members.json"
         mend = f"make a fleet with `talaria fleet init {folder}`, or restore this file from a backup"
         facts = credentials.read_json(path, mend, MOST)
         try:
             members = {
-                name: Member(_key(m["key"]), int(m["serial"]), float(m["since"]), _moment(m["revoked"]))
+                name: EnrolledDevice(_key(m["key"]), int(m["serial"]), float(m["since"]), _moment(m["revoked"]))
                 for name, m in facts["members"].items()
             }
             codes = {name: (_key(c["public"]), float(c["end"])) for name, c in facts["codes"].items()}
@@ -103,11 +103,11 @@ def create(folder: Path, fleet: str, broker: str, hosts: Sequence[str]) -> None:
     credentials.make_private(folder / "broker")
     Authority.new(fleet).save(folder)
     credentials.write(folder / "sign.key", credentials.pem(Ed25519PrivateKey.generate()), private=True)
-    with changing(folder, Roll(fleet, broker, tuple(hosts))) as change:
+    with changing(folder, Membership(fleet, broker, tuple(hosts))) as change:
         renew(folder, change.roll)
 
 
-def renew(folder: Path, roll: Roll) -> None:
+def renew(folder: Path, roll: Membership) -> None:
     """New keys and certificates for the links of the broker and the coordinator; devices notice nothing."""
     signed_by = Authority.load(folder)
     for path, name, hosts in (
@@ -123,15 +123,15 @@ def renew(folder: Path, roll: Roll) -> None:
 class Change:
     """The list of members while it is changed."""
 
-    def __init__(self, roll: Roll) -> None:
+    def __init__(self, roll: Membership) -> None:
         self.roll = roll
 
 
 @contextmanager
-def changing(folder: Path, roll: Roll | None = None) -> Iterator[Change]:
+def changing(folder: Path, roll: Membership | None = None) -> Iterator[Change]:
     """Change the list, for one process at a time; the broker's lists are written first, the members' last."""
     with _alone(folder):
-        change = Change(roll or Roll.load(folder))
+        change = Change(roll or Membership.load(folder))
         yield change
         _tell_broker(folder, change.roll, Authority.load(folder))
         credentials.write(folder / "members.json", change.roll.encode(), private=True)
@@ -146,7 +146,7 @@ def bar(folder: Path, out: Collection[str]) -> bool:
             return False
         credentials.write(folder / BARRED, text, private=True)
         signed_by = Authority.load(folder) if (folder / "ca.key").exists() else None
-        _tell_broker(folder, Roll.load(folder), signed_by)
+        _tell_broker(folder, Membership.load(folder), signed_by)
     return True
 
 
@@ -173,7 +173,7 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _tell_broker(folder: Path, roll: Roll, signed_by: Authority | None) -> None:
+def _tell_broker(folder: Path, roll: Membership, signed_by: Authority | None) -> None:
     """Write the broker's lists: who is revoked or barred has no rights, and no certificate that is good."""
     barred = {name for name in json.loads(_barred(folder)) if name in roll.members}
     out = barred | {name for name, member in roll.members.items() if member.revoked is not None}
@@ -231,7 +231,7 @@ def admit(folder: Path, data: bytes) -> Answer:
         before = roll.members.get(device)
         change.roll = replace(
             roll,
-            members={**roll.members, device: Member(request.key, certificate.serial_number, time.time())},
+            members={**roll.members, device: EnrolledDevice(request.key, certificate.serial_number, time.time())},
             codes={name: code for name, code in roll.codes.items() if name != device},
             taken=roll.taken if before is None else (*roll.taken, before.serial),
         )

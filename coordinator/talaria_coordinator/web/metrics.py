@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from talaria.errors import ConfigError, StateError
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.wire.validity import DAY
 from talaria_coordinator.identity.expiry import Ending
-from talaria_coordinator.identity.membership import Roll
+from talaria_coordinator.identity.membership import Membership
 from talaria_coordinator.web.queries import Views
 from talaria_coordinator.web.schemas import FleetView, RoundView
 
@@ -144,29 +145,29 @@ class Metrics:
                 self._bytes.labels(fleet, "received").inc(item.size)
                 self._settle_chunk()
                 self._unsettled = item.topic.split("/")[5:6] == ["up"]
-            case e.KeepChunk():
+            case a.KeepChunk():
                 self._unsettled = False
                 self._chunks.labels(fleet, "received").inc()
-            case e.SendChunks():
+            case a.SendChunks():
                 way = "sent-to-all" if item.kind == "m" else "sent-to-one"
                 self._chunks.labels(fleet, way).inc(len(item.indices))
                 if item.kind != "m":
                     self._again.labels(fleet, "sent").inc(len(item.indices))
-            case e.RoundClosed():
+            case a.RoundClosed():
                 self._closing = {item.round: time.time()}
                 self._updates.labels(fleet, "counted", "").inc(len(item.counted))
                 self._updates.labels(fleet, "missing", "").inc(len(item.missing))
             case e.Stored():
                 self._updates.labels(fleet, "stored", "").inc()
-            case e.Rejected():
+            case e.UpdateRejected():
                 self._updates.labels(fleet, "rejected", class_of(item.reason)).inc()
             case e.Damaged():
                 self._updates.labels(fleet, "damaged", "").inc()
-            case e.Equivocation():
+            case a.Equivocation():
                 self._updates.labels(fleet, "equivocation", "").inc()
-            case e.Refused():
+            case a.FrameRefused():
                 self._refused.labels(fleet, class_of(item.reason)).inc()
-            case e.Quarantined():
+            case a.Quarantined():
                 self._out.labels(fleet, class_of(item.reason)).inc()
             case _:
                 pass
@@ -211,7 +212,7 @@ class _Read:
         if self._identity is None:
             return
         with suppress(ConfigError):  # a damaged list of members: the service tells it
-            first = Ending.of(self._identity, Roll.load(self._identity)).first
+            first = Ending.of(self._identity, Membership.load(self._identity)).first
             if first is not None:
                 left = (first.ends - time.time()) / DAY
                 yield self._gauge("certificate_days", "Days until the first of the fleet's certificates ends", left)

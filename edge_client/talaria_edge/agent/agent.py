@@ -20,8 +20,9 @@ from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError, WireError
 from talaria.federated import rounds
 from talaria.federated.rounds import Run
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.device.machine import DeviceHalf, DeviceLimits
+from talaria.protocol.device.machine import DeviceLimits, DeviceMachine
 from talaria.protocol.link import Link
 from talaria.wire.chunks import Cut, chunk_within, describe
 from talaria.wire.mqtt import LinkDown, LinkUp, Will
@@ -29,7 +30,7 @@ from talaria.wire.validity import validities, warnings, watch
 from talaria_edge import training_policy
 from talaria_edge.agent.goodbye import Parting
 from talaria_edge.agent.training import Learner
-from talaria_edge.agent.training_window import Leave
+from talaria_edge.agent.training_window import TrainingWindow
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, checked
 from talaria_edge.deployment import gate
@@ -68,10 +69,10 @@ class Agent:
         are the device's samples as they are now, if somebody has read them already."""
         self.config = config
         self._report, self._open = report, open_transport
-        self._leave = Leave(config.guard, config.guard_every_s, read)
+        self._leave = TrainingWindow(config.guard, config.guard_every_s, read)
         self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="learn")
         own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
-        self._half = DeviceHalf(
+        self._half = DeviceMachine(
             config.fleet,
             config.device,
             limits=DeviceLimits(max_body=config.max_body, retry=config.retry_s),
@@ -88,7 +89,7 @@ class Agent:
         self._link = Link(lambda cut: self._upload, lambda size: self._count("up", size))
         self._learner_of = learn
         self._learner: Learner | None = None
-        self._called: e.Train | None = None
+        self._called: a.Train | None = None
         self._cannot = ""
         """Why the run cannot be learned here; empty where it can, or is not known yet."""
         self._upload = b""
@@ -153,7 +154,7 @@ class Agent:
                     # The coordinator learns that this member has all it came for, and need not wait for it.
                     self._feed(e.SayGoodbye(time.monotonic()))
             topic, payload = self._half.will(self._state)
-            self._link.say(e.Publish(topic, payload, retain=True))
+            self._link.say(a.Publish(topic, payload, retain=True))
             await self._link.said(GOODBYE_S)
             await transport.flush(GOODBYE_S)
         finally:
@@ -219,42 +220,42 @@ class Agent:
         if job is not None and job.phase in ("fetching", "training"):
             self._called = None
             self._tell("declined", round=job.round, reason=self._cannot)
-            self._feed(e.Refuse(time.monotonic(), job.round, self._cannot[:300]))
+            self._feed(e.DeclineRound(time.monotonic(), job.round, self._cannot[:300]))
 
-    def _carry_out(self, action: e.Action) -> None:
+    def _carry_out(self, action: a.Action) -> None:
         match action:
-            case e.Save():
+            case a.Save():
                 self._store.save_protocol(self._state)
-            case e.Publish() | e.SendChunks():
+            case a.Publish() | a.SendChunks():
                 self._link.say(action)
-            case e.KeepChunk():
+            case a.KeepChunk():
                 self._keep(action)
-            case e.BodyComplete():
+            case a.ModelComplete():
                 self._spawn(self._assemble(action))
-            case e.Discard():
+            case a.Discard():
                 self._arrivals.drop(action.xfer)
-            case e.CoordinatorSeen():
+            case a.CoordinatorSeen():
                 self._meet(action)
-            case e.Train():
+            case a.Train():
                 self._called, self._finishing = action, False
                 self._begin()
-            case e.Reconnect():
+            case a.Reconnect():
                 self._tell("catching-up", reason=action.reason)
                 self._transport.renew(action.reason)
-            case e.Released():
+            case a.Released():
                 self._parting.answered = True
-            case e.Receipted():
+            case a.Receipted():
                 self._received(action.round, action.outcome, action.reason)
-            case e.Told():
+            case a.Told():
                 self._warn(action.reason)
-            case e.Cancel():
+            case a.Cancel():
                 self._received(action.round, "late", action.reason)
-            case e.Noticed():
+            case a.Noticed():
                 self._tell("notice", reason=action.text)
-            case e.Refused():
+            case a.FrameRefused():
                 self._tell("refused", topic=action.topic, reason=action.reason)
 
-    def _meet(self, seen: e.CoordinatorSeen) -> None:
+    def _meet(self, seen: a.CoordinatorSeen) -> None:
         if not seen.online:
             self._tell("coordinator-away", epoch=seen.epoch)
             return
@@ -297,7 +298,7 @@ class Agent:
             action, self._called = self._called, None
             self._spawn(self._learn(self._learner, action))
 
-    async def _learn(self, learner: Learner, action: e.Train) -> None:
+    async def _learn(self, learner: Learner, action: a.Train) -> None:
         loop = asyncio.get_running_loop()
         try:
             step, after = work_of(action.spec)
@@ -312,12 +313,12 @@ class Agent:
         except WireError as error:
             logger.info("%s: round %s: %s", self.config.device, action.round, error)
             # Nobody else knows that this body is gone from here; declined, it is asked again for the newer one.
-            await self._inbox.put(e.Refuse(time.monotonic(), action.round, str(error)))
+            await self._inbox.put(e.DeclineRound(time.monotonic(), action.round, str(error)))
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and not the agent's end
             self._log_unforeseen(error, f"round {action.round}")
             self._tell("error", round=action.round, error=said(error))
-            await self._inbox.put(e.Refuse(time.monotonic(), action.round, said(error)[:300]))
+            await self._inbox.put(e.DeclineRound(time.monotonic(), action.round, said(error)[:300]))
             return
         job = self._state.job
         if job is None or (job.round, job.body) != (action.round, action.body):
@@ -332,7 +333,7 @@ class Agent:
         if not isinstance(error, TalariaError):
             logger.error("%s: %s: not foreseen", self.config.device, where, exc_info=error)
 
-    async def _may_learn(self, action: e.Train) -> bool:
+    async def _may_learn(self, action: a.Train) -> bool:
         """Wait for the guard's leave while the round leaves time to train after it; decline where it does not come.
 
         A decline costs the round this device's update; a late update would cost it the training as well. A tenth of the
@@ -354,7 +355,7 @@ class Agent:
             return False
         if not decision:
             self._tell("declined", round=action.round, reason=decision.reason)
-            await self._inbox.put(e.Refuse(time.monotonic(), action.round, decision.reason))
+            await self._inbox.put(e.DeclineRound(time.monotonic(), action.round, decision.reason))
         return decision.ok
 
     def _cut(self, update: bytes) -> Cut:
@@ -375,14 +376,14 @@ class Agent:
 
     # -- the body
 
-    def _keep(self, action: e.KeepChunk) -> None:
+    def _keep(self, action: a.KeepChunk) -> None:
         try:
             self._arrivals.part(action.xfer, action.cut).put(action.index, action.data)
         except StateError as error:
             self._tell("error", error=str(error))
             self._spawn(self._fetch_again(action.xfer, action.cut))
 
-    async def _assemble(self, action: e.BodyComplete) -> None:
+    async def _assemble(self, action: a.ModelComplete) -> None:
         try:
             await self._arrivals.finish(action)
         except (StateError, WireError) as error:
@@ -392,13 +393,13 @@ class Agent:
             await self._fetch_again(action.xfer, action.cut)
         else:
             self._tell("body", version=action.version, bytes=action.cut.size)
-            await self._inbox.put(e.BodyStored(time.monotonic(), action.cut.sha256))
+            await self._inbox.put(e.ModelStored(time.monotonic(), action.cut.sha256))
 
     async def _fetch_again(self, transfer: str, cut: Cut) -> None:
         """After the disk refused: look what is there, a while later."""
         await asyncio.sleep(self.config.retry_s)
         found = self._arrivals.found_if_readable(transfer, cut)
-        await self._inbox.put(e.BodyDamaged(time.monotonic(), cut.sha256, found))
+        await self._inbox.put(e.ModelDamaged(time.monotonic(), cut.sha256, found))
 
     # -- the end
 

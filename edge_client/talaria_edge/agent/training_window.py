@@ -15,7 +15,7 @@ TELL_AGAIN_S = 600.0
 
 
 @dataclass(frozen=True)
-class Leave:
+class TrainingWindow:
     """Asks, every ``every_s`` seconds, whether ``rules`` allow to train now; no rules allow it always."""
 
     rules: Rules | None

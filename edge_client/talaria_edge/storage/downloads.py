@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from talaria.errors import StateError
-from talaria.protocol import events as e
+from talaria.protocol import actions as a
 from talaria.wire.chunks import Assemblies, Cut
 from talaria_edge.storage.state import DeviceStore
 
@@ -24,7 +24,7 @@ class Arrivals(Assemblies[str]):
             return self.found(transfer, cut)
         return frozenset()
 
-    async def finish(self, action: e.BodyComplete) -> None:
+    async def finish(self, action: a.ModelComplete) -> None:
         """Check the whole body, and put it in force. Raises :class:`~talaria.errors.StateError` and
         :class:`~talaria.errors.WireError` where it cannot be."""
         with self.take(action.xfer, action.cut) as part:

@@ -24,7 +24,7 @@ from talaria.algorithms.hparams import Epochs, Rate, Weighed, check, off, one_of
 from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
 from talaria.tensors import only, prefixed, under, without
 from talaria.training.batching import feed
-from talaria.training.functional_sgd import Walk, leaves
+from talaria.training.functional_sgd import FunctionalSGD, leaves
 from talaria.training.loop import calibrate, served, state_of
 from talaria.types import Recipe, Split, Task, Tensors, Update
 
@@ -75,7 +75,7 @@ class APFL:
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         rest = {k: t for k, t in without(private, PERSONAL).items() if k != ALPHA}
         v, alpha = self._own(task, private, "train")
-        w = Walk(task, {**shared, **rest}, task.recipe)
+        w = FunctionalSGD(task, {**shared, **rest}, task.recipe)
         for batch, (x, y) in enumerate(feed(task, task.recipe, task.train)):
             slopes = w.gradient(w.weights, x, y, keep=True)
             alpha = self._own_step(v, w.weights, x, y, alpha, batch, task.recipe)
@@ -93,11 +93,13 @@ class APFL:
         mixture = {**v.state(), **_mixed(w, v.weights, alpha)}
         return served(task, calibrate(task, mixture))
 
-    def _own(self, task: Task, private: Tensors, purpose: str) -> tuple[Walk, float]:
-        v = Walk(task, under(private, PERSONAL), task.recipe.but(weight_decay=0.0), purpose)
+    def _own(self, task: Task, private: Tensors, purpose: str) -> tuple[FunctionalSGD, float]:
+        v = FunctionalSGD(task, under(private, PERSONAL), task.recipe.but(weight_decay=0.0), purpose)
         return v, float(private[ALPHA])
 
-    def _own_step(self, v: Walk, w: Tensors, x: Tensor, y: Tensor, alpha: float, batch: int, recipe: Recipe) -> float:
+    def _own_step(
+        self, v: FunctionalSGD, w: Tensors, x: Tensor, y: Tensor, alpha: float, batch: int, recipe: Recipe
+    ) -> float:
         """One step of v at the mixture with w, which stays; returns the new α."""
         at = leaves(_mixed(w, v.weights, alpha))
         slopes = v.gradient(at, x, y, keep=True)
@@ -116,5 +118,5 @@ def _mixed(w: Tensors, v: Tensors, alpha: float) -> Tensors:
     return {k: torch.lerp(w[k].detach(), v[k].detach(), alpha) for k in v}
 
 
-def _kept(v: Walk, alpha: float) -> Tensors:
+def _kept(v: FunctionalSGD, alpha: float) -> Tensors:
     return {**prefixed(v.state(), PERSONAL), ALPHA: torch.tensor(alpha, dtype=torch.float64)}

@@ -8,7 +8,7 @@ from talaria.federated import rounds
 from talaria.federated.rounds import Run
 from talaria.types import Tensors
 from talaria.wire import codec, strict_safetensors
-from talaria.wire.codec import Spec, schema_of
+from talaria.wire.codec import TensorSpec, schema_of
 
 MOST = 40_000
 """Tensors that a body may hold."""
@@ -29,15 +29,15 @@ def decode_body(run: Run, data: bytes) -> Tensors:
     entries, _ = strict_safetensors.unpack(data, most=MOST)
     known = _schema(run.to_json())
     written = [name for name in entries if is_reserved(name) and name not in known]
-    extra = {name: Spec(entries[name].shape, entries[name].dtype) for name in written}
+    extra = {name: TensorSpec(entries[name].shape, entries[name].dtype) for name in written}
     return codec.decode_tensors(data, schema={**known, **extra})
 
 
-def update_schema(run: Run) -> Mapping[str, Spec]:
+def update_schema(run: Run) -> Mapping[str, TensorSpec]:
     """The dense shapes of what an update may hold."""
     return _schema(run.to_json())
 
 
 @lru_cache(maxsize=16)
-def _schema(text: str) -> dict[str, Spec]:
+def _schema(text: str) -> dict[str, TensorSpec]:
     return schema_of(rounds.first_body(Run.from_json(text, allow=None)))

@@ -350,7 +350,7 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> T
         val=member.val,
         recipe=plan_compat.recipe_under(run.recipe, member.plan),
         classes=run.spec.classes,
-        run=run.seed,
+        seed=run.seed,
         client=member.client,
         round=round,
         mask=mask,

@@ -67,7 +67,7 @@ class Save:
 
 
 @dataclass(frozen=True)
-class Refused:
+class FrameRefused:
     """Something from outside was refused: for the log and the metrics."""
 
     topic: str
@@ -201,9 +201,9 @@ class Fenced:
 
 
 @dataclass(frozen=True)
-class BodyComplete:
+class ModelComplete:
     """All chunks of this body are in its file: check the whole sha256, make it durable, then answer with
-    :class:`BodyStored` or :class:`BodyDamaged`."""
+    :class:`ModelStored` or :class:`ModelDamaged`."""
 
     version: int
     xfer: str
@@ -281,7 +281,7 @@ Action = (
     | KeepChunk
     | Discard
     | Save
-    | Refused
+    | FrameRefused
     | Complete
     | RoundClosed
     | RoundFailed
@@ -294,7 +294,7 @@ Action = (
     | Quarantined
     | Equivocation
     | Fenced
-    | BodyComplete
+    | ModelComplete
     | Train
     | Cancel
     | Receipted

@@ -1,5 +1,4 @@
-"""What goes into the machines. What comes out is in :mod:`talaria.protocol.actions`, all of it importable from
-here too, so that a driver needs one name for both.
+"""What goes into the machines. What comes out is in :mod:`talaria.protocol.actions`.
 
 Times are seconds on the driver's own monotonic clock.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from talaria.protocol.actions import *  # noqa: F403
 from talaria.wire.chunks import Cut
 
 # ---- events for both halves ----------------------------------------------------------------------------
@@ -62,7 +60,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class PublishBody:
+class PublishModel:
     """Make these bytes the current body and send them to all, once."""
 
     now: float
@@ -110,7 +108,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Rejected:
+class UpdateRejected:
     """The update did not pass: the device is quarantined."""
 
     now: float
@@ -197,13 +195,13 @@ class Boot:
 
 @dataclass(frozen=True)
 class Connecting:
-    """A connection is about to be tried: counts the boot. Ask :meth:`DeviceHalf.will` for the last will after."""
+    """A connection is about to be tried: counts the boot. Ask :meth:`DeviceMachine.will` for the last will after."""
 
     now: float
 
 
 @dataclass(frozen=True)
-class BodyStored:
+class ModelStored:
     """The body with this sha256 is durable on flash."""
 
     now: float
@@ -211,7 +209,7 @@ class BodyStored:
 
 
 @dataclass(frozen=True)
-class BodyDamaged:
+class ModelDamaged:
     """The joined body fails its sha256 or could not be written; these chunks are intact."""
 
     now: float
@@ -230,7 +228,7 @@ class UpdateReady:
 
 
 @dataclass(frozen=True)
-class Refuse:
+class DeclineRound:
     """This device will not take part in ``round`` (battery, no data), or could not finish it."""
 
     now: float

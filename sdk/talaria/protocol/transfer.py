@@ -104,7 +104,7 @@ def chunk_frames(action: SendChunks, read: Callable[[int, int], bytes]) -> Itera
 
 
 @dataclass
-class Guard:
+class ReplayWindow:
     """Remembers which ``(boot, seq)`` were seen: nothing counts twice, nothing old counts at all.
 
     The newest 64 numbers are told apart one by one (as in RFC 4303, section 3.4.3); older ones are refused.

@@ -18,7 +18,7 @@ from talaria.training.loop import freeze_but, load, lone_sample_in_eval, sgd, st
 from talaria.types import Recipe, Task, Tensors
 
 
-class Walk:
+class FunctionalSGD:
     """One sequence of weights under the recipe's SGD; all parameters are trained.
 
     ``weights`` are leaves by parameter name, ``buffers`` the BatchNorm statistics that belong to them.

@@ -24,11 +24,11 @@ from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
 from talaria.wire import strict_safetensors
 from talaria.wire.compression import squeeze, unsqueeze
 from talaria.wire.strict_safetensors import Entry
-from talaria.wire.tensor_codecs import SUFFIXES, Codec, Spec, check_planes, from_planes, to_planes
+from talaria.wire.tensor_codecs import SUFFIXES, Codec, TensorSpec, check_planes, from_planes, to_planes
 
 __all__ = [
     "Limits",
-    "Spec",
+    "TensorSpec",
     "decode_tensors",
     "decode_update",
     "encode_tensors",
@@ -56,9 +56,9 @@ class Limits:
     metrics: int = 64
 
 
-def schema_of(tensors: Tensors) -> dict[str, Spec]:
+def schema_of(tensors: Tensors) -> dict[str, TensorSpec]:
     """Shape and dtype of each tensor."""
-    return {name: Spec(tuple(value.shape), value.dtype) for name, value in tensors.items()}
+    return {name: TensorSpec(tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
 # ---- bodies and states ---------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def encode_tensors(tensors: Tensors, *, codec: str = "raw", compress: bool = Fal
     return squeeze(data) if compress else data
 
 
-def decode_tensors(data: bytes, *, schema: Mapping[str, Spec] | None, limits: Limits | None = None) -> Tensors:
+def decode_tensors(data: bytes, *, schema: Mapping[str, TensorSpec] | None, limits: Limits | None = None) -> Tensors:
     """What :func:`encode_tensors` was given, in the order of ``schema``.
 
     ``schema=None`` is for a device's own flash only: whatever is well-formed is taken as it is. With a schema
@@ -130,7 +130,7 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
 def decode_update(
     data: bytes,
     *,
-    schema: Mapping[str, Spec],
+    schema: Mapping[str, TensorSpec],
     layout: ChannelLayout | None = None,
     limits: Limits | None = None,
     client: str | None = None,
@@ -147,7 +147,7 @@ def decode_update(
         raise WireError(f"update says client={about['client']!r} but came from {client!r}")
     groups = tuple(name for name in entries if name.startswith(_MASK))
     mask = _mask(about["mask"], groups, entries, layout)
-    compact = {n: Spec(compact_shape(n, s.shape, mask), s.dtype) for n, s in schema.items()}
+    compact = {n: TensorSpec(compact_shape(n, s.shape, mask), s.dtype) for n, s in schema.items()}
     _check_names(entries, schema, groups)
     for name, spec in compact.items():
         check_planes(name, spec, entries)
@@ -239,7 +239,7 @@ def _planes(tensors: Tensors, codec: Codec) -> Tensors:
 
 
 def _open(
-    data: bytes, schema: Mapping[str, Spec], limits: Limits, extra: int
+    data: bytes, schema: Mapping[str, TensorSpec], limits: Limits, extra: int
 ) -> tuple[dict[str, Entry], dict[str, str]]:
     """The entries of ``data``, bounded by what ``schema`` can need at most (top-k needs 6 bytes a value)."""
     values = sum(max(s.dtype.itemsize, 6) * s.numel + 4 * (s.shape[0] if s.shape else 1) for s in schema.values())
@@ -249,7 +249,7 @@ def _open(
     return strict_safetensors.unpack(unsqueeze(data, cap), most=2 * len(schema) + extra)
 
 
-def _check_names(entries: Mapping[str, Entry], schema: Mapping[str, Spec], masks: Iterable[str]) -> None:
+def _check_names(entries: Mapping[str, Entry], schema: Mapping[str, TensorSpec], masks: Iterable[str]) -> None:
     ours = {name + suffix for name in schema for suffix in (*SUFFIXES, "|s", "|v")} | set(masks)
     for name in entries:
         if name not in ours:

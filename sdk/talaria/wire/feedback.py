@@ -14,7 +14,7 @@ from talaria.model import masks
 from talaria.tensors import only
 from talaria.types import ChannelMask, Tensors, Update
 from talaria.wire import strict_safetensors
-from talaria.wire.tensor_codecs import Codec, Spec, from_planes, to_planes
+from talaria.wire.tensor_codecs import Codec, TensorSpec, from_planes, to_planes
 
 PREFIX = "left/"
 """Where a device keeps what its last update left out, among its private tensors."""
@@ -45,7 +45,7 @@ def remainder(update: Update, codec: str) -> Tensors:
         if not value.is_floating_point() or is_reserved(name) or is_statistic(name):
             continue
         entries, _ = strict_safetensors.unpack(strict_safetensors.pack(to_planes(name, value, how)), most=2)
-        sent = from_planes(name, Spec(tuple(value.shape), value.dtype), entries, float("inf"))
+        sent = from_planes(name, TensorSpec(tuple(value.shape), value.dtype), entries, float("inf"))
         kept[name] = value.detach() - sent
     return kept
 

@@ -141,7 +141,7 @@ class Parcel(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BodyManifest(Parcel):
+class ModelManifest(Parcel):
     """The current shared body, version by version. Retained; also sent to one device that lacks it."""
 
     TYPE: ClassVar[str] = "body"
@@ -288,7 +288,7 @@ CHUNK = "chunk"
 _ALL: tuple[type[Message], ...] = (
     CoordinatorBirth,
     DeviceBirth,
-    BodyManifest,
+    ModelManifest,
     Offer,
     Work,
     Accept,

@@ -42,7 +42,7 @@ class Codec:
 
 
 @dataclass(frozen=True)
-class Spec:
+class TensorSpec:
     """Shape and dtype of one tensor, as the receiver expects it."""
 
     shape: tuple[int, ...]
@@ -99,7 +99,7 @@ def plane_names(name: str, entries: Mapping[str, Entry]) -> tuple[str, ...]:
     return (first,)
 
 
-def check_planes(name: str, spec: Spec, entries: Mapping[str, Entry]) -> tuple[str, ...]:
+def check_planes(name: str, spec: TensorSpec, entries: Mapping[str, Entry]) -> tuple[str, ...]:
     """The planes of ``name``, their dtypes and shapes compared with ``spec`` before a value is read."""
     names = plane_names(name, entries)
     suffix = names[0][len(name) :]
@@ -130,7 +130,7 @@ def check_planes(name: str, spec: Spec, entries: Mapping[str, Entry]) -> tuple[s
     return names
 
 
-def from_planes(name: str, spec: Spec, entries: Mapping[str, Entry], largest: float) -> Tensor:
+def from_planes(name: str, spec: TensorSpec, entries: Mapping[str, Entry], largest: float) -> Tensor:
     """The tensor that its (checked) planes describe; every magnitude at most ``largest``.
 
     Raises :class:`WireError` for values that are not finite, scales that are not finite and above zero,

@@ -9,8 +9,8 @@ import pytest
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState, Rules
-from talaria.protocol.device.machine import DeviceHalf, DeviceLimits, DeviceState
+from talaria.protocol.coordinator.machine import CoordinatorMachine, CoordinatorState, Rules
+from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState
 from talaria.protocol.transfer import chunk_frames, transfer_of
 from talaria.wire.chunks import Cut, describe
 from talaria.wire.memory_broker import Faults, Hub
@@ -59,10 +59,10 @@ class World:
         self.sent_bytes = 0
         self.epoch = 0
         self.state = CoordinatorState()
-        self.half = CoordinatorHalf(
+        self.half = CoordinatorMachine(
             FED, self.rules, b"spec", self.signer, {n: s.public for n, s in self.signers.items()}, enrolled=signed
         )
-        self.devices: dict[str, tuple[DeviceHalf, DeviceState]] = {}
+        self.devices: dict[str, tuple[DeviceMachine, DeviceState]] = {}
         self.auto_commit = True
         self.update_of = lambda name, rnd: made(name, rnd, size=4500)
 
@@ -122,7 +122,7 @@ class World:
         data = made("body", version, size=size)
         cut = describe(data, self.rules.chunk)
         self.disk.bodies[cut.sha256] = data
-        self.tell(e.PublishBody(self.now, version, cut, multicast))
+        self.tell(e.PublishModel(self.now, version, cut, multicast))
         return cut
 
     def open(self, number: int, seconds: float | None = None, quorum: int | None = None, **more: object) -> None:
@@ -136,7 +136,7 @@ class World:
         state = DeviceState.load(disk.state) if disk.state else DeviceState()
         key = None if self.signer is None else self.signer.public
         limits = DeviceLimits(retry=1.0, credit=4)
-        half = DeviceHalf(FED, name, limits, f"profile {name}".encode(), self.signers.get(name), key)
+        half = DeviceMachine(FED, name, limits, f"profile {name}".encode(), self.signers.get(name), key)
         self.devices[name] = (half, state)
         body = next(iter(disk.bodies), b"")
         partial = state.partial()
@@ -178,13 +178,13 @@ class World:
                     disk.files.setdefault((name, action.xfer), {})[action.index] = action.data
                 case a.Discard():
                     disk.files.pop((name, action.xfer), None)
-                case a.BodyComplete():
+                case a.ModelComplete():
                     pieces = disk.files.pop((name, action.xfer))
                     data = b"".join(pieces[i] for i in sorted(pieces))
                     assert hashlib.sha256(data).digest() == action.cut.sha256
                     assert transfer_of(action.cut.sha256) == action.xfer
                     disk.bodies = {action.cut.sha256: data}
-                    self.say(name, e.BodyStored(self.now, action.cut.sha256))
+                    self.say(name, e.ModelStored(self.now, action.cut.sha256))
                 case a.Train():
                     assert action.body in disk.bodies
                     assert action.spec == f"plan of {name}".encode()

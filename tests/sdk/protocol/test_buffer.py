@@ -89,7 +89,7 @@ def test_every_full_buffer_makes_a_version_and_devices_go_on(world):
     s.check()
     assert {c.dev for fold in s.folds for c in fold.counted} == set(s.w.names)
     assert s.w.state.quarantined() == {}
-    assert not [x for x in s.w.events if isinstance(x, a.Refused)]
+    assert not [x for x in s.w.events if isinstance(x, a.FrameRefused)]
 
 
 def test_a_slow_devices_old_update_counts_in_the_version_that_is_then_made(world):
@@ -145,7 +145,7 @@ def test_a_buffer_that_does_not_fill_in_time_is_carried_over_and_asks_again(worl
             type(s.w).work(s.w, name, number, version)
         else:
             refused.append(name)
-            s.w.say(name, e.Refuse(s.w.now, number, "low battery"))
+            s.w.say(name, e.DeclineRound(s.w.now, number, "low battery"))
 
     s.w.work = work
     s.until(1)

@@ -6,8 +6,8 @@ import pytest
 from talaria.errors import ConfigError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState, Rules
-from talaria.protocol.device.machine import DeviceHalf, DeviceState
+from talaria.protocol.coordinator.machine import CoordinatorMachine, CoordinatorState, Rules
+from talaria.protocol.device.machine import DeviceMachine, DeviceState
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, encode_frame
 from talaria.wire.signing import Signer
@@ -21,7 +21,7 @@ class Coordinator:
 
     def __init__(self, guarded=True):
         self.own, self.anna = Signer.generate(), Signer.generate()
-        self.half = CoordinatorHalf(
+        self.half = CoordinatorMachine(
             "watch", RULES, b"{}", self.own, {"anna": self.anna.public}, enrolled=True, apart=guarded
         )
         self.state, self.now = CoordinatorState(), 100.0
@@ -105,7 +105,7 @@ def test_who_is_shut_out_is_told_why_but_not_at_each_word(coordinator):
         told += [x for x in of(a.Publish, coordinator.hear("state", birth, retained=True)) if x.payload]
     assert [x.topic for x in told] == [f"{ROOT}/anna/cmd"] * 2
     device, state = (
-        DeviceHalf("watch", "anna", signer=coordinator.anna, coordinator_key=coordinator.own.public),
+        DeviceMachine("watch", "anna", signer=coordinator.anna, coordinator_key=coordinator.own.public),
         DeviceState(),
     )
     heard = [device.step(state, e.Received(0.0, x.topic, x.payload))[1] for x in told]

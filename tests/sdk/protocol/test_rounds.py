@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from talaria.errors import StateError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState
+from talaria.protocol.coordinator.machine import CoordinatorMachine, CoordinatorState
 from talaria.protocol.device.state import DeviceState
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, decode_frame, encode_frame
@@ -39,7 +39,7 @@ def test_a_round_counts_each_device_once(world, signed):
     assert counted(w.closed[0]) == digests(w, 1)
     assert w.closed[0].missing == ()
     assert w.receipts == {(n, 1): ["stored"] for n in w.names}
-    assert not [x for x in w.events if isinstance(x, a.Refused | a.Quarantined)]
+    assert not [x for x in w.events if isinstance(x, a.FrameRefused | a.Quarantined)]
 
 
 def test_rounds_follow_one_another_with_new_bodies(world):
@@ -284,7 +284,7 @@ def test_a_device_that_forgot_its_update_and_declines_is_not_waited_for(world):
     w.crash_device("dev-0")
     boot = DeviceState.load(w.disks["dev-0"].state).boot
     w.disks["dev-0"].state = replace(DeviceState(), boot=boot).dump()
-    w.work = lambda name, number, version, again=False: w.say(name, e.Refuse(w.now, number, "no samples"))
+    w.work = lambda name, number, version, again=False: w.say(name, e.DeclineRound(w.now, number, "no samples"))
     w.start_device("dev-0")
     w.run(5)
     assert [x.round for x in w.failed] == [1]
@@ -337,7 +337,7 @@ def test_a_declining_device_does_not_hold_the_round(world):
 
     def work(name, number, version):
         if name == "dev-0":
-            w.say(name, e.Refuse(w.now, number, "battery below 20 %"))
+            w.say(name, e.DeclineRound(w.now, number, "battery below 20 %"))
         else:
             type(w).work(w, name, number, version)
 
@@ -355,7 +355,7 @@ def test_a_rejected_update_counts_nowhere_and_shuts_its_device_out(world):
 
     def judge(event):
         if isinstance(event, e.Stored) and event.dev == "dev-0":
-            event = e.Rejected(w.now, event.round, "dev-0", "holds NaN")
+            event = e.UpdateRejected(w.now, event.round, "dev-0", "holds NaN")
         return tell(w, event)
 
     w.tell = judge
@@ -678,7 +678,7 @@ def test_a_command_that_comes_twice_is_obeyed_once(world):
 
 
 def test_a_device_whose_birth_was_lost_is_told_to_be_there_by_the_first_that_it_says():
-    half, state = CoordinatorHalf("watch"), CoordinatorState()
+    half, state = CoordinatorMachine("watch"), CoordinatorState()
     half.step(state, e.Start(0.0, 1))
 
     def say(boot, message, kind="evt", seq=0):

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from talaria.bitmaps import indices_of
 from talaria.errors import ConfigError, StateError, WireError
+from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol import state_codec
-from talaria.protocol.coordinator.machine import CoordinatorHalf, CoordinatorState, Rules
-from talaria.protocol.device.machine import DeviceHalf, DeviceLimits, DeviceState
-from talaria.protocol.transfer import Guard, Receiver
+from talaria.protocol.coordinator.machine import CoordinatorMachine, CoordinatorState, Rules
+from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState
+from talaria.protocol.transfer import Receiver, ReplayWindow
 from talaria.wire.chunks import describe
 from talaria.wire.frames import Frame, Header
 
@@ -63,7 +64,7 @@ def test_a_wrong_chunk_is_counted_and_asked_for_again():
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 200)), max_size=200))
 def test_the_guard_lets_nothing_pass_twice_and_nothing_of_an_older_boot(heard):
-    guard, passed = Guard(), []
+    guard, passed = ReplayWindow(), []
     for boot, seq in heard:
         if guard.fresh(boot, seq):
             assert (boot, seq) not in passed
@@ -73,7 +74,7 @@ def test_the_guard_lets_nothing_pass_twice_and_nothing_of_an_older_boot(heard):
 
 
 def test_the_guard_refuses_what_is_older_than_the_numbers_it_remembers():
-    guard = Guard()
+    guard = ReplayWindow()
     assert all(guard.fresh(1, seq) for seq in range(1, 101))
     assert not any(guard.fresh(1, seq) for seq in range(1, 101))
     assert guard.fresh(1, 1000)
@@ -82,7 +83,7 @@ def test_the_guard_refuses_what_is_older_than_the_numbers_it_remembers():
 
 
 def test_a_new_boot_counts_from_the_beginning():
-    guard = Guard()
+    guard = ReplayWindow()
     assert guard.fresh(1, 500)
     assert all(guard.fresh(2, seq) for seq in range(1, 101))
     assert not guard.fresh(1, 501)
@@ -90,7 +91,7 @@ def test_a_new_boot_counts_from_the_beginning():
 
 @given(st.permutations(range(1, 60)))
 def test_the_guard_lets_everything_recent_pass_once_in_any_order(order):
-    guard = Guard()
+    guard = ReplayWindow()
     assert all(guard.fresh(1, seq) for seq in order)
     assert not any(guard.fresh(1, seq) for seq in order)
 
@@ -155,7 +156,7 @@ def test_what_is_no_state_is_refused(cls, data):
 
 
 def started():
-    half, state = CoordinatorHalf("watch"), CoordinatorState()
+    half, state = CoordinatorMachine("watch"), CoordinatorState()
     half.step(state, e.Start(0.0, 1))
     return half, state
 
@@ -164,11 +165,11 @@ def started():
     ("events", "what"),
     [
         ([e.Start(0.0, 1)], "above the last one"),
-        ([e.OpenRound(0.0, 1, {"a": b""})], "PublishBody"),
-        ([e.PublishBody(0.0, 0, CUT), e.OpenRound(0.0, 1, {})], "do not fit"),
-        ([e.PublishBody(0.0, 0, CUT), e.OpenRound(0.0, 1, {"a": b""}, quorum=2)], "do not fit"),
-        ([e.PublishBody(0.0, 0, CUT), e.OpenRound(0.0, 1, {"a": b""}), e.OpenRound(0.0, 2, {"a": b""})], "still open"),
-        ([e.PublishBody(0.0, 0, CUT), e.OpenRound(0.0, 1, {"a": b""}), e.OpenRound(0.0, 1, {"a": b""})], "not after"),
+        ([e.OpenRound(0.0, 1, {"a": b""})], "PublishModel"),
+        ([e.PublishModel(0.0, 0, CUT), e.OpenRound(0.0, 1, {})], "do not fit"),
+        ([e.PublishModel(0.0, 0, CUT), e.OpenRound(0.0, 1, {"a": b""}, quorum=2)], "do not fit"),
+        ([e.PublishModel(0.0, 0, CUT), e.OpenRound(0.0, 1, {"a": b""}), e.OpenRound(0.0, 2, {"a": b""})], "still open"),
+        ([e.PublishModel(0.0, 0, CUT), e.OpenRound(0.0, 1, {"a": b""}), e.OpenRound(0.0, 1, {"a": b""})], "not after"),
         ([e.Enlist(0.0, 3, {"a": b""})], "not open"),
         ([e.Committed(0.0, 3)], "not closed"),
         ([e.Boot(0.0)], "not an event"),
@@ -184,13 +185,13 @@ def test_a_program_that_asks_out_of_turn_is_told_so(events, what):
 
 def test_a_device_is_told_of_a_wrong_event_and_limits_are_checked():
     with pytest.raises(StateError, match="not an event"):
-        DeviceHalf("watch", "a").step(DeviceState(), e.Start(0.0, 1))
+        DeviceMachine("watch", "a").step(DeviceState(), e.Start(0.0, 1))
     with pytest.raises(ConfigError):
         DeviceLimits(credit=0)
     with pytest.raises(ConfigError):
-        DeviceHalf("watch", "a", profile=bytes(5000))
+        DeviceMachine("watch", "a", profile=bytes(5000))
     with pytest.raises(WireError):
-        DeviceHalf("watch", "A")
+        DeviceMachine("watch", "A")
     for wrong in ({"chunk": 0}, {"credit": 65}, {"retry": 0.0}, {"max_bytes": 10}, {"stall": 1.0}):
         with pytest.raises(ConfigError):
             Rules(**wrong)
@@ -198,16 +199,16 @@ def test_a_device_is_told_of_a_wrong_event_and_limits_are_checked():
 
 def test_an_abort_by_the_operator_fails_the_round():
     half, state = started()
-    half.step(state, e.PublishBody(0.0, 0, CUT))
+    half.step(state, e.PublishModel(0.0, 0, CUT))
     half.step(state, e.OpenRound(0.0, 1, {"a": b""}))
     _, actions = half.step(state, e.AbortRound(1.0, 1, "stopped by the operator"))
-    assert [x.reason for x in actions if isinstance(x, e.RoundFailed)] == ["stopped by the operator"]
+    assert [x.reason for x in actions if isinstance(x, a.RoundFailed)] == ["stopped by the operator"]
     half.step(state, e.OpenRound(2.0, 2, {"a": b""}))
 
 
 def test_a_revoked_device_is_out_at_once():
     half, state = started()
-    half.step(state, e.PublishBody(0.0, 0, CUT))
+    half.step(state, e.PublishModel(0.0, 0, CUT))
     half.step(state, e.OpenRound(0.0, 1, {"a": b"", "b": b""}))
     half.step(state, e.Revoke(1.0, "a", "key was stolen"))
     assert state.rounds[1].cohort["a"].phase == "dropped"

@@ -12,7 +12,7 @@ from talaria.errors import ConfigError, ModelError
 from talaria.model.split import split_model
 from talaria.tensors import copied, equal, only
 from talaria.training import augment, batching, loop
-from talaria.training.functional_sgd import Walk
+from talaria.training.functional_sgd import FunctionalSGD
 from talaria.training.loop import Pull
 from talaria.types import Recipe, Samples, Task, Tensors
 
@@ -181,7 +181,7 @@ def test_the_same_task_gives_the_same_bits_and_another_does_not() -> None:
     first = loop.train(t, state)
     torch.rand(7)
     assert equal(first, loop.train(t, state))
-    for other in (t.but(round=1), t.but(client="ben"), t.but(run=1)):
+    for other in (t.but(round=1), t.but(client="ben"), t.but(seed=1)):
         assert not equal(first, loop.train(other, state))
     assert not equal(first, loop.train(t, state, purpose="tune"))
 
@@ -345,7 +345,7 @@ def test_training_leaves_no_freeze_behind() -> None:
 def test_a_walk_of_plain_steps_is_training(make: Callable[[], Task]) -> None:
     t = make()
     state = start(t)
-    walk = Walk(t, state, t.recipe)
+    walk = FunctionalSGD(t, state, t.recipe)
     for x, y in batching.feed(t, t.recipe, t.train):
         walk.step(walk.gradient(walk.weights, x, y, keep=True))
     assert equal(walk.state(), loop.train(make(), state))
@@ -371,7 +371,7 @@ def test_a_walk_of_plain_steps_is_training_in_the_fast_layout() -> None:
 
     t = make()
     state = start(t)
-    walk = Walk(t, state, t.recipe)
+    walk = FunctionalSGD(t, state, t.recipe)
     assert walk.weights["0.weight"].is_contiguous(memory_format=torch.channels_last)
     for x, y in batching.feed(t, t.recipe, t.train):
         walk.step(walk.gradient(walk.weights, x, y, keep=True))
@@ -382,7 +382,7 @@ def test_two_walks_share_one_module_without_meeting() -> None:
     t = task(dropout=0.5)
     state = start(t)
     other = {k: v + 0.1 if v.is_floating_point() else v for k, v in state.items()}
-    a, b = Walk(t, state, t.recipe), Walk(t, other, t.recipe)
+    a, b = FunctionalSGD(t, state, t.recipe), FunctionalSGD(t, other, t.recipe)
     for x, y in batching.feed(t, t.recipe, t.train):
         for walk in (a, b):
             walk.step(walk.gradient(walk.weights, x, y, keep=True))
@@ -392,7 +392,7 @@ def test_two_walks_share_one_module_without_meeting() -> None:
 
 def test_a_walk_keeps_statistics_only_where_asked() -> None:
     t = task()
-    walk = Walk(t, start(t), t.recipe)
+    walk = FunctionalSGD(t, start(t), t.recipe)
     before = copied(walk.buffers)
     walk.gradient(walk.weights, t.train.x, t.train.y)
     assert equal(walk.buffers, before)
@@ -402,7 +402,7 @@ def test_a_walk_keeps_statistics_only_where_asked() -> None:
 
 def test_curvature_is_the_hessians_product() -> None:
     t = task(count=6, norm=False)
-    walk = Walk(t, start(t), t.recipe)
+    walk = FunctionalSGD(t, start(t), t.recipe)
     along = {k: torch.randn(v.shape, generator=torch.Generator().manual_seed(1)) for k, v in walk.weights.items()}
     product = walk.curved(walk.weights, t.train.x, t.train.y, along, walk.draws)
 

@@ -118,7 +118,7 @@ HASH = bytes(32)
 EXAMPLES = [
     m.CoordinatorBirth(online=True, key=KEY.public, chunk=1000, credit=8, max_update=10**6, retry=2.0, spec=b"s"),
     m.DeviceBirth(online=False, key=b"", profile=b"p"),
-    m.BodyManifest(version=3, size=2500, chunk=1000, sha256=HASH, hashes=bytes(96), nonce=bytes(16)),
+    m.ModelManifest(version=3, size=2500, chunk=1000, sha256=HASH, hashes=bytes(96), nonce=bytes(16)),
     m.Offer(round=1, base=0, body=HASH, size=1, chunk=1000, sha256=HASH, hashes=HASH, nonce=bytes(16)),
     m.Work(round=1, version=2, body=HASH, seconds=1.5, spec=b""),
     m.Accept(round=1),
@@ -160,7 +160,7 @@ def test_an_unknown_message_and_a_wrong_count_of_hashes_are_refused():
     with pytest.raises(WireError, match="unknown"):
         m.decode_message(Frame(Header("exec", "f"), b"\x80"))
     with pytest.raises(WireError, match="need 96"):
-        m.BodyManifest(version=3, size=2500, chunk=1000, sha256=HASH, hashes=bytes(64), nonce=bytes(16))
+        m.ModelManifest(version=3, size=2500, chunk=1000, sha256=HASH, hashes=bytes(64), nonce=bytes(16))
     with pytest.raises(WireError, match="one of stored"):
         m.Receipt(round=1, sha256=HASH, outcome="maybe", reason="")
 

@@ -27,7 +27,7 @@ from talaria.algorithms.perfedavg.triples import Batch, triples
 from talaria.algorithms.sharing import update
 from talaria.tensors import only
 from talaria.training.batching import LayerDraws
-from talaria.training.functional_sgd import Walk, leaves
+from talaria.training.functional_sgd import FunctionalSGD, leaves
 from talaria.training.loop import ready, served, train
 from talaria.types import Recipe, Split, Task, Tensors, Update
 
@@ -78,7 +78,7 @@ class PerFedAvg:
         return FedAvg().init(model, split)
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
-        walk = Walk(task, {**shared, **private}, task.recipe)
+        walk = FunctionalSGD(task, {**shared, **private}, task.recipe)
         noise = LayerDraws(task, "train/inner"), LayerDraws(task, "train"), LayerDraws(task, "train/curve")
         for batches in triples(task):
             walk.step(self._meta_gradient(walk, batches, noise))
@@ -86,7 +86,7 @@ class PerFedAvg:
         return update(task, state, shared), only(state, private)
 
     def _meta_gradient(
-        self, walk: Walk, batches: tuple[Batch, Batch, Batch], noise: tuple[LayerDraws, LayerDraws, LayerDraws]
+        self, walk: FunctionalSGD, batches: tuple[Batch, Batch, Batch], noise: tuple[LayerDraws, LayerDraws, LayerDraws]
     ) -> Tensors:
         """The gradient of f(w − α ∇f(w)), estimated on (D, D', D''). Only the pass over D, at w, moves BatchNorm."""
         w, alpha = walk.weights, self.alpha(walk.recipe)
@@ -100,7 +100,7 @@ class PerFedAvg:
             bent = self._differenced(walk, batches[2], g, noise[2])
         return {k: slope - alpha * bent[k] if k in bent else slope for k, slope in g.items()}
 
-    def _differenced(self, walk: Walk, batch: Batch, along: Tensors, noise: LayerDraws) -> Tensors:
+    def _differenced(self, walk: FunctionalSGD, batch: Batch, along: Tensors, noise: LayerDraws) -> Tensors:
         """∇²f(w) · along by central differences; both sides see the same dropout, else its noise would be all."""
         length = float(torch.stack([v.double().square().sum() for v in along.values()]).sum().sqrt())
         if length == 0:

@@ -25,7 +25,7 @@ def divided(task: Task, share: float) -> tuple[Samples, Samples]:
     are none, a ``share`` of the training samples of each class, at least one of two or more."""
     if len(task.val):
         return task.train, task.val
-    draws = seeds.generator(task.run, task.client, 0, "thorki adapt")
+    draws = seeds.generator(task.seed, task.client, 0, "thorki adapt")
     held = torch.zeros(len(task.train), dtype=torch.bool)
     for label in sorted(set(task.train.y.tolist())):
         own = (task.train.y == label).nonzero().flatten()

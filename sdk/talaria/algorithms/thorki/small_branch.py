@@ -26,7 +26,7 @@ def require(name: str) -> None:
 def task_of(task: Task, name: str) -> Task:
     """``task`` with the small model for its own; no mask ever cuts it."""
     shape = tuple(task.train.x.shape[1:])
-    return task.but(model=build(name, shape, task.classes, task.run), mask=None)
+    return task.but(model=build(name, shape, task.classes, task.seed), mask=None)
 
 
 def trained(task: Task, name: str, state: Tensors, recipe: Recipe, samples: Samples) -> Tensors:

@@ -16,7 +16,7 @@ from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import async_rounds
 from talaria.protocol.coordinator.outbox import Speech
-from talaria.protocol.coordinator.state import LIVE, Body, CoordinatorState, Member, Peer, Round, Rules
+from talaria.protocol.coordinator.state import LIVE, CoordinatorState, GlobalModel, Participant, Peer, Round, Rules
 from talaria.protocol.coordinator.step_context import Turn
 from talaria.protocol.coordinator.uploads import Intake
 from talaria.protocol.transfer import transfer_of
@@ -25,7 +25,7 @@ from talaria.wire.frames import Frame, decode_frame, signed_by
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic, parse
 
-__all__ = ["CoordinatorHalf", "CoordinatorState", "Rules"]
+__all__ = ["CoordinatorMachine", "CoordinatorState", "Rules"]
 
 Keys = Callable[[str], bytes | None]
 FLAP_SECONDS = 60.0
@@ -42,7 +42,7 @@ KEEP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class CoordinatorHalf:
+class CoordinatorMachine:
     """The coordinator of one fleet. ``spec`` is told to every device; ``keys`` gives a device's public key.
 
     Where a device's key is known, every message of it must be signed. With ``enrolled`` a device without a
@@ -79,13 +79,13 @@ class CoordinatorHalf:
                 self._received(t, event)
             case e.Tick():
                 self._tick(t)
-            case e.PublishBody():
+            case e.PublishModel():
                 self._publish(t, event)
             case e.OpenRound():
                 self._open(t, event)
             case e.Enlist():
                 self._enlist(t, event)
-            case e.Stored() | e.Rejected() | e.Damaged():
+            case e.Stored() | e.UpdateRejected() | e.Damaged():
                 self._intake(t).answered(event)
                 self._settle(t)
             case e.Committed():
@@ -138,8 +138,8 @@ class CoordinatorHalf:
         t.act(a.Save())
         self._settle(t)
 
-    def _publish(self, t: Turn, event: e.PublishBody) -> None:
-        t.state.body = Body(event.version, event.cut)
+    def _publish(self, t: Turn, event: e.PublishModel) -> None:
+        t.state.body = GlobalModel(event.version, event.cut)
         for peer in t.state.peers.values():
             peer.served = 0
         t.act(a.Save())
@@ -152,7 +152,7 @@ class CoordinatorHalf:
     def _open(self, t: Turn, event: e.OpenRound) -> None:
         state = t.state
         if state.body is None:
-            raise StateError(f"round {event.round}: there is no body to start from; give PublishBody first")
+            raise StateError(f"round {event.round}: there is no body to start from; give PublishModel first")
         if event.round in state.rounds or event.round <= max(state.rounds, default=-1):
             raise StateError(f"round {event.round} is not after {max(state.rounds)}; count rounds upward")
         if state.current is not None and state.rounds[state.current].phase in ("open", "closed"):
@@ -179,7 +179,7 @@ class CoordinatorHalf:
             raise StateError(f"round {event.round} is not open; devices can be added to the open round only")
         for dev in sorted(event.cohort):
             Topic(self.fed, "cmd", dev)
-            rnd.cohort.setdefault(dev, Member(event.cohort[dev]))
+            rnd.cohort.setdefault(dev, Participant(event.cohort[dev]))
             if t.peer(dev).out:
                 rnd.cohort[dev].phase, rnd.cohort[dev].reason = "dropped", t.peer(dev).out
         t.act(a.Save())
@@ -265,9 +265,9 @@ class CoordinatorHalf:
             if any(isinstance(action, a.KeepChunk | a.SendChunks) for action in t.out):
                 self._intake(t).useful(dev)
         except _IgnoredError as why:
-            t.act(a.Refused(event.topic[:160], dev, str(why)))
+            t.act(a.FrameRefused(event.topic[:160], dev, str(why)))
         except WireError as why:
-            t.act(a.Refused(event.topic[:160], dev, str(why)))
+            t.act(a.FrameRefused(event.topic[:160], dev, str(why)))
             if proven and dev and (t.known(dev) or self._answers(dev)):
                 self._intake(t).strike(dev, str(why))
         self._settle(t)
@@ -522,7 +522,7 @@ class CoordinatorHalf:
         work = m.Work(round=rnd.number, version=rnd.version, body=rnd.body, seconds=seconds, spec=member.spec)
         self._say(t, dev, work)
 
-    def _unconfirmed(self, t: Turn, dev: str, member: Member) -> bool:
+    def _unconfirmed(self, t: Turn, dev: str, member: Participant) -> bool:
         """Whether its update is on the way in, and its device, which came back since, has not said that it still has
         it: by a new offer, which each link begins with."""
         return member.phase in ("waiting", "receiving") and member.boot < t.peer(dev).boot

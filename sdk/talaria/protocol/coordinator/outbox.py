@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from talaria.protocol import actions as a
-from talaria.protocol.coordinator.state import Body, CoordinatorState, Rules
+from talaria.protocol.coordinator.state import CoordinatorState, GlobalModel, Rules
 from talaria.protocol.coordinator.step_context import Turn
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, encode_frame
@@ -41,7 +41,7 @@ class Speech:
         """The manifest of the current body, retained."""
         if t.state.body is None:
             return
-        header = Header(m.BodyManifest.TYPE, self.fed, boot=t.state.epoch)
+        header = Header(m.ModelManifest.TYPE, self.fed, boot=t.state.epoch)
         payload = encode_frame(header, m.encode_message(self.manifest(t.state.body)), self.signer)
         t.act(a.Publish(str(Topic(self.fed, "co/body")), payload, retain=True))
 
@@ -58,10 +58,10 @@ class Speech:
         )
         return encode_frame(Header(birth.TYPE, self.fed, boot=state.epoch), m.encode_message(birth), self.signer)
 
-    def manifest(self, body: Body) -> m.BodyManifest:
+    def manifest(self, body: GlobalModel) -> m.ModelManifest:
         """What a device must know to fetch ``body``."""
         cut = body.cut
         nonce = sha256(f"{self.fed}/{body.version}/".encode() + cut.sha256).digest()[:16]
-        return m.BodyManifest(
+        return m.ModelManifest(
             version=body.version, size=cut.size, chunk=cut.chunk, sha256=cut.sha256, hashes=cut.hashes, nonce=nonce
         )

@@ -9,7 +9,7 @@ from typing import Literal
 from talaria.errors import ConfigError
 from talaria.protocol import state_codec
 from talaria.protocol.actions import Counted
-from talaria.protocol.transfer import Guard, Receiver
+from talaria.protocol.transfer import Receiver, ReplayWindow
 from talaria.wire.chunks import CHUNK, Cut
 from talaria.wire.frames import MAX_BODY
 from talaria.wire.messages import MAX_TRANSFER
@@ -98,7 +98,7 @@ class Peer:
     profile: bytes = b""
     said: int = 0
     """Frames sent to it in this epoch."""
-    guard: Guard = field(default_factory=Guard)
+    guard: ReplayWindow = field(default_factory=ReplayWindow)
     births: list[tuple[float, bytes, bool]] = field(default_factory=list)
     """When it was born within the last minute, as which process, and whether that was acted on as a new boot."""
     doubled: float = -1e18
@@ -127,7 +127,7 @@ class Peer:
 
 
 @dataclass(slots=True)
-class Member:
+class Participant:
     """A device's part in one round."""
 
     spec: bytes
@@ -154,7 +154,7 @@ class Round:
     quorum: int
     target: int
     stale: int
-    cohort: dict[str, Member]
+    cohort: dict[str, Participant]
     phase: str = "open"
     """open, closed (announced), committed, failed, carried (the next round takes over what is stored)."""
     counted: list[tuple[str, int, int, bytes]] = field(default_factory=list)
@@ -187,7 +187,7 @@ class Round:
         return "closed" if enough else "failed"
 
 
-def _gone(member: Member, away: bool) -> bool:
+def _gone(member: Participant, away: bool) -> bool:
     """Whether nothing will come of this member's part soon; what is complete here needs its device no more."""
     return away and member.phase != "storing"
 
@@ -203,7 +203,7 @@ class Upload:
 
 
 @dataclass
-class Body:
+class GlobalModel:
     """The current body."""
 
     version: int
@@ -220,7 +220,7 @@ class CoordinatorState:
     """The clock when this state was last to be saved."""
     announced: float = 0.0
     fenced: bool = False
-    body: Body | None = None
+    body: GlobalModel | None = None
     current: int | None = None
     rounds: dict[int, Round] = field(default_factory=dict)
     peers: dict[str, Peer] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from talaria.errors import WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator.state import HELD, LIVE, Member, Round, Rules, Upload
+from talaria.protocol.coordinator.state import HELD, LIVE, Participant, Round, Rules, Upload
 from talaria.protocol.coordinator.step_context import Turn
 from talaria.protocol.transfer import Receiver, transfer_of
 from talaria.wire import messages as m
@@ -36,7 +36,7 @@ class Intake:
         member = None if rnd is None else rnd.cohort.get(dev)
         if rnd is None or member is None:
             self._answer(dev, offer.round, offer.sha256, "late", "this round is not open to this device")
-            self.t.act(a.Refused("", dev, f"offer for round {offer.round}, which did not ask for it"))
+            self.t.act(a.FrameRefused("", dev, f"offer for round {offer.round}, which did not ask for it"))
             return
         used = state.nonces.get(offer.nonce)
         if used is not None and used != (offer.round, dev, offer.sha256):
@@ -66,7 +66,7 @@ class Intake:
         elif member.phase in ("called", "working"):
             self._welcome(rnd, dev, member, offer)
 
-    def _welcome(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> None:
+    def _welcome(self, rnd: Round, dev: str, member: Participant, offer: m.Offer) -> None:
         cut = cut_of(offer)
         if cut.size > self.rules.max_update or cut.chunk > self.rules.chunk:
             reason = (
@@ -88,12 +88,12 @@ class Intake:
         self.t.act(a.Save(soon=True))
         self.admit()
 
-    def _equivocated(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> None:
+    def _equivocated(self, rnd: Round, dev: str, member: Participant, offer: m.Offer) -> None:
         self.t.act(a.Equivocation(dev, rnd.number, member.sha256, offer.sha256))
         self._answer(dev, rnd.number, offer.sha256, "equivocation", "another update of this round came first")
         self.quarantine(dev, f"two different updates for round {rnd.number}")
 
-    def _gave_way(self, rnd: Round, dev: str, member: Member, offer: m.Offer) -> bool:
+    def _gave_way(self, rnd: Round, dev: str, member: Participant, offer: m.Offer) -> bool:
         """Another update of this round, from another boot of the device, which may have lost the first with its memory,
         or from before our start, which may have gone back to an older record. What has not come in whole gives way;
         what has stays, and counts."""
@@ -184,7 +184,7 @@ class Intake:
 
     # ---- the store's answer ----------------------------------------------------------------------------
 
-    def answered(self, event: e.Stored | e.Rejected | e.Damaged) -> None:
+    def answered(self, event: e.Stored | e.UpdateRejected | e.Damaged) -> None:
         """What the program says about a complete upload."""
         rnd = self.t.state.rounds.get(event.round)
         member = None if rnd is None else rnd.cohort.get(event.dev)
@@ -207,7 +207,7 @@ class Intake:
                 upload.receiver.have = set(event.chunks)
                 upload.receiver.asked = set()
                 self._ask(event.dev, member.xfer)
-            case e.Rejected():
+            case e.UpdateRejected():
                 sha = member.sha256
                 self.drop(rnd, event.dev, "rejected", event.reason)
                 self.t.act(a.Save())
@@ -215,7 +215,7 @@ class Intake:
                 self.quarantine(event.dev, event.reason)
         self.admit()
 
-    def counted(self, rnd: Round, dev: str, member: Member) -> bool:
+    def counted(self, rnd: Round, dev: str, member: Participant) -> bool:
         """This update counts, in the round that is open now, and only once. False where it is held for the next one,
         because this buffer is full."""
         self._forget(dev, member.xfer)

@@ -20,11 +20,11 @@ from talaria.wire.frames import Frame, Header, decode_frame, encode_frame, signe
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic, parse
 
-__all__ = ["DeviceHalf", "DeviceLimits", "DeviceState"]
+__all__ = ["DeviceLimits", "DeviceMachine", "DeviceState"]
 
 
 @dataclass(frozen=True)
-class DeviceHalf:
+class DeviceMachine:
     """One device of one fleet. With ``coordinator_key`` nothing that the coordinator did not sign is heard."""
 
     fed: str
@@ -63,9 +63,9 @@ class DeviceHalf:
                 self._received(state, event, out)
             case e.Tick():
                 self._tick(state, now, out)
-            case e.BodyStored():
+            case e.ModelStored():
                 self._body_stored(state, event, out)
-            case e.BodyDamaged():
+            case e.ModelDamaged():
                 if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
                     state.fetch.have, state.fetch.asked = set(event.chunks), set()
                     if state.fetch.whole:  # nothing is missing: the disk only refused to make it durable
@@ -73,7 +73,7 @@ class DeviceHalf:
                     self._want(state, now, out, again=True)
             case e.UpdateReady():
                 self._ready(state, event, out)
-            case e.Refuse():
+            case e.DeclineRound():
                 if (
                     state.job is not None
                     and state.job.round == event.round
@@ -114,7 +114,7 @@ class DeviceHalf:
             job.phase = "fetching"
             self._begin(state, event.now, out)
 
-    def _body_stored(self, state: DeviceState, event: e.BodyStored, out: list[a.Action]) -> None:
+    def _body_stored(self, state: DeviceState, event: e.ModelStored, out: list[a.Action]) -> None:
         state.body = event.sha256
         if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
             state.fetch = None
@@ -164,7 +164,7 @@ class DeviceHalf:
             else:
                 self._heard(state, topic, frame, event.now, out, event.retained)
         except WireError as why:
-            out.append(a.Refused(event.topic[:160], self.dev, str(why)))
+            out.append(a.FrameRefused(event.topic[:160], self.dev, str(why)))
 
     def _heard(
         self, state: DeviceState, topic: Topic, frame: Frame, now: float, out: list[a.Action], retained: bool
@@ -197,7 +197,7 @@ class DeviceHalf:
         match message:
             case m.Work():
                 self._work(state, message, now, out)
-            case m.BodyManifest():
+            case m.ModelManifest():
                 self._manifest(state, message, now, out, at_once=True)
             case m.Rebirth():
                 if state.boot <= message.above:
@@ -281,7 +281,7 @@ class DeviceHalf:
     # ---- the body --------------------------------------------------------------------------------------
 
     def _manifest(self, state: DeviceState, message: m.Message, now: float, out: list[a.Action], at_once: bool) -> None:
-        if not isinstance(message, m.BodyManifest):
+        if not isinstance(message, m.ModelManifest):
             raise WireError(f"{message.TYPE!r} on the body's topic")
         if message.version < state.version:
             raise WireError(f"body {message.version} is older than {state.version}, which was announced already")
@@ -319,10 +319,10 @@ class DeviceHalf:
         elif fetch.asked or now - fetch.touched >= self._patience(state):
             self._want(state, now, out)
 
-    def _complete(self, state: DeviceState) -> a.BodyComplete:
+    def _complete(self, state: DeviceState) -> a.ModelComplete:
         if state.fetch is None:
             raise StateError("device: no body is on its way")
-        return a.BodyComplete(state.fetch_version, transfer_of(state.fetch.cut.sha256), state.fetch.cut)
+        return a.ModelComplete(state.fetch_version, transfer_of(state.fetch.cut.sha256), state.fetch.cut)
 
     def _want(self, state: DeviceState, now: float, out: list[a.Action], again: bool = False) -> None:
         """Ask for missing chunks of the body, or for the manifest of the one that the job needs."""

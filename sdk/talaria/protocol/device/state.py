@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from talaria.errors import ConfigError
 from talaria.protocol import state_codec
-from talaria.protocol.transfer import Guard, Receiver, transfer_of
+from talaria.protocol.transfer import Receiver, ReplayWindow, transfer_of
 from talaria.wire import messages as m
 from talaria.wire.chunks import CHUNK, Cut
 
@@ -69,7 +69,7 @@ class DeviceState:
     online: bool = False
     """Whether the coordinator was last heard to be there."""
     epoch: int = 0
-    guard: Guard = field(default_factory=Guard)
+    guard: ReplayWindow = field(default_factory=ReplayWindow)
     chunk: int = CHUNK
     credit: int = 8
     retry: float = 0.0
