@@ -31,10 +31,10 @@ from talaria.planning import measured as planning
 from talaria.planning.budget import Budget
 from talaria.planning.layer_stats import anatomy
 from talaria.planning.onnx_runtime import Resizer, exporter
+from talaria.planning.plan import Plan
 from talaria.planning.planner import plan
 from talaria.planning.profile import cached
 from talaria.simulation.run import evaluate, members_of, simulate
-from talaria.types import Plan
 
 RATIOS = (0.7, 0.5, 0.35)
 

@@ -23,7 +23,9 @@ from torch import Tensor
 
 from talaria.aggregate.masked import MaskedMean
 from talaria.model import masks
-from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 WIDTHS = (64, 128, 256, 512)
 

@@ -49,11 +49,13 @@ from talaria.planning import measured as planning
 from talaria.planning.budget import Budget
 from talaria.planning.layer_stats import anatomy
 from talaria.planning.onnx_runtime import Resizer, exporter
+from talaria.planning.plan import Plan
 from talaria.planning.planner import plan
 from talaria.planning.profile import cached
+from talaria.tensors import Tensors
 from talaria.training import frozen_features, loop
 from talaria.training.batching import cut
-from talaria.types import Plan, Recipe, Samples, Task, Tensors, Update
+from talaria.types import Recipe, Samples, Task, Update
 from talaria.wire import codec
 
 SPEC = zoo.ModelSpec("efficientnet_lite0", (3, PIXELS, PIXELS), CLASSES, pretrained=True)

@@ -28,11 +28,12 @@ from torch.nn import Module
 from talaria.algorithms import ALGORITHMS
 from talaria.errors import TalariaError
 from talaria.federated import rounds
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model import pruning, zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.spec import ModelSpec
-from talaria.types import Plan, Recipe, Samples
+from talaria.planning.plan import Plan
+from talaria.types import Recipe, Samples
 from talaria_export.convert.onnx import export_onnx, prepared
 from talaria_export.runtime.session import Session
 

@@ -24,6 +24,7 @@ from sklearn.datasets import load_digits
 
 from talaria.data.federated import Client, Federated, samples
 from talaria.federated import rounds
+from talaria.federated.run import Run
 from talaria.model import zoo
 from talaria.options import assignments
 from talaria.simulation.reporting import pair_overlap
@@ -91,7 +92,7 @@ def measure(method: str, of: str, seed: int, rounds_: int) -> dict[str, Any]:
     name, _, options = method.partition(":")
     data = fleet(seed) if of == "gestures" else handwritten(seed, images=of == "images")
     spec = zoo.fitting(data.input_shape, data.classes, sum(len(c.train) for c in data.clients.values()), seed)
-    run = rounds.Run(
+    run = Run(
         spec=spec,
         algorithm=name,
         hparams=assignments(options.split(",") if options else None, "METHOD"),

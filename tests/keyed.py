@@ -13,7 +13,7 @@ import torch
 
 from talaria import tensors
 from talaria.federated import global_model
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.identity.credentials import Credentials
 from talaria.simulation.run import simulate
 from talaria.types import Samples

@@ -51,8 +51,8 @@ from talaria.errors import ConfigError
 from talaria.federated import plan_compat
 from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
+from talaria.planning.plan import Plan
 from talaria.plugins import require_packages
-from talaria.types import Plan
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE
 from talaria_edge.data import DataSource, NamedSource, NpzSource
 from talaria_edge.training_policy import Rules, hours

@@ -18,13 +18,13 @@ from torch.nn import Module
 from talaria import valid
 from talaria.errors import ConfigError, ModelError, StateError
 from talaria.federated import plan_compat, rounds
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.foreign import shown
 from talaria.identity.credentials import Credentials
 from talaria.model.spec import ModelSpec
 from talaria.personalizer import Joining
+from talaria.planning.plan import Plan
 from talaria.training.loop import state_of
-from talaria.types import Plan
 from talaria_edge.agent.supervisor import keep_running
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig

@@ -19,8 +19,8 @@ import numpy as np
 
 from talaria.data import Client
 from talaria.errors import TalariaError
-from talaria.federated.rounds import Run
-from talaria.types import Plan
+from talaria.federated.run import Run
+from talaria.planning.plan import Plan
 
 FLEET = "watch"
 Event = dict[str, Any]

@@ -6,10 +6,10 @@ The recipe was chosen by leaving members out in turn as newcomers; benchmarks/RE
 from talaria.data import Federated
 from talaria.data.presets import SMARTWATCH
 from talaria.federated import rounds
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.model import pruning
 from talaria.model.zoo import ModelSpec
-from talaria.types import Plan
+from talaria.planning.plan import Plan
 
 ROUNDS = 30
 RECIPE = SMARTWATCH.recipe

@@ -10,7 +10,7 @@ from typing import Any
 from smartwatch.baselines import Baselines
 from talaria.data import Federated
 from talaria.federated import rounds
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.model import masks
 from talaria.simulation.reporting import mask_overlap
 from talaria.training.evaluation import summarize

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
         TransportError,
         WireError,
     )
-    from talaria.federated.rounds import Member, Run
+    from talaria.federated.run import Member, Run
     from talaria.model.adapters import AdapterSpec
+    from talaria.model.masks import ChannelMask
     from talaria.model.spec import ModelSpec
+    from talaria.model.split import Split
     from talaria.personalizer import Personalizer
     from talaria.planning.budget import Budget
+    from talaria.planning.plan import Plan
     from talaria.simulation.experiment import resume, simulate
     from talaria.simulation.result import Result
-    from talaria.types import ChannelMask, Plan, Recipe, Samples, Split, Task, Update
+    from talaria.types import Recipe, Samples, Task, Update
 
 __all__ = [
     "AdapterSpec",
@@ -71,17 +74,17 @@ _HOMES = {
     "Algorithm": "talaria.algorithms.base",
     "Budget": "talaria.planning.budget",
     "Card": "talaria.algorithms.base",
-    "ChannelMask": "talaria.types",
+    "ChannelMask": "talaria.model.masks",
     "Federated": "talaria.data.federated",
-    "Member": "talaria.federated.rounds",
+    "Member": "talaria.federated.run",
     "ModelSpec": "talaria.model.spec",
     "Personalizer": "talaria.personalizer",
-    "Plan": "talaria.types",
+    "Plan": "talaria.planning.plan",
     "Recipe": "talaria.types",
     "Result": "talaria.simulation.result",
-    "Run": "talaria.federated.rounds",
+    "Run": "talaria.federated.run",
     "Samples": "talaria.types",
-    "Split": "talaria.types",
+    "Split": "talaria.model.split",
     "Task": "talaria.types",
     "Update": "talaria.types",
     "data": "talaria.data",

@@ -24,13 +24,17 @@ from talaria.federated.plan_compat import recipe_under
 from talaria.foreign import shown
 from talaria.model import adapters, prunability, pruning, split, zoo
 from talaria.model.adapters import AdapterSpec
+from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
+from talaria.model.split import Split
 from talaria.planning import measured, onnx_runtime, planner
 from talaria.planning.budget import AccuracyCheck, Budget
+from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
+from talaria.tensors import Tensors
 from talaria.training import frozen_features, loop
 from talaria.training.batching import feed
-from talaria.types import ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors
+from talaria.types import Recipe, Samples, Task
 
 SCORED = 16
 """Most batches that channels are scored on."""

@@ -1,12 +1,16 @@
 """Arithmetic on Tensors: flat dicts of named tensors."""
 
-from collections.abc import Collection, Iterable
+from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from talaria.errors import ModelError
-from talaria.types import Tensors, Update
+
+Tensors = dict[str, Tensor]
+"""A flat dict of named tensors. Every state is one, and so is one safetensors file."""
 
 
 def only(tensors: Tensors, keys: Iterable[str]) -> Tensors:
@@ -45,17 +49,6 @@ def copied(tensors: Tensors) -> Tensors:
 def minus(a: Tensors, b: Tensors) -> Tensors:
     """``a - b`` over the names of ``a``."""
     return {k: v - b[k] for k, v in a.items()}
-
-
-def as_delta(update: Update, downloaded: Tensors, answered: Collection[str] = ()) -> Update:
-    """The same update as a difference to the (compact) shared tensors that the device had downloaded.
-
-    What only the server says, ``answered``, comes back as zeros, also here: less what was downloaded, it would be
-    beyond any bound."""
-    if update.kind == "delta":
-        return update
-    steps = {k: torch.zeros_like(v) if k in answered else v - downloaded[k] for k, v in update.tensors.items()}
-    return update.but(tensors=steps, kind="delta")
 
 
 def fill(own: Tensors, values: Tensors) -> None:

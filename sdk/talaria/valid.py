@@ -15,6 +15,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from talaria.errors import ConfigError, some_of
 from talaria.foreign import shown
 
+BELOW_ONE = 1 - 2**-53
+"""The largest float64 below 1."""
+
 
 def whole(what: str, name: str, value: object, low: int, high: int = 2**53, *, none: bool = False) -> None:
     """Raise :class:`ConfigError` unless ``value`` is a whole number in ``low..high`` (or None, where ``none``)."""

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from talaria.errors import ConfigError, WireError
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.wire import codec, messages
 from talaria_bench.fuzz import bench
 from talaria_bench.fuzz.target import CPU_SECONDS, STACK, Defect, Tally, Target, awkward, installed, sayable

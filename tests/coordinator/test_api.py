@@ -19,11 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from talaria.config import Section
 from talaria.errors import ConfigError
+from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria.protocol.coordinator.state import Peer, Round
-from talaria.types import ChannelLayout, ChannelMask, Update
+from talaria.types import Update
 from talaria_coordinator.cli.template import found as found_fleet
 from talaria_coordinator.config.api import ApiConfig, api_of
 from talaria_coordinator.fleet.operator_commands import Order, decide

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.model.zoo import ModelSpec
 from talaria.simulation.experiment import prepare
 from talaria.types import Recipe

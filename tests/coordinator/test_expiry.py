@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.model.zoo import ModelSpec
 from talaria.wire.validity import DAY
 from talaria_coordinator.cli.fleet import app

@@ -13,7 +13,7 @@ from talaria.aggregate.robust.median import Median
 from talaria.cli.main import app
 from talaria.errors import ConfigError, DataError
 from talaria.federated import global_model, rounds
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.federated.server_rule import located, rule_named
 from talaria.model.zoo import ModelSpec
 from talaria.protocol.actions import Counted

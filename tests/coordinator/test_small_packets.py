@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from talaria.errors import ConfigError
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.model.zoo import ModelSpec
 from talaria.protocol.transfer import transfer_of
 from talaria.types import Recipe, Samples

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.model.zoo import ModelSpec
 from talaria_coordinator.cli.status import read_status, render
 from talaria_coordinator.config.fleet import FleetConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from talaria.federated import global_model, rounds
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model.spec import ModelSpec
 from talaria.simulation.run import simulate
 from talaria.types import Recipe, Samples

@@ -8,7 +8,7 @@ import pytest
 from talaria import tensors
 from talaria.errors import ConfigError
 from talaria.federated.rounds import layout_of
-from talaria.types import Plan
+from talaria.planning.plan import Plan
 from talaria_edge.config import load_config
 
 DEVICE = """

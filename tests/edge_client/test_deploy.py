@@ -9,7 +9,7 @@ import pytest
 from talaria.cli.main import main
 from talaria.errors import StateError
 from talaria.federated import rounds
-from talaria.types import Plan
+from talaria.planning.plan import Plan
 from talaria_edge.data import DeviceData
 from talaria_edge.deployment import gate
 from talaria_edge.deployment.deploy import judged

@@ -8,8 +8,8 @@ import torch
 from talaria.cli.main import main
 from talaria.errors import ModelError, StateError
 from talaria.federated.rounds import layout_of
+from talaria.planning.plan import Plan
 from talaria.training.loop import predict
-from talaria.types import Plan
 from talaria_export import Predictor
 from talaria_export.build import inputs
 from talaria_export.bundle.bundle import open_bundle

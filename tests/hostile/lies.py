@@ -11,8 +11,9 @@ from torch import Tensor
 
 from talaria.aggregate import class_statistics
 from talaria.federated import rounds
-from talaria.federated.rounds import Run
-from talaria.types import ChannelMask, Update
+from talaria.federated.run import Run
+from talaria.model.masks import ChannelMask
+from talaria.types import Update
 from talaria.wire.codec import encode_update
 from talaria.wire.strict_safetensors import pack, unpack
 

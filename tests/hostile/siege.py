@@ -12,7 +12,7 @@ from pathlib import Path
 from limits import MEMORY_MIB, allowed
 
 from talaria.federated import global_model
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.identity.credentials import Credentials
 from talaria.model.zoo import ModelSpec
 from talaria.protocol import actions as a

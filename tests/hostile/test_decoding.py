@@ -19,7 +19,8 @@ import torch
 import zstandard
 
 from talaria.errors import WireError
-from talaria.types import ChannelLayout, ChannelMask, Update
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.types import Update
 from talaria.wire.codec import decode_tensors, decode_update, encode_update, schema_of
 from talaria.wire.compression import unsqueeze
 from talaria.wire.frames import Header, decode_frame, encode_frame

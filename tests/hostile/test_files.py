@@ -16,7 +16,7 @@ from talaria import recorded
 from talaria.data import load
 from talaria.errors import DataError, TalariaError
 from talaria.federated import plan_compat
-from talaria.types import Plan
+from talaria.planning.plan import Plan
 from talaria_coordinator.config import fleet as fleet_config
 from talaria_edge import config as device_config
 from talaria_edge.data import NpzSource

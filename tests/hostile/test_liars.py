@@ -18,7 +18,7 @@ from siege import HONEST, LIARS, Mallory
 from talaria.algorithms import ALGORITHMS
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model.zoo import ModelSpec
 from talaria.protocol.coordinator.state import Rules
 from talaria.types import Recipe, Samples, Update

@@ -59,7 +59,8 @@ import zstandard
 from siege import RUN, Cost
 
 from talaria.federated import global_model, rounds
-from talaria.types import ChannelMask, Update
+from talaria.model.masks import ChannelMask
+from talaria.types import Update
 from talaria.wire.codec import encode_update
 from talaria.wire.compression import MAGIC
 from talaria.wire.strict_safetensors import pack, unpack

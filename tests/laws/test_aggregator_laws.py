@@ -29,7 +29,9 @@ from talaria.aggregate.robust.median import Median, TrimmedMean
 from talaria.aggregate.wrappers import Clipped
 from talaria.errors import AggregationError
 from talaria.model import masks
-from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 CLIENTS = 7
 SHAPES = {

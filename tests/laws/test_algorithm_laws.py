@@ -13,12 +13,13 @@ from torch.nn import Module
 from talaria.algorithms import ALGORITHMS, kind_of, load, name_of, options
 from talaria.errors import ConfigError, ModelError, TalariaError
 from talaria.federated import rounds
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec
-from talaria.tensors import equal
+from talaria.planning.plan import Plan
+from talaria.tensors import Tensors, equal
 from talaria.training.loop import predict, state_of
-from talaria.types import Plan, Recipe, Samples, Tensors, Update
+from talaria.types import Recipe, Samples, Update
 from talaria.wire import codec
 from talaria_export.convert.onnx import export_onnx
 from talaria_export.runtime.session import Session

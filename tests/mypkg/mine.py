@@ -15,9 +15,10 @@ from talaria.algorithms.hparams import check, within
 from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.errors import ConfigError
 from talaria.model import masks
-from talaria.tensors import only
+from talaria.model.split import Split
+from talaria.tensors import Tensors, only
 from talaria.training.loop import ready, served, train
-from talaria.types import Split, Task, Tensors, Update
+from talaria.types import Task, Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,9 @@ from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.model.spec import ModelSpec
 from talaria.personalizer import Joining, Personalizer
 from talaria.planning.budget import Budget
+from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
-from talaria.types import Plan, Samples
+from talaria.types import Samples
 
 SPEC = ModelSpec("imu_cnn", (6, 40), 3)
 DEVICE = Profile(

@@ -11,7 +11,7 @@ from torch import nn
 from talaria.data import Federated, load, options_of
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.federated import rounds
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.model import zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec

@@ -19,10 +19,11 @@ from keyed import Keyed
 from nursery import nursery
 
 from talaria.federated import global_model
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model.zoo import ModelSpec
+from talaria.planning.plan import Plan
 from talaria.simulation.run import simulate
-from talaria.types import Plan, Recipe
+from talaria.types import Recipe
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
 from talaria_edge.data import NpzSource

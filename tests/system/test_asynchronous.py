@@ -9,7 +9,7 @@ import torch
 from talaria import tensors
 from talaria.federated import global_model
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model.zoo import ModelSpec
 from talaria.simulation.run import replay
 from talaria.simulation.schedules import Record

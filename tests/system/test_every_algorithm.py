@@ -9,10 +9,12 @@ import torch
 from talaria import tensors
 from talaria.algorithms import ALGORITHMS
 from talaria.federated import global_model
-from talaria.federated.rounds import Member, Run, layout_of
+from talaria.federated.rounds import layout_of
+from talaria.federated.run import Member, Run
 from talaria.model.zoo import ModelSpec
+from talaria.planning.plan import Plan
 from talaria.simulation.run import simulate
-from talaria.types import Plan, Recipe, Samples
+from talaria.types import Recipe, Samples
 from talaria_coordinator.broker import open_broker
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.service import Service

@@ -15,7 +15,7 @@ import talaria_coordinator
 import talaria_edge
 from talaria import tensors
 from talaria.errors import ConfigError, DataError, ModelError
-from talaria.federated.rounds import Member
+from talaria.federated.run import Member
 from talaria.simulation.run import simulate
 from talaria.training.loop import state_of
 from talaria_coordinator.identity import membership

@@ -11,7 +11,7 @@ import torch
 from talaria import tensors
 from talaria.errors import ConfigError, StateError
 from talaria.federated import global_model
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.simulation.run import simulate
 from talaria.types import Samples
 from talaria.wire.memory_broker import Faults, Hub, Loop

@@ -10,7 +10,7 @@ import torch
 from talaria import tensors
 from talaria.errors import ConfigError, StateError
 from talaria.federated import global_model
-from talaria.federated.rounds import Member
+from talaria.federated.run import Member
 from talaria.simulation.run import simulate
 from talaria.types import Samples
 from talaria_coordinator.config.fleet import FleetConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from talaria.model.spec import ModelSpec
-from talaria.types import Plan
+from talaria.planning.plan import Plan
 from talaria_coordinator.storage.store import Store
 
 

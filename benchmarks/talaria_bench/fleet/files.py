@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model.zoo import ModelSpec
 from talaria.types import Recipe, Samples
 

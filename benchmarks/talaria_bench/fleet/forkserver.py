@@ -167,6 +167,7 @@ def _warm() -> None:
 
     import talaria_coordinator.server.server  # noqa: F401
     from talaria.federated import rounds
+    from talaria.federated.run import Member
     from talaria.types import Samples
     from talaria_bench.fleet import files
 
@@ -175,7 +176,7 @@ def _warm() -> None:
     x = np.zeros((12, files.FEATURES), np.float32)
     samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
     shared, _ = rounds.start(run)
-    rounds.participate(run, rounds.Member("nobody", samples, samples), shared, None, 1)
+    rounds.participate(run, Member("nobody", samples, samples), shared, None, 1)
 
 
 def _become(asked: dict[str, Any], fds: list[int]) -> None:

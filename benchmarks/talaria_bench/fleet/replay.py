@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from talaria import tensors
 from talaria.errors import StateError
 from talaria.federated import global_model, rounds
-from talaria.federated.rounds import Member, Run
-from talaria.types import Tensors, Update
+from talaria.federated.run import Member, Run
+from talaria.tensors import Tensors
+from talaria.types import Update
 from talaria.wire import codec
 from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.storage.blobs import FolderBlobs

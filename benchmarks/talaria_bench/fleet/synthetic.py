@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from talaria.federated import global_model, rounds
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.model.zoo import ModelSpec
 from talaria.types import Recipe, Update
 from talaria.wire import codec

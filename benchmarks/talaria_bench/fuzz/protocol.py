@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterable
 
 from talaria.errors import ConfigError, StateError
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria.protocol import actions as a
 from talaria.protocol import events as e

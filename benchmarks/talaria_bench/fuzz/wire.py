@@ -13,8 +13,9 @@ import torch
 from talaria.bitmaps import indices_of
 from talaria.errors import ConfigError, WireError
 from talaria.identity import enrolment
+from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.protocol.transfer import Receiver, transfer_of
-from talaria.types import ChannelLayout, ChannelMask, Update
+from talaria.types import Update
 from talaria.wire import codec, messages, strict_safetensors, topics
 from talaria.wire.broker_url import Address
 from talaria.wire.chunks import cut_of, describe

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import torch
 
 from talaria.errors import WireError
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.model.zoo import ModelSpec
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 from talaria.wire import codec
 from talaria_coordinator.fleet.aggregation import Learning
 from talaria_edge.agent.training import Learner

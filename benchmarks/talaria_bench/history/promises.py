@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from talaria.errors import StateError, WireError
-from talaria.types import Tensors
+from talaria.tensors import Tensors
 from talaria.wire import messages as m
 from talaria.wire.frames import decode_frame
 from talaria.wire.transport import Arrival

@@ -36,7 +36,7 @@ port = 8420                 # API, metrics and dashboard on this machine; 0 is a
     # host = "0.0.0.0"         # beyond this machine: needs token_file, cert and key
     # token_file = "api.token" # then every request needs this token
 
-[run]                       # what all devices must agree on: the fields of talaria.federated.rounds.Run
+[run]                       # what all devices must agree on: the fields of talaria.federated.run.Run
 algorithm = "hermes"        # or "mypkg.mine:FedHalf", which each device's owner then allows in device.toml
 rounds = 30
     # defaults = "smartwatch"   # model, recipe and options that `talaria simulate -d smartwatch` takes
@@ -66,7 +66,8 @@ from talaria.config import Section, read_toml
 from talaria.data import presets
 from talaria.errors import ConfigError
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.rounds import Run, check_over, require_travels
+from talaria.federated.rounds import check_over, require_travels
+from talaria.federated.run import Run
 from talaria.federated.server_rule import aggregator_of, least_of, located
 from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password

@@ -12,10 +12,11 @@ from talaria.aggregate.base import Aggregator
 from talaria.errors import AggregationError, StateError, TalariaError, WireError
 from talaria.federated import global_model, rounds
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.federated.server_rule import aggregator_of, least_of
 from talaria.protocol.actions import Counted
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 from talaria.wire import codec
 from talaria_coordinator.fleet.culprits import culprits
 from talaria_coordinator.storage.blobs import BlobLost, Blobs

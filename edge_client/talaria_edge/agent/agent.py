@@ -19,7 +19,7 @@ from typing import Any, Literal
 from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError, WireError
 from talaria.federated import rounds
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine

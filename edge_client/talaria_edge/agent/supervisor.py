@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from talaria.errors import ConfigError, TalariaError
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria_edge.agent.agent import Agent, Report, said
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig

@@ -13,12 +13,13 @@ from torch.nn import Module
 from talaria.errors import AggregationError, DataError, ModelError, StateError, WireError
 from talaria.federated import rounds
 from talaria.federated.global_model import decode_body, update_schema
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model.widths import widths_of
 from talaria.planning.budget import AccuracyCheck
+from talaria.planning.plan import Plan
+from talaria.tensors import Tensors
 from talaria.training.evaluation import evaluate
 from talaria.training.loop import state_of
-from talaria.types import Plan, Tensors
 from talaria.wire import codec
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, checked

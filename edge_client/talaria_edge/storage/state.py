@@ -26,7 +26,7 @@ from typing import Any
 from talaria import durable, time
 from talaria.errors import StateError, so_that_it_can_be_written
 from talaria.protocol.device.machine import DeviceState
-from talaria.types import Tensors
+from talaria.tensors import Tensors
 from talaria_edge.storage import tensor_files
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 
 from talaria import durable
 from talaria.errors import StateError, so_that_it_can_be_written
-from talaria.types import Tensors
+from talaria.tensors import Tensors
 
 HEADER_LIMIT = 1 << 20
 KEY = "talaria"

@@ -17,7 +17,8 @@ from talaria.errors import ConfigError, ModelError, StateError
 from talaria.model import compaction, masks, zoo
 from talaria.model.spec import ModelSpec
 from talaria.model.widths import first_of, widths_of
-from talaria.types import Samples, Tensors
+from talaria.tensors import Tensors
+from talaria.types import Samples
 
 
 def load_model(

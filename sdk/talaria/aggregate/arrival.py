@@ -8,7 +8,8 @@ from talaria.aggregate.class_statistics import PooledStatistics
 from talaria.aggregate.validation import check
 from talaria.aggregate.wrappers import chain
 from talaria.errors import AggregationError
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 
 def require(rule: Aggregator, shared: Tensors, update: Update) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 
 @runtime_checkable

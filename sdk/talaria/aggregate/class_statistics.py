@@ -16,7 +16,8 @@ from torch import Tensor
 
 from talaria.aggregate.base import Aggregator
 from talaria.errors import AggregationError, ConfigError
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 COUNT, MEAN, WITHIN = "stats/count", "stats/mean", "stats/within"
 BETWEEN, PRIOR = "stats/between", "stats/prior"

@@ -27,7 +27,8 @@ from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model import masks
 from talaria.seeds import seed_of
-from talaria.types import Samples, Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Samples, Update
 
 ROUNDS = "akt/rounds"
 INNER = "akt/inner/"

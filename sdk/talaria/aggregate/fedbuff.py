@@ -16,8 +16,8 @@ from talaria.aggregate.validation import check, check_count, check_range, is_fin
 from talaria.aggregate.wrappers import INNER, Wrapper, check_inner, innermost
 from talaria.errors import AggregationError, ConfigError
 from talaria.model import masks
-from talaria.tensors import as_delta
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update, as_delta
 
 VERSION = "version"
 """Name of the counter of changes to the shared state, int64."""
@@ -36,7 +36,7 @@ class FedBuff:
     - ``lr``: server learning rate; the step of ``inner`` times it.
 
     Updates are differences to the version that the device had downloaded
-    (:func:`~talaria.tensors.as_delta`); values are taken only from clients at the present version.
+    (:func:`~talaria.types.as_delta`); values are taken only from clients at the present version.
 
     State: ``version`` (changes of the shared state so far, 0 at first; a client's ``base`` is the version that it
     downloaded), and ``inner``'s under ``inner/``.

@@ -16,7 +16,8 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.validation import check_range, is_finite, is_statistic, trained
 from talaria.aggregate.wrappers import INNER, check_inner
 from talaria.errors import AggregationError
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 MOMENTUM, VARIANCE = "momentum/", "variance/"
 

@@ -23,7 +23,8 @@ from talaria.aggregate.validation import (
     weight_of,
 )
 from talaria.errors import AggregationError, ConfigError
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from talaria.aggregate.validation import counters, positions
-from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 _PENDING = 8
 """Masks whose compact sums wait at once. They are then scattered tensor by tensor, while its dense sum is in cache."""

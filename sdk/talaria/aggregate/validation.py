@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from talaria.errors import AggregationError, ConfigError
-from talaria.model.masks import compact_shape, dense_shape
-from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.model.masks import ChannelLayout, ChannelMask, compact_shape, dense_shape
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 RESERVED = ("mask/", "stats/", "frozen/")
 """Prefixes of shared names that no update may carry to a plain rule."""

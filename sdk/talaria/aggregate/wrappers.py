@@ -10,7 +10,8 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.validation import check, check_range, is_statistic
 from talaria.errors import ConfigError
 from talaria.model import masks
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 INNER = "inner/"
 """Prefix of the wrapped aggregator's state."""

@@ -76,7 +76,7 @@ def kind_of(name: str) -> Any:
 
 
 def name_of(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
-    """``(name, hparams)`` by which :class:`talaria.federated.rounds.Run` names this very algorithm, every option
+    """``(name, hparams)`` by which :class:`talaria.federated.run.Run` names this very algorithm, every option
     spelled out.
 
     What other processes can import is named so that they find it too. A class of ``__main__`` or of a function, and an

@@ -22,11 +22,12 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.hparams import Epochs, Rate, Weighed, check, off, one_of, within
 from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
-from talaria.tensors import only, prefixed, under, without
+from talaria.model.split import Split
+from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.batching import feed
 from talaria.training.functional_sgd import FunctionalSGD, leaves
 from talaria.training.loop import calibrate, served, state_of
-from talaria.types import Recipe, Split, Task, Tensors, Update
+from talaria.types import Recipe, Task, Update
 
 ALPHA = "mix/alpha"
 UPDATES: dict[str, Callable[[int], bool]] = {

@@ -6,7 +6,9 @@ from typing import ClassVar, Literal, Protocol
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
-from talaria.types import Split, Task, Tensors, Update
+from talaria.model.split import Split
+from talaria.tensors import Tensors
+from talaria.types import Task, Update
 
 
 @dataclass(frozen=True, kw_only=True)

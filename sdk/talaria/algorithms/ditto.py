@@ -17,9 +17,10 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.hparams import Epochs, Rate, Weighed, at_least, check, off
 from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
-from talaria.tensors import only, prefixed, under, without
+from talaria.model.split import Split
+from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.loop import Pull, ready, served, state_of, train
-from talaria.types import Recipe, Split, Task, Tensors, Update
+from talaria.types import Recipe, Task, Update
 
 
 @dataclass(frozen=True, kw_only=True)

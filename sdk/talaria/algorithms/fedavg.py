@@ -12,9 +12,10 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.sharing import WHOLE, parted, update
-from talaria.tensors import only
+from talaria.model.split import Split
+from talaria.tensors import Tensors, only
 from talaria.training.loop import ready, served, train
-from talaria.types import Split, Task, Tensors, Update
+from talaria.types import Task, Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,10 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.finetune import Tune, TuneOn, tuned
 from talaria.algorithms.hparams import Epochs, Rate, check
+from talaria.model.split import Split
+from talaria.tensors import Tensors
 from talaria.training.loop import ready, served
-from talaria.types import Split, Task, Tensors, Update
+from talaria.types import Task, Update
 
 
 @dataclass(frozen=True, kw_only=True)

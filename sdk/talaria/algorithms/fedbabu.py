@@ -16,9 +16,10 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.finetune import Tune, tuned
 from talaria.algorithms.hparams import Epochs, Weighed, above, check, off
 from talaria.algorithms.sharing import parted, update
-from talaria.tensors import only
+from talaria.model.split import Split
+from talaria.tensors import Tensors, only
 from talaria.training.loop import ready, served, train
-from talaria.types import Split, Task, Tensors, Update
+from talaria.types import Task, Update
 
 
 @dataclass(frozen=True, kw_only=True)

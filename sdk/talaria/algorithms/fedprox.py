@@ -15,9 +15,10 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.hparams import Weighed, at_least, check, off
 from talaria.algorithms.sharing import update
-from talaria.tensors import only
+from talaria.model.split import Split
+from talaria.tensors import Tensors, only
 from talaria.training.loop import Pull, train
-from talaria.types import Split, Task, Tensors, Update
+from talaria.types import Task, Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,11 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.finetune import joined
 from talaria.algorithms.hparams import Epochs, Weighed, check, off
 from talaria.algorithms.sharing import parted, update
-from talaria.tensors import only
+from talaria.model.split import Split
+from talaria.tensors import Tensors, only
 from talaria.training import frozen_features
 from talaria.training.loop import ready, served, train
-from talaria.types import Split, Task, Tensors, Update
+from talaria.types import Task, Update
 
 
 @dataclass(frozen=True, kw_only=True)

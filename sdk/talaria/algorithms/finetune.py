@@ -5,9 +5,11 @@ from typing import Annotated
 import torch
 
 from talaria.algorithms.hparams import one_of
+from talaria.model.split import Part
+from talaria.tensors import Tensors
 from talaria.training import frozen_features
 from talaria.training.loop import ready
-from talaria.types import Part, Samples, Task, Tensors
+from talaria.types import Samples, Task
 
 TUNES: dict[str, tuple[Part, ...]] = {
     "full": ("body", "adapters", "head"),

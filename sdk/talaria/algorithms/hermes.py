@@ -42,9 +42,12 @@ from talaria.algorithms.hparams import Epochs, Rate, at_least, check, one_of, wi
 from talaria.algorithms.sharing import WHOLE, update
 from talaria.errors import ModelError
 from talaria.model import masks, pruning
-from talaria.tensors import only, prefixed, under, without
+from talaria.model.masks import ChannelMask
+from talaria.model.split import Part, Split
+from talaria.planning.plan import Plan
+from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.loop import accuracy, calibrate, gradient, load, ready, served, state_of, train
-from talaria.types import ChannelMask, Part, Plan, Split, Task, Tensors, Update
+from talaria.types import Task, Update
 
 OWN, SEEN = "own/", "seen/"
 """Prefixes of what a device keeps of the shared tensors: as it trained them last, and as they had come down."""

@@ -9,8 +9,10 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.sharing import parted, update
+from talaria.model.split import Split
+from talaria.tensors import Tensors
 from talaria.training.loop import served, train
-from talaria.types import Split, Task, Tensors, Update
+from talaria.types import Task, Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,10 @@ from collections.abc import Collection
 
 from torch.nn import Module
 
-from talaria.tensors import only
+from talaria.model.split import Part, Split
+from talaria.tensors import Tensors, only
 from talaria.training.loop import state_of
-from talaria.types import Part, Split, Task, Tensors, Update
+from talaria.types import Task, Update
 
 WHOLE: tuple[Part, ...] = ("body", "adapters", "head")
 PERSONAL = "personal/"

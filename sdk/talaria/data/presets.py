@@ -65,7 +65,7 @@ def default_of(dataset: str | None) -> Default:
 
 
 def completed(values: Mapping[str, Any], dataset: str | None = None) -> dict[str, Any]:
-    """``values``, fields of :class:`talaria.federated.rounds.Run` as plain JSON values, with what they leave out.
+    """``values``, fields of :class:`talaria.federated.run.Run` as plain JSON values, with what they leave out.
 
     ``recipe`` and ``hparams`` may name some of their fields; the others are the dataset's, as is a model that is not
     given. The model's initial weights follow the run's seed unless its own ``seed`` says otherwise. Values of a wrong

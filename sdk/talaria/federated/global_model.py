@@ -5,8 +5,8 @@ from functools import lru_cache
 
 from talaria.aggregate.validation import is_reserved
 from talaria.federated import rounds
-from talaria.federated.rounds import Run
-from talaria.types import Tensors
+from talaria.federated.run import Run
+from talaria.tensors import Tensors
 from talaria.wire import codec, strict_safetensors
 from talaria.wire.codec import TensorSpec, schema_of
 

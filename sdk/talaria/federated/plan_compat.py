@@ -13,7 +13,10 @@ from pathlib import Path
 from talaria.config import LIMIT
 from talaria.errors import ConfigError
 from talaria.model.spec import ModelSpec
-from talaria.types import Part, Plan, Recipe, Split, Tensors
+from talaria.model.split import Part, Split
+from talaria.planning.plan import Plan
+from talaria.tensors import Tensors
+from talaria.types import Recipe
 from talaria.wire.tensor_codecs import Codec
 
 _BYTES = {"raw": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}

@@ -1,18 +1,17 @@
 """One round, seen from each side, as plain functions. Simulation and fleet call these same functions, with
 seeds that derive from (run, client, round, purpose): what you simulate is what you deploy, to the byte."""
 
-import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.nn import Module
 
-from talaria import algorithms, valid
+from talaria import algorithms
 from talaria.aggregate import arrival
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.class_statistics import ANSWERED, PooledStatistics
@@ -23,113 +22,17 @@ from talaria.aggregate.wrappers import chain, innermost
 from talaria.algorithms.base import Algorithm
 from talaria.errors import AggregationError, ConfigError
 from talaria.federated import plan_compat
-from talaria.foreign import parsed, shown
+from talaria.federated.run import Member, Run
 from talaria.model import masks, pruning, zoo
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.model.split import Split
 from talaria.model.zoo import ModelSpec
+from talaria.planning.plan import Plan
 from talaria.seeds import generator
-from talaria.tensors import as_delta, only, prefixed, under, without
-from talaria.training import augment
+from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.loop import in_fast_layout, load, state_of
-from talaria.types import Buffers, ChannelLayout, ChannelMask, Plan, Recipe, Samples, Split, Task, Tensors, Update
+from talaria.types import Task, Update, as_delta
 from talaria.wire import feedback
-from talaria.wire.tensor_codecs import Codec
-
-MOST_ROUNDS = 1 << 31
-ALLOWING = 'its owner allows it by [code] allow = ["{package}"] in device.toml'
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """Everything that all members of a run must agree on; pure data, it travels in the manifest."""
-
-    spec: ModelSpec
-    algorithm: str
-    """Built in, an entry point's name, or ``module:Name``; of an object, :func:`talaria.algorithms.name_of` says it."""
-    hparams: Mapping[str, Any] = field(default_factory=dict)
-    recipe: Recipe = field(default_factory=Recipe)
-    rounds: int = 10
-    seed: int = 0
-    buffers: Buffers = "local"
-    fraction: float = 1.0
-    """Share of the members that takes part in a round."""
-    codec: str = "raw"
-    asynchronous: bool = False
-    """No rounds in step: some updates, each from its own version of the body, make the next one
-    (:mod:`talaria.federated.fedbuff_run`). ``rounds`` then counts versions."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.spec, ModelSpec) or not isinstance(self.recipe, Recipe):
-            raise ConfigError("run: spec must be a ModelSpec and recipe a Recipe; see Run.of for plain values")
-        valid.whole("run", "rounds", self.rounds, 1, MOST_ROUNDS)
-        valid.whole("run", "seed", self.seed, 0, (1 << 63) - 1)
-        valid.among("run", "buffers", self.buffers, ("local", "aggregate"))
-        valid.number("run", "fraction", self.fraction, "in (0, 1]", low=5e-324, high=1)
-        valid.flag("run", "asynchronous", self.asynchronous)
-        if not isinstance(self.codec, str):
-            raise ConfigError(f"run: codec={shown(self.codec)} must be text, such as 'raw' or 'int8'")
-        Codec.parse(self.codec)
-        zoo.require(self.spec.name)
-        augment.get(self.recipe.augment)
-        if self.asynchronous and self.fraction != 1:
-            raise ConfigError(
-                f"run: fraction={self.fraction} draws a cohort for each round, and an asynchronous run has none; "
-                "leave it at 1, and say by the buffer how many updates make a version"
-            )
-        if not isinstance(self.hparams, Mapping) or not isinstance(self.algorithm, str):
-            raise ConfigError("run: algorithm must be a name, and hparams a table of its options")
-        for name, value in self.hparams.items():
-            if not isinstance(name, str) or not valid.plain(value):
-                raise ConfigError(f"run: hparams[{shown(name)}]={shown(value)} must be a number or text")
-        algorithms.load(self.algorithm, self.hparams)
-
-    def to_json(self) -> str:
-        """Canonical JSON: equal runs, equal text."""
-        data = asdict(self) | {"spec": self.spec.to_json()}
-        return json.dumps(data, sort_keys=True, separators=(",", ":"))
-
-    @staticmethod
-    def from_json(text: str, allow: Collection[str] | None = ()) -> "Run":
-        """The run that ``to_json`` wrote. Raises :class:`ConfigError` on anything else.
-
-        ``allow`` are the top-level packages beside Talaria whose code the text may name: of a text from a network none
-        but those that this machine's owner allows; None for a text that this program wrote itself.
-        """
-        try:
-            data = parsed(text)
-        except (ValueError, TypeError, RecursionError) as error:
-            why = str(error).encode(errors="backslashreplace").decode()
-            raise ConfigError(f"run: not a run description ({why[:200]}); write one with Run.to_json()") from error
-        if allow is not None and isinstance(data, Mapping):
-            algorithms.GROUP.require_allowed(data.get("algorithm"), allow, ALLOWING)
-            spec = data.get("spec")
-            zoo.GROUP.require_allowed(spec.get("name") if isinstance(spec, Mapping) else None, allow, ALLOWING)
-        return Run.of(data)
-
-    @staticmethod
-    def of(values: Mapping[str, Any]) -> "Run":
-        """The run of plain values: its fields by name, with ``spec``, ``recipe`` and ``hparams`` as tables.
-
-        What is left out is as in ``Run``; :func:`talaria.data.presets.completed` fills in what suits a dataset. Raises
-        :class:`ConfigError`, with field, value and mend, on whatever is not a run.
-        """
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"run: need a table of its fields, got {shown(values)}")
-        valid.only("run", values, [f.name for f in fields(Run)])
-        for name in ("spec", "algorithm"):
-            if name not in values:
-                raise ConfigError(f"run: {name} is missing; say which model (a table) or algorithm (text) to learn")
-        rest = {name: value for name, value in values.items() if name not in ("spec", "recipe")}
-        return Run(spec=ModelSpec.from_json(values["spec"]), recipe=Recipe.from_json(values.get("recipe", {})), **rest)
-
-
-@dataclass(frozen=True)
-class Member:
-    """One device's own side: who it is, what it may learn from, and what its plan allows."""
-
-    client: str
-    train: Samples = field(repr=False)
-    val: Samples = field(repr=False)
-    plan: Plan | None = None
 
 
 @lru_cache(maxsize=16)

@@ -20,7 +20,7 @@ from talaria.aggregate.fedbuff import least
 from talaria.errors import ConfigError, DataError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering, buffered
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.options import taken_apart
 from talaria.types import Samples
 from talaria.valid import Option, Options

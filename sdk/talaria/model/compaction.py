@@ -14,8 +14,8 @@ from torch.nn import Module, Parameter
 from talaria import tensors
 from talaria.errors import ModelError
 from talaria.model.dependency_groups import CONVS, NORMS, is_depthwise
-from talaria.model.masks import gather, scatter, shrink
-from talaria.types import ChannelMask, Tensors
+from talaria.model.masks import ChannelMask, gather, scatter, shrink
+from talaria.tensors import Tensors
 
 
 def compact(model: Module, mask: ChannelMask, held: ChannelMask | None = None) -> Module:

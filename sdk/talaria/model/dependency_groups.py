@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 
-from talaria.types import Axis, ChannelLayout
+from talaria.model.masks import Axis, ChannelLayout
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

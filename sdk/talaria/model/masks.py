@@ -4,7 +4,13 @@ A compact tensor is the outer-product gather of the dense one over its dimension
 positions back and touches nothing else, so scatter of gather is the identity on the kept set, bitwise.
 """
 
-from collections.abc import Iterable, Sequence
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -12,8 +18,79 @@ from torch import Tensor
 
 from talaria.bitmaps import bits_of
 from talaria.errors import ModelError
-from talaria.tensors import only
-from talaria.types import ChannelLayout, ChannelMask, Tensors
+from talaria.tensors import Tensors, only
+
+Axis = tuple[tuple[str, int], ...]
+"""One dimension of a tensor as segments ``(group, repeat)``: each channel of the group spans ``repeat``
+neighbouring positions (a flattened map) and segments follow one another (a concatenation). ``()`` is a
+dimension that no mask touches."""
+
+
+@dataclass(frozen=True)
+class ChannelLayout:
+    """Which channel group rules each dimension of each tensor of the *unpruned* model.
+
+    ``sizes[group]`` is the group's channel count; ``axes[key][d]`` is dimension ``d`` of tensor ``key``.
+    Tensors without an entry are never masked.
+    """
+
+    sizes: Mapping[str, int]
+    axes: Mapping[str, tuple[Axis, ...]]
+
+    def full(self) -> ChannelMask:
+        """The mask that keeps every channel."""
+        return ChannelMask(self, {g: tuple(range(n)) for g, n in self.sizes.items()})
+
+
+@dataclass(frozen=True)
+class ChannelMask:
+    """The kept channels of each group, as ascending indices into the unpruned model (global coordinates)."""
+
+    layout: ChannelLayout = field(repr=False)
+    kept: Mapping[str, tuple[int, ...]]
+
+    def __post_init__(self) -> None:
+        if set(self.kept) != set(self.layout.sizes):
+            odd = sorted(set(self.kept) ^ set(self.layout.sizes))
+            raise ModelError(f"mask: groups {odd} do not match the model's; rebuild the mask from this model's layout")
+        for group, kept in self.kept.items():
+            size = self.layout.sizes[group]
+            ascending = all(a < b for a, b in pairwise(kept))
+            if not kept or not ascending or kept[0] < 0 or kept[-1] >= size:
+                raise ModelError(
+                    f"mask: group {group!r} must keep ascending channels within 0..{size - 1} and at least one, "
+                    f"got {list(kept)[:8]}{'...' if len(kept) > 8 else ''}"
+                )
+
+    @cached_property
+    def indices(self) -> dict[str, tuple[Tensor | None, ...]]:
+        """Per masked tensor and dimension, the kept positions (int64, ascending), or None for all of them."""
+        return {key: tuple(self._positions(axis) for axis in axes) for key, axes in self.layout.axes.items()}
+
+    def _positions(self, axis: Axis) -> Tensor | None:
+        if all(len(self.kept[g]) == self.layout.sizes[g] for g, _ in axis):
+            return None
+        out, offset = [], 0
+        for group, repeat in axis:
+            base = torch.tensor(self.kept[group], dtype=torch.int64) * repeat + offset
+            out.append((base[:, None] + torch.arange(repeat)).flatten())
+            offset += self.layout.sizes[group] * repeat
+        return torch.cat(out)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex sha256 of the kept channels: equal masks, equal digests."""
+        text = ";".join(f"{g}:{','.join(map(str, k))}" for g, k in sorted(self.kept.items()))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def is_full(self) -> bool:
+        return all(len(k) == self.layout.sizes[g] for g, k in self.kept.items())
+
+    def within(self, other: ChannelMask) -> bool:
+        """True where everything kept here is kept there."""
+        return all(set(k) <= set(other.kept[g]) for g, k in self.kept.items())
+
 
 PREFIX = "mask/"
 """Where a device keeps its present mask among its private tensors."""
@@ -121,7 +198,7 @@ def from_tensors(layout: ChannelLayout, tensors: Tensors) -> ChannelMask:
     return ChannelMask(layout, kept)
 
 
-def _bits(mask: ChannelMask, group: str) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+def _bits(mask: ChannelMask, group: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     bits = np.zeros(mask.layout.sizes[group], np.uint8)
     bits[list(mask.kept[group])] = 1
     return bits

@@ -20,8 +20,7 @@ from talaria import tensors
 from talaria.errors import ModelError
 from talaria.model.compaction import compact
 from talaria.model.dependency_groups import TRACE_ERRORS, Coupling, draft, trace
-from talaria.model.masks import apply_dense
-from talaria.types import ChannelLayout, ChannelMask
+from talaria.model.masks import ChannelLayout, ChannelMask, apply_dense
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative difference between a compact model and its masked dense twin."""

@@ -17,8 +17,9 @@ from torch.nn import Module
 from talaria.errors import ConfigError, ModelError, some_of
 from talaria.model.compaction import compact, expand
 from talaria.model.dependency_groups import NORMS
+from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.prunability import Survey, layout, survey
-from talaria.types import ChannelLayout, ChannelMask, Tensors
+from talaria.tensors import Tensors
 
 __all__ = ["Survey", "aligned", "choose", "compact", "expand", "importance", "layout", "survey", "widths"]
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from talaria.errors import DataError, ModelError
 from talaria.model.dependency_groups import NORMS
-from talaria.types import ChannelLayout
+from talaria.model.masks import ChannelLayout
 
 
 def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

@@ -1,11 +1,70 @@
 """Body, adapters, head: resolved once, from dotted prefixes to exact state-dict keys."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 from torch.nn import Linear, Module
 
-from talaria.errors import ModelError
-from talaria.types import Buffers, Split
+from talaria.errors import ConfigError, ModelError
+
+Part = Literal["body", "adapters", "head"]
+
+
+Buffers = Literal["local", "aggregate"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which part of a model each state-dict key belongs to; exact keys, disjoint, covering all.
+
+    ``statistics`` are the floating-point buffers (BatchNorm running mean and variance) among those keys:
+    they stay on the device under ``buffers="local"``. ``counters`` are the integer buffers: they never travel.
+    """
+
+    body: tuple[str, ...]
+    adapters: tuple[str, ...]
+    head: tuple[str, ...]
+    statistics: frozenset[str] = frozenset()
+    counters: frozenset[str] = frozenset()
+    buffers: Buffers = "local"
+
+    def __post_init__(self) -> None:
+        keys = [*self.body, *self.adapters, *self.head]
+        if len(keys) != len(set(keys)):
+            twice = sorted({k for k in keys if keys.count(k) > 1})
+            raise ModelError(f"split: {twice} belong to more than one part; give each key to one part")
+        stray = (self.statistics | self.counters) - set(keys)
+        if stray:
+            raise ModelError(f"split: buffers {sorted(stray)} belong to no part; give each key to one part")
+        if self.buffers not in ("local", "aggregate"):
+            raise ConfigError(f"buffers={self.buffers!r} is unknown; use 'local' or 'aggregate'")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All state-dict keys, body first."""
+        return (*self.body, *self.adapters, *self.head)
+
+    def of(self, *parts: Part) -> tuple[str, ...]:
+        """All keys of the named parts, buffers included."""
+        return tuple(k for part in parts for k in getattr(self, part))
+
+    def parameters(self, *parts: Part) -> tuple[str, ...]:
+        """The trainable keys of the named parts."""
+        return tuple(k for k in self.of(*parts) if k not in self.statistics and k not in self.counters)
+
+    def travels(self, *parts: Part) -> tuple[str, ...]:
+        """The keys of the named parts that may leave the device under the buffer policy."""
+        kept_home = self.counters if self.buffers == "aggregate" else self.counters | self.statistics
+        return tuple(k for k in self.of(*parts) if k not in kept_home)
+
+    def stays(self, *parts: Part) -> tuple[str, ...]:
+        """Every key that does not travel when the named parts are shared."""
+        gone = set(self.travels(*parts))
+        return tuple(k for k in self.keys if k not in gone)
+
 
 ADAPTER = "adapter"
 """The dotted component that marks a tensor as part of an adapter."""

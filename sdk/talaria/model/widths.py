@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from talaria.errors import ModelError
-from talaria.types import ChannelLayout, ChannelMask
+from talaria.model.masks import ChannelLayout, ChannelMask
 
 
 def widths_of(layout: ChannelLayout, state: Mapping[str, Tensor]) -> dict[str, int]:

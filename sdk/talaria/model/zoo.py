@@ -16,10 +16,10 @@ from talaria import plugins, seeds, valid
 from talaria.errors import ConfigError, ModelError
 from talaria.foreign import shown
 from talaria.model import adapters, prunability
+from talaria.model.masks import ChannelLayout
 from talaria.model.nets import efficientnet_lite, small_cnns, torchvision_models
 from talaria.model.spec import ModelSpec
-from talaria.model.split import split_model
-from talaria.types import Buffers, ChannelLayout, Split
+from talaria.model.split import Buffers, Split, split_model
 
 __all__ = [
     "ModelSpec",

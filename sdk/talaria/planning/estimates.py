@@ -10,13 +10,14 @@ from functools import lru_cache
 from torch.nn import Module
 
 from talaria.model import pruning, zoo
+from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
+from talaria.model.split import Part
 from talaria.planning import memory
 from talaria.planning.budget import Budget
 from talaria.planning.latency_model import Cost, plain
 from talaria.planning.layer_stats import Anatomy, Widths, anatomy
 from talaria.planning.profile import Profile
-from talaria.types import ChannelMask, Part
 
 SLICES = (1, 2, 4, 8, 16, 32)
 """Pieces that a batch may be cut into."""

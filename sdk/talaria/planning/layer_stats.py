@@ -15,9 +15,10 @@ from torch.nn import Module
 from talaria.errors import ModelError
 from talaria.model import merging, zoo
 from talaria.model.dependency_groups import CONVS, is_depthwise
+from talaria.model.masks import Axis, ChannelLayout
 from talaria.model.pruning import aligned
 from talaria.model.spec import ModelSpec
-from talaria.types import Axis, ChannelLayout, Split
+from talaria.model.split import Split
 
 Widths = Mapping[str, int]
 PRODUCTS = ("pointwise", "depthwise", "convolution", "stem", "vector")

@@ -20,8 +20,8 @@ from talaria.planning.budget import Budget
 from talaria.planning.latency_model import Cost
 from talaria.planning.layer_stats import anatomy
 from talaria.planning.onnx_runtime import Exporter
+from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
-from talaria.types import Plan
 
 VERSION = 3
 """Of how costs are measured; those of another one are measured anew."""

@@ -18,13 +18,14 @@ from talaria.model import adapters, zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.pruning import aligned
 from talaria.model.spec import ModelSpec
+from talaria.model.split import Part
 from talaria.planning import width_schedule
 from talaria.planning.budget import Budget
 from talaria.planning.estimates import SLICES, Choice, Figures, figures
 from talaria.planning.latency_model import Cost, plain
 from talaria.planning.layer_stats import anatomy
+from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
-from talaria.types import Part, Plan
 
 RANKS = (8, 4, 2)
 """Ranks of the low-rank adapters that are considered, the largest first."""

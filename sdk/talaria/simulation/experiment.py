@@ -19,18 +19,20 @@ from talaria.data.presets import completed, default_of
 from talaria.errors import ConfigError, DataError, StateError, some_of
 from talaria.federated import plan_compat
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.rounds import Run, check_over
+from talaria.federated.rounds import check_over
+from talaria.federated.run import Run
 from talaria.federated.server_rule import located, rule_named
 from talaria.foreign import shown
 from talaria.model import zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec
 from talaria.options import taken_apart
+from talaria.planning.plan import Plan
 from talaria.simulation import checkpoint
 from talaria.simulation.result import Result
 from talaria.simulation.run import course, evaluate, learned, members_of
 from talaria.simulation.simulator import RoundFacts
-from talaria.types import Plan, Recipe
+from talaria.types import Recipe
 
 BUFFER = 10
 """Updates that make a version of an asynchronous run where no ``buffer`` is given, or one of each member if fewer."""

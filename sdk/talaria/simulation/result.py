@@ -18,12 +18,12 @@ from talaria.data.federated import Federated
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
+from talaria.planning.plan import Plan
 from talaria.simulation import checkpoint
 from talaria.simulation.reporting import mask_overlap, pair_overlap, write_html
 from talaria.simulation.run import Learned, members_of
 from talaria.training.evaluation import Metrics, Report, Summary
-from talaria.types import Plan
 from talaria.wire import codec
 
 

@@ -10,12 +10,14 @@ from talaria.data.federated import Client, Federated
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering, buffered
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
+from talaria.model.masks import ChannelMask
+from talaria.planning.plan import Plan
 from talaria.simulation.schedules import Record, as_recorded, as_they_come, in_rounds
 from talaria.simulation.simulator import Fleet, RoundFacts
+from talaria.tensors import Tensors
 from talaria.training import evaluation
 from talaria.training.evaluation import Report
-from talaria.types import ChannelMask, Plan, Tensors
 
 
 @dataclass(frozen=True)

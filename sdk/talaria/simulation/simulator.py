@@ -7,8 +7,9 @@ from typing import Any
 from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError
 from talaria.federated import rounds
-from talaria.federated.rounds import Member, Run
-from talaria.types import Tensors, Update
+from talaria.federated.run import Member, Run
+from talaria.tensors import Tensors
+from talaria.types import Update
 from talaria.wire import codec
 
 Trained = tuple[str, int]

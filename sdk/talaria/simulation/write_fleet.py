@@ -34,10 +34,10 @@ from talaria.data import Client, Federated
 from talaria.errors import ConfigError, DataError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.foreign import shown
 from talaria.model import zoo
-from talaria.types import Plan
+from talaria.planning.plan import Plan
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME
 
 FLEET = "fleet.toml"

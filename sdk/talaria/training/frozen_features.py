@@ -20,10 +20,11 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from talaria.planning import onnx_runtime
 from talaria.planning.onnx_runtime import Exporter
+from talaria.tensors import Tensors
 from talaria.tensors import only as picked
 from talaria.training import loop
 from talaria.training.batching import steps_of
-from talaria.types import Recipe, Samples, Task, Tensors
+from talaria.types import Recipe, Samples, Task
 
 LARGEST_CACHE = 512 << 20
 """Most bytes of features that are kept."""

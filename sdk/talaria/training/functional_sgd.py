@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from talaria.tensors import Tensors
 from talaria.training.batching import LayerDraws
 from talaria.training.loop import freeze_but, load, lone_sample_in_eval, sgd, state_of
-from talaria.types import Recipe, Task, Tensors
+from talaria.types import Recipe, Task
 
 
 class FunctionalSGD:

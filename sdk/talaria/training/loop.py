@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.errors import ModelError
-from talaria.tensors import fill
+from talaria.tensors import Tensors, fill
 from talaria.training.batching import LayerDraws, cut, feed, steps_of
-from talaria.types import Recipe, Samples, Task, Tensors
+from talaria.types import Recipe, Samples, Task
 
 Objective = Callable[[Module, Tensor, Tensor], Tensor]
 """``(module, x, y) -> scalar loss`` on one batch."""

@@ -19,8 +19,9 @@ import torch
 from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ConfigError, ModelError, TooLarge, WireError
 from talaria.foreign import named, shown
-from talaria.model.masks import compact_shape
-from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.model.masks import ChannelLayout, ChannelMask, compact_shape
+from talaria.tensors import Tensors
+from talaria.types import Update
 from talaria.wire import strict_safetensors
 from talaria.wire.compression import squeeze, unsqueeze
 from talaria.wire.strict_safetensors import Entry

@@ -11,8 +11,9 @@ import torch
 from talaria.aggregate.validation import is_reserved, is_statistic
 from talaria.errors import ConfigError
 from talaria.model import masks
-from talaria.tensors import only
-from talaria.types import ChannelMask, Tensors, Update
+from talaria.model.masks import ChannelMask
+from talaria.tensors import Tensors, only
+from talaria.types import Update
 from talaria.wire import strict_safetensors
 from talaria.wire.tensor_codecs import Codec, TensorSpec, from_planes, to_planes
 

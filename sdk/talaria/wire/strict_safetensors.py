@@ -18,7 +18,7 @@ from torch import Tensor
 
 from talaria.errors import ConfigError, TooLarge, WireError
 from talaria.foreign import parsed, shown
-from talaria.types import Tensors
+from talaria.tensors import Tensors
 
 MAX_HEADER = 2**20
 MAX_DIMS = 8

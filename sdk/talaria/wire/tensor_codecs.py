@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from talaria.errors import ConfigError, WireError
-from talaria.types import Tensors
+from talaria.tensors import Tensors
 from talaria.wire.strict_safetensors import Entry
 
 _CODEC = re.compile(r"(raw|fp16|bf16|int8|topk)(?::(0?\.\d{1,6}|1(?:\.0)?))?")

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from talaria.types import ChannelLayout, ChannelMask, Tensors
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.tensors import Tensors
 
 
 @pytest.fixture

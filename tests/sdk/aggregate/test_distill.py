@@ -13,9 +13,9 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.heart_pfl import HeartPFL
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model.split import split_model
-from talaria.tensors import equal
+from talaria.tensors import Tensors, equal
 from talaria.training.loop import state_of
-from talaria.types import Samples, Tensors, Update
+from talaria.types import Samples, Update
 
 SCALE = Normalization((0.5,), (0.25,))
 

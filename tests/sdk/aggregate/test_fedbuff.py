@@ -13,7 +13,9 @@ from talaria.aggregate.robust.centered_clipping import CenteredClip
 from talaria.aggregate.robust.krum import Krum, MultiKrum
 from talaria.aggregate.robust.median import Median, TrimmedMean
 from talaria.errors import AggregationError, ConfigError
-from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 LINE = ChannelLayout({"g": 3}, {"w": ((("g", 1),),)})
 

@@ -11,8 +11,9 @@ from talaria import tensors
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.validation import positions
 from talaria.errors import AggregationError, ConfigError
-from talaria.model.masks import compact_shape
-from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.model.masks import ChannelLayout, ChannelMask, compact_shape
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 # The hand example: n = (10, 20, 30), previous (1, 1, 1, 5, 1).
 OLD = [1.0, 1.0, 1.0, 5.0, 1.0]

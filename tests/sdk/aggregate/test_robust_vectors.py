@@ -15,7 +15,9 @@ from talaria.aggregate.robust.krum import Krum, MultiKrum, scores, squared_dista
 from talaria.aggregate.robust.median import Median, TrimmedMean
 from talaria.aggregate.robust.stacked_updates import RowRule, gather
 from talaria.errors import AggregationError, ConfigError
-from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 OLD = [7.0, 7.0, 7.0]
 

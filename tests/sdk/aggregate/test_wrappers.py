@@ -12,8 +12,9 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.robust.median import Median
 from talaria.aggregate.wrappers import Clipped, clipped, innermost
 from talaria.errors import AggregationError, ConfigError
-from talaria.tensors import as_delta
-from talaria.types import ChannelLayout, ChannelMask, Tensors, Update
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.tensors import Tensors
+from talaria.types import Update, as_delta
 
 
 def step(value: float, *, weight: float = 1.0, client: str = "a", base: int = 0) -> Update:

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from talaria.algorithms.base import Algorithm
-from talaria.model.split import split_model
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.model.split import Split, split_model
+from talaria.tensors import Tensors
 from talaria.training.loop import state_of
-from talaria.types import ChannelLayout, ChannelMask, Recipe, Samples, Split, Task, Tensors, Update
+from talaria.types import Recipe, Samples, Task, Update
 
 
 class Tiny(nn.Module):

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from talaria.algorithms.apfl import ALPHA, APFL
 from talaria.algorithms.sharing import PERSONAL
 from talaria.errors import ConfigError
-from talaria.tensors import copied, equal, only, under
+from talaria.tensors import Tensors, copied, equal, only, under
 from talaria.training.loop import calibrate, state_of
-from talaria.types import Task, Tensors, Update
+from talaria.types import Task, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

@@ -7,9 +7,10 @@ import torch
 
 from talaria.algorithms import load
 from talaria.algorithms.base import Algorithm
-from talaria.tensors import copied, equal
+from talaria.model.masks import ChannelMask
+from talaria.tensors import Tensors, copied, equal
 from talaria.training.loop import calibrate, predict, state_of
-from talaria.types import ChannelMask, Task, Tensors, Update
+from talaria.types import Task, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

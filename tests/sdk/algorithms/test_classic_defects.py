@@ -21,9 +21,9 @@ from talaria.algorithms.perfedavg import PerFedAvg
 from talaria.algorithms.sharing import PERSONAL
 from talaria.errors import ConfigError
 from talaria.model.split import split_model
-from talaria.tensors import copied, equal, only, under
+from talaria.tensors import Tensors, copied, equal, only, under
 from talaria.training.loop import calibrate, state_of, train
-from talaria.types import Samples, Task, Tensors, Update
+from talaria.types import Samples, Task, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

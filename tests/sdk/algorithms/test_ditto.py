@@ -8,9 +8,9 @@ import torch
 from talaria.algorithms.ditto import Ditto
 from talaria.algorithms.sharing import PERSONAL
 from talaria.errors import ConfigError
-from talaria.tensors import copied, equal, only, prefixed, under
+from talaria.tensors import Tensors, copied, equal, only, prefixed, under
 from talaria.training.loop import state_of, train
-from talaria.types import Task, Tensors, Update
+from talaria.types import Task, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

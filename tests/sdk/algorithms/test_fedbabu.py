@@ -6,9 +6,9 @@ import pytest
 
 from talaria.algorithms.fedbabu import FedBABU
 from talaria.errors import ConfigError
-from talaria.tensors import equal, only
+from talaria.tensors import Tensors, equal, only
 from talaria.training.loop import state_of, train
-from talaria.types import Task, Tensors, Update
+from talaria.types import Task, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

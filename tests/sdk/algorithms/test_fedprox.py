@@ -8,8 +8,8 @@ import torch
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.fedprox import FedProx
 from talaria.errors import ConfigError
-from talaria.tensors import copied, equal, minus
-from talaria.types import Task, Tensors, Update
+from talaria.tensors import Tensors, copied, equal, minus
+from talaria.types import Task, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

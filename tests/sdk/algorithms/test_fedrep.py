@@ -9,9 +9,10 @@ from torch import nn
 
 from talaria.algorithms.fedrep import FedRep
 from talaria.errors import ConfigError
-from talaria.tensors import copied, equal, only
+from talaria.model.split import Split
+from talaria.tensors import Tensors, copied, equal, only
 from talaria.training.loop import accuracy, calibrate, state_of
-from talaria.types import Recipe, Samples, Split, Task, Tensors, Update
+from talaria.types import Recipe, Samples, Task, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

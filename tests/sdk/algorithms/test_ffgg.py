@@ -25,8 +25,10 @@ from talaria.aggregate.robust.krum import Krum, MultiKrum
 from talaria.aggregate.robust.median import Median, TrimmedMean
 from talaria.algorithms.ffgg import FFGG
 from talaria.errors import ConfigError
+from talaria.model.split import Split
 from talaria.simulation.stragglers import delay
-from talaria.types import Recipe, Samples, Split, Task, Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Recipe, Samples, Task, Update
 
 CLIENTS = 20
 DIM, OWN = 10, 3

@@ -18,15 +18,17 @@ from talaria.aggregate.wrappers import Clipped
 from talaria.algorithms.hermes import Hermes, assembled, pruned_share
 from talaria.errors import ConfigError
 from talaria.federated import rounds
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model import masks, zoo
+from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.zoo import ModelSpec
+from talaria.planning.plan import Plan
 from talaria.simulation.reporting import mask_overlap, pair_overlap
 from talaria.simulation.run import simulate
-from talaria.tensors import equal, only, under
+from talaria.tensors import Tensors, equal, only, under
 from talaria.training.evaluation import evaluate
 from talaria.training.loop import state_of
-from talaria.types import ChannelLayout, ChannelMask, Plan, Recipe, Samples, Tensors, Update
+from talaria.types import Recipe, Samples, Update
 
 SPEC = ModelSpec("imu_cnn", (6, 32), 3)
 

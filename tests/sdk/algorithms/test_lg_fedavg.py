@@ -8,9 +8,9 @@ from tolerance import roundings
 
 from talaria.algorithms.lg_fedavg import LGFedAvg, ensemble
 from talaria.errors import ConfigError, ModelError
-from talaria.tensors import equal, only
+from talaria.tensors import Tensors, equal, only
 from talaria.training.loop import predict, state_of
-from talaria.types import Task, Tensors, Update
+from talaria.types import Task, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from talaria.algorithms.perfedavg import PerFedAvg
 from talaria.algorithms.perfedavg.triples import apart, third
 from talaria.errors import ConfigError
-from talaria.tensors import copied, equal, only
+from talaria.tensors import Tensors, copied, equal, only
 from talaria.training.batching import batches
 from talaria.training.loop import gradient, state_of
-from talaria.types import Task, Tensors, Update
+from talaria.types import Task, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

@@ -22,12 +22,13 @@ from talaria.algorithms.pfedgm.navigator import last_linear, projection, project
 from talaria.algorithms.pfedgm.resampling import resampled, sampled_log_prior
 from talaria.errors import AggregationError, ConfigError, ModelError
 from talaria.federated import rounds
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
+from talaria.model.masks import ChannelMask
 from talaria.model.split import split_model
 from talaria.model.zoo import ModelSpec
-from talaria.tensors import copied, equal
+from talaria.tensors import Tensors, copied, equal
 from talaria.training.loop import predict
-from talaria.types import ChannelMask, Recipe, Samples, Task, Tensors, Update
+from talaria.types import Recipe, Samples, Task, Update
 
 Tiny = Callable[..., Task]
 

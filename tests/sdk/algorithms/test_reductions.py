@@ -19,9 +19,10 @@ from talaria.algorithms.lg_fedavg import LGFedAvg
 from talaria.algorithms.local_only import LocalOnly
 from talaria.algorithms.perfedavg import PerFedAvg
 from talaria.algorithms.sharing import PERSONAL
-from talaria.tensors import equal, only, under, without
+from talaria.model.masks import ChannelLayout
+from talaria.tensors import Tensors, equal, only, under, without
 from talaria.training.loop import state_of
-from talaria.types import ChannelLayout, Task, Tensors, Update
+from talaria.types import Task, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

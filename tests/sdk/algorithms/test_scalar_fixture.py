@@ -11,7 +11,8 @@ from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.fedprox import FedProx
 from talaria.algorithms.perfedavg import PerFedAvg
 from talaria.algorithms.sharing import PERSONAL
-from talaria.types import Task, Tensors
+from talaria.tensors import Tensors
+from talaria.types import Task
 
 Bowl = Callable[..., Task]
 

@@ -19,9 +19,9 @@ from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec
-from talaria.tensors import equal, under, without
+from talaria.tensors import Tensors, equal, under, without
 from talaria.training.loop import predict, state_of
-from talaria.types import Recipe, Samples, Task, Tensors
+from talaria.types import Recipe, Samples, Task
 
 Tiny = Callable[..., Task]
 

@@ -17,12 +17,14 @@ import torch
 
 from talaria.algorithms import ALGORITHMS
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec
+from talaria.planning.plan import Plan
 from talaria.simulation.run import Learned, simulate
+from talaria.tensors import Tensors
 from talaria.training.loop import predict
-from talaria.types import Plan, Recipe, Samples, Tensors
+from talaria.types import Recipe, Samples
 
 VECTORS = Path(__file__).with_suffix(".npz")
 SHAPE, CLASSES = (3, 16), 3

@@ -12,12 +12,13 @@ from talaria import tensors
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.plan_compat import codec_under, recipe_under
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model.adapters import AdapterSpec
 from talaria.model.spec import ModelSpec
+from talaria.planning.plan import Plan
 from talaria.simulation.run import simulate
 from talaria.training.batching import steps_of
-from talaria.types import Plan, Recipe, Samples
+from talaria.types import Recipe, Samples
 
 SPEC = ModelSpec("imu_cnn", (6, 32), 3, seed=1)
 RUN = Run(

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from talaria.errors import ConfigError
 from talaria.federated import rounds
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model import masks, zoo
 from talaria.model.zoo import ModelSpec
+from talaria.planning.plan import Plan
 from talaria.tensors import equal
 from talaria.training import loop
-from talaria.types import Plan, Recipe, Samples
+from talaria.types import Recipe, Samples
 
 SPEC = ModelSpec("imu_cnn", (3, 16), 3)
 RUN = Run(spec=SPEC, algorithm="fedavg", recipe=Recipe(epochs=1, batch=4, lr=0.05, momentum=0.0), rounds=2, seed=5)

@@ -13,7 +13,7 @@ import torch_pruning
 from torch import Tensor, nn
 
 from talaria.model import prunability
-from talaria.types import ChannelLayout, ChannelMask
+from talaria.model.masks import ChannelLayout, ChannelMask
 
 
 @lru_cache

@@ -11,8 +11,7 @@ from tolerance import roundings
 from talaria import tensors
 from talaria.errors import ModelError
 from talaria.model.compaction import compact, expand
-from talaria.model.masks import apply_dense, gather, scatter, shrink
-from talaria.types import ChannelMask
+from talaria.model.masks import ChannelMask, apply_dense, gather, scatter, shrink
 
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -9,7 +9,7 @@ from talaria import tensors
 from talaria.bitmaps import indices_of
 from talaria.errors import ModelError
 from talaria.model import masks
-from talaria.types import ChannelLayout, ChannelMask
+from talaria.model.masks import ChannelLayout, ChannelMask
 
 LAYOUT = ChannelLayout(
     sizes={"a": 3, "b": 10},

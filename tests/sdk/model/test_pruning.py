@@ -10,7 +10,7 @@ from torch import nn
 from talaria import tensors
 from talaria.errors import ConfigError, ModelError
 from talaria.model import masks, pruning, zoo
-from talaria.types import ChannelLayout
+from talaria.model.masks import ChannelLayout
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

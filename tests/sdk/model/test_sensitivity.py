@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from talaria.errors import DataError, ModelError
+from talaria.model.masks import ChannelLayout
 from talaria.model.prunability import layout
 from talaria.model.sensitivity import worth
 from talaria.training.loop import state_of
-from talaria.types import ChannelLayout
 
 
 def _net(normed: bool) -> nn.Module:

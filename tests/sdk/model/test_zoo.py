@@ -149,7 +149,7 @@ def test_fmnist_cnn_takes_other_maps(shape):
         ("fmnist_cnn", (1, 15, 28), "too small"),
         ("resnet18", (1, 32, 32), r"\(3, height, width\)"),
         ("efficientnet_lite0", (3, 16, 16), "32x32"),
-        ("nothing", (3,), "choose one of efficientnet_b0"),
+        ("nothing", (3,), "is unknown; use imu_cnn"),
     ],
 )
 def test_shapes_and_names_that_do_not_fit(name, shape, words):

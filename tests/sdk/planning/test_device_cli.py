@@ -8,8 +8,8 @@ import pytest
 from talaria.cli import main
 from talaria.planning import measured
 from talaria.planning.latency_model import Cost
+from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
-from talaria.types import Plan
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ from tolerance import roundings
 from talaria.errors import ConfigError, ModelError
 from talaria.model import pruning, zoo
 from talaria.model.adapters import AdapterSpec
+from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.planning import latency_model
 from talaria.planning.latency_model import DRIFT, Cost
 from talaria.planning.layer_stats import FEATURES, anatomy
 from talaria.planning.onnx_runtime import Resizer, Session, convolutions, exporter
-from talaria.types import ChannelMask
 
 IMU = ModelSpec("imu_cnn", (6, 100), 7)
 MOBILE = ModelSpec("mobilenet_v3_small", (3, 64, 64), 10)

@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from talaria.model import pruning, zoo
 from talaria.model.adapters import AdapterSpec
+from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.planning.layer_stats import FEATURES, anatomy
-from talaria.types import ChannelMask
 
 SPECS = [
     ModelSpec("imu_cnn", (6, 100), 7),

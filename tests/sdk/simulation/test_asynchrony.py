@@ -21,13 +21,14 @@ from talaria.cli.main import app
 from talaria.errors import AggregationError, ConfigError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering, buffered
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
 from talaria.model.zoo import ModelSpec
+from talaria.planning.plan import Plan
 from talaria.simulation.run import replay, simulate
 from talaria.simulation.schedules import Record
 from talaria.simulation.stragglers import delay
 from talaria.tensors import equal
-from talaria.types import Plan, Recipe, Samples
+from talaria.types import Recipe, Samples
 
 SPEC = ModelSpec("imu_cnn", (3, 16), 3)
 NAMES = ("anna", "bela", "carl", "dora", "emil")

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from talaria.errors import DataError, StateError
+from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.simulation.reporting import charts, html, mask_overlap, print_table, write_html
-from talaria.types import ChannelLayout, ChannelMask
 
 
 def user(device: str, width: float, **accuracy: float) -> dict[str, Any]:

@@ -10,14 +10,15 @@ from typer.testing import CliRunner
 from talaria.cli.main import app
 from talaria.data import load
 from talaria.errors import ConfigError, DataError
-from talaria.federated.rounds import Run
+from talaria.federated.run import Run
 from talaria.federated.server_rule import rule_named
 from talaria.model.adapters import AdapterSpec
 from talaria.model.zoo import ModelSpec
 from talaria.options import assignments
+from talaria.planning.plan import Plan
 from talaria.simulation.run import evaluate, members_of, simulate
 from talaria.tensors import equal
-from talaria.types import Plan, Recipe
+from talaria.types import Recipe
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from talaria.model.split import Split
 from talaria.training import batching
 from talaria.training.batching import LayerDraws
-from talaria.types import Recipe, Samples, Split, Task
+from talaria.types import Recipe, Samples, Task
 
 
 @given(count=st.integers(1, 40), size=st.integers(1, 12))

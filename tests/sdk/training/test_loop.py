@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from talaria.errors import ConfigError, ModelError
 from talaria.model.split import split_model
-from talaria.tensors import copied, equal, only
+from talaria.tensors import Tensors, copied, equal, only
 from talaria.training import augment, batching, loop
 from talaria.training.functional_sgd import FunctionalSGD
 from talaria.training.loop import Pull
-from talaria.types import Recipe, Samples, Task, Tensors
+from talaria.types import Recipe, Samples, Task
 
 
 class Net(nn.Module):

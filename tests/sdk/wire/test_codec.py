@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from talaria import tensors as tree
 from talaria.errors import ConfigError, TooLarge, WireError
-from talaria.types import ChannelLayout, ChannelMask, Update
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.types import Update
 from talaria.wire.codec import Limits, decode_tensors, decode_update, encode_tensors, encode_update, schema_of
 from talaria.wire.compression import MAGIC, squeeze, unsqueeze
 

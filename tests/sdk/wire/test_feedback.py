@@ -7,10 +7,12 @@ import torch
 
 from talaria.errors import ConfigError
 from talaria.federated import rounds
-from talaria.federated.rounds import Member, Run
+from talaria.federated.run import Member, Run
+from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.zoo import ModelSpec
+from talaria.planning.plan import Plan
 from talaria.simulation.run import simulate
-from talaria.types import ChannelLayout, ChannelMask, Plan, Recipe, Samples, Update
+from talaria.types import Recipe, Samples, Update
 from talaria.wire import feedback
 from talaria.wire.codec import decode_update, encode_update, schema_of
 

@@ -12,7 +12,8 @@ from talaria import tensors
 from talaria.aggregate.robust.stacked_updates import Gathered, RowRule, Rows, gather, settled
 from talaria.aggregate.validation import check_count
 from talaria.errors import ConfigError
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 KEY, ROUND, INNER = "bucket/key", "bucket/round", "inner/"
 

@@ -13,7 +13,8 @@ from talaria.aggregate.robust.median import median
 from talaria.aggregate.robust.stacked_updates import Keep, Rows, check_rule, settle
 from talaria.aggregate.validation import check_count, check_range, trained
 from talaria.errors import ConfigError
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 CENTRE = "centre/"
 

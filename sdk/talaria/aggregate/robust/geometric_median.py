@@ -9,7 +9,8 @@ from torch import Tensor
 from talaria.aggregate.robust.median import median
 from talaria.aggregate.robust.stacked_updates import Keep, Rows, check_rule, settle
 from talaria.aggregate.validation import Weighting, check_count, check_range, check_weighting
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 
 @dataclass(frozen=True, kw_only=True)

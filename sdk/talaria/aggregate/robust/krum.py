@@ -10,7 +10,8 @@ from talaria.aggregate.robust.median import median
 from talaria.aggregate.robust.stacked_updates import Keep, Rows, check_rule, settle
 from talaria.aggregate.validation import check_count, is_statistic
 from talaria.errors import AggregationError
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 _OVERLAP = 0.1
 """Two rows that share less than this part of all coordinates count as infinitely far apart."""

@@ -11,7 +11,8 @@ from talaria import tensors
 from talaria.aggregate.masked_sum import Counters, Kept, indicator, outer
 from talaria.aggregate.validation import check_count, checked, is_finite, is_statistic, not_below, positions, trained
 from talaria.errors import AggregationError, ConfigError
-from talaria.types import Tensors, Update
+from talaria.tensors import Tensors
+from talaria.types import Update
 
 Keep = Literal["holders", "all"]
 

@@ -27,10 +27,11 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.ffgg.gradients import body_gradient
 from talaria.algorithms.hparams import Epochs, Rate, at_least, check, one_of, require
 from talaria.algorithms.sharing import parted, update
-from talaria.tensors import minus, only
+from talaria.model.split import Split
+from talaria.tensors import Tensors, minus, only
 from talaria.training.batching import steps_of
 from talaria.training.loop import Objective, calibrate, cross_entropy, ready, served, train
-from talaria.types import Recipe, Split, Task, Tensors, Update
+from talaria.types import Recipe, Task, Update
 
 
 def _uniform_mean() -> Aggregator:

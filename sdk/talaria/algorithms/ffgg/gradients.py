@@ -2,9 +2,10 @@
 
 import torch
 
+from talaria.tensors import Tensors
 from talaria.training import augment
 from talaria.training.loop import Objective, gradient
-from talaria.types import Samples, Task, Tensors
+from talaria.types import Samples, Task
 
 CHUNK = 1024
 """Samples whose gradient is taken at once."""

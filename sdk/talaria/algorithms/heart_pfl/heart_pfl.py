@@ -33,9 +33,10 @@ from talaria.algorithms.heart_pfl.trained import follow, sent
 from talaria.algorithms.hparams import Epochs, at_least, check, off, one_of
 from talaria.algorithms.sharing import update
 from talaria.errors import ConfigError
-from talaria.tensors import only, prefixed, under, without
+from talaria.model.split import Split
+from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.loop import Pull, ready, served, state_of, train
-from talaria.types import Split, Task, Tensors, Update
+from talaria.types import Task, Update
 
 OWN = "own/"
 """Prefix of the personal model among a device's private tensors."""

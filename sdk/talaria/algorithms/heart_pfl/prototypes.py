@@ -10,8 +10,10 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from talaria.errors import ModelError
+from talaria.model.split import Split
+from talaria.tensors import Tensors
 from talaria.training.loop import Objective, load
-from talaria.types import Samples, Split, Task, Tensors
+from talaria.types import Samples, Task
 
 DEPTHS = 4
 RESNET = tuple(f"layer{k}" for k in range(1, DEPTHS + 1))

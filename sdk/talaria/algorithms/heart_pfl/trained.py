@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.algorithms.sharing import WHOLE
 from talaria.errors import ModelError
-from talaria.types import Split
+from talaria.model.split import Split
 
 
 def sent(model: Module, split: Split, trains: str) -> tuple[str, ...]:

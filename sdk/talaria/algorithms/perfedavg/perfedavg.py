@@ -25,11 +25,12 @@ from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.hparams import Rate, Weighed, at_least, check, off, one_of
 from talaria.algorithms.perfedavg.triples import Batch, triples
 from talaria.algorithms.sharing import update
-from talaria.tensors import only
+from talaria.model.split import Split
+from talaria.tensors import Tensors, only
 from talaria.training.batching import LayerDraws
 from talaria.training.functional_sgd import FunctionalSGD, leaves
 from talaria.training.loop import ready, served, train
-from talaria.types import Recipe, Split, Task, Tensors, Update
+from talaria.types import Recipe, Task, Update
 
 SLICE = 256
 """Samples that one pass of the served step holds in memory."""

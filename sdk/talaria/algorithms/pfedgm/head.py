@@ -12,7 +12,8 @@ from talaria.aggregate import class_statistics as pooled
 from talaria.algorithms.pfedgm import gaussian
 from talaria.algorithms.pfedgm.gaussian import Statistics
 from talaria.algorithms.pfedgm.navigator import Projection
-from talaria.types import Task, Tensors
+from talaria.tensors import Tensors
+from talaria.types import Task
 
 UNSEEN = -50.0
 """Log prior of a class that neither the fleet nor the device has ever seen."""

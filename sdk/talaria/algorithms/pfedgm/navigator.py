@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
 from talaria.errors import ModelError
-from talaria.tensors import prefixed, under
+from talaria.model.masks import ChannelMask
+from talaria.model.split import Part, Split
+from talaria.tensors import Tensors, prefixed, under
 from talaria.training.loop import served
-from talaria.types import ChannelMask, Part, Split, Task, Tensors
+from talaria.types import Task
 
 EXTRACTOR = "extractor."
 """Prefix of the model's own keys inside :class:`Navigated`."""

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from talaria.algorithms.pfedgm.navigator import Navigated, spread_apart
 from talaria.algorithms.pfedgm.resampling import sampled_log_prior, virtual_features
+from talaria.tensors import Tensors
 from talaria.training.loop import Objective
-from talaria.types import Task, Tensors
+from talaria.types import Task
 
 CENTRES, HELD = "own/centres", "own/held"
 """Among a device's private tensors: its class means (C, k), and which classes it holds (C,)."""

@@ -37,9 +37,10 @@ from talaria.algorithms.pfedgm.head import as_sent, fused, personal_head, taken
 from talaria.algorithms.pfedgm.objective import CENTRES, HELD, objective
 from talaria.algorithms.pfedgm.resampling import resampled
 from talaria.algorithms.sharing import update
-from talaria.tensors import only
+from talaria.model.split import Split
+from talaria.tensors import Tensors, only
 from talaria.training.loop import predict, ready, served, state_of, train
-from talaria.types import Split, Task, Tensors, Update
+from talaria.types import Task, Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from talaria.aggregate import class_statistics as pooled
 from talaria.algorithms.pfedgm import gaussian
-from talaria.types import Tensors
+from talaria.tensors import Tensors
 
 
 def resampled(y: Tensor, rho: float, draws: Generator) -> Tensor:

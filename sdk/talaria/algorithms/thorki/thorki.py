@@ -34,9 +34,10 @@ from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.algorithms.thorki import fusion_gate, small_branch
 from talaria.algorithms.thorki.fusion_gate import Fused, divided, label_shift
 from talaria.errors import ModelError
-from talaria.tensors import only, prefixed, under, without
+from talaria.model.split import Split
+from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.loop import predict, ready, served, state_of, train
-from talaria.types import Samples, Split, Task, Tensors, Update
+from talaria.types import Samples, Task, Update
 
 SMALL = "small/"
 """Prefix of the small model among a device's private tensors."""

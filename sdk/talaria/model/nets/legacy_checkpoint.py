@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from talaria.errors import StateError
-from talaria.types import Tensors
+from talaria.tensors import Tensors
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _VERSION = 1001

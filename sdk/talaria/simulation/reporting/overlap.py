@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from talaria.types import ChannelMask
+from talaria.model.masks import ChannelMask
 
 
 def mask_overlap(masks: Mapping[str, ChannelMask]) -> dict[str, Any]:
