@@ -121,6 +121,7 @@ def test_a_token_is_asked_for_and_stands_in_no_log(fleet, a_run):
     ready = coordinator.wait_for("ready")
     assert httpx.get(f"{ready['api']}/api/v1/fleets").status_code == 401
     right = {"Authorization": "Bearer 0123456789abcdef0123456789abcdef"}
+    coordinator.wait_for("connected")  # it has entered its fleet, once it knew that nobody else serves it
     assert httpx.get(f"{ready['api']}/api/v1/fleets", headers=right).json()[0]["name"] == "watch"
     coordinator.close()
     assert "0123456789abcdef" not in json.dumps(coordinator.events) + coordinator.errors
