@@ -15,7 +15,9 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.robust.krum import Krum
 from talaria.aggregate.robust.median import Median, TrimmedMean
 from talaria.aggregate.wrappers import Clipped
-from talaria.algorithms.hermes import Hermes, assembled, pruned_share
+from talaria.algorithms.hermes import Hermes
+from talaria.algorithms.hermes.own_values import assembled
+from talaria.algorithms.hermes.subnetwork import narrowed, next_widths, pruned_share
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run
@@ -77,11 +79,10 @@ def learn(run: Run, members: list[Member], count: int, rule=None, who=None) -> t
 def test_the_schedule_of_the_card() -> None:
     """p = min(step, what is left to the cap): 0.2, 0.36, 0.488, 0.5 of the channels."""
     layout = ChannelLayout({"g": 1000}, {})
-    algorithm = Hermes(step=0.2, cap=0.5, block=1)
     mask, shares = layout.full(), []
     for _ in range(5):
-        target = algorithm.target(mask, None)
-        mask = ChannelMask(layout, {"g": tuple(range(target["g"]))})
+        widths = next_widths(mask, None, step=0.2, cap=0.5, block=1)
+        mask = ChannelMask(layout, {"g": tuple(range(widths["g"]))})
         shares.append(round(pruned_share(mask), 3))
     assert shares == [0.2, 0.36, 0.488, 0.5, 0.5]
 
@@ -253,15 +254,14 @@ def test_the_overlap_is_that_of_pairs() -> None:
 
 def test_scores_are_taken_in_slices_no_larger_than_a_step_of_training() -> None:
     """All training samples at once would take memory that a planned device has not got."""
-    config = run(importance="taylor")
-    m = member("a", 1)
+    config, m = run(), member("a", 1)
     task = rounds.task_of(config, m, 1, rounds.layout_of(SPEC).full())
     seen = []
     task.model.register_forward_hook(
         lambda _module, x, _out: seen.append(len(x[0])) if torch.is_grad_enabled() else None
     )
-    algorithm = rounds.algorithm_of(config)
-    smaller, _, _ = algorithm._pruned(task, state_of(task.model), None, None)
+    widths = {group: len(kept) // 2 for group, kept in task.mask.kept.items()}
+    smaller, _ = narrowed(task, state_of(task.model), {}, widths, kind="taylor", block=8)
     assert smaller.mask != task.mask
     assert max(seen) <= config.recipe.batch
     assert sum(seen) == len(m.train)

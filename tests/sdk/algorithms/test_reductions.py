@@ -14,7 +14,8 @@ from talaria.algorithms.fedbabu import FedBABU
 from talaria.algorithms.fedper import FedPer
 from talaria.algorithms.fedprox import FedProx
 from talaria.algorithms.fedrep import FedRep
-from talaria.algorithms.hermes import OWN, SEEN, Hermes
+from talaria.algorithms.hermes import Hermes
+from talaria.algorithms.hermes.own_values import OWN, SEEN
 from talaria.algorithms.lg_fedavg import LGFedAvg
 from talaria.algorithms.local_only import LocalOnly
 from talaria.algorithms.perfedavg import PerFedAvg

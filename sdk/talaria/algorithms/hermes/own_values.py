@@ -1,0 +1,40 @@
+"""What a device keeps of the shared tensors, and goes on from where the server's rule left them alone."""
+
+from collections.abc import Collection
+
+import torch
+
+from talaria.model import masks
+from talaria.tensors import Tensors, only, prefixed, under, without
+
+OWN, SEEN = "own/", "seen/"
+"""Prefixes of what a device keeps of the shared tensors: as it trained them last, and as they had come down."""
+
+
+def assembled(shared: Tensors, private: Tensors) -> Tensors:
+    """What was downloaded and what stayed, as one state, all compact under the device's mask.
+
+    Where the rule says by its bitmaps that it leaves coordinates alone, each that still has the value of the last
+    download has its own value here: nobody averaged it since, however many rounds went by without this device."""
+    values, own = without(shared, masks.PREFIX), under(private, OWN)
+    seen = under(private, SEEN) if len(values) < len(shared) else {}
+    kept = {key: torch.where(values[key] == before, own[key], values[key]) for key, before in seen.items()}
+    return {**values, **kept, **_stayed(private)}
+
+
+def as_trained(private: Tensors) -> Tensors:
+    """The device's state as it trained it last; nothing where it has not trained yet."""
+    own = under(private, OWN)
+    return {**own, **_stayed(private)} if own else {}
+
+
+def kept(state: Tensors, names: Collection[str], downloaded: Tensors) -> Tensors:
+    """The private tensors after a round: what never travels, the shared ``names`` as trained in ``state``, and
+    ``downloaded``, compact under the same mask (empty where the server's rule averages everything)."""
+    stays = {key: value for key, value in state.items() if key not in names}
+    return {**stays, **prefixed(only(state, names), OWN), **prefixed(downloaded, SEEN)}
+
+
+def _stayed(private: Tensors) -> Tensors:
+    """What never travels: BatchNorm statistics and private parts."""
+    return without(without(private, OWN), SEEN)

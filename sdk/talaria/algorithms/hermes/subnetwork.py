@@ -1,0 +1,84 @@
+"""The smaller subnetwork of a device: how wide it is next, and which of its channels stay.
+
+Widths follow the form of LotteryFL (Li et al., 2021). Channels are chosen by their magnitude in a state that the device
+trained, or by the first-order Taylor score (Molchanov et al., 2019) on its own samples.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from talaria.errors import ModelError
+from talaria.model import masks, pruning
+from talaria.model.masks import ChannelMask
+from talaria.planning.plan import Plan
+from talaria.tensors import Tensors
+from talaria.training.loop import gradient, load, train
+from talaria.types import Task
+
+KINDS: dict[str, pruning.Kind] = {"l1": "l1", "bn": "bn", "taylor": "taylor"}
+
+
+def mask_of(task: Task) -> ChannelMask:
+    """The task's mask; :class:`~talaria.errors.ModelError` where it has none."""
+    if task.mask is None:
+        raise ModelError("hermes needs the task's channel mask (all kept at first); build the task with rounds.task_of")
+    return task.mask
+
+
+def pruned_share(mask: ChannelMask | None) -> float:
+    """Share of all channels that the mask removed."""
+    if mask is None:
+        return 0.0
+    return 1 - sum(map(len, mask.kept.values())) / max(1, sum(mask.layout.sizes.values()))
+
+
+def next_widths(mask: ChannelMask, plan: Plan | None, *, step: float, cap: float, block: int) -> dict[str, int]:
+    """The next width of each group: ``step`` fewer, in whole blocks and at least one, never below the cap."""
+    planned = plan.widths if plan is not None else {}
+    widths = {}
+    for group, size in mask.layout.sizes.items():
+        now = len(mask.kept[group])
+        floor = planned.get(group, pruning.aligned(size * (1 - cap), block))
+        below = min(pruning.aligned(now * (1 - step), block), max(block, now - block))
+        widths[group] = min(now, max(floor, below))
+    return widths
+
+
+def narrowed(
+    task: Task, state: Tensors, own: Tensors, widths: dict[str, int], *, kind: str, block: int
+) -> tuple[Task, Tensors]:
+    """``(task, state)`` with the ``widths`` most important channels of each group; the same task where all stay.
+
+    ``own``: the state whose magnitudes choose. Empty: the device has not trained yet, and does so to choose."""
+    mask = mask_of(task)
+    if all(len(mask.kept[group]) <= width for group, width in widths.items()):
+        return task, state
+    smaller = pruning.choose(_scores(task, state, own, kind), mask, widths=widths, block=block)
+    if smaller.kept == mask.kept:
+        return task, state
+    model = pruning.compact(task.model, smaller, mask)
+    return task.but(model=model, mask=smaller), masks.shrink(state, mask, smaller)
+
+
+def _scores(task: Task, state: Tensors, own: Tensors, kind: str) -> dict[str, Tensor]:
+    mask = mask_of(task)
+    if kind == "taylor":
+        slopes = slopes_of(task, state)
+        return pruning.importance(load(task.model, state), mask.layout, "taylor", mask, slopes)
+    chooses = own or train(task, state, purpose="importance")
+    return pruning.importance(load(task.model, chooses), mask.layout, KINDS[kind], mask)
+
+
+def slopes_of(task: Task, state: Tensors) -> Tensors:
+    """The mean gradient over the training samples, in slices no larger than those of training, so that it takes no
+    more memory. A slice is spread over all samples, as these may be sorted by label."""
+    count = len(task.train)
+    pieces = math.ceil(count / math.ceil(task.recipe.batch / task.recipe.accumulate))
+    mean: Tensors = {}
+    for first in range(pieces):
+        index = torch.arange(first, count, pieces)
+        slopes = gradient(task, state, samples=task.train.take(index), purpose=f"importance {first}")
+        mean = {k: mean.get(k, 0) + v * (len(index) / count) for k, v in slopes.items()}
+    return mean
