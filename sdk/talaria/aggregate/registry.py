@@ -48,7 +48,7 @@ def load(spec: str | Mapping[str, Any]) -> Aggregator:
     is no aggregator.
 
     >>> load({"name": "median", "f": 2})
-    Median(f=2, weighting='uniform', min_holders=None, keep='holders')
+    Median(f=2, min_holders=None, keep='holders', weighting='uniform')
     """
     options: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(_table(spec))
     name = options.pop("name", None)

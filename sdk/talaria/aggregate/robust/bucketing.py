@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from talaria import tensors
-from talaria.aggregate.robust.stacked_updates import Gathered, RowRule, Rows, gather, settled
+from talaria.aggregate.robust.stacked_updates import Gathered, RowRule, Rows, gather, settle
 from talaria.aggregate.validation import check_count
 from talaria.errors import ConfigError
 from talaria.tensors import Tensors
@@ -60,7 +60,7 @@ class Bucketed:
         order = permutation(state, len(gathered.rows))
         buckets = bucketed(gathered.rows, order, self.size, whole=self.inner.keep == "all")
         few = Gathered(buckets, gathered.counters, gathered.kept)
-        new, inner = settled(self.inner, shared, tensors.under(state, INNER), few)
+        new, inner = settle(self.inner, shared, tensors.under(state, INNER), few)
         own = {KEY: state[KEY], ROUND: state[ROUND] + 1}
         return new, own | tensors.prefixed(inner, INNER)
 

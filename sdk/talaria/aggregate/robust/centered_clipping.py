@@ -1,8 +1,7 @@
 """Centered clipping: move to where the rows point, but no row by more than a radius (Karimireddy et al., ICML 2021)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -10,57 +9,44 @@ from torch import Tensor
 from talaria import tensors
 from talaria.aggregate.robust.geometric_median import distances, middle
 from talaria.aggregate.robust.median import median
-from talaria.aggregate.robust.stacked_updates import Keep, Rows, check_rule, settle
+from talaria.aggregate.robust.stacked_updates import RobustRule, Rows
 from talaria.aggregate.validation import check_count, check_range, trained
 from talaria.errors import ConfigError
 from talaria.tensors import Tensors
-from talaria.types import Update
 
 CENTRE = "centre/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CenteredClip:
+class CenteredClip(RobustRule):
     """``passes`` times ``v += mean_i (x_i - v) min(1, radius / |x_i - v|)``; under masks the mean is over holders.
 
     - ``radius``: fixed, or None for the median distance to ``v`` in each pass. A fixed one leaves an error in
       proportion to it, so it would have to shrink with the updates; the median does so by itself.
     - ``start``: ``"median"``, the coordinate median, keeps no state; ``"previous"`` is the paper's, the last
       aggregated step, kept in the state under ``centre/``.
-    - ``f``, ``min_holders``, ``keep``: as for :class:`~talaria.aggregate.robust.median.Median`.
 
     Norms are scaled by ``sqrt(D / |M_i|)`` under masks. Running statistics take the coordinate median.
     """
 
-    f: int = 1
+    owner: ClassVar[str] = "centered clip"
     radius: float | None = None
     passes: int = 1
     start: Literal["median", "previous"] = "median"
-    min_holders: int | None = None
-    keep: Keep = "holders"
 
     def __post_init__(self) -> None:
-        check_rule("centered clip", self.f, self.min_holders, self.keep)
+        super().__post_init__()
         check_count("centered clip", "passes", self.passes, 1)
         if self.radius is not None:
             check_range("centered clip", "radius", self.radius, 0, float("inf"), "()")
         if self.start not in ("median", "previous"):
             raise ConfigError(f"centered clip: start={self.start!r} is unknown; use 'median' or 'previous'")
 
-    @property
-    def least(self) -> int:
-        """``2f+1``."""
-        return 2 * self.f + 1
-
     def init(self, shared: Tensors) -> Tensors:
         """The last step, zero, under ``centre/<name>`` in float64 where ``start="previous"``; else nothing."""
         if self.start == "median":
             return {}
         return {CENTRE + k: torch.zeros_like(shared[k], dtype=torch.float64) for k in trained(shared)}
-
-    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
-        """The new shared state and centre; order of clients does not matter."""
-        return settle(self, shared, state, updates)
 
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The clipped centre, float64."""

@@ -1,58 +1,41 @@
 """RFA: the geometric median of the rows by smoothed Weiszfeld steps (Pillutla et al., IEEE TSP 2022)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from talaria.aggregate.robust.median import median
-from talaria.aggregate.robust.stacked_updates import Keep, Rows, check_rule, settle
+from talaria.aggregate.robust.stacked_updates import RobustRule, Rows
 from talaria.aggregate.validation import Weighting, check_count, check_range, check_weighting
 from talaria.tensors import Tensors
-from talaria.types import Update
 
 
 @dataclass(frozen=True, kw_only=True)
-class RFA:
+class RFA(RobustRule):
     """``argmin_z sum_i a_i |M_i (x_i - z)|``, from the coordinate median, by at most ``steps`` Weiszfeld steps.
 
     - ``nu``: smoothing radius as a part of the median distance to the start. It is relative because an absolute one
       turns the rule into the mean once updates are smaller than it.
     - ``tol``: stop where a step lowers the objective by less than this part of it.
-    - ``f``, ``weighting``, ``min_holders``, ``keep``: as for
-      :class:`~talaria.aggregate.robust.median.Median`; ``a_i`` are the weights.
+    - ``weighting``: as for :class:`~talaria.aggregate.robust.median.Median`; ``a_i`` are the weights.
 
     The smoothed objective never rises. Running statistics do not enter distances and take the coordinate median.
     """
 
-    f: int = 1
+    owner: ClassVar[str] = "rfa"
     steps: int = 32
     nu: float = 1e-6
     tol: float = 1e-6
     weighting: Weighting = "uniform"
-    min_holders: int | None = None
-    keep: Keep = "holders"
 
     def __post_init__(self) -> None:
-        check_rule("rfa", self.f, self.min_holders, self.keep)
+        super().__post_init__()
         check_weighting("rfa", self.weighting)
         check_count("rfa", "steps", self.steps, 1)
         check_range("rfa", "nu", self.nu, 0, 1, "(]")
         check_range("rfa", "tol", self.tol, 0, 1, "[)")
-
-    @property
-    def least(self) -> int:
-        """``2f+1``."""
-        return 2 * self.f + 1
-
-    def init(self, shared: Tensors) -> Tensors:
-        """No state."""
-        return {}
-
-    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
-        """The new shared state; order of clients does not matter."""
-        return settle(self, shared, state, updates)
 
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The geometric median, float64."""

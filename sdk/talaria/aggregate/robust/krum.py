@@ -1,59 +1,45 @@
 """Krum and Multi-Krum: trust the rows that have the closest neighbours (Blanchard et al., NeurIPS 2017)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from talaria.aggregate.robust.median import median
-from talaria.aggregate.robust.stacked_updates import Keep, Rows, check_rule, settle
+from talaria.aggregate.robust.stacked_updates import RobustRule, Rows
 from talaria.aggregate.validation import check_count, is_statistic
 from talaria.errors import AggregationError
 from talaria.tensors import Tensors
-from talaria.types import Update
 
 _OVERLAP = 0.1
 """Two rows that share less than this part of all coordinates count as infinitely far apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiKrum:
-    """The mean of the ``m`` rows with the lowest scores; a score sums the ``n - f - 2`` smallest *squared* distances.
+class Krum(RobustRule):
+    """The one row with the lowest score, the sum of its ``n - f - 2`` smallest *squared* distances to the others.
 
-    - ``f``: wrong clients to survive; ``n >= 2f+3`` rows are needed (any number where ``f=0``).
-    - ``m``: rows to average, by default ``n - f``; ``m=1`` is Krum. More than ``n - f`` is refused when it happens.
-    - ``min_holders``, ``keep``: as for :class:`~talaria.aggregate.robust.median.Median`.
+    ``n >= 2f+3`` rows are needed (any number where ``f=0``).
 
     Under masks ``d2(i, k) = D/|O| * sum over O of (x_i - x_k)^2``, with ``O`` what both hold, and infinite where
-    ``|O| < D/10``; a coordinate that none of the chosen holds stays. Equal scores go to the first client by name.
-    Running statistics do not enter distances and take the coordinate median of all holders.
+    ``|O| < D/10``; a coordinate that none of the chosen holds stays, so prefer :class:`MultiKrum` with ``m >= 2f+1``:
+    here every coordinate that the winner lacks stays stale. Equal scores go to the first client by name. Running
+    statistics do not enter distances and take the coordinate median of all holders.
 
     Raises :class:`~talaria.errors.AggregationError` for too few rows, or too few with enough in common.
     """
 
-    f: int = 1
-    m: int | None = None
-    min_holders: int | None = None
-    keep: Keep = "holders"
-
-    def __post_init__(self) -> None:
-        check_rule("krum", self.f, self.min_holders, self.keep)
-        if self.m is not None:
-            check_count("krum", "m", self.m, 1)
+    owner: ClassVar[str] = "krum"
 
     @property
     def least(self) -> int:
         """``2f+3``, or 1 where ``f=0``."""
         return 2 * self.f + 3 if self.f else 1
 
-    def init(self, shared: Tensors) -> Tensors:
-        """No state."""
-        return {}
-
-    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
-        """The new shared state; order of clients does not matter."""
-        return settle(self, shared, state, updates)
+    def wanted(self, n: int) -> int:
+        """How many of ``n`` rows are averaged."""
+        return 1
 
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The mean of the chosen rows, float64; where none of them holds a coordinate, the old value."""
@@ -73,7 +59,7 @@ class MultiKrum:
     def choose(self, rows: Rows) -> list[int]:
         """Indices of the chosen rows, ascending."""
         n = len(rows)
-        m = n - self.f if self.m is None else self.m
+        m = self.wanted(n)
         if m > n - self.f:
             raise AggregationError(
                 f"krum: m={m} of {n} rows leaves no room for f={self.f}; use m of at most {n - self.f}"
@@ -90,39 +76,22 @@ class MultiKrum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Krum:
-    """The one row with the lowest score: :class:`MultiKrum` with ``m=1``.
+class MultiKrum(Krum):
+    """The mean of the ``m`` rows with the lowest scores, by default ``n - f``; ``m=1`` is :class:`Krum`.
 
-    Under masks prefer Multi-Krum with ``m >= 2f+1``: here every coordinate that the winner lacks stays stale.
+    More than ``n - f`` is refused when it happens.
     """
 
-    f: int = 1
-    min_holders: int | None = None
-    keep: Keep = "holders"
+    m: int | None = None
 
     def __post_init__(self) -> None:
-        check_rule("krum", self.f, self.min_holders, self.keep)
+        super().__post_init__()
+        if self.m is not None:
+            check_count("krum", "m", self.m, 1)
 
-    @property
-    def least(self) -> int:
-        """``2f+3``, or 1 where ``f=0``."""
-        return self._wide.least
-
-    @property
-    def _wide(self) -> MultiKrum:
-        return MultiKrum(f=self.f, m=1, min_holders=self.min_holders, keep=self.keep)
-
-    def init(self, shared: Tensors) -> Tensors:
-        """No state."""
-        return {}
-
-    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
-        """The new shared state; order of clients does not matter."""
-        return settle(self, shared, state, updates)
-
-    def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
-        """The winner's values."""
-        return self._wide.centre(shared, state, rows)
+    def wanted(self, n: int) -> int:
+        """``m``."""
+        return n - self.f if self.m is None else self.m
 
 
 def scores(squared: Tensor, near: int) -> Tensor:

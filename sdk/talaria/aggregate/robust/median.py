@@ -1,50 +1,31 @@
 """Robust rules coordinate by coordinate: the median and the trimmed mean (Yin et al., ICML 2018)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from talaria.aggregate.robust.stacked_updates import Keep, Rows, check_rule, settle
+from talaria.aggregate.robust.stacked_updates import RobustRule, Rows
 from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.errors import ConfigError
 from talaria.tensors import Tensors
-from talaria.types import Update
 
 
 @dataclass(frozen=True, kw_only=True)
-class Median:
+class Median(RobustRule):
     """The coordinate median of the holders; for an even count, the mean of the two in the middle.
 
-    - ``f``: how many wrong clients to survive. Fewer than ``2f+1`` updates are refused, and a coordinate that fewer
-      than ``min_holders`` (default ``2f+1``) hold stays: its sole keeper would own it. ``keep="all"`` moves only
-      coordinates that all hold. Which channels enough clients kept is said as ``mask/<group>``.
-    - ``weighting="samples"``: the weighted median, midway between its lower and its upper form. Weights are the
-      clients' own word, so ``"uniform"`` is the default.
+    ``weighting="samples"`` is the weighted median, midway between its lower and its upper form. Weights are the
+    clients' own word, so ``"uniform"`` is the default.
     """
 
-    f: int = 1
+    owner: ClassVar[str] = "median"
     weighting: Weighting = "uniform"
-    min_holders: int | None = None
-    keep: Keep = "holders"
 
     def __post_init__(self) -> None:
-        check_rule("median", self.f, self.min_holders, self.keep)
+        super().__post_init__()
         check_weighting("median", self.weighting)
-
-    @property
-    def least(self) -> int:
-        """``2f+1``."""
-        return 2 * self.f + 1
-
-    def init(self, shared: Tensors) -> Tensors:
-        """No state."""
-        return {}
-
-    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
-        """The new shared state; order of clients does not matter."""
-        return settle(self, shared, state, updates)
 
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The medians, float64."""
@@ -53,20 +34,18 @@ class Median:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean:
+class TrimmedMean(RobustRule):
     """The mean of the holders without the ``b`` smallest and ``b`` largest values of each coordinate.
 
     ``trim`` is ``b``, by default ``f``; a coordinate with ``n_j`` holders loses ``min(b, (n_j - 1) // 2)`` at each
-    end. The other options are those of :class:`Median`. ``f=0`` with no ``trim`` would be the mean, and is refused.
+    end. ``f=0`` with no ``trim`` would be the mean, and is refused.
     """
 
-    f: int = 1
+    owner: ClassVar[str] = "trimmed mean"
     trim: int | None = None
-    min_holders: int | None = None
-    keep: Keep = "holders"
 
     def __post_init__(self) -> None:
-        check_rule("trimmed mean", self.f, self.min_holders, self.keep)
+        super().__post_init__()
         if self.cut < max(1, self.f):
             raise ConfigError(
                 f"trimmed mean: trim={self.cut} must be at least f={self.f} and at least 1; with 0 it is the mean"
@@ -76,19 +55,6 @@ class TrimmedMean:
     def cut(self) -> int:
         """Values dropped at each end."""
         return self.f if self.trim is None else self.trim
-
-    @property
-    def least(self) -> int:
-        """``2f+1``."""
-        return 2 * self.f + 1
-
-    def init(self, shared: Tensors) -> Tensors:
-        """No state."""
-        return {}
-
-    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
-        """The new shared state; order of clients does not matter."""
-        return settle(self, shared, state, updates)
 
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The trimmed means, float64."""

@@ -1,8 +1,9 @@
 """Updates side by side, one row per client: what the robust rules read. Memory is O(clients x model)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -98,13 +99,45 @@ class RowRule(Protocol):
         ...
 
 
-def check_rule(owner: str, f: object, min_holders: object, keep: object) -> None:
-    """Refuse options that no row rule can have."""
-    check_count(owner, "f", f, 0)
-    if min_holders is not None:
-        check_count(owner, "min_holders", min_holders, 1)
-    if keep not in ("holders", "all"):
-        raise ConfigError(f"{owner}: keep={keep!r} is unknown; use 'holders' or 'all'")
+@dataclass(frozen=True, kw_only=True)
+class RobustRule(ABC):
+    """A :class:`RowRule` of Talaria's own, whose class says the ``centre``.
+
+    - ``f``: how many wrong clients to survive. Fewer than ``least`` updates are refused.
+    - ``min_holders``: a coordinate that fewer hold (by default fewer than ``2f+1``) stays: its sole keeper would own
+      it. ``keep="all"`` moves only coordinates that all hold. Which channels enough clients kept is said as
+      ``mask/<group>``.
+    """
+
+    owner: ClassVar[str]
+    """How errors call the rule."""
+    f: int = 1
+    min_holders: int | None = None
+    keep: Keep = "holders"
+
+    def __post_init__(self) -> None:
+        check_count(self.owner, "f", self.f, 0)
+        if self.min_holders is not None:
+            check_count(self.owner, "min_holders", self.min_holders, 1)
+        if self.keep not in ("holders", "all"):
+            raise ConfigError(f"{self.owner}: keep={self.keep!r} is unknown; use 'holders' or 'all'")
+
+    @property
+    def least(self) -> int:
+        """``2f+1``."""
+        return 2 * self.f + 1
+
+    def init(self, shared: Tensors) -> Tensors:
+        """No state."""
+        return {}
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """The new shared state; order of clients does not matter."""
+        return settle(self, shared, state, gather(shared, updates))
+
+    @abstractmethod
+    def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
+        """``(centre, state)``, as :meth:`RowRule.centre` has it."""
 
 
 @dataclass(frozen=True)
@@ -149,13 +182,8 @@ def _laid_out(name: str, dense: Tensor, updates: list[Update]) -> tuple[Tensor, 
     return values, torch.stack([h.expand(widest) for h in held])
 
 
-def settle(rule: RowRule, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+def settle(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) -> tuple[Tensors, Tensors]:
     """``apply`` of a row rule: coordinates with too few holders stay, the others move to the rule's centre."""
-    return settled(rule, shared, state, gather(shared, updates))
-
-
-def settled(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) -> tuple[Tensors, Tensors]:
-    """:func:`settle` over rows that are laid out already."""
     new, rows = tensors.copied(shared), gathered.rows
     if not rows.names:
         return new | gathered.counters, tensors.copied(state)
