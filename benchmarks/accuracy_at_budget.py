@@ -89,8 +89,9 @@ def _latency(spec: zoo.ModelSpec, made: Plan) -> float:
     parts = anatomy(spec)
     resizer = Resizer(exporter()(latency_model.lively(zoo.build(spec)), zoo.example(spec, 2)), parts)
     files = {"dense": resizer.at(parts.full()), "planned": resizer.at({**parts.full(), **made.widths})}
-    took, _ = latency_model.timed(files, zoo.example(spec), 60)
-    return took["planned"] / took["dense"]
+    took, _ = latency_model.side_by_side(files, zoo.example(spec), 60)
+    times = latency_model.milliseconds(took)
+    return times["planned"] / times["dense"]
 
 
 if __name__ == "__main__":

@@ -264,7 +264,8 @@ def _ratios(out: Path, widths: Mapping[str, Mapping[str, int]]) -> dict[str, flo
     resizer = Resizer(page.read_bytes(), anatomy(bare))
     full = zoo.layout(SPEC).sizes
     files = {"dense": resizer.at(full)} | {name: resizer.at({**full, **own}) for name, own in widths.items()}
-    times = [latency_model.timed(files, zoo.example(SPEC), 60)[0] for _ in range(5)]
+    measured = [latency_model.side_by_side(files, zoo.example(SPEC), 60) for _ in range(5)]
+    times = [latency_model.milliseconds(took) for took, _ in measured]
     return {name: median(took[name] / took["dense"] for took in times) for name in widths}
 
 

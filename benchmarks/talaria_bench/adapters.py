@@ -105,7 +105,8 @@ def measure(rounds: int = 9) -> dict[str, Any]:
         expected = adapted(x)
     files = {"base": exporter()(base, x[:2]), "merged": exporter()(adapted, x[:2])}
     error = torch.from_numpy(Session(files["merged"])(x.numpy())) - expected
-    times, _ = latency_model.timed(files, x[:1], 60)
+    rounds_of_each, _ = latency_model.side_by_side(files, x[:1], 60)
+    times = latency_model.milliseconds(rounds_of_each)
     return {
         "batch": BATCH,
         "pixels": PIXELS,

@@ -189,9 +189,9 @@ def _milliseconds(
     widths: Sequence[dict[str, int]], resizer: Resizer, example: Tensor, each: float, **how: Any
 ) -> tuple[list[float], float]:
     """CPU time of the model at each of ``widths``, all side by side, in ``each`` seconds of measuring per model; and
-    the seconds that it took in all. ``how`` is said to :func:`~talaria.planning.latency_model.timed`."""
+    the seconds that it took in all. ``how`` is said to :func:`~talaria.planning.latency_model.side_by_side`."""
     from talaria.planning import latency_model
 
     files = {str(i): resizer.at(w) for i, w in enumerate(widths)}
-    took, seconds = latency_model.timed(files, example, limit=each * len(widths), **how)
-    return list(took.values()), seconds
+    took, seconds = latency_model.side_by_side(files, example, limit=each * len(widths), **how)
+    return list(latency_model.milliseconds(took).values()), seconds

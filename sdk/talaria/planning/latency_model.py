@@ -193,21 +193,6 @@ def explained(
     )
 
 
-def timed(
-    files: Mapping[str, bytes],
-    example: Tensor,
-    rounds: int = ROUNDS,
-    limit: float | None = None,
-    *,
-    burst: float = BURST,
-    warm: int = cpu_timer.WARM_CALLS,
-) -> tuple[dict[str, float], float]:
-    """CPU milliseconds per input of each file, and the CPU seconds that finding out took; the arguments are those of
-    :func:`side_by_side`."""
-    took, seconds = side_by_side(files, example, rounds, limit, burst=burst, warm=warm)
-    return milliseconds(took), seconds
-
-
 def side_by_side(
     files: Mapping[str, bytes],
     example: Tensor,
