@@ -158,7 +158,7 @@ class Task:
 class Update:
     """What one device sends: tensors under names of the shared state, compact where ``mask`` is given.
 
-    ``base`` is the version of the shared state that the device downloaded, 0 for the first
+    ``base_version`` is the version of the shared state that the device downloaded, 0 for the first
     (:func:`talaria.federated.rounds.participate` sets it). ``kind="value"`` holds new values, ``"delta"`` the
     difference to that version.
     """
@@ -166,7 +166,7 @@ class Update:
     tensors: Tensors = field(repr=False)
     weight: float
     client: str = "device"
-    base: int = 0
+    base_version: int = 0
     kind: Literal["value", "delta"] = "value"
     mask: ChannelMask | None = field(default=None, repr=False)
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -70,8 +70,8 @@ def store(tmp_path):
     store.quarantine("watch", "dora", "<b>two different updates</b>")
     first = store.open_round("watch", 1, list(KEPT), A).round
     for device, accuracy in zip(KEPT, (0.5, 0.9, 0.6), strict=True):
-        store.keep_update("watch", first, device, digest=B, size=100, base=1, found=found(device, accuracy))
-    store.reject_update("watch", first, "dora", digest=C, size=7, base=1, reason="not finite")
+        store.keep_update("watch", first, device, digest=B, size=100, base_version=1, found=found(device, accuracy))
+    store.reject_update("watch", first, "dora", digest=C, size=7, base_version=1, reason="not finite")
     counted = [(first, device) for device in KEPT]
     store.commit_round("watch", first, epoch=fleet.epoch, counted=counted, body=C, server=A, last=False)
     store.fail_round("watch", store.open_round("watch", 2, list(KEPT), C).round, "0 of at least 2 updates came")

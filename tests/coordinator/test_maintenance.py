@@ -33,13 +33,13 @@ def learn(store, blobs, steps=3):
         number = store.open_round("watch", step, ["a", "b"], body).round
         for device in "ab":
             digest = blobs.put(b"update %d of " % step + device.encode())
-            store.keep_update("watch", number, device, digest=digest, size=13, base=step - 1, found="{}")
+            store.keep_update("watch", number, device, digest=digest, size=13, base_version=step - 1, found="{}")
         body, server = blobs.put(b"body %d" % step), blobs.put(b"server %d" % step)
         counted = [(number, "a"), (number, "b")]
         store.commit_round("watch", number, epoch=epoch, counted=counted, body=body, server=server, last=False)
     number = store.open_round("watch", steps + 1, ["a", "b"], body).round
     waiting = blobs.put(b"waiting")
-    store.keep_update("watch", number, "a", digest=waiting, size=7, base=steps)
+    store.keep_update("watch", number, "a", digest=waiting, size=7, base_version=steps)
     store.save_machine("watch", epoch, b"\0machine\xff")
     blobs.gc(store.blobs_in_use())
     return SimpleNamespace(body=body, waiting=waiting, open=number, epoch=epoch)
@@ -177,7 +177,7 @@ for step in range(1, 10_000):
     number = store.open_round("watch", step, ["a", "b"], body).round
     for device in "ab":
         digest = blobs.put(b"%d %s" % (step, device.encode()) * 10_000)
-        store.keep_update("watch", number, device, digest=digest, size=1, base=step - 1)
+        store.keep_update("watch", number, device, digest=digest, size=1, base_version=step - 1)
     body, server = blobs.put(b"b%d" % step * 10_000), blobs.put(b"s%d" % step * 10_000)
     store.commit_round("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=body, server=server,
                        last=False)

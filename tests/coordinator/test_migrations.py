@@ -1,5 +1,9 @@
 """The tables are made by migrations: they agree with the code, older databases are taken along, newer ones refused."""
 
+import hashlib
+import json
+from types import SimpleNamespace
+
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -7,8 +11,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
 from talaria.errors import StateError
-from talaria.time import Clocks, told_by
+from talaria_coordinator.fleet.scheduler import Conductor
+from talaria_coordinator.maintenance.fsck import check
 from talaria_coordinator.storage import migrate
+from talaria_coordinator.storage.audit import GENESIS, link
+from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.engine import open_engine
 from talaria_coordinator.storage.tables import METADATA
 from talaria_coordinator.web.queries import Views
@@ -32,12 +39,53 @@ def from_before_migrations(place):
     place.sql("DROP TABLE alembic_version")
 
 
+def written_before_the_names(place):
+    """Rows as versions up to revision 0003 wrote them: a committed round, an open one, and a device that is shut
+    out."""
+    pairs, roster = '[[1, "a"]]', '["a"]'
+    digest = hashlib.sha256(pairs.encode()).hexdigest()
+    detail = json.dumps({"step": 1, "counted": [[1, "a"]], "body": C}, sort_keys=True)
+    chain = link(GENESIS, 0.5, "watch", 1, None, "round-closed", detail)
+    for table, values in (
+        ("fleets", f"'watch', '{RUN}', 1, 1, 2, 'running', '{roster}', '{C}', '{B}', 0.5"),
+        ("rounds", f"'watch', 1, 1, '{roster}', '{A}', 0.5, 0.5, NULL, '{C}', '{B}', '{pairs}', '{digest}'"),
+        ("rounds", f"'watch', 2, 2, '{roster}', '{C}', 0.5, NULL, NULL, NULL, NULL, NULL, NULL"),
+        ("devices", "'watch', 'a', 7, 1, '{}', 0.5, 0.5, NULL"),
+        ("devices", "'watch', 'eve', 8, 0, '{}', 0.5, 0.5, 'two different updates'"),
+        ("updates", f"'watch', 1, 'a', '{B}', 1, 0, 'counted', NULL, 0.5"),
+        ("updates", f"'watch', 2, 'a', '{A}', 1, 1, 'stored', NULL, 0.5"),
+        ("findings", f"'watch', 1, 'a', '{FOUND}'"),
+        ("equivocations", f"'watch', 1, 'eve', '{C}', 0.5"),
+        (
+            "events (at, fleet, round, device, kind, detail, chain)",
+            f"0.5, 'watch', 1, NULL, 'round-closed', '{detail}', '{chain}'",
+        ),
+        ("machines", "'watch', 'a state of format 2'"),
+    ):
+        place.sql(f"INSERT INTO {table} VALUES ({values})")
+
+
+def is_what_was_written(store, folder):
+    """The rows of :func:`written_before_the_names`, read by this version."""
+    fleet = store.fleet("watch")
+    assert (fleet.epoch, fleet.step, fleet.tried, fleet.body, fleet.roster) == (1, 1, 2, C, ("a",))
+    first, second = store.rounds("watch")
+    assert (first.round, first.step, first.base_digest, first.body, first.counted) == (1, 1, A, C, ((1, "a"),))
+    assert (second.round, second.step, second.base_digest, second.body) == (2, 2, C, None)
+    versions = [update.base_version for number in (1, 2) for update in store.updates("watch", number)]
+    assert versions == [0, 1]
+    assert store.equivocations("watch") == [(1, "eve", C)]
+    assert store.verify_log() == 1
+    assert [event["kind"] for event in store.events("watch")] == ["round-closed"]
+    assert all("cannot be read" in text for text in check(store, FolderBlobs(folder)).damage), "only blobs are missing"
+
+
 def filled(place):
     with place.open() as store:
         epoch = store.enter("watch", RUN, A, B).epoch
         number = store.open_round("watch", 1, ["a"], A).round
         store.see("watch", "a", 2**40, {"cpu": "arm"})
-        store.keep_update("watch", number, "a", digest=B, size=1, base=0, found=FOUND)
+        store.keep_update("watch", number, "a", digest=B, size=1, base_version=0, found=FOUND)
         store.save_machine("watch", epoch, b"\0state")
 
 
@@ -61,35 +109,40 @@ def test_the_series_is_what_the_code_says():
     assert script.get_current_head() == migrate.HEAD
 
 
-def test_an_older_database_is_brought_up_to_date_without_loss(place):
+def test_an_older_database_is_brought_up_to_date_without_loss(place, tmp_path):
     older(place, "0001")
-    place.sql(f"INSERT INTO fleets VALUES ('watch', '{{}}', 1, 0, 0, 'running', NULL, '{A}', '{B}', 0.5)")
-    with pytest.raises(StateError, match="of revision 0001, this version's of 0003; serve it once"):
+    written_before_the_names(place)
+    with pytest.raises(StateError, match="of revision 0001, this version's of 0004; serve it once"):
         place.open(make=False)
     with place.open() as store:
-        assert (store.fleet("watch").body, store.fleet("watch").epoch) == (A, 1)
+        is_what_was_written(store, tmp_path)
     place.open(make=False).close()
 
 
-def test_a_database_from_before_migrations_is_adopted_without_loss(place):
+def test_protocol_states_of_the_old_format_are_let_go_of_and_who_is_shut_out_stays_so(place):
+    older(place, "0003")
+    written_before_the_names(place)
+    config = SimpleNamespace(name="watch", run=SimpleNamespace(to_json=lambda: RUN))
+    with place.open() as store:
+        assert store.machine("watch") is None
+        conductor = Conductor(config, store, None, None, 1.0)
+        state = conductor.begin()
+        assert state.quarantined() == {"eve": "two different updates"}
+        conductor.settle(state)
+        assert [row.failure is None for row in store.rounds("watch")] == [True, False]
+        assert store.open_rounds("watch") == []
+
+
+def test_a_database_from_before_migrations_is_adopted_without_loss(place, tmp_path):
     from_before_migrations(place)
     engine = open_engine(place.where)
     names = set(inspect(engine).get_table_names())
     engine.dispose()
     assert names == set(METADATA.tables)
-    # Its rows as such a version wrote them: the statements have not changed since.
-    place.sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
-    place.sql("INSERT INTO alembic_version VALUES ('0003')")
-    with told_by(Clocks(wall=lambda: 5.0)):  # its epochs counted from one
-        filled(place)
-    before = everything(place)
-    place.sql("DROP TABLE alembic_version")
-    assert everything(place) == before
-    assert len(before["updates"]) == len(before["findings"]) == 1
-    assert place.sql("SELECT version_num FROM alembic_version")[0][0] == migrate.HEAD
+    written_before_the_names(place)
     with place.open() as store:
-        assert store.verify_log() == 4
-        assert store.machine("watch") == b"\0state"
+        is_what_was_written(store, tmp_path)
+    assert place.sql("SELECT version_num FROM alembic_version")[0][0] == migrate.HEAD
 
 
 def test_one_that_lacks_the_newest_tables_gets_them(place):
@@ -104,7 +157,7 @@ def test_a_newer_database_is_refused_and_left_alone(place):
     before = everything(place)
     place.sql("UPDATE alembic_version SET version_num = '0099'")
     for make in (True, False):
-        with pytest.raises(StateError, match=r"of revision 0099.*none after 0003; update Talaria"):
+        with pytest.raises(StateError, match=r"of revision 0099.*none after 0004; update Talaria"):
             place.open(make=make)
     place.sql(f"UPDATE alembic_version SET version_num = '{migrate.HEAD}'")
     assert everything(place) == before

@@ -33,7 +33,7 @@ def opened(store, step=1, cohort=("a", "b")):
 
 
 def keep(store, number, device, digest=B):
-    return store.keep_update("watch", number, device, digest=digest, size=10, base=0)
+    return store.keep_update("watch", number, device, digest=digest, size=10, base_version=0)
 
 
 def test_a_fleet_is_entered_with_a_new_epoch_each_time(store):
@@ -228,7 +228,7 @@ def test_the_first_update_stays(store):
     store.equivocation("watch", number, "a", B, C)
     store.equivocation("watch", number, "a", B, C)
     assert store.equivocations("watch") == [(number, "a", C)]
-    rejected = store.reject_update("watch", number, "b", digest=C, size=3, base=0, reason="NaN in head.weight")
+    rejected = store.reject_update("watch", number, "b", digest=C, size=3, base_version=0, reason="NaN in head.weight")
     assert (rejected.status, rejected.reason) == ("rejected", "NaN in head.weight")
     assert keep(store, number, "b", C).status == "rejected"
 
@@ -329,7 +329,7 @@ def test_every_write_of_an_older_coordinator_is_refused(place):
             lambda: old.see("watch", "b", 1, {}),
             lambda: old.quarantine("watch", "a", "late"),
             lambda: keep(old, number, "a"),
-            lambda: old.reject_update("watch", number, "a", digest=B, size=1, base=0, reason="late"),
+            lambda: old.reject_update("watch", number, "a", digest=B, size=1, base_version=0, reason="late"),
             lambda: old.equivocation("watch", number, "a", A, B),
             lambda: old.log("watch", "note"),
         ):
@@ -383,7 +383,7 @@ while not over():
         step = store.fleet("watch").step + 1
         number = store.open_round("watch", step, ["a", "b"], digest).round
         for device in "ab":
-            store.keep_update("watch", number, device, digest=digest, size=1, base=step - 1)
+            store.keep_update("watch", number, device, digest=digest, size=1, base_version=step - 1)
         body = f"{step:032x}{epoch:032x}"
         store.commit_round("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=body,
                            server=digest, last=False)
@@ -448,7 +448,7 @@ store = opened(where)
 epoch = store.enter("watch", run, a, b).epoch
 number = store.open_round("watch", 1, ["a", "b"], a).round
 for device in "ab":
-    store.keep_update("watch", number, device, digest=b, size=1, base=0)
+    store.keep_update("watch", number, device, digest=b, size=1, base_version=0)
 store.close()
 statements = 0
 while True:
@@ -505,8 +505,8 @@ def test_what_strangers_say_is_stored_as_text(store):
     store.quarantine("watch", "a", "bad name 'x\0y\ud800'")
     (device,) = store.devices("watch")
     assert (device.boot, device.quarantine) == (2**53, "bad name 'x\\x00y\\ud800'")
-    row = store.reject_update("watch", number, "a", digest=B, size=2**40, base=2**53, reason="\0")
-    assert (row.base, row.size, row.reason) == (2**53, 2**40, "\\x00")
+    row = store.reject_update("watch", number, "a", digest=B, size=2**40, base_version=2**53, reason="\0")
+    assert (row.base_version, row.size, row.reason) == (2**53, 2**40, "\\x00")
     assert store.verify_log() == 5
 
 
@@ -535,7 +535,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     @precondition(lambda self: self.open is not None)
     @rule(device=st.sampled_from("abc"), digest=st.sampled_from([A, B, C]))
     def update(self, device, digest):
-        self.store.keep_update("watch", self.open, device, digest=digest, size=1, base=self.step)
+        self.store.keep_update("watch", self.open, device, digest=digest, size=1, base_version=self.step)
 
     @precondition(lambda self: self.open is not None)
     @rule()

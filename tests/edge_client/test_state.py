@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from talaria import tensors
 from talaria.errors import StateError
 from talaria_edge.storage import tensor_files
-from talaria_edge.storage.state import DeviceStore, Trained
+from talaria_edge.storage.state import DeviceStore, Trained, _sealed
 
 PRIVATE = {
     "w": torch.arange(6.0).view(2, 3),
@@ -25,8 +25,8 @@ PRIVATE = {
 BASE, RUN = "b" * 64, "r" * 64
 
 
-def round_(step, update=b"an update", base=BASE):
-    return Trained(update, step, base, RUN)
+def round_(step, update=b"an update", base_digest=BASE):
+    return Trained(update, step, base_digest, RUN)
 
 
 @pytest.fixture
@@ -50,11 +50,24 @@ def test_staged_is_not_in_force_until_published(store):
     assert store.trained() == round_(1)
     assert store.publish()
     found = store.private()
-    assert (found.step, found.base, found.run) == (1, BASE, RUN)
+    assert (found.step, found.base_digest, found.run) == (1, BASE, RUN)
     assert tensors.equal(found.tensors, PRIVATE)
     assert list(found.tensors) == list(PRIVATE)
     assert store.trained() == round_(1), "the update stays until the next round, to be offered again"
     assert not store.publish()
+
+
+def test_the_private_state_of_format_1_is_read_and_its_update_trained_again(store):
+    old = {"format": 1, "fleet": "watch", "device": "anna", "step": 4, "base": BASE, "run": RUN, "epoch": 7}
+    tensor_files.write(store.private_path, tensor_files.pack(PRIVATE, old))
+    tensor_files.write(store.folder / "update.bin", _sealed({"step": 4, "base": BASE, "run": RUN}, b"an update"))
+    found = store.private()
+    assert (found.step, found.base_digest, found.run, found.epoch) == (4, BASE, RUN, 7)
+    assert tensors.equal(found.tensors, PRIVATE)
+    assert store.trained() is None
+    store.stage(round_(5), PRIVATE)
+    assert store.publish()
+    assert store.private().step == 5
 
 
 @pytest.mark.parametrize("end", ["publish", "discard"])
@@ -202,7 +215,7 @@ import resource, sys
 import torch
 from pathlib import Path
 from talaria.errors import StateError
-from talaria_edge.storage.state import DeviceStore, Trained
+from talaria_edge.storage.state import DeviceStore, Trained, _sealed
 with DeviceStore(Path(sys.argv[1]), "watch", "anna") as store:
     store.stage(Trained(b"one", 1, "b", "r"), {"w": torch.ones(10)})
     store.publish()

@@ -40,11 +40,12 @@ def _of_facts(update: Update) -> Iterator[tuple[str, bytes]]:
     yield "the other kind", said(update, kind="delta" if update.kind == "value" else "value")
     for name, value in (
         ("weight", 0), ("weight", -1), ("weight", math.nan), ("weight", 1e9), ("weight", "much"), ("weight", True),
-        ("base", 7), ("base", -1), ("base", 2**60), ("base", 0.5), ("client", "anna"), ("client", ""),
-        ("kind", "both"), ("mask", "0" * 64), ("metrics", {"a": math.inf}), ("metrics", {"a": "b"}), ("v", 2),
+        ("base_version", 7), ("base_version", -1), ("base_version", 2**60), ("base_version", 0.5),
+        ("client", "anna"), ("client", ""),
+        ("kind", "both"), ("mask", "0" * 64), ("metrics", {"a": math.inf}), ("metrics", {"a": "b"}), ("v", 1),
     ):  # fmt: skip
         yield f"{name} {value!r:.20}", said(update, **{name: value})
-    for name in ("v", "client", "weight", "base", "kind", "metrics", "mask"):
+    for name in ("v", "client", "weight", "base_version", "kind", "metrics", "mask"):
         yield f"{name} nested deep", told(update, lambda text, name=name: _deep(text, name))
     yield "a fact more", said(update, more=1)
     yield "no facts", told(update, lambda text: "{}")

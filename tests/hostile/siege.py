@@ -245,13 +245,15 @@ class Siege:
         self.hub.publish(ROOT + topic, payload, retain)
         self.hub.pump()
 
-    def update(self, name: str, body: bytes, base: int, **changes: object) -> bytes:
+    def update(self, name: str, body: bytes, base_version: int, **changes: object) -> bytes:
         """A good update of this body."""
         if name in self.learned:
-            return encode_update(self.learned[name].but(base=base), compress=False)
+            return encode_update(self.learned[name].but(base_version=base_version), compress=False)
         shared = global_model.decode_body(RUN, body)
         tensors = {n: shared[n] for n in global_model.update_schema(RUN)}
-        return encode_update(Update(tensors=tensors, weight=8.0, client=name, base=base).but(**changes), compress=False)
+        return encode_update(
+            Update(tensors=tensors, weight=8.0, client=name, base_version=base_version).but(**changes), compress=False
+        )
 
 
 class Mallory:
@@ -277,12 +279,12 @@ class Mallory:
     def say(self, message: m.Message, **how: object) -> None:
         self.publish("evt", self.frame(message, **how))
 
-    def offer(self, data: bytes, number: int = 1, base: int = 0, chunk: int = 120 * 1024, **changes: object):
+    def offer(self, data: bytes, number: int = 1, base_version: int = 0, chunk: int = 120 * 1024, **changes: object):
         """Offer these bytes; how they are cut."""
         cut = describe(data, chunk)
         body = bytes.fromhex(self.siege.store.fleet("watch").body)
         facts = {"sha256": cut.sha256, "hashes": cut.hashes, "nonce": cut.sha256[:16], "body": body} | changes
-        self.say(m.Offer(round=number, base=base, size=cut.size, chunk=cut.chunk, **facts))
+        self.say(m.Offer(round=number, base_version=base_version, size=cut.size, chunk=cut.chunk, **facts))
         return cut
 
     def chunk(self, cut, index: int, data: bytes, off: int | None = None) -> None:
@@ -291,16 +293,16 @@ class Mallory:
         header = Header(m.CHUNK, "watch", self.name, boot=1, xfer=name, idx=index, off=place)
         self.publish(f"up/{name}", encode_frame(header, data))
 
-    def upload(self, data: bytes, number: int = 1, base: int = 0, **changes: object) -> None:
+    def upload(self, data: bytes, number: int = 1, base_version: int = 0, **changes: object) -> None:
         """A whole upload at once, without waiting to be asked."""
-        cut = self.offer(data, number, base, **changes)
+        cut = self.offer(data, number, base_version, **changes)
         for index in range(cut.count):
             self.chunk(cut, index, data[cut.chunk * index :][: cut.chunk])
 
-    def good(self, base: int = 0) -> bytes:
+    def good(self, base_version: int = 0) -> bytes:
         """An update that would count."""
         body = self.siege.blobs.get(self.siege.store.fleet("watch").body)
-        return self.siege.update(self.name, body, base)
+        return self.siege.update(self.name, body, base_version)
 
 
 class Cost:

@@ -314,9 +314,9 @@ def test_19_weights_that_would_tilt_the_mean(refused, weight):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('"v":1', '"v":2'),
-        ('"base":0', '"base":-1'),
-        ('"base":0', '"base":1.5'),
+        ('"v":2', '"v":1'),
+        ('"base_version":0', '"base_version":-1'),
+        ('"base_version":0', '"base_version":1.5'),
         ('"kind":"value"', '"kind":"code"'),
         ('"metrics":{}', '"metrics":{"loss":NaN}'),
         ('"metrics":{}', '"metrics":{"loss":"low"}'),

@@ -102,7 +102,16 @@ MESSAGES = (
     m.Decline(round=1, reason="no"),
     m.Trouble(round=1, reason="no"),
     m.Want(body=bytes(32), bitmap=b"\1"),
-    m.Offer(round=1, base=0, size=1, chunk=1, sha256=bytes(32), hashes=bytes(32), nonce=bytes(16), body=bytes(32)),
+    m.Offer(
+        round=1,
+        base_version=0,
+        size=1,
+        chunk=1,
+        sha256=bytes(32),
+        hashes=bytes(32),
+        nonce=bytes(16),
+        base_digest=bytes(32),
+    ),
     m.Goodbye(version=0),
 )
 
@@ -138,7 +147,7 @@ def test_lies_about_the_protocol_hold_up_nothing_and_blame_nobody_else(siege):
         silent.say(m.Accept(round=1))
         late.upload(s.update(LIARS[0], b"", 0), number=9)
         for i in range(STRIKES):
-            astray.offer(bytes([i]) * 9, base=4)
+            astray.offer(bytes([i]) * 9, base_version=4)
         twice.offer(b"one")
         twice.offer(b"two")
         s.release("anna")

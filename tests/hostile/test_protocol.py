@@ -25,11 +25,11 @@ UPDATE = bytes(reversed(range(250))) * 10
 CUT = describe(UPDATE, 500)
 
 
-def offer_of(cut=CUT, number=1, base=0, nonce=None, body=hashlib.sha256(BODY).digest()):
+def offer_of(cut=CUT, number=1, base_version=0, nonce=None, base_digest=hashlib.sha256(BODY).digest()):
     return m.Offer(
         round=number,
-        base=base,
-        body=body,
+        base_version=base_version,
+        base_digest=base_digest,
         size=cut.size,
         chunk=cut.chunk,
         sha256=cut.sha256,
@@ -197,17 +197,19 @@ def test_25_a_round_before_the_last_one_asked_for_is_not_begun():
     assert (state.job.round, state.job.phase) == (5, "training")
 
 
-@pytest.mark.parametrize("base", [0, 2, 9])
-def test_26_an_offer_from_another_body_than_the_rounds_is_refused(base):
+@pytest.mark.parametrize("base_version", [0, 2, 9])
+def test_26_an_offer_from_another_body_than_the_rounds_is_refused(base_version):
     bench = Bench(cohort=("anna",))
     bench.do(e.AbortRound(0.0, 1, "anew"))
     bench.do(e.PublishModel(0.0, 1, describe(BODY + b"!", 500)))
     bench.do(e.OpenRound(0.0, 2, {"anna": b""}, None, 1))
     body = hashlib.sha256(BODY + b"!").digest()
-    assert f"is based on body {base}, not 1" in reasons(bench.say("anna", offer_of(number=2, base=base, body=body)))
+    assert f"is based on body {base_version}, not 1" in reasons(
+        bench.say("anna", offer_of(number=2, base_version=base_version, base_digest=body))
+    )
     assert bench.state.rounds[2].cohort["anna"].phase == "called"
     assert bench.state.transfers() == {}
-    bench.say("anna", offer_of(number=2, base=1, body=body))
+    bench.say("anna", offer_of(number=2, base_version=1, base_digest=body))
     assert bench.state.rounds[2].cohort["anna"].phase == "receiving"
 
 
@@ -599,7 +601,7 @@ def test_a_changed_file_is_not_sent():
 # a device that lost its memory, or a coordinator that went back
 def test_an_offer_made_from_another_body_is_late_and_no_offence():
     bench = Bench(cohort=("anna",))
-    actions = bench.say("anna", offer_of(body=bytes(32)))
+    actions = bench.say("anna", offer_of(base_digest=bytes(32)))
     (receipt,) = [x for x in of(actions, a.Publish) if x.topic.endswith("anna/cmd")]
     assert m.decode_message(decode_frame(receipt.payload)).outcome == "late"
     assert bench.state.peers["anna"].strikes == 0

@@ -97,9 +97,9 @@ def test_23_a_replay_of_the_last_rounds_update(siege):
         for topic, payload in anna:  # her very bytes, by whoever holds them: seen already, and nothing happens
             s.hub.publish(topic, payload)
         s.hub.pump()
-        old = s.mallory.good(base=0)
+        old = s.mallory.good(base_version=0)
         with Cost(messages=2 + describe(old).count):
-            s.mallory.upload(old, number=2, base=1, nonce=b"as if it was new")
+            s.mallory.upload(old, number=2, base_version=1, nonce=b"as if it was new")
             await s.until("quarantined", device="mallory")
         await s.shut_out("it may be replayed")
         await s.finishes("anna", "bela", number=2)
@@ -107,13 +107,13 @@ def test_23_a_replay_of_the_last_rounds_update(siege):
     siege(story)
 
 
-@pytest.mark.parametrize("base", [1, 7])
-def test_23_an_update_that_says_it_was_made_from_a_later_body(siege, base):
+@pytest.mark.parametrize("base_version", [1, 7])
+def test_23_an_update_that_says_it_was_made_from_a_later_body(siege, base_version):
     async def story(s):
         await s.opened("bela")
         await s.stored("anna")
-        s.mallory.upload(s.mallory.good(base=base), base=0)
-        await s.shut_out(f"made from body {base}", "learning round 1 began from 0")
+        s.mallory.upload(s.mallory.good(base_version=base_version), base_version=0)
+        await s.shut_out(f"made from body {base_version}", "learning round 1 began from 0")
         s.release("bela")
         await s.finishes("anna", "bela")
 

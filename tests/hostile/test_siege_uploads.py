@@ -74,7 +74,7 @@ VECTOR = next(name for name, spec in SCHEMA.items() if len(spec.shape) == 1)
 def base(**changes):
     """An update with zeros that would count."""
     tensors = {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in SCHEMA.items()}
-    return Update(tensors=tensors, weight=8.0, client="mallory", base=0).but(**changes)
+    return Update(tensors=tensors, weight=8.0, client="mallory", base_version=0).but(**changes)
 
 
 def plain(**changes):

@@ -291,7 +291,7 @@ def test_state_is_plain_tensors_and_survives_the_disk(member: Member, tmp_path: 
     state = member.rule.init(shared)
     kept_shared, kept_state = shared, state
     for round in range(3):
-        sent = [u.but(base=_version(state)) for u in cohort(KEPT, base=round + 1)]
+        sent = [u.but(base_version=_version(state)) for u in cohort(KEPT, base=round + 1)]
         shared, state = member.rule.apply(shared, state, sent)
         kept_shared, kept_state = member.rule.apply(kept_shared, kept_state, sent)
         assert all(isinstance(v, torch.Tensor) for v in state.values())

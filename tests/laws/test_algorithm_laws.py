@@ -198,10 +198,10 @@ def test_an_update_survives_the_wire(name: str, setting: str) -> None:
     for update in done.updates:
         back = codec.decode_update(codec.encode_update(update), schema=schema, layout=layout)
         assert equal(back.tensors, update.tensors)
-        assert (back.client, back.weight, back.base, back.kind) == (
+        assert (back.client, back.weight, back.base_version, back.kind) == (
             update.client,
             update.weight,
-            update.base,
+            update.base_version,
             update.kind,
         )
         assert (back.mask or layout.full()).kept == (update.mask or layout.full()).kept

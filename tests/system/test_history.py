@@ -91,7 +91,7 @@ def folds_one_update_twice(service):
 
 def takes_what_was_made_for_another_round(service):
     checked = service._learning.checked
-    change(service, checked=lambda data, device, step, base: checked(data, device, None, base))
+    change(service, checked=lambda data, device, step, base_digest: checked(data, device, None, base_digest))
 
 
 def gives_receipts_for_what_it_did_not_keep(service):

@@ -171,7 +171,7 @@ def _replay(
                     ledger.wrong.append(f"round {row.round}: {name} sent another update than the undisturbed one")
                     after = [learned[0][1]]
                 private[name] = _distinct([own for _, own in after])
-                counted[name] = learning.checked(after[0][0], name, row.step, row.base)
+                counted[name] = learning.checked(after[0][0], name, row.step, row.base_digest)
             else:
                 private[name] = _distinct([*private[name], *(own for _, (_, own) in learned)])
         named = sorted(dev for _, dev in row.counted or ())

@@ -32,7 +32,7 @@ def write_updates(folder: Path, run: Run, device: str) -> int:
     shared, _ = rounds.start(run)
     size = 0
     for step in range(1, run.rounds + 1):
-        update = Update(tensors=shared, weight=1.0, client=device, base=step - 1)
+        update = Update(tensors=shared, weight=1.0, client=device, base_version=step - 1)
         data = codec.encode_update(update, "raw", compress=False)
         at = 8 + int.from_bytes(data[:8], "little")
         (folder / f"head-{step}").write_bytes(data[:at])

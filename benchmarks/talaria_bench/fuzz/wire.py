@@ -50,7 +50,7 @@ def every_message() -> list[messages.Message]:
         ),
         messages.DeviceBirth(online=True, key=SIGNER.public, profile=b"{}"),
         messages.ModelManifest(version=1, **parcel),  # type: ignore[arg-type]
-        messages.Offer(round=1, base=1, body=CUT.sha256, **parcel),  # type: ignore[arg-type]
+        messages.Offer(round=1, base_version=1, base_digest=CUT.sha256, **parcel),  # type: ignore[arg-type]
         messages.Work(round=1, version=1, body=CUT.sha256, seconds=10.0, spec=b'{"step":1}'),
         messages.Accept(round=1),
         messages.Decline(**told),  # type: ignore[arg-type]
@@ -69,7 +69,9 @@ def every_message() -> list[messages.Message]:
 
 def updates() -> list[bytes]:
     """The same update in every codec, with and without a mask."""
-    dense = Update(tensors=DENSE, weight=5.0, client="anna", base=3, kind="delta", metrics={"val_accuracy": 0.5})
+    dense = Update(
+        tensors=DENSE, weight=5.0, client="anna", base_version=3, kind="delta", metrics={"val_accuracy": 0.5}
+    )
     masked = dense.but(tensors=COMPACT, mask=MASK)
     ways = [(update, how) for update in (dense, masked) for how in ("raw", "fp16", "bf16", "int8", "topk:0.3")]
     found = [codec.encode_update(update, how, compress=False) for update, how in ways]

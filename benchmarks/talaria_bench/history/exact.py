@@ -116,7 +116,7 @@ class ExactLearner(Learner):
             tensors=tensors,
             weight=1.0,
             client="nobody" if lie == "name" else name,
-            base=step if lie == "base" else step - 1,
+            base_version=step if lie == "base" else step - 1,
             kind="delta",
         )
         before = self.store.folder / "replayed"

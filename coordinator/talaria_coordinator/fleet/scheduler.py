@@ -17,6 +17,7 @@ from talaria.errors import StateError, TalariaError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
+from talaria.protocol.coordinator.state import Peer
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import cohort
 from talaria_coordinator.fleet.aggregation import Learning, LeftOut, Made, NothingLeft, passing
@@ -81,7 +82,11 @@ class Conductor:
 
     def _machine(self) -> CoordinatorState:
         saved = self.store.machine(self.config.name)
-        return CoordinatorState.load(saved) if saved else CoordinatorState()
+        if saved:
+            return CoordinatorState.load(saved)
+        # A new fleet, or one whose protocol state a migration let go of: the store knows who is shut out.
+        devices = self.store.devices(self.config.name)
+        return CoordinatorState(peers={d.device: Peer(out=d.quarantine) for d in devices if d.quarantine})
 
     def refresh(self) -> None:
         """Read the fleet's record again."""

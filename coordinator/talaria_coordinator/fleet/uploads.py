@@ -49,12 +49,12 @@ def receive(
     except WireError:
         return e.Damaged(now, upload.round, upload.dev, frozenset(part.found()))
     data = b"".join(part.read(i) for i in range(upload.cut.count))
-    facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base": upload.base}
+    facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base_version": upload.base_version}
     tried = store.round_numbered(fleet, upload.round)
     if tried is None:
         raise StateError(f"fleet {fleet!r}: round {upload.round} is not in the store; restore it from a backup")
     try:
-        update = learning.checked(data, upload.dev, tried.step, tried.base)
+        update = learning.checked(data, upload.dev, tried.step, tried.base_digest)
     except WireError as error:
         store.reject_update(fleet, upload.round, upload.dev, reason=str(error), **facts)
         return e.UpdateRejected(now, upload.round, upload.dev, str(error))

@@ -19,8 +19,13 @@ from talaria_coordinator.storage.tables import METADATA
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 HEAD = REVISIONS[-1]
+RENAMED = (
+    ("rounds", "base", "base_digest"),
+    ("updates", "base", "base_version"),
+)
+"""What revision 0004 renames: table, old and new name of a column, in this order."""
 _VERSION = table("alembic_version", column("version_num"))
 _ALONE = Lock()  # alembic runs its env.py with module-wide state
 
@@ -89,7 +94,16 @@ def require_ours(tx: Connection) -> None:
     there = inspect(tx)
     for name in sorted(set(there.get_table_names()) & set(METADATA.tables)):
         columns = {found["name"] for found in there.get_columns(name)}
-        if columns != set(METADATA.tables[name].columns.keys()):
+        if columns != _first_columns(name):
             raise StateError(
                 f"store: the database has a table {name!r} that is not Talaria's; give [store] database one of its own"
             )
+
+
+def _first_columns(name: str) -> set[str]:
+    """How the columns of this table were called in the first revision."""
+    columns = set(METADATA.tables[name].columns.keys())
+    for where, old, new in reversed(RENAMED):
+        if where == name:
+            columns = columns - {new} | {old}
+    return columns

@@ -39,7 +39,7 @@ class Round:
     round: int
     step: int
     cohort: tuple[str, ...]
-    base: str
+    base_digest: str
     opened: float
     closed: float | None
     failure: str | None
@@ -63,13 +63,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Received:
-    """One device's complete update of one round, made from body ``base``; ``digest`` names its blob."""
+    """One device's complete update of one round, made from version ``base_version`` of the body; ``digest`` names its
+    blob."""
 
     round: int
     device: str
     digest: str
     size: int
-    base: int
+    base_version: int
     status: Status
     reason: str | None
 
@@ -84,7 +85,7 @@ def round_of(row: Row[Any]) -> Round:
         None if row.counted is None else tuple((int(made), str(device)) for made, device in json.loads(row.counted))
     )
     cohort = tuple(json.loads(row.cohort))
-    return Round(row.round, row.step, cohort, row.base, row.opened, row.closed, row.failure, row.body, counted)
+    return Round(row.round, row.step, cohort, row.base_digest, row.opened, row.closed, row.failure, row.body, counted)
 
 
 def device_of(row: Row[Any]) -> Device:
@@ -94,7 +95,7 @@ def device_of(row: Row[Any]) -> Device:
 
 
 def received_of(row: Row[Any]) -> Received:
-    return Received(row.round, row.device, row.digest, row.size, row.base, row.status, row.reason)
+    return Received(row.round, row.device, row.digest, row.size, row.base_version, row.status, row.reason)
 
 
 def profile_of(data: bytes) -> dict[str, Any]:

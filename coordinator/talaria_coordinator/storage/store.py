@@ -164,17 +164,25 @@ class Store:
 
     # -- rounds
 
-    def open_round(self, fleet: str, step: int, cohort: Sequence[str], base: str) -> Round:
+    def open_round(self, fleet: str, step: int, cohort: Sequence[str], base_digest: str) -> Round:
         """A new try at learning round ``step``, under the next number."""
         with self._writing(fleet) as tx:
             number = tx.execute(select(FLEETS.c.tried).where(FLEETS.c.fleet == fleet)).scalar_one() + 1
             tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(tried=number))
             names = json.dumps(sorted(cohort))
             tx.execute(
-                insert(ROUNDS).values(fleet=fleet, round=number, step=step, cohort=names, base=base, opened=time.time())
+                insert(ROUNDS).values(
+                    fleet=fleet, round=number, step=step, cohort=names, base_digest=base_digest, opened=time.time()
+                )
             )
             asked = {"devices": len(cohort), "sha256": hashlib.sha256(names.encode()).hexdigest()}
-            append(tx, "round-opened", {"step": step, "cohort": asked, "base": base}, fleet=fleet, round=number)
+            append(
+                tx,
+                "round-opened",
+                {"step": step, "cohort": asked, "base_digest": base_digest},
+                fleet=fleet,
+                round=number,
+            )
             return round_of(tx.execute(select(ROUNDS).where(of_round(ROUNDS, fleet, number))).one())
 
     def fail_round(self, fleet: str, number: int, reason: str) -> None:
@@ -328,18 +336,32 @@ class Store:
     # -- updates
 
     def keep_update(
-        self, fleet: str, round: int, device: str, *, digest: str, size: int, base: int, found: str | None = None
+        self,
+        fleet: str,
+        round: int,
+        device: str,
+        *,
+        digest: str,
+        size: int,
+        base_version: int,
+        found: str | None = None,
     ) -> Received:
         """Enter a complete and valid update, whose bytes are the blob ``digest``, and what it says of itself. The
         first one of a (round, device) stays: the row that is returned may hold another digest."""
-        values = {"digest": digest, "size": size, "base": base, "status": "stored", "reason": None}
+        values = {"digest": digest, "size": size, "base_version": base_version, "status": "stored", "reason": None}
         return self._enter(fleet, round, device, found, **values)
 
     def reject_update(
-        self, fleet: str, round: int, device: str, *, digest: str, size: int, base: int, reason: str
+        self, fleet: str, round: int, device: str, *, digest: str, size: int, base_version: int, reason: str
     ) -> Received:
         """Enter an update that will never count, and why."""
-        values = {"digest": digest, "size": size, "base": base, "status": "rejected", "reason": storable(reason)}
+        values = {
+            "digest": digest,
+            "size": size,
+            "base_version": base_version,
+            "status": "rejected",
+            "reason": storable(reason),
+        }
         return self._enter(fleet, round, device, None, **values)
 
     def _enter(self, fleet: str, round: int, device: str, found: str | None, **values: Any) -> Received:

@@ -22,8 +22,8 @@ def in_use(tx: Connection) -> set[str]:
     keep: set[str | None] = set()
     for row in tx.execute(select(FLEETS.c.body, FLEETS.c.server)):
         keep |= {row.body, row.server}
-    for row in tx.execute(select(ROUNDS.c.base, ROUNDS.c.body)):
-        keep |= {row.base, row.body}
+    for row in tx.execute(select(ROUNDS.c.base_digest, ROUNDS.c.body)):
+        keep |= {row.base_digest, row.body}
     keep |= set(tx.execute(select(UPDATES.c.digest).where(UPDATES.c.status == "stored")).scalars())
     return {digest for digest in keep if digest}
 

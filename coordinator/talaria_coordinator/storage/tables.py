@@ -17,7 +17,7 @@ from sqlalchemy import (
 
 METADATA = MetaData()
 
-# A device may claim any base, and epochs are milliseconds; the integers of SQLite hold them as they are.
+# A device may claim any base_version, and epochs are milliseconds; the integers of SQLite hold them as they are.
 CLAIMED = Integer().with_variant(BigInteger(), "postgresql")
 
 # `step` counts the rounds of learning that are committed, `tried` the rounds that were opened: a round without
@@ -44,7 +44,7 @@ ROUNDS = Table(
     Column("round", Integer, primary_key=True),
     Column("step", Integer, nullable=False),
     Column("cohort", Text, nullable=False),
-    Column("base", String(64), nullable=False),
+    Column("base_digest", String(64), nullable=False),
     Column("opened", Float, nullable=False),
     Column("closed", Float),
     Column("failure", Text),
@@ -86,7 +86,7 @@ UPDATES = Table(
     Column("device", String(36), primary_key=True),
     Column("digest", String(64), nullable=False),
     Column("size", BigInteger, nullable=False),
-    Column("base", CLAIMED, nullable=False),
+    Column("base_version", CLAIMED, nullable=False),
     Column("status", String(16), nullable=False),
     Column("reason", Text),
     Column("changed", Float, nullable=False),

@@ -65,7 +65,7 @@ class Learner:
         The update and the new private state are on flash when this returns.
         """
         done = self.store.trained()
-        if done is not None and (done.step, done.base, done.run) == (step, body.hex(), self.digest):
+        if done is not None and (done.step, done.base_digest, done.run) == (step, body.hex(), self.digest):
             return done, {}
         self._settle(after)
         private = self.private()

@@ -31,17 +31,19 @@ from talaria_edge.storage import tensor_files
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+_BEFORE = {"base": "base_digest"}
+"""What format 1 called otherwise. Its tensors are the same."""
 
 
 @dataclass(frozen=True)
 class Private:
-    """The private tensors after learning round ``step``, trained from body ``base`` (hex) of run ``run`` (hex), for the
-    coordinator of epoch ``epoch``."""
+    """The private tensors after learning round ``step``, trained from body ``base_digest`` (hex) of run ``run`` (hex),
+    for the coordinator of epoch ``epoch``."""
 
     tensors: Tensors = field(repr=False)
     step: int
-    base: str
+    base_digest: str
     run: str
     epoch: int = 0
 
@@ -52,7 +54,7 @@ class Trained:
 
     update: bytes = field(repr=False)
     step: int
-    base: str
+    base_digest: str
     run: str
     epoch: int = 0
 
@@ -102,7 +104,7 @@ class DeviceStore:
 
     def stage(self, trained: Trained, private: Tensors) -> None:
         """Keep a finished round until it is received. The private state in force is not touched."""
-        facts = {"step": trained.step, "base": trained.base, "run": trained.run, "epoch": trained.epoch}
+        facts = {"step": trained.step, "base_digest": trained.base_digest, "run": trained.run, "epoch": trained.epoch}
         with self._staging:
             self._update.unlink(missing_ok=True)
             tensor_files.write(self._next, tensor_files.pack(private, self._facts | facts))
@@ -155,8 +157,8 @@ class DeviceStore:
             return None
         try:
             facts, update = _opened(tensor_files.read(self._update, "the round is trained again"))
-            return Trained(update, facts["step"], facts["base"], facts["run"], facts.get("epoch", 0))
-        except StateError as error:
+            return Trained(update, facts["step"], facts["base_digest"], facts["run"], facts.get("epoch", 0))
+        except (StateError, KeyError) as error:  # a key that is missing: an update of format 1
             logger.warning("the unfinished round is trained again: %s", error)
             return None
 
@@ -168,6 +170,8 @@ class DeviceStore:
             "and loses what it had personalized"
         )
         tensors, facts = tensor_files.unpack(tensor_files.read(path, mend), path, mend)
+        if facts.get("format") == 1:
+            facts = {_BEFORE.get(name, name): value for name, value in facts.items()} | {"format": FORMAT}
         for name, value in self._facts.items():
             if facts.get(name) != value:
                 raise StateError(
@@ -176,7 +180,7 @@ class DeviceStore:
                 )
         try:
             epoch = int(facts.get("epoch", 0))
-            return Private(tensors, int(facts["step"]), str(facts["base"]), str(facts["run"]), epoch)
+            return Private(tensors, int(facts["step"]), str(facts["base_digest"]), str(facts["run"]), epoch)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"state: {path} is damaged ({error}); {mend}") from None
 
@@ -245,7 +249,7 @@ class DeviceStore:
 
 
 def _round(record: Private | Trained) -> tuple[int, str, str]:
-    return record.step, record.base, record.run
+    return record.step, record.base_digest, record.run
 
 
 def _sealed(facts: Mapping[str, Any], data: bytes) -> bytes:

@@ -38,8 +38,8 @@ class FedBuff:
     Updates are differences to the version that the device had downloaded
     (:func:`~talaria.types.as_delta`); values are taken only from clients at the present version.
 
-    State: ``version`` (changes of the shared state so far, 0 at first; a client's ``base`` is the version that it
-    downloaded), and ``inner``'s under ``inner/``.
+    State: ``version`` (changes of the shared state so far, 0 at first; a client's ``base_version`` is the version that
+    it downloaded), and ``inner``'s under ``inner/``.
 
     Raises :class:`~talaria.errors.ConfigError` where ``capacity`` is smaller than ``inner``'s ``f`` needs: fast
     attackers fill a buffer first.
@@ -135,19 +135,19 @@ def discount(late: int, a: float) -> float:
 
 def staleness(update: Update, version: int) -> int:
     """Versions between what the update trained on and ``version``."""
-    if not 0 <= update.base <= version:
+    if not 0 <= update.base_version <= version:
         raise AggregationError(
-            f"update of client {update.client!r}: base={update.base} must be a version within 0..{version}, "
-            f"the shared state's; send the version that was downloaded"
+            f"update of client {update.client!r}: base_version={update.base_version} must be a version within "
+            f"0..{version}, the shared state's; send the version that was downloaded"
         )
-    return version - update.base
+    return version - update.base_version
 
 
 def _compared(shared: Tensors, update: Update, version: int) -> Update:
     """The update as a difference to what the device had downloaded."""
-    if update.kind == "value" and update.base != version:
+    if update.kind == "value" and update.base_version != version:
         raise AggregationError(
-            f"update of client {update.client!r}: values of version {update.base} cannot be compared with "
+            f"update of client {update.client!r}: values of version {update.base_version} cannot be compared with "
             f"version {version}; send kind='delta', the difference to what was downloaded"
         )
     return as_delta(

@@ -2,8 +2,8 @@
 
 A device trains from the body it has, while others make newer ones; when ``buffer`` updates are there, one of each
 device, they are folded into the next version (:class:`~talaria.aggregate.fedbuff.FedBuff`). An update says by its
-``base`` which version it started from. Its values travel as differences to that version, so that an old update adds
-what its device learned, and takes nothing back of what others did meanwhile.
+``base_version`` which version it started from. Its values travel as differences to that version, so that an old update
+adds what its device learned, and takes nothing back of what others did meanwhile.
 """
 
 from dataclasses import dataclass, replace

@@ -149,12 +149,12 @@ def participate(
     """The device's half of a round: ``(update, private)``. ``private=None`` is a first participation. What a coarse
     codec leaves out of this update is private state, and is added to the next one (:mod:`talaria.wire.feedback`).
 
-    Round ``n`` from 1 trains from version ``n - 1`` of the body, which is the update's ``base``: in an asynchronous run
-    the round is that of the body which the device downloaded, however many versions there are by now.
+    Round ``n`` from 1 trains from version ``n - 1`` of the body, which is the update's ``base_version``: in an
+    asynchronous run the round is that of the body which the device downloaded, however many versions there are by now.
     """
     task, compact, own = _enter(run, member, shared, private, round)
     update, own = algorithm_of(run).fit(task, compact, own)
-    update, how = update.but(base=round - 1), codec_of(run, member)
+    update, how = update.but(base_version=round - 1), codec_of(run, member)
     if kind_of(run) == "delta":
         same = update.mask == task.mask
         began = only(compact, update.tensors) if same else masks.gathered(shared, update.tensors, update.mask)

@@ -86,17 +86,17 @@ class Complete:
     round: int
     dev: str
     xfer: str
-    base: int
+    base_version: int
     cut: Cut = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Counted:
-    """One update that counts: made by ``dev`` for ``round`` from body version ``base``."""
+    """One update that counts: made by ``dev`` for ``round`` from body version ``base_version``."""
 
     dev: str
     round: int
-    base: int
+    base_version: int
     sha256: bytes
 
 

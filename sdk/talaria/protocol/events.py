@@ -223,7 +223,7 @@ class UpdateReady:
 
     now: float
     round: int
-    base: int
+    base_version: int
     cut: Cut = field(repr=False)
 
 

@@ -14,7 +14,7 @@ import msgpack
 from talaria.errors import StateError, WireError
 from talaria.wire.frames import unpack
 
-FORMAT = 2
+FORMAT = 3
 DEPTH = 16
 T = TypeVar("T")
 

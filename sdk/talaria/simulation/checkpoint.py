@@ -107,7 +107,7 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
         fleet.private = {name: under(tensors, f"private/{i}/") for i, name in enumerate(facts["private"])}
         fleet.bodies = {version: under(tensors, f"bodies/{version}/") for version in facts["bodies"]}
         fleet.sent = facts["sent"]
-        fleet.under_way = [(clock, name, base) for clock, name, base in facts["under_way"]]
+        fleet.under_way = [(clock, name, base_version) for clock, name, base_version in facts["under_way"]]
         fleet.history = [_facts(one) for one in facts["history"]]
         fleet.version = len(fleet.history)
         marks = {int(number): float(mark) for number, mark in facts["marks"]}
@@ -127,7 +127,7 @@ def finish(folder: Path, document: Mapping[str, Any]) -> None:
 
 
 def _facts(one: Mapping[str, Any]) -> RoundFacts:
-    pairs = {name: tuple((client, base) for client, base in one[name]) for name in ("counted", "late")}
+    pairs = {name: tuple((client, base_version) for client, base_version in one[name]) for name in ("counted", "late")}
     return RoundFacts(**{**one, "clients": tuple(one["clients"]), **pairs})
 
 

@@ -51,8 +51,8 @@ def as_they_come(fleet: Fleet, rule: FedBuff) -> Iterator[RoundFacts]:
     heapify(fleet.under_way)
     waiting: list[Arrived] = []
     while fleet.version < run.rounds:
-        clock, name, base = heappop(fleet.under_way)
-        waiting.append(fleet.train(name, base, fleet.bodies[base]))
+        clock, name, base_version = heappop(fleet.under_way)
+        waiting.append(fleet.train(name, base_version, fleet.bodies[base_version]))
         if len(waiting) < rule.capacity:
             continue
         oldest = fleet.version + 1 - rule.max_staleness
@@ -72,13 +72,16 @@ def as_they_come(fleet: Fleet, rule: FedBuff) -> Iterator[RoundFacts]:
 def as_recorded(fleet: Fleet, records: Iterable[Record]) -> Fleet:
     """Each device trains from the versions that the records name, in that order; they count where the records say."""
     todo = [(record, sorted({*record.counted, *record.late}, key=lambda one: (one[1], one[0]))) for record in records]
-    last = {base: index for index, (_, trainings) in enumerate(todo) for _, base in trainings}
+    last = {base_version: index for index, (_, trainings) in enumerate(todo) for _, base_version in trainings}
     bodies = {0: fleet.shared}
     for index, (record, trainings) in enumerate(todo):
-        unknown = [base for _, base in trainings if base not in bodies]
+        unknown = [base_version for _, base_version in trainings if base_version not in bodies]
         if unknown:
             raise ConfigError(f"record {index + 1}: no version {unknown[0]} of the body is there yet; check the record")
-        arrived = {(name, base): fleet.train(name, base, bodies[base]) for name, base in trainings}
+        arrived = {
+            (name, base_version): fleet.train(name, base_version, bodies[base_version])
+            for name, base_version in trainings
+        }
         counted = [arrived.pop(one) for one in record.counted]
         fleet.fold(counted, tuple(arrived.values()))
         bodies[fleet.version] = fleet.shared

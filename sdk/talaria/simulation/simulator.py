@@ -21,7 +21,7 @@ class Arrived:
     """One training's update as it travels."""
 
     client: str
-    base: int
+    base_version: int
     frame: bytes = field(repr=False)
     metrics: Mapping[str, float] = field(repr=False)
 
@@ -47,7 +47,7 @@ class RoundFacts:
     @property
     def staleness(self) -> tuple[int, ...]:
         """Versions between what each counted update started from and what it was folded into."""
-        return tuple(self.round - 1 - base for _, base in self.counted)
+        return tuple(self.round - 1 - base_version for _, base_version in self.counted)
 
 
 class Fleet:
@@ -65,20 +65,22 @@ class Fleet:
         self.bodies: dict[int, Tensors] = {}
         """The versions that somebody still trains from."""
 
-    def train(self, client: str, base: int, body: Tensors) -> Arrived:
-        """Let a device train from ``body``, which is version ``base``."""
+    def train(self, client: str, base_version: int, body: Tensors) -> Arrived:
+        """Let a device train from ``body``, which is version ``base_version``."""
         if client not in self.members:
             raise ConfigError(f"client {client!r} is no member of this run; members are {sorted(self.members)[:8]}")
         member = self.members[client]
-        update, self.private[client] = rounds.participate(self.run, member, body, self.private.get(client), base + 1)
+        update, self.private[client] = rounds.participate(
+            self.run, member, body, self.private.get(client), base_version + 1
+        )
         frame = codec.encode_update(update, rounds.codec_of(self.run, member))
         self.sent[client] += len(frame)
-        return Arrived(client, base, frame, update.metrics)
+        return Arrived(client, base_version, frame, update.metrics)
 
     def fold(self, counted: Sequence[Arrived], late: Sequence[Arrived] = (), **more: Any) -> RoundFacts:
         """Make the next version of the body; one update is decoded at a time, in client order. ``more`` goes into the
         facts."""
-        ordered = sorted(counted, key=lambda one: (one.client, one.base))
+        ordered = sorted(counted, key=lambda one: (one.client, one.base_version))
         self.shared, self.server = rounds.close(
             self.run, self.shared, self.server, self._decoded(ordered), self._aggregator
         )
@@ -89,8 +91,8 @@ class Fleet:
             tuple(sorted({one.client for one in every})),
             sum(len(one.frame) for one in every),
             _mean([one.metrics for one in every]),
-            tuple((one.client, one.base) for one in ordered),
-            tuple(sorted((one.client, one.base) for one in late)),
+            tuple((one.client, one.base_version) for one in ordered),
+            tuple(sorted((one.client, one.base_version) for one in late)),
             **more,
         )
         self.history.append(facts)

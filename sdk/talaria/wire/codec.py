@@ -37,7 +37,7 @@ __all__ = [
     "schema_of",
 ]
 
-VERSION = 1
+VERSION = 2
 _MASK = "mask|"
 _META = "talaria"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -114,7 +114,7 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
         "v": VERSION,
         "client": update.client,
         "weight": float(update.weight),
-        "base": update.base,
+        "base_version": update.base_version,
         "kind": update.kind,
         "metrics": {k: float(v) for k, v in sorted(update.metrics.items())},
         "mask": None if update.mask is None else update.mask.digest,
@@ -164,7 +164,7 @@ def decode_update(
         tensors=tensors,
         weight=about["weight"],
         client=about["client"],
-        base=about["base"],
+        base_version=about["base_version"],
         kind=about["kind"],
         mask=mask,
         metrics=about["metrics"],
@@ -173,14 +173,14 @@ def decode_update(
 
 def _about(about: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """The update's facts, each checked."""
-    names = {"v", "client", "weight", "base", "kind", "metrics", "mask"}
+    names = {"v", "client", "weight", "base_version", "kind", "metrics", "mask"}
     if set(about) != names or about["v"] != VERSION:
         raise WireError(f"update facts {named(about)} are not those of version {VERSION}: {sorted(names)}")
-    weight, base, metrics, mask = about["weight"], about["base"], about["metrics"], about["mask"]
+    weight, base_version, metrics, mask = about["weight"], about["base_version"], about["metrics"], about["mask"]
     if type(weight) not in (int, float) or not 0 < weight <= limits.max_weight:
         raise WireError(f"weight={shown(weight)} must be above 0 and at most {limits.max_weight:g}")
-    if type(base) is not int or not 0 <= base <= 2**53:
-        raise WireError(f"base={shown(base)} must be a body version")
+    if type(base_version) is not int or not 0 <= base_version <= 2**53:
+        raise WireError(f"base_version={shown(base_version)} must be a body version")
     if about["kind"] not in ("value", "delta"):
         raise WireError(f"kind={shown(about['kind'])} must be 'value' or 'delta'")
     if not isinstance(about["client"], str) or not 0 < len(about["client"]) <= 64:

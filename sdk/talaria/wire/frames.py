@@ -18,7 +18,7 @@ from talaria.foreign import DEPTH, named, reading, shallow, shown
 from talaria.wire.signing import SIGNATURE_BYTES, Signer, verified
 
 MAGIC = b"FLF1"
-VERSION = 2
+VERSION = 3
 MAX_HEADER = 1024
 MAX_BODY = 120 * 1024
 OVERHEAD = len(MAGIC) + 2 + 4

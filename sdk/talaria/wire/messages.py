@@ -150,12 +150,13 @@ class ModelManifest(Parcel):
 
 @dataclass(frozen=True, kw_only=True)
 class Offer(Parcel):
-    """A device has its update of ``round`` ready, made from version ``base`` of the body, whose sha256 is ``body``."""
+    """A device has its update of ``round`` ready, made from version ``base_version`` of the body, whose sha256 is
+    ``base_digest``."""
 
     TYPE: ClassVar[str] = "offer"
     round: int = _int()
-    base: int = _int()
-    body: bytes = _bytes(32, 32)
+    base_version: int = _int()
+    base_digest: bytes = _bytes(32, 32)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,9 @@ from talaria.types import Update
 LINE = ChannelLayout({"g": 3}, {"w": ((("g", 1),),)})
 
 
-def delta(value: float | list[float], client: str, base: int = 0, weight: float = 1.0) -> Update:
+def delta(value: float | list[float], client: str, base_version: int = 0, weight: float = 1.0) -> Update:
     values = value if isinstance(value, list) else [value]
-    return Update({"w": torch.tensor(values)}, weight=weight, client=client, base=base, kind="delta")
+    return Update({"w": torch.tensor(values)}, weight=weight, client=client, base_version=base_version, kind="delta")
 
 
 def at(version: int, rule: FedBuff, shared: Tensors) -> Tensors:
@@ -75,12 +75,12 @@ def test_what_is_as_old_as_it_may_be_counts() -> None:
     assert new["w"].item() == pytest.approx(3**-0.5)
 
 
-@pytest.mark.parametrize("base", [-1, 6])
-def test_a_base_that_never_was_is_refused(base: int) -> None:
+@pytest.mark.parametrize("base_version", [-1, 6])
+def test_a_base_that_never_was_is_refused(base_version: int) -> None:
     rule = FedBuff(capacity=1)
     shared = {"w": torch.zeros(1)}
-    with pytest.raises(AggregationError, match=rf"'eve': base={base} must be a version within 0..5"):
-        rule.apply(shared, at(5, rule, shared), [delta(1.0, "eve", base)])
+    with pytest.raises(AggregationError, match=rf"'eve': base_version={base_version} must be a version within 0..5"):
+        rule.apply(shared, at(5, rule, shared), [delta(1.0, "eve", base_version)])
 
 
 def test_old_values_are_refused() -> None:
@@ -91,8 +91,8 @@ def test_old_values_are_refused() -> None:
         rule.apply(shared, at(5, rule, shared), [delta(1.0, "a", 4).but(kind="value")])
 
 
-def masked(client: str, kept: tuple[int, ...], values: list[float], base: int = 0) -> Update:
-    return delta(values, client, base).but(mask=ChannelMask(LINE, {"g": kept}))
+def masked(client: str, kept: tuple[int, ...], values: list[float], base_version: int = 0) -> Update:
+    return delta(values, client, base_version).but(mask=ChannelMask(LINE, {"g": kept}))
 
 
 def test_masked_deltas_by_hand() -> None:
@@ -113,7 +113,7 @@ def test_masked_deltas_by_hand() -> None:
         ([delta(1.0, "b", 5), delta(1.0, "a", 5)], "'a' came after 'b'"),
         ([delta(1.0, "a", 4), delta(1.0, "a", 5)], "'a' came after 'a'; sort them, one of each client"),
         ([delta(1.0, "a", 2)], "'a': 3 versions behind; at most 2 count"),
-        ([delta(1.0, "a", 6)], "base=6 must be a version within 0..5"),
+        ([delta(1.0, "a", 6)], "base_version=6 must be a version within 0..5"),
         ([delta(1.0, "a", 4).but(kind="value")], "values of version 4 cannot be compared"),
     ],
 )

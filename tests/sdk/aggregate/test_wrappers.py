@@ -17,8 +17,10 @@ from talaria.tensors import Tensors
 from talaria.types import Update, as_delta
 
 
-def step(value: float, *, weight: float = 1.0, client: str = "a", base: int = 0) -> Update:
-    return Update({"w": torch.tensor([value, 0.0])}, weight=weight, client=client, base=base, kind="delta")
+def step(value: float, *, weight: float = 1.0, client: str = "a", base_version: int = 0) -> Update:
+    return Update(
+        {"w": torch.tensor([value, 0.0])}, weight=weight, client=client, base_version=base_version, kind="delta"
+    )
 
 
 @pytest.fixture

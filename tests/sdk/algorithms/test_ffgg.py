@@ -296,7 +296,7 @@ def arriving(
         if lie is not None and i >= CLIENTS - 4:
             sent = lie(sent)
         oldest = max(oldest, version - held[i])
-        update = Update({"theta": sent}, 1.0, f"c{i:02d}", base=held[i], kind="delta")
+        update = Update({"theta": sent}, 1.0, f"c{i:02d}", base_version=held[i], kind="delta")
         inside[i] = update
         if len(inside) < rule.capacity:
             continue
@@ -329,7 +329,7 @@ def test_at_the_optimum_stale_updates_move_nothing() -> None:
     shared = {"theta": p.theta}
     state = rule.init(shared) | {"version": torch.tensor(9)}
     sent = twin(p.theta, range(5))
-    updates = [Update({"theta": x}, 1.0, f"c{i}", base=i, kind="delta") for i, x in enumerate(sent)]
+    updates = [Update({"theta": x}, 1.0, f"c{i}", base_version=i, kind="delta") for i, x in enumerate(sent)]
     new, state = rule.apply(shared, state, updates)
     assert int(state["version"]) == 10
     assert roundings(new["theta"], p.theta) <= 64

@@ -333,7 +333,7 @@ def test_an_intersection_without_a_common_channel_stops_nobody() -> None:
         kept["conv2"] = tuple(sorted(set(kept["conv2"]) - held)) or (0,)
         mask = ChannelMask(layout, kept)
         lie = masks.gather(only(shared, updates[0].tensors), mask)
-        liar = Update(lie, weight=1.0, client="liar", base=number - 1, mask=mask)
+        liar = Update(lie, weight=1.0, client="liar", base_version=number - 1, mask=mask)
         before, (shared, server) = shared, rounds.close(config, shared, server, [*updates, liar])
     assert not shared["mask/conv2"].any()
     assert torch.equal(shared["conv2.weight"], before["conv2.weight"])

@@ -72,7 +72,7 @@ class Stream:
             assert len({c.dev for c in fold.counted}) == self.target
             assert list(fold.counted) == sorted(fold.counted, key=lambda c: (c.dev, c.round))
             for entry in fold.counted:
-                assert 0 <= index - entry.base <= self.stale
+                assert 0 <= index - entry.base_version <= self.stale
                 assert (entry.dev, entry.round) not in seen
                 seen.add((entry.dev, entry.round))
                 data = self.w.disks[entry.dev].updates[entry.round, entry.dev]
@@ -97,7 +97,7 @@ def test_a_slow_devices_old_update_counts_in_the_version_that_is_then_made(world
     s.slow["dev-3"] = 2
     s.until(8)
     s.check()
-    ages = [i - c.base for i, fold in enumerate(s.folds) for c in fold.counted if c.dev == "dev-3"]
+    ages = [i - c.base_version for i, fold in enumerate(s.folds) for c in fold.counted if c.dev == "dev-3"]
     assert ages
     assert set(ages) == {2}
 
@@ -130,7 +130,7 @@ def test_what_comes_while_a_buffer_is_folded_counts_in_the_next_and_only_then_ha
     s.w.crash_coordinator()
     s.w.start_coordinator()
     s.until(2)
-    assert [(c.dev, c.round, c.base) for c in s.folds[1].counted] == [("dev-2", 1, 0), ("dev-3", 1, 0)]
+    assert [(c.dev, c.round, c.base_version) for c in s.folds[1].counted] == [("dev-2", 1, 0), ("dev-3", 1, 0)]
     s.w.run(3)
     assert s.w.receipts["dev-2", 1] == ["stored"]
     s.check()

@@ -153,7 +153,7 @@ class Fleet(RuleBasedStateMachine):
             return
         closed = {}
         for action in self.w.closed:
-            entries = tuple((c.dev, c.round, c.base, c.sha256) for c in action.counted)
+            entries = tuple((c.dev, c.round, c.base_version, c.sha256) for c in action.counted)
             assert closed.setdefault(action.round, entries) == entries, "one round closed in two ways"
         counted = [entry[:2] for entries in closed.values() for entry in entries]
         assert len(counted) == len(set(counted)), counted

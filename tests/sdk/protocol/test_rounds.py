@@ -51,7 +51,7 @@ def test_rounds_follow_one_another_with_new_bodies(world):
         w.run(8)
     assert [c.round for c in w.closed] == [1, 2, 3]
     assert all(counted(c) == digests(w, c.round) for c in w.closed)
-    assert all(entry.base == c.round for c in w.closed for entry in c.counted)
+    assert all(entry.base_version == c.round for c in w.closed for entry in c.counted)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -452,7 +452,7 @@ def test_updates_of_earlier_rounds_count_within_the_staleness_allowed(world):
     w.tell(e.OpenRound(w.now, 2, {n: f"plan of {n}".encode() for n in w.names[:2]}, None, 2, 2, 2))
     type(w).work(w, *slow[0])
     w.run(6)
-    entries = {(c.dev, c.round, c.base) for c in w.closed[1].counted}
+    entries = {(c.dev, c.round, c.base_version) for c in w.closed[1].counted}
     assert ("dev-2", 1, 0) in entries
     assert len(entries) == 2
 

@@ -130,8 +130,8 @@ def test_a_saved_state_comes_back(state):
     data = state_codec.dump(state)
     assert state_codec.load(Outer, data) == state
     assert state_codec.dump(state_codec.load(Outer, data)) == data
-    with pytest.raises(StateError, match="not of format 2"):
-        state_codec.load(Outer, b"\x92\x01" + data[2:])
+    with pytest.raises(StateError, match="not of format 3"):
+        state_codec.load(Outer, b"\x92\x02" + data[2:])
 
 
 @given(STATES, st.data())

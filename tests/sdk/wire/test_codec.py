@@ -52,7 +52,13 @@ SCHEMA = schema_of(dense())
 
 def an_update(**changes) -> Update:
     base = Update(
-        tensors=compact(dense()), weight=37.0, client="dev-1", base=4, kind="delta", mask=MASK, metrics={"loss": 0.25}
+        tensors=compact(dense()),
+        weight=37.0,
+        client="dev-1",
+        base_version=4,
+        kind="delta",
+        mask=MASK,
+        metrics={"loss": 0.25},
     )
     return base.but(**changes)
 
@@ -64,7 +70,13 @@ def test_a_raw_update_comes_back_bit_by_bit(masked, compress):
     data = encode_update(sent, compress=compress)
     got = decode_update(data, schema=SCHEMA, layout=LAYOUT, client="dev-1")
     assert tree.equal(got.tensors, sent.tensors)
-    assert (got.weight, got.client, got.base, got.kind, got.metrics) == (37.0, "dev-1", 4, "delta", {"loss": 0.25})
+    assert (got.weight, got.client, got.base_version, got.kind, got.metrics) == (
+        37.0,
+        "dev-1",
+        4,
+        "delta",
+        {"loss": 0.25},
+    )
     assert (got.mask is None) == (not masked)
     if masked:
         assert got.mask.kept == KEPT

@@ -128,7 +128,7 @@ class CoordinatorMachine:
                 if (rnd.number, dev) in event.stored and member.phase in LIVE and self._intake(t).countable(rnd):
                     member.sha256 = event.stored[rnd.number, dev]
                     member.xfer = transfer_of(member.sha256)
-                    member.base = rnd.version
+                    member.base_version = rnd.version
                     self._intake(t).counted(rnd, dev, member)
                 elif member.phase == "storing":
                     member.phase = "receiving"

@@ -137,7 +137,7 @@ class Participant:
     sha256: bytes = b""
     boot: int = 0
     """The boot in which the update with this sha256 was offered, 0 where that was before the coordinator's start."""
-    base: int = 0
+    base_version: int = 0
     reason: str = ""
     sought: float | None = None
     """Since when it is asked whether it is still there, and has said nothing."""

@@ -41,7 +41,7 @@ class Intake:
         used = state.nonces.get(offer.nonce)
         if used is not None and used != (offer.round, dev, offer.sha256):
             raise WireError(f"offer for round {offer.round} repeats the nonce of another offer")
-        if offer.body != rnd.body:
+        if offer.base_digest != rnd.body:
             # Made before the fleet's record was restored or began anew, for a round that had this number then.
             self._answer(dev, offer.round, offer.sha256, "late", "this round began from another body")
             return
@@ -75,12 +75,12 @@ class Intake:
             member.phase, member.sha256, member.reason = "rejected", cut.sha256, reason
             self._answer(dev, rnd.number, cut.sha256, "rejected", reason)
             raise WireError(f"offer for round {rnd.number} is too large: {reason}")
-        if offer.base != rnd.version:
-            raise WireError(f"offer for round {rnd.number} is based on body {offer.base}, not {rnd.version}")
+        if offer.base_version != rnd.version:
+            raise WireError(f"offer for round {rnd.number} is based on body {offer.base_version}, not {rnd.version}")
         if len(self.t.state.waiting) >= 4 * self.rules.max_open:
             return  # no room to remember it: the device offers again
         self.t.state.nonces[offer.nonce] = (rnd.number, dev, cut.sha256)
-        member.phase, member.sha256, member.base = "waiting", cut.sha256, offer.base
+        member.phase, member.sha256, member.base_version = "waiting", cut.sha256, offer.base_version
         member.boot = self.t.peer(dev).boot
         member.xfer = transfer_of(cut.sha256)
         self.t.state.waiting.append((rnd.number, dev))
@@ -172,7 +172,7 @@ class Intake:
         if upload.receiver.whole:
             member = self.t.state.rounds[upload.round].cohort[upload.dev]
             member.phase = "storing"
-            self.t.act(a.Complete(upload.round, upload.dev, key[1], member.base, upload.receiver.cut))
+            self.t.act(a.Complete(upload.round, upload.dev, key[1], member.base_version, upload.receiver.cut))
 
     def recover(self, chunks: Mapping[tuple[str, str], frozenset[int]]) -> None:
         """After a start: the chunks found on disk are those that are there."""
@@ -226,7 +226,7 @@ class Intake:
             member.phase = HELD
             return False
         member.phase = "stored"
-        into.counted.append((dev, rnd.number, member.base, member.sha256))
+        into.counted.append((dev, rnd.number, member.base_version, member.sha256))
         return True
 
     def _answer(self, dev: str, number: int, sha: bytes, outcome: str, reason: str) -> None:

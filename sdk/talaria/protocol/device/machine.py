@@ -131,7 +131,7 @@ class DeviceMachine:
 
     def _ready(self, state: DeviceState, event: e.UpdateReady, out: list[a.Action]) -> None:
         job = state.job
-        known = job is not None and (job.round, job.version) == (event.round, event.base)
+        known = job is not None and (job.round, job.version) == (event.round, event.base_version)
         if job is None or not known or job.phase not in ("training", "fetching"):
             return  # the round is over, or this update is on its way already
         if event.cut.size > state.max_update:
@@ -139,7 +139,7 @@ class DeviceMachine:
             out.append(a.Save())
             self._say(state, m.Decline(round=job.round, reason=job.reason), out)
             return
-        job.phase, job.cut, job.base = "offering", event.cut, event.base
+        job.phase, job.cut, job.base_version = "offering", event.cut, event.base_version
         out.append(a.Save())
         self._offer(state, event.now, out)
 
@@ -377,8 +377,8 @@ class DeviceMachine:
         tag = f"{self.fed}/{self.dev}/{job.round}/".encode()
         offer = m.Offer(
             round=job.round,
-            base=job.base,
-            body=job.body,
+            base_version=job.base_version,
+            base_digest=job.body,
             size=cut.size,
             chunk=cut.chunk,
             sha256=cut.sha256,

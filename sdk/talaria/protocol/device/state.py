@@ -45,7 +45,7 @@ class Job:
     """That of the coordinator which asked last. Within one, rounds only count upward."""
     phase: str = "fetching"
     """fetching, training, offering, done, refused."""
-    base: int = 0
+    base_version: int = 0
     cut: Cut | None = None
     said: float = -1e18
     outcome: str = ""
