@@ -143,7 +143,8 @@ class Task:
     mask: ChannelMask | None = field(default=None, repr=False)
     plan: Plan | None = None
     newcomer: bool = False
-    """True where this device is served without ever having taken part."""
+    """True where this device has learned nothing in this run yet: in its first ``fit``, and where it is served without
+    ever having taken part."""
 
     def generator(self, purpose: str) -> Generator:
         """A generator of its own for each (seed, client, round, purpose)."""

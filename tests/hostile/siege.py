@@ -11,7 +11,7 @@ from pathlib import Path
 
 from limits import MEMORY_MIB, allowed
 
-from talaria.federated import global_model
+from talaria.federated import global_model, rounds
 from talaria.federated.run import Run
 from talaria.identity.credentials import Credentials
 from talaria.model.zoo import ModelSpec
@@ -250,7 +250,7 @@ class Siege:
         if name in self.learned:
             return encode_update(self.learned[name].but(base_version=base_version), compress=False)
         shared = global_model.decode_body(RUN, body)
-        tensors = {n: shared[n] for n in global_model.update_schema(RUN)}
+        tensors = {n: shared[n] for n in rounds.update_schema(RUN)}
         return encode_update(
             Update(tensors=tensors, weight=8.0, client=name, base_version=base_version).but(**changes), compress=False
         )

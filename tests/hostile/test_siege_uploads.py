@@ -58,7 +58,7 @@ import torch
 import zstandard
 from siege import RUN, Cost
 
-from talaria.federated import global_model, rounds
+from talaria.federated import rounds
 from talaria.model.masks import ChannelMask
 from talaria.types import Update
 from talaria.wire.codec import encode_update
@@ -66,7 +66,7 @@ from talaria.wire.compression import MAGIC
 from talaria.wire.strict_safetensors import pack, unpack
 
 LAYOUT = rounds.layout_of(RUN.spec)
-SCHEMA = global_model.update_schema(RUN)
+SCHEMA = rounds.update_schema(RUN)
 FIRST = next(name for name, spec in SCHEMA.items() if len(spec.shape) == 3)
 VECTOR = next(name for name, spec in SCHEMA.items() if len(spec.shape) == 1)
 

@@ -43,7 +43,7 @@ class Learning:
     @cached_property
     def dense(self) -> int:
         """Bytes of an update that sends every shared value as it is."""
-        specs = global_model.update_schema(self.run).values()
+        specs = rounds.update_schema(self.run).values()
         return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
     def first(self) -> tuple[str, str]:
@@ -94,7 +94,7 @@ class Learning:
     def _decoded(self, data: bytes, device: str) -> Update:
         return codec.decode_update(
             data,
-            schema=global_model.update_schema(self.run),
+            schema=rounds.update_schema(self.run),
             layout=rounds.layout_of(self.run.spec),
             limits=codec.Limits(total=self.max_update),
             client=device,

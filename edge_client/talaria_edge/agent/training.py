@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from talaria.errors import AggregationError, DataError, ModelError, StateError, WireError
 from talaria.federated import rounds
-from talaria.federated.global_model import decode_body, update_schema
+from talaria.federated.global_model import decode_body
 from talaria.federated.run import Member, Run
 from talaria.model.widths import widths_of
 from talaria.planning.budget import AccuracyCheck
@@ -97,9 +97,9 @@ class Learner:
     def _require_sound(self, shared: Tensors, data: bytes) -> None:
         """Nothing leaves that the coordinator would refuse, and shut this device out for: training that went astray,
         on a body that a liar spoiled, costs a round and not the place in the fleet."""
-        layout = rounds.layout_of(self.run.spec)
+        schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
         try:
-            sent = codec.decode_update(data, schema=update_schema(self.run), layout=layout, client=self.config.device)
+            sent = codec.decode_update(data, schema=schema, layout=layout, client=self.config.device)
             rounds.require_update(self.run, shared, sent)
         except (WireError, AggregationError) as error:
             raise DataError(f"what was learned cannot be sent: {error}") from error

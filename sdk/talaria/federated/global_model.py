@@ -1,14 +1,11 @@
 """The shared state as the bytes that devices download, and back, checked against the run's own model."""
 
-from collections.abc import Mapping
-from functools import lru_cache
-
 from talaria.aggregate.validation import is_reserved
 from talaria.federated import rounds
 from talaria.federated.run import Run
 from talaria.tensors import Tensors
 from talaria.wire import codec, strict_safetensors
-from talaria.wire.codec import TensorSpec, schema_of
+from talaria.wire.codec import TensorSpec
 
 MOST = 40_000
 """Tensors that a body may hold."""
@@ -27,17 +24,7 @@ def decode_body(run: Run, data: bytes) -> Tensors:
     else and for values that are not finite.
     """
     entries, _ = strict_safetensors.unpack(data, most=MOST)
-    known = _schema(run.to_json())
+    known = rounds.update_schema(run)
     written = [name for name in entries if is_reserved(name) and name not in known]
     extra = {name: TensorSpec(entries[name].shape, entries[name].dtype) for name in written}
     return codec.decode_tensors(data, schema={**known, **extra})
-
-
-def update_schema(run: Run) -> Mapping[str, TensorSpec]:
-    """The dense shapes of what an update may hold."""
-    return _schema(run.to_json())
-
-
-@lru_cache(maxsize=16)
-def _schema(text: str) -> dict[str, TensorSpec]:
-    return schema_of(rounds.first_body(Run.from_json(text, allow=None)))

@@ -15,8 +15,8 @@ from talaria.errors import ConfigError
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Part, Split
 from talaria.planning.plan import Plan
-from talaria.tensors import Tensors
 from talaria.types import Recipe
+from talaria.wire.codec import TensorSpec
 from talaria.wire.tensor_codecs import Codec
 
 _BYTES = {"raw": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
@@ -87,11 +87,11 @@ def require_model(spec: ModelSpec, plan: Plan) -> None:
         raise ConfigError(f"plan: its {said}; {_AGAIN}")
 
 
-def require_trained(shared: Tensors, split: Split, plan: Plan) -> None:
+def require_trained(shared: Mapping[str, TensorSpec], split: Split, plan: Plan) -> None:
     """Raise :class:`~talaria.errors.ConfigError` where matrices of a part that ``plan`` freezes are among ``shared``,
     which trains and travels (vectors, such as BatchNorm's, may)."""
     part_of: Mapping[str, Part] = {k: part for part in ("body", "adapters", "head") for k in split.of(part)}
-    odd = sorted(k for k, v in shared.items() if v.dim() > 1 and part_of.get(k, "body") not in plan.trained)
+    odd = sorted(k for k, v in shared.items() if len(v.shape) > 1 and part_of.get(k, "body") not in plan.trained)
     if odd:
         raise ConfigError(
             f"plan: only {' and '.join(plan.trained)} may train and travel, but the run's algorithm sends {odd[0]!r} "

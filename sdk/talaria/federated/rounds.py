@@ -2,7 +2,7 @@
 seeds that derive from (run, client, round, purpose): what you simulate is what you deploy, to the byte."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
@@ -25,7 +25,7 @@ from talaria.federated import plan_compat
 from talaria.federated.run import Member, Run
 from talaria.model import masks, pruning, zoo
 from talaria.model.masks import ChannelLayout, ChannelMask
-from talaria.model.split import Split
+from talaria.model.split import Buffers, Split
 from talaria.model.zoo import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.seeds import generator
@@ -33,6 +33,7 @@ from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.loop import in_fast_layout, load, state_of
 from talaria.types import Task, Update, as_delta
 from talaria.wire import feedback
+from talaria.wire.codec import TensorSpec, schema_of
 
 
 @lru_cache(maxsize=16)
@@ -48,7 +49,12 @@ def layout_of(spec: ModelSpec) -> ChannelLayout:
 
 def split_of(run: Run) -> Split:
     """Body, adapters and head of the run's model."""
-    return zoo.split(run.spec, template(run.spec), buffers=run.buffers)
+    return _split(run.spec, run.buffers)
+
+
+@lru_cache(maxsize=16)
+def _split(spec: ModelSpec, buffers: Buffers) -> Split:
+    return zoo.split(spec, template(spec), buffers=buffers)
 
 
 def algorithm_of(run: Run) -> Algorithm:
@@ -72,6 +78,12 @@ def first_body(run: Run) -> Tensors:
         )
     shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))
     return shared
+
+
+@lru_cache(maxsize=16)
+def update_schema(run: Run) -> Mapping[str, TensorSpec]:
+    """The dense shapes of what an update may hold, those of :func:`first_body`; worked out once for a run."""
+    return schema_of(first_body(run))
 
 
 def start(run: Run, aggregator: Aggregator | None = None) -> tuple[Tensors, Tensors]:
@@ -240,7 +252,7 @@ def require_plan(run: Run, plan: Plan) -> None:
     plan_compat.require_model(run.spec, plan)
     plan_compat.codec_under(run.codec, plan)
     if len(set(plan.trained)) < 3:
-        plan_compat.require_trained(first_body(run), split_of(run), plan)
+        plan_compat.require_trained(update_schema(run), split_of(run), plan)
 
 
 def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> Task:

@@ -68,6 +68,11 @@ class Run:
                 raise ConfigError(f"run: hparams[{shown(name)}]={shown(value)} must be a number or text")
         algorithms.load(self.algorithm, self.hparams)
 
+    def __hash__(self) -> int:
+        """Of the fields that are no table: runs that are equal have the same, so that what is worked out of one is
+        kept (:func:`functools.lru_cache`)."""
+        return hash((self.spec, self.algorithm, self.recipe, self.rounds, self.seed, self.buffers, self.codec))
+
     def to_json(self) -> str:
         """Canonical JSON: equal runs, equal text."""
         data = asdict(self) | {"spec": self.spec.to_json()}

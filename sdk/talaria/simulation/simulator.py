@@ -99,7 +99,7 @@ class Fleet:
         return facts
 
     def _decoded(self, arrived: Iterable[Arrived]) -> Iterator[Update]:
-        schema = codec.schema_of(rounds.first_body(self.run))
+        schema = rounds.update_schema(self.run)
         layout = rounds.layout_of(self.run.spec)
         for one in arrived:
             yield codec.decode_update(one.frame, schema=schema, layout=layout)

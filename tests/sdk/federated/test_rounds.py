@@ -37,6 +37,14 @@ def test_a_run_travels_as_text_and_comes_back_equal() -> None:
     assert Run.from_json(run.to_json()).to_json() == run.to_json()
 
 
+def test_what_is_worked_out_of_a_run_is_that_of_its_equals_alone() -> None:
+    """fedper shares the body, fedavg the head too; a whole number for a fraction is the same run."""
+    run = replace(RUN, algorithm="fedprox", hparams={"mu": 1.0})
+    assert rounds.update_schema(Run.from_json(run.to_json())) is rounds.update_schema(run)
+    assert rounds.update_schema(replace(run, hparams={"mu": 1})) is rounds.update_schema(run)
+    assert set(rounds.update_schema(replace(RUN, algorithm="fedper"))) < set(rounds.update_schema(run))
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"spec": 3}', RUN.to_json()[:-1] + ',"extra":1}'])
 def test_what_is_no_run_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
