@@ -35,6 +35,11 @@ SLOW = (
     "tests/sdk/algorithms/test_hermes.py::test_fine_tuning_that_costs_accuracy_is_not_served",
     "tests/sdk/algorithms/test_hermes.py::test_the_gate_opens_where_everybodys_average_fits_nobody",
     "tests/sdk/algorithms/test_perfedavg.py::test_it_learns_a_better_start_than_its_own_average",
+    "tests/sdk/algorithms/test_thorki.py::test_one_graph_with_both_branches_and_the_gate_exports",
+    "tests/sdk/planning/test_layer_stats.py::test_shapes_are_those_of_the_compact_model[resnet18]",
+    "tests/sdk/test_plugins.py::test_the_command_takes_a_package_of_ones_own",
+    "tests/sdk/test_plugins.py::test_nothing_in_the_current_folder_takes_the_place_of_what_is_installed",
+    "tests/laws/test_algorithm_laws.py::test_the_personal_model_exports",
 )  # fmt: skip
 """Files and tests that ``make quick`` leaves to ``make test``: they take seconds each, as what learns for many rounds
 does, or are no part of the inner loop."""
