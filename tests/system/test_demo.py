@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo") / "demo"
-    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--out", str(out), "--rounds", "2", "--tune", "2"]
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--out", str(out), "--rounds", "1", "--tune", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     return out
