@@ -283,7 +283,7 @@ class Mallory:
         """Offer these bytes; how they are cut."""
         cut = describe(data, chunk)
         body = bytes.fromhex(self.siege.store.fleet("watch").body)
-        facts = {"sha256": cut.sha256, "hashes": cut.hashes, "nonce": cut.sha256[:16], "body": body} | changes
+        facts = {"sha256": cut.sha256, "hashes": cut.hashes, "nonce": cut.sha256[:16], "base_digest": body} | changes
         self.say(m.Offer(round=number, base_version=base_version, size=cut.size, chunk=cut.chunk, **facts))
         return cut
 
