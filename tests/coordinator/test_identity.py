@@ -393,6 +393,13 @@ def test_a_damaged_list_is_told(fleet, damage):
         Members(config_of(fleet))
 
 
+def test_a_list_of_another_version_is_left_to_it(fleet):
+    later = json.loads((fleet / "members.json").read_text()) | {"format": 2}
+    (fleet / "members.json").write_text(json.dumps(later))
+    with pytest.raises(ConfigError, match=r"members\.json is of format 2, and this version reads 1; run the version"):
+        Membership.load(fleet)
+
+
 def test_a_list_damaged_while_serving_leaves_the_one_before_in_force(fleet, tmp_path):
     own = enrol(fleet, tmp_path / "anna")
     members = Members(config_of(fleet))

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from talaria import durable
 from talaria.errors import ConfigError
+from talaria.foreign import shown
 from talaria.identity import credentials
 from talaria.identity.enrolment import Answer, Code, Request, fingerprint, named
 from talaria.wire.broker_url import Tls
@@ -35,6 +36,8 @@ from talaria_coordinator.identity.ca import Authority
 COORDINATOR = "_coordinator"
 """The coordinator's name at the broker: no device can have it."""
 BARRED = "barred.json"
+FORMAT = 1
+"""The version of ``members.json``."""
 HOURS = 24.0
 MOST = 64 * 2**20
 """Bytes of the list of members at most: about 200,000 devices."""
@@ -69,16 +72,22 @@ class Membership:
             for name, m in sorted(self.members.items())
         }
         codes = {name: {"public": public.hex(), "end": end} for name, (public, end) in sorted(self.codes.items())}
-        facts = {"format": 1, "fleet": self.fleet, "broker": self.broker, "hosts": list(self.hosts)}
+        facts = {"format": FORMAT, "fleet": self.fleet, "broker": self.broker, "hosts": list(self.hosts)}
         taken = [str(serial) for serial in self.taken]
         return json.dumps({**facts, "members": members, "codes": codes, "taken": taken}, indent=1).encode()
 
     @classmethod
     def load(cls, folder: Path) -> Membership:
-        """The list in ``folder``. Raises :class:`ConfigError` where there is none, or it is damaged."""
+        """The list in ``folder``. Raises :class:`ConfigError` where there is none, or it is damaged, or of
+        another version."""
         path = folder / "members.json"
         mend = f"make a fleet with `talaria fleet init {folder}`, or restore this file from a backup"
         facts = credentials.read_json(path, mend, MOST)
+        if facts.get("format", FORMAT) != FORMAT:
+            raise ConfigError(
+                f"identity: {path} is of format {shown(facts['format'])}, and this version reads {FORMAT}; "
+                "run the version that wrote it"
+            )
         try:
             members = {
                 name: EnrolledDevice(_key(m["key"]), int(m["serial"]), float(m["since"]), _moment(m["revoked"]))
