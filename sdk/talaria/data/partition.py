@@ -8,19 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from talaria.errors import ConfigError, DataError
+from talaria.errors import ConfigError
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _DRAWS = 100
-
-
-def iid(count: int, clients: int, seed: int = 0) -> list[Indices]:
-    """``count`` samples dealt at random into parts whose sizes differ by at most one, each index ascending."""
-    _clients(clients, count)
-    order = np.random.default_rng(seed).permutation(count)
-    return [np.sort(part) for part in np.array_split(order, clients)]
 
 
 def dirichlet(labels: Array, clients: int, alpha: float, seed: int = 0, min_samples: int = 1) -> list[Indices]:
@@ -46,37 +39,6 @@ def dirichlet(labels: Array, clients: int, alpha: float, seed: int = 0, min_samp
         parts[poor] = np.append(parts[poor], parts[rich][taken])
         parts[rich] = np.delete(parts[rich], taken)
     return [np.sort(part) for part in parts]
-
-
-def shards(labels: Array, clients: int, classes_per_client: int, seed: int = 0) -> list[Indices]:
-    """Each client holds exactly ``classes_per_client`` labels; a label's samples are shared equally by its holders.
-
-    The labels are dealt in rounds, so that the numbers of holders of any two differ by at most one. (Sorted
-    shards, as McMahan et al. 2017 cut them, may straddle labels; these do not.)
-    """
-    names = np.unique(labels)
-    _clients(clients, len(labels))
-    if not 1 <= classes_per_client <= len(names):
-        raise ConfigError(f"shards: classes_per_client={classes_per_client} must be in 1..{len(names)}")
-    if clients * classes_per_client < len(names):
-        raise ConfigError(
-            f"shards: {clients} clients of {classes_per_client} classes leave some of the {len(names)} labels to "
-            f"nobody; raise clients or classes_per_client"
-        )
-    rng = np.random.default_rng(seed)
-    dealt = np.resize(rng.permutation(names), clients * classes_per_client).reshape(clients, classes_per_client)
-    held: list[list[Indices]] = [[] for _ in range(clients)]
-    for name in names:
-        holders = rng.permutation(np.flatnonzero((dealt == name).any(1)))
-        own = rng.permutation(np.flatnonzero(labels == name))
-        if len(own) < len(holders):
-            raise DataError(
-                f"shards: label {name} has {len(own)} samples for {len(holders)} clients; lower clients or "
-                f"classes_per_client"
-            )
-        for holder, part in zip(holders, np.array_split(own, len(holders)), strict=True):
-            held[holder].append(part)
-    return [np.sort(np.concatenate(parts)) for parts in held]
 
 
 def mixed(labels: Array, mixes: Array, size: int, seed: int = 0) -> list[Indices]:

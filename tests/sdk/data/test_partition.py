@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 
 from talaria.data import partition
 from talaria.data.partition import Indices
-from talaria.errors import ConfigError, DataError
+from talaria.errors import ConfigError
 
 LABELS = np.random.default_rng(7).integers(0, 10, 2000)
 
 CUTS: dict[str, Callable[[int], list[Indices]]] = {
-    "iid": lambda seed: partition.iid(2000, 13, seed),
     "dirichlet": lambda seed: partition.dirichlet(LABELS, 13, 0.3, seed, min_samples=5),
-    "shards": lambda seed: partition.shards(LABELS, 13, 3, seed),
     "mixed": lambda seed: partition.mixed(LABELS, np.full((13, 10), 0.1), 50, seed),
 }
 
@@ -32,14 +30,6 @@ def test_disjoint_deterministic_and_seeded(name: str) -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(parts, CUTS[name](2), strict=True))
     if name != "mixed":
         assert len(joined) == 2000
-
-
-@given(st.integers(1, 200), st.data())
-def test_iid_sizes_differ_by_at_most_one(count: int, data: st.DataObject) -> None:
-    clients = data.draw(st.integers(1, count))
-    sizes = [len(p) for p in partition.iid(count, clients)]
-    assert sum(sizes) == count
-    assert max(sizes) - min(sizes) <= 1
 
 
 @given(
@@ -64,19 +54,6 @@ def test_small_alpha_skews_and_large_alpha_does_not() -> None:
 
     assert skew(0.05) > 0.5
     assert skew(1000.0) < 0.2
-
-
-@given(st.integers(1, 6), st.integers(1, 12), st.integers(0, 99))
-def test_shards_hold_exactly_so_many_labels(classes: int, clients: int, seed: int) -> None:
-    labels = np.repeat(np.arange(6), 40)
-    if classes * clients < 6:
-        with pytest.raises(ConfigError, match="leave some of the 6 labels to nobody"):
-            partition.shards(labels, clients, classes, seed)
-        return
-    parts = partition.shards(labels, clients, classes, seed)
-    assert all(len(np.unique(labels[p])) == classes for p in parts)
-    holders = [sum(int((labels[p] == c).any()) for p in parts) for c in range(6)]
-    assert max(holders) - min(holders) <= 1
 
 
 def test_mixed_follows_the_mixes_in_every_prefix() -> None:
@@ -118,10 +95,8 @@ def test_spread_picks_distinct_positions(count: int, data: st.DataObject) -> Non
 
 
 def test_bad_requests_name_the_value() -> None:
-    with pytest.raises(ConfigError, match=r"clients=0 must be in 1..10"):
-        partition.iid(10, 0)
-    with pytest.raises(ConfigError, match=r"clients=11 must be in 1..10"):
-        partition.iid(10, 11)
+    with pytest.raises(ConfigError, match=r"clients=0 must be in 1..100"):
+        partition.dirichlet(LABELS[:100], 0, 1.0)
     for alpha in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match=f"alpha={alpha}"):
             partition.dirichlet(LABELS, 5, alpha)
@@ -129,9 +104,5 @@ def test_bad_requests_name_the_value() -> None:
         partition.dirichlet(LABELS[:100], 20, 1.0, min_samples=10)
     with pytest.raises(ConfigError, match="min_samples=0"):
         partition.dirichlet(LABELS, 5, 1.0, min_samples=0)
-    with pytest.raises(ConfigError, match=r"classes_per_client=11 must be in 1..10"):
-        partition.shards(LABELS, 5, 11)
-    with pytest.raises(DataError, match="label 0 has 1 samples for 2 clients"):
-        partition.shards(np.array([0, 1]), 2, 2)
     with pytest.raises(ConfigError, match="3 clients x 10 samples exceed the 20"):
         partition.mixed(np.zeros(20, dtype=int), np.ones((3, 1)), 10)
