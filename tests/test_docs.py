@@ -50,6 +50,16 @@ def test_the_table_of_formats_says_what_the_code_says() -> None:
         assert str(getattr(importlib.import_module(module), name)) == version, f"docs/formats.md is stale at {place}"
 
 
+def test_every_file_of_ours_that_the_pages_name_exists() -> None:
+    roots = (ROOT, ROOT / "sdk" / "talaria", *(ROOT / name for name in ("sdk", "coordinator", "edge_client", "export")))
+    programs = [folder for root in roots[3:] for folder in root.glob("talaria_*") if folder.is_dir()]
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.glob("*.md"))):
+        for named in re.findall(
+            r"`((?:\w+/)+\w+\.py|(?:sdk|coordinator|edge_client|export|tests|benchmarks)/[\w/]*)`", page.read_text()
+        ):
+            assert any((root / named).exists() for root in (*roots, *programs)), f"{page.name}: there is no {named}"
+
+
 class Page(HTMLParser):
     """What one page of the site links to, what it loads, and the anchors that it has."""
 
