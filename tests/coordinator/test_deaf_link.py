@@ -2,7 +2,8 @@
 
 import asyncio
 
-from talaria.wire.memory_broker import Hub, Loop
+from memory_broker import Hub, Loop
+
 from talaria.wire.transport import LinkDown, LinkUp
 from talaria_coordinator.fleet.deaf_link import Hearing
 

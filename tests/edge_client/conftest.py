@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from memory_broker import Hub, Loop
 
 from talaria.federated import global_model, rounds
 from talaria.federated.run import Member, Run
 from talaria.model.spec import ModelSpec
 from talaria.simulation.run import simulate
 from talaria.types import Recipe, Samples
-from talaria.wire.memory_broker import Hub, Loop
 from talaria.wire.topics import coordinator_filters, device_filters
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.service import Service

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from limits import MEMORY_MIB, allowed
+from memory_broker import Hub, Loop
 
 from talaria.federated import global_model, rounds
 from talaria.federated.run import Run
@@ -24,7 +25,6 @@ from talaria.wire import messages as m
 from talaria.wire.chunks import describe
 from talaria.wire.codec import encode_update
 from talaria.wire.frames import Header, encode_frame
-from talaria.wire.memory_broker import Hub, Loop
 from talaria.wire.mqtt import Will
 from talaria.wire.topics import coordinator_filters, device_filters
 from talaria_coordinator.config.fleet import FleetConfig

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from memory_broker import Faults, Hub, Loop
 
 from talaria import tensors
 from talaria.errors import ConfigError, StateError
@@ -14,7 +15,6 @@ from talaria.federated import global_model
 from talaria.federated.run import Member, Run
 from talaria.simulation.run import simulate
 from talaria.types import Samples
-from talaria.wire.memory_broker import Faults, Hub, Loop
 from talaria.wire.topics import coordinator_filters, device_filters
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.aggregation import Learning as CoordinatorLearning

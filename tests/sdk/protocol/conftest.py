@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 import pytest
+from memory_broker import Faults, Hub
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
@@ -13,7 +14,6 @@ from talaria.protocol.coordinator.machine import CoordinatorMachine, Coordinator
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState
 from talaria.protocol.transfer import chunk_frames, transfer_of
 from talaria.wire.chunks import Cut, describe
-from talaria.wire.memory_broker import Faults, Hub
 from talaria.wire.mqtt import Arrival, Will
 from talaria.wire.signing import Signer
 from talaria.wire.topics import coordinator_filters, device_filters

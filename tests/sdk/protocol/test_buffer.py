@@ -6,10 +6,10 @@ import hashlib
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory_broker import Faults
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.wire.memory_broker import Faults
 
 QUIET = Faults()
 

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from memory_broker import Faults
 
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
@@ -24,7 +25,6 @@ from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria.protocol.coordinator.state import LIVE
 from talaria.protocol.device.machine import DeviceState
 from talaria.wire.chunks import describe
-from talaria.wire.memory_broker import Faults
 
 NAMES = st.integers(0, 2)
 BOUNDS = {"serve": 1000, "flaps": 1000, "keep": 1000}

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory_broker import Faults
 
 from talaria.errors import StateError
 from talaria.protocol import actions as a
@@ -17,7 +18,6 @@ from talaria.protocol.coordinator.machine import CoordinatorMachine, Coordinator
 from talaria.protocol.device.state import DeviceState
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, decode_frame, encode_frame
-from talaria.wire.memory_broker import Faults
 
 QUIET = Faults()
 

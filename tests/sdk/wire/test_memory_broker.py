@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from memory_broker import Faults, Hub, Loop
 
 from talaria.errors import ConfigError, TransportError
-from talaria.wire.memory_broker import Faults, Hub, Loop
 from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, Will
 
 

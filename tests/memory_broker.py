@@ -1,4 +1,4 @@
-"""A broker of a few lines in memory, for tests and for simulation of whole fleets in one process.
+"""A broker of a few lines in memory: whole fleets in one process.
 
 It keeps retained messages and last wills and matches topic filters as MQTT does. By seed it can lose, double
 and reorder what it carries, so that a protocol can be shown to stand that.
