@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -170,10 +169,7 @@ def _task(name: str, size: int) -> tuple[ModelSpec, _Data]:
 
     if name == "imu_cnn":
         clients = list(registry.load("smartwatch").clients.values())
-        parts = [
-            Samples(torch.cat([part(c).x for c in clients]), torch.cat([part(c).y for c in clients]))
-            for part in (attrgetter("train"), attrgetter("val"), attrgetter("test"))
-        ]
+        parts = [Samples.joined([getattr(c, part) for c in clients]) for part in ("train", "val", "test")]
         classes = max(int(part.y.max()) for part in parts) + 1
         return ModelSpec(name, tuple(parts[0].x.shape[1:]), classes), _Data(*parts)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -55,6 +55,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @staticmethod
+    def joined(parts: Sequence[Samples]) -> Samples:
+        """The samples of all ``parts``, at least one, in that order."""
+        return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
     def take(self, index: Tensor) -> Samples:
         """The samples at ``index`` (int64), in that order."""

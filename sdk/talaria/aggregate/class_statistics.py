@@ -9,7 +9,8 @@ R_c = Σ̄/N_c + T Σ_i n_ic²/N_c² of means that move because the features do:
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,27 +42,14 @@ def empty(classes: int, dim: int, *, diagonal: bool) -> Tensors:
     }
 
 
-@dataclass
 class Pool:
-    """Running sums over devices, float64; a local variable of one ``apply``."""
+    """Running sums over devices, float64; a local variable of one ``apply``. ``shape`` is that of the scatter."""
 
-    classes: int
-    dim: int
-    shape: torch.Size
-    n: Tensor = field(init=False)
-    n_squared: Tensor = field(init=False)
-    holders: Tensor = field(init=False)
-    mean: Tensor = field(init=False)
-    between: Tensor = field(init=False)
-    within: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        def zeros(*size: int) -> Tensor:
-            return torch.zeros(*size, dtype=torch.float64)
-
-        self.n, self.n_squared, self.holders = zeros(self.classes), zeros(self.classes), zeros(self.classes)
-        self.mean, self.between = zeros(self.classes, self.dim), zeros(self.classes, self.dim)
-        self.within = zeros(*self.shape)
+    def __init__(self, classes: int, dim: int, shape: torch.Size) -> None:
+        zeros = partial(torch.zeros, dtype=torch.float64)
+        self.dim = dim
+        self.n, self.n_squared, self.holders = zeros(classes), zeros(classes), zeros(classes)
+        self.mean, self.between, self.within = zeros(classes, dim), zeros(classes, dim), zeros(shape)
 
     def add(self, count: Tensor, mean: Tensor, scatter: Tensor) -> None:
         """One device: means by Welford's update, so that nothing cancels."""

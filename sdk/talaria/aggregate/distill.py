@@ -22,6 +22,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from talaria import tensors
 from talaria.aggregate.adversarial import Attack, Normalization, adversarial
 from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError, DataError, ModelError
@@ -95,18 +96,16 @@ class Distilled:
 
     def init(self, shared: Tensors) -> Tensors:
         """The inner rule's state and the number of rounds so far."""
-        inner = {INNER + k: v for k, v in self.inner.init(shared).items()}
-        return {ROUNDS: torch.zeros((), dtype=torch.int64), **inner}
+        return {ROUNDS: torch.zeros((), dtype=torch.int64), **tensors.prefixed(self.inner.init(shared), INNER)}
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
         """New ``(shared, state)``; see the class."""
         kept = list(updates)
-        own = {k[len(INNER) :]: v for k, v in state.items() if k.startswith(INNER)}
-        mean, own = self.inner.apply(shared, own, kept)
+        mean, own = self.inner.apply(shared, tensors.under(state, INNER), kept)
         done = int(state[ROUNDS])
         if kept and done < self.rounds:
             mean = self.distil(mean, [self._teacher(shared, u) for u in kept], done)
-        return mean, {ROUNDS: torch.tensor(done + 1), **{INNER + k: v for k, v in own.items()}}
+        return mean, {ROUNDS: torch.tensor(done + 1), **tensors.prefixed(own, INNER)}
 
     def distil(self, mean: Tensors, teachers: list[Tensors], round: int = 0) -> Tensors:
         """``mean`` after distillation from whole ``teachers`` states, or ``mean`` itself where that is not better."""
@@ -155,24 +154,18 @@ class Distilled:
     def _teacher(self, shared: Tensors, update: Update) -> Tensors:
         """The client's whole model as dense tensors; a pruned one as its masked twin, exactly as it computes."""
         learn, _ = self._divided()
-        module = deepcopy(self.model).eval()
+        module, mask = deepcopy(self.model).eval(), update.mask
         values = {k: v.to(shared[k]) for k, v in update.tensors.items()}
-        state = {k: v.detach().clone() for k, v in module.state_dict().items()}
-        if update.mask is not None:
-            compact = masks.gather({k: shared[k] for k in values}, update.mask)
-        else:
-            compact = {k: shared[k] for k in values}
         if update.kind == "delta":
-            values = {k: compact[k] + v for k, v in values.items()}
-        dense = values if update.mask is None else masks.scatter(values, update.mask, {k: shared[k] for k in values})
+            began = masks.gathered(shared, values, mask)
+            values = {k: began[k] + v for k, v in values.items()}
+        dense = values if mask is None else masks.scatter(values, mask, tensors.only(shared, values))
+        state = module.state_dict()
         state |= {k: v.to(state[k]) for k, v in {**shared, **dense}.items() if k in state}
-        if update.mask is not None:
-            state = masks.apply_dense(state, update.mask)
-        module.load_state_dict(state)
+        module.load_state_dict(state if mask is None else masks.apply_dense(state, mask))
         _estimated(module, shared, learn.x)
-        if update.mask is not None:
-            return masks.apply_dense(module.state_dict(), update.mask)
-        return {k: v.detach().clone() for k, v in module.state_dict().items()}
+        state = module.state_dict()
+        return tensors.copied(state) if mask is None else masks.apply_dense(state, mask)
 
     def _divided(self) -> tuple[Samples, Samples]:
         if self.selection is not None:

@@ -2,8 +2,6 @@
 
 from typing import Annotated
 
-import torch
-
 from talaria.algorithms.hparams import one_of
 from talaria.model.split import Part
 from talaria.tensors import Tensors
@@ -35,9 +33,7 @@ def tuned(task: Task, state: Tensors, tune: str, epochs: int, lr: float = 0.0, s
 
 def labelled(task: Task, samples: str) -> Samples:
     """The training samples, or with ``"all"`` the validation samples behind them."""
-    if samples != "all":
-        return task.train
-    return Samples(torch.cat([task.train.x, task.val.x]), torch.cat([task.train.y, task.val.y]))
+    return Samples.joined([task.train, task.val]) if samples == "all" else task.train
 
 
 def joined(task: Task, state: Tensors, epochs: int) -> Tensors:

@@ -108,8 +108,6 @@ def plan(
 
 def _samples(name: str, client: str | None) -> tuple[Samples, Samples, int]:
     """What to learn from, what is held out, and the number of classes: of one client, or of all members together."""
-    import torch
-
     from talaria.data import load
     from talaria.types import Samples
 
@@ -118,12 +116,7 @@ def _samples(name: str, client: str | None) -> tuple[Samples, Samples, int]:
     if client is not None and client not in everyone:
         raise ConfigError(f"--client {client!r} is not in {name}; choose one of {some_of(sorted(everyone), 20)}")
     chosen = list(found.clients.values()) if client is None else [everyone[client]]
-    train, val = (
-        Samples(
-            torch.cat([getattr(one, part).x for one in chosen]), torch.cat([getattr(one, part).y for one in chosen])
-        )
-        for part in ("train", "val")
-    )
+    train, val = Samples.joined([one.train for one in chosen]), Samples.joined([one.val for one in chosen])
     if not len(val):
         raise DataError(f"--data {name}: there are no validation samples to hold out; record some")
     return train, val, found.classes

@@ -19,6 +19,7 @@ from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Run
+from talaria.model.masks import compact_shape
 from talaria.planning.plan import Plan
 from talaria.simulation import checkpoint
 from talaria.simulation.reporting import mask_overlap, pair_overlap, write_html
@@ -179,14 +180,8 @@ class Result:
         """How many parameters the client's model keeps of the unpruned one."""
         learned = self.learned
         mask = rounds.mask_of(learned.run, learned.members[client], learned.private.get(client))
-        kept = {} if mask is None else mask.indices
-        total = 0
-        for name, parameter in rounds.template(learned.run.spec).named_parameters():
-            sizes = list(parameter.shape)
-            for axis, positions in enumerate(kept.get(name, ())):
-                sizes[axis] = sizes[axis] if positions is None else len(positions)
-            total += math.prod(sizes)
-        return total
+        parameters = rounds.template(learned.run.spec).named_parameters()
+        return sum(math.prod(compact_shape(name, parameter.shape, mask)) for name, parameter in parameters)
 
     def _arrivals(self, buffering: Buffering) -> dict[str, Any]:
         """How an asynchronous run went: how old the counted updates were, in versions, and whose they are."""

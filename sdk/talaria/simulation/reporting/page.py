@@ -1,6 +1,6 @@
 """The report as one self-contained HTML page: no script, no font, no picture from elsewhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -95,14 +95,13 @@ def _section(
     )
 
 
-def _legend(series: Sequence[str]) -> str:
-    items = "".join(f"<li>{charts.legend_mark(s)}{escape(TITLES.get(s, s))}</li>" for s in series)
+def _legend(series: Sequence[str], mark: Callable[[str], str] = charts.legend_mark) -> str:
+    items = "".join(f"<li>{mark(s)}{escape(TITLES.get(s, s))}</li>" for s in series)
     return f'<ul class="legend">{items}</ul>'
 
 
-def _swatches(series: Sequence[str]) -> str:
-    items = "".join(f'<li><i class="swatch {s}"></i>{escape(TITLES.get(s, s))}</li>' for s in series)
-    return f'<ul class="legend">{items}</ul>'
+def _swatch(series: str) -> str:
+    return f'<i class="swatch {series}"></i>'
 
 
 def _cost(story: Story) -> str:
@@ -120,7 +119,7 @@ def _cost(story: Story) -> str:
     return (
         "<section><h2>What it costs</h2><p>Mean over the users of each device class, as a share of dense FedAvg "
         "(the line at 1). Shorter is better; latency was measured in ONNX Runtime in the same run as the dense model."
-        f"</p>{_swatches(shown)}<figure>{charts.bars(rows, TITLES, 'Ratios to dense FedAvg')}</figure></section>"
+        f"</p>{_legend(shown, _swatch)}<figure>{charts.bars(rows, TITLES, 'Ratios to dense FedAvg')}</figure></section>"
     )
 
 
