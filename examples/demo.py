@@ -103,7 +103,9 @@ def _learn(folder: Path, run: Any, data: Any, plans: Any, broker: str, progress:
 
         def watch(event: fleet.Event) -> None:
             if event["event"] == "round-closed":
-                progress.update(bar, completed=event["step"], note=f"round {event['step']}: {event['counted']} counted")
+                progress.update(
+                    bar, completed=event["round"], note=f"round {event['round']}: {event['counted']} counted"
+                )
             elif event["event"] == "trained":
                 metrics.append(event)
             elif event["event"] == "done" and "device" in event:

@@ -106,7 +106,7 @@ class Keyed:
         """By learning round, in how many updates each device counted."""
         with self.store as store:
             store.verify_log()
-            rows = [row for row in store.rounds(FLEET) if row.counted is not None]
+            rows = [row for row in store.attempts(FLEET) if row.counted is not None]
             assert [row.step for row in rows] == list(range(1, len(rows) + 1))
             return {row.step: [device for _, device in row.counted] for row in rows}
 

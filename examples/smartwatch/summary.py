@@ -102,11 +102,11 @@ def _mean(users: Sequence[Mapping[str, Any]], ratio: str) -> float | None:
 
 
 def _curve(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    steps: dict[int, list[float]] = {}
+    rounds: dict[int, list[float]] = {}
     for event in events:
         if "val_accuracy" in event["metrics"]:
-            steps.setdefault(event["step"], []).append(event["metrics"]["val_accuracy"])
-    return [{"round": r, "accuracy": {"personal": statistics.fmean(v)}} for r, v in sorted(steps.items())]
+            rounds.setdefault(event["round"], []).append(event["metrics"]["val_accuracy"])
+    return [{"round": r, "accuracy": {"personal": statistics.fmean(v)}} for r, v in sorted(rounds.items())]
 
 
 def _masks(

@@ -12,7 +12,7 @@ from talaria_bench.fuzz.grammar import Stranger
 
 def speech(seed, count=3000):
     stranger = Stranger(seed, "watch", ("anna",))
-    accept = encode_frame(Header("accept", "watch", "anna", 1, 2), m.encode_message(m.Accept(round=1)))
+    accept = encode_frame(Header("accept", "watch", "anna", 1, 2), m.encode_message(m.Accept(attempt=1)))
     stranger.hears("fl/1/watch/d/anna/evt", accept)
     return [stranger.says() for _ in range(count)]
 

@@ -23,7 +23,7 @@ from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
-from talaria.protocol.coordinator.state import Peer, Round
+from talaria.protocol.coordinator.state import Attempt, Peer
 from talaria.types import Update
 from talaria_coordinator.cli.template import found as found_fleet
 from talaria_coordinator.config.api import ApiConfig, api_of
@@ -68,14 +68,14 @@ def store(tmp_path):
     for device in ("anna", "bela", "carl", "dora"):
         store.see("watch", device, 1, {})
     store.quarantine("watch", "dora", "<b>two different updates</b>")
-    first = store.open_round("watch", 1, list(KEPT), A).round
+    first = store.open_attempt("watch", 1, list(KEPT), A).attempt
     for device, accuracy in zip(KEPT, (0.5, 0.9, 0.6), strict=True):
         store.keep_update("watch", first, device, digest=B, size=100, base_version=1, found=found(device, accuracy))
     store.reject_update("watch", first, "dora", digest=C, size=7, base_version=1, reason="not finite")
     counted = [(first, device) for device in KEPT]
-    store.commit_round("watch", first, epoch=fleet.epoch, counted=counted, body=C, server=A, last=False)
-    store.fail_round("watch", store.open_round("watch", 2, list(KEPT), C).round, "0 of at least 2 updates came")
-    store.open_round("watch", 2, list(KEPT), C)
+    store.commit_attempt("watch", first, epoch=fleet.epoch, counted=counted, body=C, server=A, last=False)
+    store.fail_attempt("watch", store.open_attempt("watch", 2, list(KEPT), C).attempt, "0 of at least 2 updates came")
+    store.open_attempt("watch", 2, list(KEPT), C)
     yield store
     store.close()
 
@@ -102,16 +102,16 @@ def got(client, path, status=200, **options):
 def test_fleets_and_what_they_are_doing(client):
     (fleet,) = got(client, "/api/v1/fleets")
     assert fleet == got(client, "/api/v1/fleets/watch")
-    facts = {k: fleet[k] for k in ("name", "status", "step", "rounds", "tried", "algorithm", "model", "devices")}
+    facts = {k: fleet[k] for k in ("name", "status", "round", "rounds", "tried", "algorithm", "model", "devices")}
     assert facts == {
-        "name": "watch", "status": "running", "step": 1, "rounds": 3, "tried": 3, "algorithm": "hermes",
+        "name": "watch", "status": "running", "round": 1, "rounds": 3, "tried": 3, "algorithm": "hermes",
         "model": "imu_cnn", "devices": 4,
     }  # fmt: skip
     assert (fleet["online"], fleet["quarantined"]) == (3, 1)
 
 
 def test_rounds_come_newest_first_with_accuracy_overlap_and_bytes(client):
-    newest, failed, first = got(client, "/api/v1/fleets/watch/rounds")
+    newest, failed, first = got(client, "/api/v1/fleets/watch/attempts")
     assert [r["state"] for r in (newest, failed, first)] == ["open", "failed", "closed"]
     assert failed["failure"] == "0 of at least 2 updates came"
     assert (first["counted"], first["rejected"]) == (3, 1)
@@ -122,23 +122,23 @@ def test_rounds_come_newest_first_with_accuracy_overlap_and_bytes(client):
     # Pairs: {0..3} and {2..5} share 2 of 6; {0..3} twice is 1.
     assert first["overlap"] == pytest.approx((1 / 3 + 1 / 3 + 1) / 3, abs=1e-4)
     assert newest["accuracy"] is None
-    assert [r["round"] for r in got(client, "/api/v1/fleets/watch/rounds?before=3&limit=1")] == [2]
+    assert [r["attempt"] for r in got(client, "/api/v1/fleets/watch/attempts?before=3&limit=1")] == [2]
 
 
 def test_a_round_lists_its_updates_and_masks_pair_by_pair(client):
-    detail = got(client, "/api/v1/fleets/watch/rounds/1")
+    detail = got(client, "/api/v1/fleets/watch/attempts/1")
     updates = {u["device"]: u for u in detail["updates"]}
     assert updates["dora"]["status"] == "rejected"
     assert updates["dora"]["reason"] == "not finite"
     assert updates["bela"]["accuracy"] == 0.9
     assert updates["bela"]["metrics"] == {"val_accuracy": 0.9}
-    assert [u["device"] for u in got(client, "/api/v1/fleets/watch/rounds/1?after=anna&limit=2")["updates"]] == [
+    assert [u["device"] for u in got(client, "/api/v1/fleets/watch/attempts/1?after=anna&limit=2")["updates"]] == [
         "bela", "carl",
     ]  # fmt: skip
-    overlap = got(client, "/api/v1/fleets/watch/rounds/1/overlap")
+    overlap = got(client, "/api/v1/fleets/watch/attempts/1/overlap")
     assert overlap["devices"] == ["anna", "bela", "carl"]
     assert overlap["matrix"][0] == [1.0, pytest.approx(1 / 3, abs=1e-4), 1.0]
-    assert got(client, "/api/v1/fleets/watch/rounds/3/overlap")["matrix"] == []
+    assert got(client, "/api/v1/fleets/watch/attempts/3/overlap")["matrix"] == []
 
 
 def test_devices_quarantine_and_events(client):
@@ -147,7 +147,7 @@ def test_devices_quarantine_and_events(client):
     assert (out["device"], out["quarantine"]) == ("dora", "<b>two different updates</b>")
     assert got(client, "/api/v1/fleets/watch/devices/anna")["boot"] == 1
     (mine,) = got(client, "/api/v1/fleets/watch/devices/anna/updates")
-    assert (mine["round"], mine["status"], mine["dense"]) == (1, "counted", 400)
+    assert (mine["attempt"], mine["status"], mine["dense"]) == (1, "counted", 400)
     events = got(client, "/api/v1/fleets/watch/events?limit=3")
     assert [event["kind"] for event in events] == ["round-opened", "round-failed", "round-opened"]
     older = got(client, f"/api/v1/fleets/watch/events?limit=500&before={events[-1]['seq']}")
@@ -159,14 +159,14 @@ def test_devices_quarantine_and_events(client):
     [
         ("/api/v1/fleets/other", 404),
         ("/api/v1/fleets/other/events", 404),
-        ("/api/v1/fleets/watch/rounds/99", 404),
+        ("/api/v1/fleets/watch/attempts/99", 404),
         ("/api/v1/fleets/watch/devices/nobody", 404),
-        ("/api/v1/fleets/watch/rounds?limit=501", 422),
-        ("/api/v1/fleets/watch/rounds?limit=0", 422),
-        ("/api/v1/fleets/watch/rounds?limit=1e9", 422),
-        ("/api/v1/fleets/watch/rounds?before=-1", 422),
-        ("/api/v1/fleets/watch/rounds/99999999999999999999", 422),
-        ("/api/v1/fleets/watch/rounds/1/overlap?limit=49", 422),
+        ("/api/v1/fleets/watch/attempts?limit=501", 422),
+        ("/api/v1/fleets/watch/attempts?limit=0", 422),
+        ("/api/v1/fleets/watch/attempts?limit=1e9", 422),
+        ("/api/v1/fleets/watch/attempts?before=-1", 422),
+        ("/api/v1/fleets/watch/attempts/99999999999999999999", 422),
+        ("/api/v1/fleets/watch/attempts/1/overlap?limit=49", 422),
         ("/api/v1/fleets/watch/devices?after=' OR 1=1 --", 422),
         ("/api/v1/fleets/WATCH%00", 422),
         ("/api/v1/fleets/" + "w" * 5000, 422),
@@ -301,7 +301,7 @@ def test_settings_of_the_api(tmp_path):
 
 def state_with(phase):
     state = CoordinatorState(current=4)
-    state.rounds[4] = Round(4, 1, b"", None, 1, 1, 0, {}, phase=phase)
+    state.attempts[4] = Attempt(4, 1, b"", None, 1, 1, 0, {}, phase=phase)
     state.peers = {"anna": Peer(), "dora": Peer(out="two different updates")}
     return state
 
@@ -377,8 +377,8 @@ def test_orders_reach_the_fleet_that_is_served_and_no_other(views, monkeypatch):
 
 def test_reading_neither_waits_for_a_writer_nor_stops_one(store, views):
     with store._engine.begin() as writing:
-        writing.exec_driver_sql("UPDATE fleets SET step = 2")
-        assert views.fleet("watch").step == 1
+        writing.exec_driver_sql("UPDATE fleets SET round = 2")
+        assert views.fleet("watch").round == 1
     with views._reading() as reading:
         reading.exec_driver_sql("SELECT * FROM fleets").fetchall()
         store.set_status("watch", "paused")
@@ -389,7 +389,7 @@ def test_a_view_cannot_write(views):
     from sqlalchemy.exc import OperationalError
 
     with views._engine.connect() as connection, pytest.raises(OperationalError, match="readonly"):
-        connection.exec_driver_sql("UPDATE fleets SET step = 9")
+        connection.exec_driver_sql("UPDATE fleets SET round = 9")
 
 
 def test_a_store_that_does_not_answer_is_said_so(tmp_path):
@@ -420,10 +420,10 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
         metrics.tell({"event": event, "at": 1.0})
     metrics.tell({"event": "waiting", "here": 1, "needed": 3, "at": 9.0})
     assert figures(metrics)["talaria_devices_missing", ()] == 2
-    metrics.tell({"event": "round-opened", "round": 4, "at": 10.0})
+    metrics.tell({"event": "round-opened", "attempt": 4, "at": 10.0})
     metrics.observe(a.RoundClosed(4, (a.Counted("anna", 4, 1, b""),), ("bela",)))
-    metrics.tell({"event": "round-closed", "round": 4, "at": 13.0})
-    metrics.tell({"event": "round-failed", "round": 5, "at": 14.0})
+    metrics.tell({"event": "round-closed", "attempt": 4, "at": 13.0})
+    metrics.tell({"event": "round-failed", "attempt": 5, "at": 14.0})
     up, cut = "fl/1/watch/d/anna/up/0123456789abcdef", None
     metrics.observe(e.Received(0.0, up, b""))
     metrics.observe(a.KeepChunk("anna", "0123456789abcdef", cut, 0, b""))
@@ -444,8 +444,8 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
         ("talaria_broker_up", ()): 1,
         ("talaria_devices_missing", ()): 0,
         ("talaria_errors_total", ()): 1,
-        ("talaria_rounds_total", ("closed",)): 1,
-        ("talaria_rounds_total", ("failed",)): 1,
+        ("talaria_attempts_total", ("closed",)): 1,
+        ("talaria_attempts_total", ("failed",)): 1,
         ("talaria_round_seconds_sum", ()): 3,
         ("talaria_updates_total", ("counted", "")): 1,
         ("talaria_updates_total", ("missing", "")): 1,
@@ -493,7 +493,7 @@ def test_a_real_server_answers_many_at_once_and_ends(views):
         answers = []
 
         def get():
-            answers.append(httpx.get(f"{url}/api/v1/fleets/watch/rounds", timeout=20).status_code)
+            answers.append(httpx.get(f"{url}/api/v1/fleets/watch/attempts", timeout=20).status_code)
 
         threads = [threading.Thread(target=get) for _ in range(12)]
         [t.start() for t in threads], [t.join() for t in threads]

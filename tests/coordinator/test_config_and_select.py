@@ -237,10 +237,10 @@ def test_an_asynchronous_run_asks_all_who_are_in():
 
 
 @given(st.sets(st.sampled_from("abcdefgh"), min_size=1), st.floats(0.01, 1), st.integers(1, 50))
-def test_cohorts_are_those_of_the_simulation(names, fraction, step):
+def test_cohorts_are_those_of_the_simulation(names, fraction, round):
     chosen = config(devices=1, fraction=fraction)
-    asked = cohort.ask(chosen, step, sorted(names), names, ())
-    assert asked.cohort == rounds.cohort(chosen.run, step, tuple(names))
+    asked = cohort.ask(chosen, round, sorted(names), names, ())
+    assert asked.cohort == rounds.cohort(chosen.run, round, tuple(names))
 
 
 def test_who_is_shut_out_gives_its_place_to_the_next_who_came():

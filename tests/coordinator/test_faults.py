@@ -23,7 +23,7 @@ def test_one_deck_holds_every_kind(seed):
 
 def test_all_have_happened_before_the_last_rounds():
     found = draw(3, 200, DEVICES, 100)
-    steps = [fault.step for fault in found]
+    steps = [fault.round for fault in found]
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (1, 89)
     assert [fault.number for fault in found] == list(range(200))

@@ -39,8 +39,8 @@ def test_plain_reasons_read_as_they_were_said():
 @pytest.mark.parametrize("reason", ["[/x] is unknown", "[red]all is well[/red]", "[link=http://evil]x[/link]", COLOURS])
 def test_the_terminals_view_takes_no_markup_from_a_reason(capsys, reason):
     device = {"device": "eve", "online": True, "boot": 1, "seen": 0.0, "quarantine": reason}
-    row = {"round": 1, "step": 1, "cohort": 2, "counted": None, "seconds": None, "bytes_up": 0, "failure": reason}
-    fleet = {"fleet": "watch", "status": "running", "step": 0, "rounds": 1, "epoch": 1, "body": "ab" * 32}
+    row = {"attempt": 1, "round": 1, "cohort": 2, "counted": None, "seconds": None, "bytes_up": 0, "failure": reason}
+    fleet = {"fleet": "watch", "status": "running", "round": 0, "rounds": 1, "epoch": 1, "body": "ab" * 32}
     render({**fleet, "history": [row], "devices": [device], "waiting": None, "certificates": None})
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
@@ -52,7 +52,7 @@ def test_the_terminals_view_takes_no_markup_from_a_reason(capsys, reason):
 def test_a_reason_that_is_no_text_is_still_sent_and_saved():
     """A file name on a device may hold bytes that are no text; they must not stop the machine that reports it."""
     sent = encode_frame(
-        Header("decline", "watch", "anna"), m.encode_message(m.Decline(round=1, reason="no \udcff.npz"))
+        Header("decline", "watch", "anna"), m.encode_message(m.Decline(attempt=1, reason="no \udcff.npz"))
     )
     assert m.decode_message(decode_frame(sent)).reason == "no ?.npz"
     state = CoordinatorState(peers={"anna": Peer(out="\ud800")})

@@ -28,16 +28,16 @@ def learn(store, blobs, steps=3):
     store.set_roster("watch", ["a", "b"])
     for device in "ab":
         store.see("watch", device, 1, {"cpu": "arm"})
-    store.fail_round("watch", store.open_round("watch", 1, ["a", "b"], body).round, "nobody came")
-    for step in range(1, steps + 1):
-        number = store.open_round("watch", step, ["a", "b"], body).round
+    store.fail_attempt("watch", store.open_attempt("watch", 1, ["a", "b"], body).attempt, "nobody came")
+    for round in range(1, steps + 1):
+        number = store.open_attempt("watch", round, ["a", "b"], body).attempt
         for device in "ab":
-            digest = blobs.put(b"update %d of " % step + device.encode())
-            store.keep_update("watch", number, device, digest=digest, size=13, base_version=step - 1, found="{}")
-        body, server = blobs.put(b"body %d" % step), blobs.put(b"server %d" % step)
+            digest = blobs.put(b"update %d of " % round + device.encode())
+            store.keep_update("watch", number, device, digest=digest, size=13, base_version=round - 1, found="{}")
+        body, server = blobs.put(b"body %d" % round), blobs.put(b"server %d" % round)
         counted = [(number, "a"), (number, "b")]
-        store.commit_round("watch", number, epoch=epoch, counted=counted, body=body, server=server, last=False)
-    number = store.open_round("watch", steps + 1, ["a", "b"], body).round
+        store.commit_attempt("watch", number, epoch=epoch, counted=counted, body=body, server=server, last=False)
+    number = store.open_attempt("watch", steps + 1, ["a", "b"], body).attempt
     waiting = blobs.put(b"waiting")
     store.keep_update("watch", number, "a", digest=waiting, size=7, base_version=steps)
     store.save_machine("watch", epoch, b"\0machine\xff")
@@ -72,10 +72,10 @@ def everything(store):
     """All that a fleet is, apart from its epoch and how many rounds were opened, which a restore moves on."""
     fleet = store.fleet("watch")
     return (
-        (fleet.run, fleet.step, fleet.status, fleet.body, fleet.server, fleet.roster),
-        store.rounds("watch"),
+        (fleet.run, fleet.round, fleet.status, fleet.body, fleet.server, fleet.roster),
+        store.attempts("watch"),
         store.devices("watch"),
-        [store.updates("watch", row.round) for row in store.rounds("watch")],
+        [store.updates("watch", row.attempt) for row in store.attempts("watch")],
         store.machine("watch"),
         [event for event in store.events("watch") if event["kind"] != "restored"],
     )
@@ -84,7 +84,7 @@ def everything(store):
 def test_what_is_whole_is_found_whole(whole):
     found = check(whole.store, whole.blobs)
     assert (found.damage, found.orphans) == ((), ())
-    assert (found.rounds, found.blobs) == (5, 6)
+    assert (found.attempts, found.blobs) == (5, 6)
     orphan = whole.blobs.put(b"nobody names this")
     found = check(whole.store, whole.blobs)
     assert (found.damage, found.orphans) == ((), (orphan,))
@@ -102,38 +102,44 @@ def test_every_damage_is_found(whole):
     assert f"{blob[:16]} cannot be read" in damages()
     assert whole.blobs.put(data) == blob
     assert damages() == ""
-    ((counted, body),) = whole.place.sql("SELECT counted, body FROM rounds WHERE round = 3")
+    ((counted, body),) = whole.place.sql("SELECT counted, body FROM attempts WHERE attempt = 3")
     ((server,),) = whole.place.sql("SELECT server FROM fleets")
     less = json.dumps(json.loads(counted)[:1])
     for table, change, undo, row, text in (
         ("events", "at = at + 1", "at = at - 1", "seq = 3", "event 3 of the audit log was altered"),
         (
-            "rounds",
+            "attempts",
             f"counted = '{less}'",
             f"counted = '{counted}'",
-            "round = 3",
-            "round 3: its list of counted updates was",
+            "attempt = 3",
+            "attempt 3: its list of counted updates was",
         ),
-        ("rounds", "counted = 'no'", f"counted = '{counted}'", "round = 3", "round 3: its list of counted updates is"),
+        (
+            "attempts",
+            "counted = 'no'",
+            f"counted = '{counted}'",
+            "attempt = 3",
+            "attempt 3: its list of counted updates is",
+        ),
         (
             "updates",
             "status = 'stored'",
             "status = 'counted'",
-            "round = 2 AND device = 'a'",
+            "attempt = 2 AND device = 'a'",
             "but not entered as counted",
         ),
-        ("updates", "status = 'counted'", "status = 'stored'", "round = 5", "is entered as counted, but in no body"),
-        ("rounds", "closed = NULL", "closed = 1", "round = 2", "round 2: it is half committed"),
-        ("rounds", "failure = NULL", "failure = 'x'", "round = 1", "round 1: it was closed without a body"),
-        ("rounds", "body = NULL", f"body = '{body}'", "round = 3", "the audit log has a commit of it"),
-        ("rounds", f"body = '{blob}'", f"body = '{body}'", "round = 3", "not those that the audit log has"),
-        ("fleets", "step = 4", "step = 3", "step = 3", "learned 4 rounds, but the committed ones are 1, 2, 3"),
-        ("fleets", "tried = 4", "tried = 5", "tried = 5", "round 5 was opened, but only 4"),
-        ("fleets", f"server = '{blob}'", f"server = '{server}'", "step = 3", "its body is not the one that round 4"),
+        ("updates", "status = 'counted'", "status = 'stored'", "attempt = 5", "is entered as counted, but in no body"),
+        ("attempts", "closed = NULL", "closed = 1", "attempt = 2", "attempt 2: it is half committed"),
+        ("attempts", "failure = NULL", "failure = 'x'", "attempt = 1", "attempt 1: it was closed without a body"),
+        ("attempts", "body = NULL", f"body = '{body}'", "attempt = 3", "the audit log has a commit of it"),
+        ("attempts", f"body = '{blob}'", f"body = '{body}'", "attempt = 3", "not those that the audit log has"),
+        ("fleets", "round = 4", "round = 3", "round = 3", "learned 4 rounds, but the committed ones are 1, 2, 3"),
+        ("fleets", "tried = 4", "tried = 5", "tried = 5", "attempt 5 was opened, but only 4"),
+        ("fleets", f"server = '{blob}'", f"server = '{server}'", "round = 3", "its body is not the one that attempt 4"),
     ):
         whole.place.sql(f"UPDATE {table} SET {change} WHERE {row}")
         assert text in damages(), (change, damages())
-        back = {"step = 3": "step = 4", "tried = 5": "tried = 4"}.get(undo, row)
+        back = {"round = 3": "round = 4", "tried = 5": "tried = 4"}.get(undo, row)
         whole.place.sql(f"UPDATE {table} SET {undo} WHERE {back}")
     assert damages() == ""
 
@@ -159,8 +165,10 @@ def test_a_copy_is_restored_whole_into_any_store(whole, tmp_path, request):
         # It goes on where it was: the open round can be committed by the next coordinator, and a new one opened.
         epoch = store.enter("watch", RUN, "", "").epoch
         counted, body = [(whole.facts.open, "a")], blobs.put(b"body 4")
-        store.commit_round("watch", whole.facts.open, epoch=epoch, counted=counted, body=body, server=body, last=False)
-        assert store.open_round("watch", 5, ["a"], body).round == fleet.tried + 1
+        store.commit_attempt(
+            "watch", whole.facts.open, epoch=epoch, counted=counted, body=body, server=body, last=False
+        )
+        assert store.open_attempt("watch", 5, ["a"], body).attempt == fleet.tried + 1
         assert check(store, blobs).damage == ()
     with pytest.raises(ConfigError, match="the store holds 'watch' already"):
         restore(other, blobs, dest)
@@ -173,16 +181,16 @@ from pathlib import Path
 store, blobs, body = opened(sys.argv[1]), FolderBlobs(Path(sys.argv[2])), ""
 body = server = blobs.put(b"0" * 50_000)
 epoch = store.enter("watch", sys.argv[3], body, server).epoch
-for step in range(1, 10_000):
-    number = store.open_round("watch", step, ["a", "b"], body).round
+for round in range(1, 10_000):
+    number = store.open_attempt("watch", round, ["a", "b"], body).attempt
     for device in "ab":
-        digest = blobs.put(b"%d %s" % (step, device.encode()) * 10_000)
-        store.keep_update("watch", number, device, digest=digest, size=1, base_version=step - 1)
-    body, server = blobs.put(b"b%d" % step * 10_000), blobs.put(b"s%d" % step * 10_000)
-    store.commit_round("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=body, server=server,
+        digest = blobs.put(b"%d %s" % (round, device.encode()) * 10_000)
+        store.keep_update("watch", number, device, digest=digest, size=1, base_version=round - 1)
+    body, server = blobs.put(b"b%d" % round * 10_000), blobs.put(b"s%d" % round * 10_000)
+    store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=body, server=server,
                        last=False)
     blobs.gc(store.blobs_in_use(), older_s=60)
-    if step == 3:
+    if round == 3:
         print("up", flush=True)
     time.sleep(0.02)
 """
@@ -203,7 +211,7 @@ def test_copies_taken_while_rounds_are_committed_are_whole(place, start, tmp_pat
         with Store(into) as store:
             found = check(store, blobs)
             assert (found.damage, found.orphans) == ((), ())
-            steps.append(store.fleet("watch").step)
+            steps.append(store.fleet("watch").round)
     assert steps == sorted(steps)
     assert steps[0] >= 3
 
@@ -215,12 +223,14 @@ def test_a_copy_begins_again_where_the_coordinator_drops_what_it_was_to_hold(tmp
         """While its blobs are copied, rounds are committed and what they replace is freed."""
 
         def get(self, digest):
-            if (step := next(commits, None)) is not None:
-                (number,) = [row.round for row in store.rounds("watch") if row.closed is None]
-                body, server = self.put(b"body %d" % step), self.put(b"server %d" % step)
+            if (round := next(commits, None)) is not None:
+                (number,) = [row.attempt for row in store.attempts("watch") if row.closed is None]
+                body, server = self.put(b"body %d" % round), self.put(b"server %d" % round)
                 counted = [(number, u.device) for u in store.updates("watch", number)]
-                store.commit_round("watch", number, epoch=epoch, counted=counted, body=body, server=server, last=False)
-                store.open_round("watch", step + 1, ["a", "b"], body)
+                store.commit_attempt(
+                    "watch", number, epoch=epoch, counted=counted, body=body, server=server, last=False
+                )
+                store.open_attempt("watch", round + 1, ["a", "b"], body)
                 self.gc(store.blobs_in_use())
             return super().get(digest)
 
@@ -233,7 +243,7 @@ def test_a_copy_begins_again_where_the_coordinator_drops_what_it_was_to_hold(tmp
     restore(tmp_path / "restored.db", kept := FolderBlobs(tmp_path / "restored"), tmp_path / "copy")
     with Store(tmp_path / "restored.db") as store:
         found = check(store, kept)
-        assert (found.damage, found.orphans, store.fleet("watch").step) == ((), (), 5)
+        assert (found.damage, found.orphans, store.fleet("watch").round) == ((), (), 5)
 
 
 def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
@@ -281,7 +291,7 @@ def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
             restore(into, target, damaged("rows.jsonl", swap))
     restore(into, target, tmp_path / "copy")
     with Store(into) as store:
-        assert store.fleet("watch").step == 3
+        assert store.fleet("watch").round == 3
 
 
 def test_a_copy_of_damaged_state_is_not_made(tmp_path):

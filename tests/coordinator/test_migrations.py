@@ -68,10 +68,10 @@ def written_before_the_names(place):
 def is_what_was_written(store, folder):
     """The rows of :func:`written_before_the_names`, read by this version."""
     fleet = store.fleet("watch")
-    assert (fleet.epoch, fleet.step, fleet.tried, fleet.body, fleet.roster) == (1, 1, 2, C, ("a",))
-    first, second = store.rounds("watch")
-    assert (first.round, first.step, first.base_digest, first.body, first.counted) == (1, 1, A, C, ((1, "a"),))
-    assert (second.round, second.step, second.base_digest, second.body) == (2, 2, C, None)
+    assert (fleet.epoch, fleet.round, fleet.tried, fleet.body, fleet.roster) == (1, 1, 2, C, ("a",))
+    first, second = store.attempts("watch")
+    assert (first.attempt, first.round, first.base_digest, first.body, first.counted) == (1, 1, A, C, ((1, "a"),))
+    assert (second.attempt, second.round, second.base_digest, second.body) == (2, 2, C, None)
     versions = [update.base_version for number in (1, 2) for update in store.updates("watch", number)]
     assert versions == [0, 1]
     assert store.equivocations("watch") == [(1, "eve", C)]
@@ -83,7 +83,7 @@ def is_what_was_written(store, folder):
 def filled(place):
     with place.open() as store:
         epoch = store.enter("watch", RUN, A, B).epoch
-        number = store.open_round("watch", 1, ["a"], A).round
+        number = store.open_attempt("watch", 1, ["a"], A).attempt
         store.see("watch", "a", 2**40, {"cpu": "arm"})
         store.keep_update("watch", number, "a", digest=B, size=1, base_version=0, found=FOUND)
         store.save_machine("watch", epoch, b"\0state")
@@ -129,8 +129,8 @@ def test_protocol_states_of_the_old_format_are_let_go_of_and_who_is_shut_out_sta
         state = conductor.begin()
         assert state.quarantined() == {"eve": "two different updates"}
         conductor.settle(state)
-        assert [row.failure is None for row in store.rounds("watch")] == [True, False]
-        assert store.open_rounds("watch") == []
+        assert [row.failure is None for row in store.attempts("watch")] == [True, False]
+        assert store.open_attempts("watch") == []
 
 
 def test_a_database_from_before_migrations_is_adopted_without_loss(place, tmp_path):
@@ -138,7 +138,7 @@ def test_a_database_from_before_migrations_is_adopted_without_loss(place, tmp_pa
     engine = open_engine(place.where)
     names = set(inspect(engine).get_table_names())
     engine.dispose()
-    assert names == set(METADATA.tables)
+    assert names == set(METADATA.tables) - {"attempts"} | {"rounds"}
     written_before_the_names(place)
     with place.open() as store:
         is_what_was_written(store, tmp_path)
@@ -202,7 +202,7 @@ def test_readers_cannot_write(place):
     filled(place)
     views = Views(place.where)
     assert [fleet.name for fleet in views.fleets()] == ["watch"]
-    assert views.round("watch", 1).updates[0].device == "a"
+    assert views.attempt("watch", 1).updates[0].device == "a"
     with pytest.raises(StateError, match="does not answer a reader"), views._reading() as tx:
         tx.exec_driver_sql("DELETE FROM events")
     views.close()

@@ -28,8 +28,8 @@ A, B, C = "a" * 64, "b" * 64, "c" * 64
 RUN = '{"rounds": 3, "seed": 0}'
 
 
-def opened(store, step=1, cohort=("a", "b")):
-    return store.open_round("watch", step, cohort, A)
+def opened(store, round=1, cohort=("a", "b")):
+    return store.open_attempt("watch", round, cohort, A)
 
 
 def keep(store, number, device, digest=B):
@@ -40,7 +40,7 @@ def test_a_fleet_is_entered_with_a_new_epoch_each_time(store):
     first = store.enter("watch", RUN, A, B)
     again = store.enter("watch", RUN, C, C)
     assert first.epoch < again.epoch
-    assert (again.body, again.server, again.step) == (A, B, 0)
+    assert (again.body, again.server, again.round) == (A, B, 0)
     assert [f.name for f in store.fleets()] == ["watch"]
     assert store.fleet("other") is None
 
@@ -65,7 +65,7 @@ def test_what_was_entered_survives_a_crash_of_a_lazy_postgres(postgres):
     try:
         store = Store(where)
         store.enter("watch", RUN, A, B)
-        number = opened(store).round
+        number = opened(store).attempt
         keep(store, number, "a")
         postgres.crash()
         with pytest.raises(StateError, match="start its server"):
@@ -80,14 +80,14 @@ def test_what_was_entered_survives_a_crash_of_a_lazy_postgres(postgres):
 
 def test_commit_names_body_and_devices_at_once(store):
     fleet = store.enter("watch", RUN, A, B)
-    number = opened(store).round
+    number = opened(store).attempt
     keep(store, number, "a"), keep(store, number, "b", C)
-    store.commit_round(
+    store.commit_attempt(
         "watch", number, epoch=fleet.epoch, counted=[(number, "b"), (number, "a")], body=C, server=A, last=False
     )
     now = store.fleet("watch")
-    assert (now.step, now.body, now.server, now.status) == (1, C, A, "running")
-    (row,) = store.rounds("watch")
+    assert (now.round, now.body, now.server, now.status) == (1, C, A, "running")
+    (row,) = store.attempts("watch")
     assert row.counted == ((number, "a"), (number, "b"))
     assert row.body == C
     assert {u.device: u.status for u in store.updates("watch", number)} == {"a": "counted", "b": "counted"}
@@ -95,29 +95,29 @@ def test_commit_names_body_and_devices_at_once(store):
 
 def test_nothing_counts_twice(store):
     fleet = store.enter("watch", RUN, A, B)
-    one = opened(store).round
+    one = opened(store).attempt
     keep(store, one, "a")
     values = {"epoch": fleet.epoch, "counted": [(one, "a")], "body": C, "server": A, "last": False}
-    store.commit_round("watch", one, **values)
+    store.commit_attempt("watch", one, **values)
     told = store.verify_log()
-    store.commit_round("watch", one, **values)  # the first answer may have been lost on the way
-    assert (store.fleet("watch").step, store.verify_log()) == (1, told)
+    store.commit_attempt("watch", one, **values)  # the first answer may have been lost on the way
+    assert (store.fleet("watch").round, store.verify_log()) == (1, told)
     for other in ({"body": "d" * 64}, {"counted": []}):
         with pytest.raises(StateError, match="not the open one"):
-            store.commit_round("watch", one, **values | other)
-    two = opened(store, step=2).round
+            store.commit_attempt("watch", one, **values | other)
+    two = opened(store, round=2).attempt
     with pytest.raises(StateError, match="cannot count 'a'"):
-        store.commit_round("watch", two, **values)
-    assert store.fleet("watch").step == 1
-    assert store.rounds("watch")[1].closed is None
+        store.commit_attempt("watch", two, **values)
+    assert store.fleet("watch").round == 1
+    assert store.attempts("watch")[1].closed is None
 
 
 def test_a_commit_with_a_missing_update_changes_nothing(store):
     fleet = store.enter("watch", RUN, A, B)
-    number = opened(store).round
+    number = opened(store).attempt
     keep(store, number, "a")
     with pytest.raises(StateError, match="cannot count 'b'"):
-        store.commit_round(
+        store.commit_attempt(
             "watch", number, epoch=fleet.epoch, counted=[(number, "a"), (number, "b")], body=C, server=A, last=False
         )
     assert store.updates("watch", number)[0].status == "stored"
@@ -139,13 +139,13 @@ def test_a_fleet_that_declines_all_day_does_not_fill_the_disk(store):
     cohort = [f"device-{i:04}" for i in range(1000)]
     store.enter("watch", RUN, A, B)
     for _ in range(150):
-        store.fail_round("watch", store.open_round("watch", 1, cohort, A).round, "all declined")
-    assert [row.round for row in store.rounds("watch")] == list(range(51, 151))
+        store.fail_attempt("watch", store.open_attempt("watch", 1, cohort, A).attempt, "all declined")
+    assert [row.attempt for row in store.attempts("watch")] == list(range(51, 151))
     with store.reading() as tx:
         told = sum(len(row.detail) for row in tx.execute(EVENTS.select()))
     assert told < 150 * 1000, f"{told / 150:.0f} bytes a try in the audit log"
     store.verify_log()
-    assert store.open_round("watch", 1, cohort, A).round == 151
+    assert store.open_attempt("watch", 1, cohort, A).attempt == 151
 
 
 def test_a_server_that_falls_silent_in_mid_transaction_is_given_up_and_asked_again(postgres, monkeypatch):
@@ -211,10 +211,10 @@ def test_who_falls_silent_within_a_transaction_is_put_out_before_others_give_up(
 
 def test_an_older_coordinator_is_fenced(store):
     old = store.enter("watch", RUN, A, B)
-    number = opened(store).round
+    number = opened(store).attempt
     new = store.enter("watch", RUN, A, B)
     with pytest.raises(StateError, match=rf"another coordinator has it \(epoch {new.epoch}, ours {old.epoch}\)"):
-        store.commit_round("watch", number, epoch=old.epoch, counted=[], body=C, server=A, last=False)
+        store.commit_attempt("watch", number, epoch=old.epoch, counted=[], body=C, server=A, last=False)
     with pytest.raises(StateError, match="another coordinator"):
         store.save_machine("watch", old.epoch, b"state")
     assert store.machine("watch") is None
@@ -222,7 +222,7 @@ def test_an_older_coordinator_is_fenced(store):
 
 def test_the_first_update_stays(store):
     store.enter("watch", RUN, A, B)
-    number = opened(store).round
+    number = opened(store).attempt
     assert keep(store, number, "a", B).digest == B
     assert keep(store, number, "a", C).digest == B
     store.equivocation("watch", number, "a", B, C)
@@ -236,15 +236,15 @@ def test_the_first_update_stays(store):
 def test_a_failed_round_is_tried_again_under_a_new_number(store):
     fleet = store.enter("watch", RUN, A, B)
     first = opened(store)
-    store.fail_round("watch", first.round, "1 of at least 2 updates came")
+    store.fail_attempt("watch", first.attempt, "1 of at least 2 updates came")
     second = opened(store)
-    assert (first.round, first.step, second.round, second.step) == (1, 1, 2, 1)
+    assert (first.attempt, first.round, second.attempt, second.round) == (1, 1, 2, 1)
     with pytest.raises(StateError, match="not the open one"):
-        store.commit_round("watch", 1, epoch=fleet.epoch, counted=[], body=C, server=A, last=False)
+        store.commit_attempt("watch", 1, epoch=fleet.epoch, counted=[], body=C, server=A, last=False)
     keep(store, 2, "a")
-    store.commit_round("watch", 2, epoch=fleet.epoch, counted=[(2, "a")], body=C, server=A, last=True)
+    store.commit_attempt("watch", 2, epoch=fleet.epoch, counted=[(2, "a")], body=C, server=A, last=True)
     assert store.fleet("watch").status == "done"
-    assert [r.failure for r in store.rounds("watch")] == ["1 of at least 2 updates came", None]
+    assert [r.failure for r in store.attempts("watch")] == ["1 of at least 2 updates came", None]
 
 
 def test_a_device_that_was_enrolled_anew_shows_online_though_it_counts_its_boots_from_one(store):
@@ -287,10 +287,10 @@ def test_machine_is_kept(store):
 
 def test_blobs_in_use(store):
     epoch = store.enter("watch", RUN, A, B).epoch
-    number = opened(store).round
+    number = opened(store).attempt
     keep(store, number, "a", C)
     assert store.blobs_in_use() == {A, B, C}
-    store.commit_round("watch", number, epoch=epoch, counted=[(number, "a")], body="d" * 64, server=B, last=False)
+    store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a")], body="d" * 64, server=B, last=False)
     assert C not in store.blobs_in_use()
 
 
@@ -317,15 +317,15 @@ def test_an_event_that_was_taken_out_is_missed(store, place):
 def test_every_write_of_an_older_coordinator_is_refused(place):
     with place.open() as old, place.open() as new:
         old.enter("watch", RUN, A, B)
-        number = opened(old).round
+        number = opened(old).attempt
         old.see("watch", "a", 1, {})
         new.enter("watch", RUN, A, B)
-        before = (new.rounds("watch"), new.devices("watch"), new.verify_log())
+        before = (new.attempts("watch"), new.devices("watch"), new.verify_log())
         for write in (
             lambda: old.set_status("watch", "paused"),
             lambda: old.set_roster("watch", ["a"]),
             lambda: opened(old, 2),
-            lambda: old.fail_round("watch", number, "late"),
+            lambda: old.fail_attempt("watch", number, "late"),
             lambda: old.see("watch", "b", 1, {}),
             lambda: old.quarantine("watch", "a", "late"),
             lambda: keep(old, number, "a"),
@@ -335,26 +335,26 @@ def test_every_write_of_an_older_coordinator_is_refused(place):
         ):
             with pytest.raises(StateError, match=r"another coordinator has it \(epoch \d+, ours \d+\)"):
                 write()
-        assert before == (new.rounds("watch"), new.devices("watch"), new.verify_log())
+        assert before == (new.attempts("watch"), new.devices("watch"), new.verify_log())
         assert keep(new, number, "a").status == "stored"
 
 
 def test_rounds_are_found_by_what_became_of_them(store):
     fleet = store.enter("watch", RUN, A, B)
-    numbers = [opened(store).round]
-    store.fail_round("watch", numbers[0], "nobody came")
-    for step, devices in ((1, "ab"), (2, "a")):
-        numbers.append(opened(store, step).round)
+    numbers = [opened(store).attempt]
+    store.fail_attempt("watch", numbers[0], "nobody came")
+    for round, devices in ((1, "ab"), (2, "a")):
+        numbers.append(opened(store, round).attempt)
         counted = [(keep(store, numbers[-1], device) and numbers[-1], device) for device in devices]
-        store.commit_round("watch", numbers[-1], epoch=fleet.epoch, counted=counted, body=C, server=A, last=False)
-    numbers.append(opened(store, 3).round)
+        store.commit_attempt("watch", numbers[-1], epoch=fleet.epoch, counted=counted, body=C, server=A, last=False)
+    numbers.append(opened(store, 3).attempt)
     keep(store, numbers[-1], "b")
-    assert [row.round for row in store.rounds("watch")] == numbers
-    assert [row.round for row in store.rounds("watch", last=2)] == numbers[-2:]
-    assert [row.round for row in store.open_rounds("watch")] == numbers[-1:]
-    assert [row.round for row in store.open_rounds("watch", [numbers[1], 999])] == [numbers[1], numbers[-1]]
-    assert store.counted_steps("watch") == {"a": 2, "b": 1}
-    assert (store.open_rounds("phone"), store.counted_steps("phone")) == ([], {})
+    assert [row.attempt for row in store.attempts("watch")] == numbers
+    assert [row.attempt for row in store.attempts("watch", last=2)] == numbers[-2:]
+    assert [row.attempt for row in store.open_attempts("watch")] == numbers[-1:]
+    assert [row.attempt for row in store.open_attempts("watch", [numbers[1], 999])] == [numbers[1], numbers[-1]]
+    assert store.counted_rounds("watch") == {"a": 2, "b": 1}
+    assert (store.open_attempts("phone"), store.counted_rounds("phone")) == ([], {})
 
 
 RACE = """
@@ -369,7 +369,7 @@ def over():
     # Twelve rounds, and however the machine divides its time, after two of the racers took the fleet back.
     with store.reading() as tx:
         starts = len(tx.execute(EVENTS.select().where(EVENTS.c.kind == "coordinator-started")).all())
-    return store.fleet("watch").step >= 12 and starts >= 4
+    return store.fleet("watch").round >= 12 and starts >= 4
 
 while not over():
     # Long enough for the other one to take the fleet in the midst of a round, however the machine divides its time.
@@ -377,23 +377,23 @@ while not over():
     try:
         if not epoch:
             epoch = store.enter("watch", sys.argv[2], digest, digest).epoch
-        for row in store.rounds("watch"):
+        for row in store.attempts("watch"):
             if row.closed is None:
-                store.fail_round("watch", row.round, "another coordinator opened it")
-        step = store.fleet("watch").step + 1
-        number = store.open_round("watch", step, ["a", "b"], digest).round
+                store.fail_attempt("watch", row.round, "another coordinator opened it")
+        round = store.fleet("watch").round + 1
+        number = store.open_attempt("watch", round, ["a", "b"], digest).attempt
         for device in "ab":
-            store.keep_update("watch", number, device, digest=digest, size=1, base_version=step - 1)
-        body = f"{step:032x}{epoch:032x}"
-        store.commit_round("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=body,
+            store.keep_update("watch", number, device, digest=digest, size=1, base_version=round - 1)
+        body = f"{round:032x}{epoch:032x}"
+        store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=body,
                            server=digest, last=False)
-        won.append([step, body])
+        won.append([round, body])
     except StateError as error:
         if "another coordinator has it" not in str(error):
             raise
         # Let the other one learn two rounds, then take the fleet from it in the midst of the next.
-        epoch, lost, until = 0, lost + 1, store.fleet("watch").step + 2
-        while store.fleet("watch").step < until and not over():
+        epoch, lost, until = 0, lost + 1, store.fleet("watch").round + 2
+        while store.fleet("watch").round < until and not over():
             time.sleep(0.02)
         time.sleep(random.uniform(0, 0.05))
 print(json.dumps([won, lost]))
@@ -413,10 +413,10 @@ def test_two_processes_race_for_one_fleet(place, store, start):
     assert [racer.returncode for racer in racers] == [0, 0], told
     results = [json.loads(out) for out, _ in told]
     claimed = dict(pair for won, _ in results for pair in won)
-    committed = [r for r in store.rounds("watch") if r.body is not None]
+    committed = [r for r in store.attempts("watch") if r.body is not None]
     assert sorted(claimed) == list(range(1, len(committed) + 1))
-    assert {r.step: r.body for r in committed} == claimed
-    assert sum(len(won) for won, _ in results) == len(claimed) == store.fleet("watch").step >= 12
+    assert {r.round: r.body for r in committed} == claimed
+    assert sum(len(won) for won, _ in results) == len(claimed) == store.fleet("watch").round >= 12
     counted = [pair for r in committed for pair in r.counted]
     assert len(counted) == len(set(counted)) == 2 * len(committed)
     assert sum(lost for _, lost in results) >= 2, "they did not race"
@@ -446,7 +446,7 @@ from sqlalchemy import event
 where, run, a, b, c = sys.argv[1:]
 store = opened(where)
 epoch = store.enter("watch", run, a, b).epoch
-number = store.open_round("watch", 1, ["a", "b"], a).round
+number = store.open_attempt("watch", 1, ["a", "b"], a).attempt
 for device in "ab":
     store.keep_update("watch", number, device, digest=b, size=1, base_version=0)
 store.close()
@@ -461,15 +461,15 @@ while True:
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
         event.listen(store._engine, "after_cursor_execute", die)
-        store.commit_round("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=c, server=a,
+        store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=c, server=a,
                            last=False)
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     if status == 0:
         break
     store = opened(where)
-    fleet, (row,) = store.fleet("watch"), store.rounds("watch")
-    assert (fleet.step, fleet.body, row.closed, row.counted) == (0, a, None, None), (statements, fleet, row)
+    fleet, (row,) = store.fleet("watch"), store.attempts("watch")
+    assert (fleet.round, fleet.body, row.closed, row.counted) == (0, a, None, None), (statements, fleet, row)
     assert {u.status for u in store.updates("watch", number)} == {"stored"}, statements
     assert store.verify_log() == 4
     store.close()
@@ -482,25 +482,25 @@ def test_a_crash_between_any_two_statements_of_a_commit_leaves_nothing_of_it(pla
     done = child(CRASH, place.text, RUN, A, B, C, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 8
-    fleet, (row,) = store.fleet("watch"), store.rounds("watch")
-    assert (fleet.step, fleet.body, row.counted) == (1, C, ((1, "a"), (1, "b")))
+    fleet, (row,) = store.fleet("watch"), store.attempts("watch")
+    assert (fleet.round, fleet.body, row.counted) == (1, C, ((1, "a"), (1, "b")))
     assert store.verify_log() == 5
 
 
 def test_a_reader_sees_one_state_while_others_write(store):
     epoch = store.enter("watch", RUN, A, B).epoch
-    number = opened(store).round
+    number = opened(store).attempt
     keep(store, number, "a", C)
     with store.reading() as tx:
-        before = tx.exec_driver_sql("SELECT step FROM fleets").scalar()
-        store.commit_round("watch", number, epoch=epoch, counted=[(number, "a")], body=C, server=B, last=False)
-        assert tx.exec_driver_sql("SELECT step FROM fleets").scalar() == before == 0
-    assert store.fleet("watch").step == 1
+        before = tx.exec_driver_sql("SELECT round FROM fleets").scalar()
+        store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a")], body=C, server=B, last=False)
+        assert tx.exec_driver_sql("SELECT round FROM fleets").scalar() == before == 0
+    assert store.fleet("watch").round == 1
 
 
 def test_what_strangers_say_is_stored_as_text(store):
     store.enter("watch", RUN, A, B)
-    number = opened(store).round
+    number = opened(store).attempt
     store.see("watch", "a", 2**53, {"cpu": "\0\ud800"})
     store.quarantine("watch", "a", "bad name 'x\0y\ud800'")
     (device,) = store.devices("watch")
@@ -525,22 +525,22 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.store = self.begun()
         self.epoch = self.store.enter("watch", RUN, A, B).epoch
         self.open = None
-        self.step = 0
+        self.round = 0
 
     @precondition(lambda self: self.open is None)
     @rule()
     def open_(self):
-        self.open = self.store.open_round("watch", self.step + 1, ("a", "b", "c"), A).round
+        self.open = self.store.open_attempt("watch", self.round + 1, ("a", "b", "c"), A).attempt
 
     @precondition(lambda self: self.open is not None)
     @rule(device=st.sampled_from("abc"), digest=st.sampled_from([A, B, C]))
     def update(self, device, digest):
-        self.store.keep_update("watch", self.open, device, digest=digest, size=1, base_version=self.step)
+        self.store.keep_update("watch", self.open, device, digest=digest, size=1, base_version=self.round)
 
     @precondition(lambda self: self.open is not None)
     @rule()
     def fail(self):
-        self.store.fail_round("watch", self.open, "no quorum")
+        self.store.fail_attempt("watch", self.open, "no quorum")
         self.open = None
 
     @precondition(lambda self: self.open is not None)
@@ -548,8 +548,8 @@ class ExactlyOnce(RuleBasedStateMachine):
     def commit(self, older):
         rounds = [self.open, self.open - 1] if older else [self.open]
         pairs = [(n, u.device) for n in rounds for u in self.store.updates("watch", n) if u.status == "stored"]
-        self.store.commit_round("watch", self.open, epoch=self.epoch, counted=pairs, body=C, server=B, last=False)
-        self.open, self.step = None, self.step + 1
+        self.store.commit_attempt("watch", self.open, epoch=self.epoch, counted=pairs, body=C, server=B, last=False)
+        self.open, self.round = None, self.round + 1
 
     @rule()
     def restart(self):
@@ -557,9 +557,9 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @invariant()
     def once(self):
-        counted = [pair for r in self.store.rounds("watch") for pair in r.counted or ()]
+        counted = [pair for r in self.store.attempts("watch") for pair in r.counted or ()]
         assert len(counted) == len(set(counted))
-        assert self.store.fleet("watch").step == self.step
+        assert self.store.fleet("watch").round == self.round
 
     def teardown(self):
         self.store.verify_log()

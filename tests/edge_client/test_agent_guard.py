@@ -28,12 +28,12 @@ def test_it_waits_until_it_may_train_and_learns_the_same(house, run_all):
     run_all(one.serve(), one.agent("anna", battery, guard=Rules(), guard_every_s=0.05), one.agent("bela"))
     (waiting,) = one.of("waiting")
     assert waiting["device"] == "anna"
-    assert waiting["round"] == 1
+    assert waiting["attempt"] == 1
     assert "battery at 10%, 30% is asked for" in waiting["reason"]
     events = [t["event"] for t in one.told if t.get("device") == "anna"]
     assert events.index("waiting") < events.index("allowed") < events.index("training")
     assert battery.read > 4
-    assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "bela"))
+    assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "bela"))
     assert tensors.equal(one.shared(), one.simulated().shared)
 
 
@@ -56,8 +56,8 @@ def test_where_leave_does_not_come_it_declines_before_the_deadline(house, run_al
     (declined,) = one.of("declined", "anna")
     assert "battery" in declined["reason"]
     assert any(t["phase"] == "declined" and "battery" in t["reason"] for t in one.of("progress", "anna"))
-    assert one.store.rounds("watch")[0].counted == ((1, "bela"),)
-    assert anna["steps"] == 0
+    assert one.store.attempts("watch")[0].counted == ((1, "bela"),)
+    assert anna["rounds"] == 0
     assert (one.folder / "anna" / "personal.safetensors").exists()
 
 

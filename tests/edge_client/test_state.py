@@ -25,8 +25,8 @@ PRIVATE = {
 BASE, RUN = "b" * 64, "r" * 64
 
 
-def round_(step, update=b"an update", base_digest=BASE):
-    return Trained(update, step, base_digest, RUN)
+def round_(round, update=b"an update", base_digest=BASE):
+    return Trained(update, round, base_digest, RUN)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_staged_is_not_in_force_until_published(store):
     assert store.trained() == round_(1)
     assert store.publish()
     found = store.private()
-    assert (found.step, found.base_digest, found.run) == (1, BASE, RUN)
+    assert (found.round, found.base_digest, found.run) == (1, BASE, RUN)
     assert tensors.equal(found.tensors, PRIVATE)
     assert list(found.tensors) == list(PRIVATE)
     assert store.trained() == round_(1), "the update stays until the next round, to be offered again"
@@ -62,12 +62,12 @@ def test_the_private_state_of_format_1_is_read_and_its_update_trained_again(stor
     tensor_files.write(store.private_path, tensor_files.pack(PRIVATE, old))
     tensor_files.write(store.folder / "update.bin", _sealed({"step": 4, "base": BASE, "run": RUN}, b"an update"))
     found = store.private()
-    assert (found.step, found.base_digest, found.run, found.epoch) == (4, BASE, RUN, 7)
+    assert (found.round, found.base_digest, found.run, found.epoch) == (4, BASE, RUN, 7)
     assert tensors.equal(found.tensors, PRIVATE)
     assert store.trained() is None
     store.stage(round_(5), PRIVATE)
     assert store.publish()
-    assert store.private().step == 5
+    assert store.private().round == 5
 
 
 @pytest.mark.parametrize("end", ["publish", "discard"])
@@ -93,7 +93,7 @@ def test_the_end_of_a_round_that_is_being_staged_waits_for_it(store, monkeypatch
     ending.start()
     staging.join(10), ending.join(10)
     if end == "publish":
-        assert store.private().step == 1
+        assert store.private().round == 1
         assert store.trained() == round_(1)
     else:
         assert store.private() is None
@@ -107,7 +107,7 @@ def test_discard_keeps_what_is_in_force(store):
     store.stage(round_(2), {"w": torch.zeros(1)})
     store.discard()
     assert not store.publish()
-    assert store.private().step == 1
+    assert store.private().round == 1
     assert store.trained() is None
 
 
@@ -234,7 +234,7 @@ def test_a_disk_that_is_full_while_saving_leaves_the_state_before(tmp_path):
     assert "could not be written" in done.stdout
     assert "The state saved before is intact" in done.stdout
     with DeviceStore(tmp_path, "watch", "anna") as store:
-        assert store.private().step == 1
+        assert store.private().round == 1
         assert torch.equal(store.private().tensors["w"], torch.ones(10))
         assert store.trained() is None
         assert not list(tmp_path.glob(".*.part"))

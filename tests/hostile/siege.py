@@ -86,7 +86,7 @@ class Light:
                 case a.Publish():
                     self.say(action.topic, action.payload, action.retain)
                 case a.SendChunks():
-                    data = self.updates[action.round]
+                    data = self.updates[action.attempt]
                     for topic, payload in chunk_frames(action, lambda at, n, data=data: data[at : at + n]):
                         self.say(topic, payload)
                 case a.KeepChunk():
@@ -96,13 +96,13 @@ class Light:
                     assert hashlib.sha256(self.body).digest() == action.cut.sha256
                     self.tell(e.ModelStored(time.monotonic(), action.cut.sha256))
                 case a.Train():
-                    self.updates[action.round] = self.siege.update(self.name, self.body, action.version)
-                    self.ready.append((action.round, action.version))
+                    self.updates[action.attempt] = self.siege.update(self.name, self.body, action.version)
+                    self.ready.append((action.attempt, action.version))
                     self.work()
                 case a.FrameRefused():
                     self.refused.append(action.reason)
                 case a.Receipted():
-                    self.receipts.append((action.round, action.outcome))
+                    self.receipts.append((action.attempt, action.outcome))
 
     def work(self) -> None:
         """What is learned is sent, unless this device is held back."""
@@ -226,8 +226,8 @@ class Siege:
 
     async def finishes(self, *names: str, number: int = 1) -> None:
         """This round completes, and these updates count in it."""
-        await self.until("round-closed", round=number)
-        row = next(row for row in self.store.rounds("watch") if row.round == number)
+        await self.until("round-closed", attempt=number)
+        row = next(row for row in self.store.attempts("watch") if row.attempt == number)
         assert row.failure is None
         assert row.counted == tuple((number, name) for name in names)
         self.store.verify_log()
@@ -284,7 +284,7 @@ class Mallory:
         cut = describe(data, chunk)
         body = bytes.fromhex(self.siege.store.fleet("watch").body)
         facts = {"sha256": cut.sha256, "hashes": cut.hashes, "nonce": cut.sha256[:16], "base_digest": body} | changes
-        self.say(m.Offer(round=number, base_version=base_version, size=cut.size, chunk=cut.chunk, **facts))
+        self.say(m.Offer(attempt=number, base_version=base_version, size=cut.size, chunk=cut.chunk, **facts))
         return cut
 
     def chunk(self, cut, index: int, data: bytes, off: int | None = None) -> None:

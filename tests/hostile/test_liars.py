@@ -98,12 +98,12 @@ def test_every_liar_is_shut_out_by_name_and_the_round_completes_with_the_honest(
 
 RUN = run_of("fedavg", "in step")
 MESSAGES = (
-    m.Accept(round=1),
-    m.Decline(round=1, reason="no"),
-    m.Trouble(round=1, reason="no"),
+    m.Accept(attempt=1),
+    m.Decline(attempt=1, reason="no"),
+    m.Trouble(attempt=1, reason="no"),
     m.Want(body=bytes(32), bitmap=b"\1"),
     m.Offer(
-        round=1,
+        attempt=1,
         base_version=0,
         size=1,
         chunk=1,
@@ -144,7 +144,7 @@ def test_lies_about_the_protocol_hold_up_nothing_and_blame_nobody_else(siege):
         silent, late, astray, twice, replay, births, nests = s.attackers
         s.learned.update(learned("fedavg", "in step"))
         await s.opened(*HONEST)
-        silent.say(m.Accept(round=1))
+        silent.say(m.Accept(attempt=1))
         late.upload(s.update(LIARS[0], b"", 0), number=9)
         for i in range(STRIKES):
             astray.offer(bytes([i]) * 9, base_version=4)
@@ -166,7 +166,7 @@ def test_lies_about_the_protocol_hold_up_nothing_and_blame_nobody_else(siege):
             await s.until("quarantined", device=one.name)
         s.release("bela")
         await s.stored("bela")
-        s.service._state.rounds[1].deadline = 0.0  # the deadline passes
+        s.service._state.attempts[1].deadline = 0.0  # the deadline passes
         await s.finishes(*HONEST)
         assert {item["device"] for item in s.of("quarantined")} == {one.name for one in (astray, twice, replay, nests)}
         assert all((1, "stored") in s.lights[who].receipts for who in HONEST)

@@ -27,7 +27,7 @@ CUT = describe(UPDATE, 500)
 
 def offer_of(cut=CUT, number=1, base_version=0, nonce=None, base_digest=hashlib.sha256(BODY).digest()):
     return m.Offer(
-        round=number,
+        attempt=number,
         base_version=base_version,
         base_digest=base_digest,
         size=cut.size,
@@ -79,7 +79,7 @@ class Bench:
         return self.hear(f"d/{dev}/up/{xfer}", encode_frame(header, data))
 
     def upload(self, dev):
-        self.say(dev, m.Accept(round=1))
+        self.say(dev, m.Accept(attempt=1))
         self.say(dev, offer_of(nonce=dev.encode().ljust(16)))
         for index in range(CUT.count):
             self.chunk(dev, index)
@@ -105,7 +105,7 @@ def reasons(actions):
 def test_23_a_replay_of_an_earlier_rounds_update_counts_nowhere():
     bench = Bench(cohort=("anna",))
     first = bench.frame("anna", offer_of())
-    bench.say("anna", m.Accept(round=1))
+    bench.say("anna", m.Accept(attempt=1))
     bench.hear("d/anna/evt", first)
     for index in range(CUT.count):
         bench.chunk("anna", index)
@@ -115,16 +115,16 @@ def test_23_a_replay_of_an_earlier_rounds_update_counts_nowhere():
     assert bench.hear("d/anna/evt", first) == []  # the very bytes: seen already
     again = bench.say("anna", offer_of())  # the same update, said anew: the old receipt, and nothing else
     assert [type(x) for x in again] == [a.Publish]
-    assert bench.state.rounds[2].counted == []
+    assert bench.state.attempts[2].counted == []
 
 
 def test_23_an_older_boot_is_not_heard():
     bench = Bench()
-    bench.say("anna", m.Accept(round=1), boot=5, seq=1)
-    actions = bench.say("anna", m.Decline(round=1, reason="late voice"), boot=4, seq=9)
+    bench.say("anna", m.Accept(attempt=1), boot=5, seq=1)
+    actions = bench.say("anna", m.Decline(attempt=1, reason="late voice"), boot=4, seq=9)
     assert [type(x) for x in actions] == [a.Forgot, a.Publish]  # told where to count on from, and nothing else
-    assert bench.say("anna", m.Decline(round=1, reason="late voice"), boot=4, seq=10) == []  # but not each time
-    assert bench.state.rounds[1].cohort["anna"].phase == "working"
+    assert bench.say("anna", m.Decline(attempt=1, reason="late voice"), boot=4, seq=10) == []  # but not each time
+    assert bench.state.attempts[1].cohort["anna"].phase == "working"
 
 
 # 24
@@ -134,7 +134,7 @@ def test_24_the_same_nonce_for_two_offers_is_refused():
     bench.say("anna", offer_of(nonce=nonce))
     actions = bench.say("ben", offer_of(describe(UPDATE + b"!", 500), nonce=nonce))
     assert "repeats the nonce" in reasons(actions)
-    assert bench.state.rounds[1].cohort["ben"].phase == "called"
+    assert bench.state.attempts[1].cohort["ben"].phase == "called"
 
 
 # 25, 26
@@ -158,16 +158,16 @@ def manifest(version=0, data=BODY):
     )
 
 
-WORK = m.Work(round=1, version=0, body=describe(BODY, 500).sha256, seconds=0.0, spec=b"")
+WORK = m.Work(attempt=1, version=0, body=describe(BODY, 500).sha256, seconds=0.0, spec=b"")
 
 
 def test_25_an_older_coordinator_is_not_obeyed():
     half, state = device()
     assert of(cmd(half, state, WORK, epoch=7), a.Publish)
-    late = m.Work(round=2, version=0, body=WORK.body, seconds=0.0, spec=b"")
+    late = m.Work(attempt=2, version=0, body=WORK.body, seconds=0.0, spec=b"")
     assert "took over" in reasons(cmd(half, state, late, epoch=6, seq=50))
     assert state.job is not None
-    assert state.job.round == 1
+    assert state.job.attempt == 1
     assert "took over" in reasons(cmd(half, state, manifest(9), epoch=6, topic="co/body", dev=""))
 
 
@@ -188,13 +188,13 @@ def test_25_a_coordinator_is_not_fenced_by_a_birth_that_its_key_did_not_sign(sig
 def test_25_a_round_before_the_last_one_asked_for_is_not_begun():
     half, state = device()
     state.body = WORK.body
-    later = m.Work(round=5, version=0, body=WORK.body, seconds=0.0, spec=b"")
-    assert [x.round for x in of(cmd(half, state, later, seq=1), a.Train)] == [5]
+    later = m.Work(attempt=5, version=0, body=WORK.body, seconds=0.0, spec=b"")
+    assert [x.attempt for x in of(cmd(half, state, later, seq=1), a.Train)] == [5]
     actions = cmd(half, state, WORK, seq=2)
-    assert "round 1 is older than 5" in reasons(actions)
+    assert "attempt 1 is older than 5" in reasons(actions)
     assert not of(actions, a.Train)
     assert not of(actions, a.Cancel)
-    assert (state.job.round, state.job.phase) == (5, "training")
+    assert (state.job.attempt, state.job.phase) == (5, "training")
 
 
 @pytest.mark.parametrize("base_version", [0, 2, 9])
@@ -207,10 +207,10 @@ def test_26_an_offer_from_another_body_than_the_rounds_is_refused(base_version):
     assert f"is based on body {base_version}, not 1" in reasons(
         bench.say("anna", offer_of(number=2, base_version=base_version, base_digest=body))
     )
-    assert bench.state.rounds[2].cohort["anna"].phase == "called"
+    assert bench.state.attempts[2].cohort["anna"].phase == "called"
     assert bench.state.transfers() == {}
     bench.say("anna", offer_of(number=2, base_version=1, base_digest=body))
-    assert bench.state.rounds[2].cohort["anna"].phase == "receiving"
+    assert bench.state.attempts[2].cohort["anna"].phase == "receiving"
 
 
 @pytest.mark.parametrize("signer", [None, EVE, ANNA])
@@ -266,13 +266,13 @@ def test_26_a_body_above_the_devices_limit_is_not_fetched():
 # 27
 def test_27_a_device_cannot_speak_as_another():
     bench = Bench()
-    payload = bench.frame("ben", m.Decline(round=1, reason="I am anna"))
+    payload = bench.frame("ben", m.Decline(attempt=1, reason="I am anna"))
     assert "each device has its own" in reasons(bench.hear("d/anna/evt", payload))
-    signed_by_ben = bench.frame("anna", m.Decline(round=1, reason="I am anna"), signer=BEN)
+    signed_by_ben = bench.frame("anna", m.Decline(attempt=1, reason="I am anna"), signer=BEN)
     assert "not signed" in reasons(bench.hear("d/anna/evt", signed_by_ben))
-    unknown = bench.frame("eve", m.Accept(round=1), signer=EVE)
+    unknown = bench.frame("eve", m.Accept(attempt=1), signer=EVE)
     assert "not enrolled" in reasons(bench.hear("d/eve/evt", unknown))
-    assert bench.state.rounds[1].cohort["anna"].phase == "called"
+    assert bench.state.attempts[1].cohort["anna"].phase == "called"
     assert bench.state.quarantined() == {}  # anna did nothing
     bench.finishes_with("anna", "ben")
 
@@ -289,9 +289,9 @@ def test_28_retained_messages_planted_where_none_are_kept():
     assert "planted" in reasons(cmd(half, state, WORK, signer=None, retained=True))
     assert state.job is None
     bench = Bench(signed=False)
-    payload = bench.frame("anna", m.Decline(round=1, reason="planted"))
+    payload = bench.frame("anna", m.Decline(attempt=1, reason="planted"))
     assert "planted" in reasons(bench.hear("d/anna/evt", payload, retained=True))
-    assert bench.state.rounds[1].cohort["anna"].phase == "called"
+    assert bench.state.attempts[1].cohort["anna"].phase == "called"
 
 
 # 30
@@ -315,7 +315,7 @@ def test_30_wants_and_grants_that_do_not_fit():
     half.step(state, e.Tick(5.0))
     state.job.phase = "training"
     half.step(state, e.UpdateReady(5.0, 1, 0, CUT))
-    bad = m.Grant(round=1, xfer=transfer_of(CUT.sha256), bitmap=b"\xff\xff", credit=8)
+    bad = m.Grant(attempt=1, xfer=transfer_of(CUT.sha256), bitmap=b"\xff\xff", credit=8)
     assert "bitmap" in reasons(cmd(half, state, bad, seq=2))
 
 
@@ -369,7 +369,7 @@ def test_32_one_device_has_one_transfer_and_bytes_are_bounded():
     assert "too large" in reasons(bench.say("anna", offer_of(large)))
     assert bench.state.transfers() == {}
     bench.upload("ben")
-    assert bench.state.rounds[1].phase == "closed"
+    assert bench.state.attempts[1].phase == "closed"
 
 
 def test_32_a_device_cannot_pull_the_body_without_end():
@@ -436,11 +436,11 @@ def test_34_births_without_end_are_throttled_and_shut_nobody_out():
     assert "more than 10 births within a minute" in told
     assert bench.state.quarantined() == {}
     assert len(bench.state.peers["anna"].births) <= 11
-    bench.say("anna", m.Accept(round=1), boot=102, seq=1)  # a word of its own brings it back at once
+    bench.say("anna", m.Accept(attempt=1), boot=102, seq=1)  # a word of its own brings it back at once
     assert bench.state.peers["anna"].online
     bench.now += 61.0
     assert of(bench.birth("anna", boot=103), a.DeviceUp)
-    bench.say("anna", m.Decline(round=1, reason="that was all"), boot=103, seq=1)
+    bench.say("anna", m.Decline(attempt=1, reason="that was all"), boot=103, seq=1)
     bench.finishes_with("ben")
 
 
@@ -500,12 +500,12 @@ def test_34_a_slow_flapper_is_only_a_bad_link():
 def test_34_what_was_said_before_a_death_brings_nobody_back():
     """A last will may overtake what the same connection said: the device is gone, whatever is heard of it late."""
     bench = Bench()
-    late = bench.frame("anna", m.Accept(round=1), boot=1)
+    late = bench.frame("anna", m.Accept(attempt=1), boot=1)
     bench.birth("anna", boot=1, online=False)
     bench.hear("d/anna/evt", late)
-    assert bench.state.rounds[1].cohort["anna"].phase == "working"  # heard it is
+    assert bench.state.attempts[1].cohort["anna"].phase == "working"  # heard it is
     assert not bench.state.peers["anna"].online
-    bench.say("anna", m.Accept(round=1), boot=2, seq=1)
+    bench.say("anna", m.Accept(attempt=1), boot=2, seq=1)
     assert bench.state.peers["anna"].online
 
 
@@ -523,9 +523,9 @@ def test_35_two_different_updates_for_one_round():
     second = describe(UPDATE[::-1], 500)
     actions = bench.say("anna", offer_of(second))
     found = of(actions, a.Equivocation)
-    assert [(x.dev, x.round, x.first, x.second) for x in found] == [("anna", 1, CUT.sha256, second.sha256)]
+    assert [(x.dev, x.attempt, x.first, x.second) for x in found] == [("anna", 1, CUT.sha256, second.sha256)]
     assert "two different updates" in bench.state.quarantined()["anna"]
-    assert [entry[3] for entry in bench.state.rounds[1].counted] == [CUT.sha256]  # the first stays
+    assert [entry[3] for entry in bench.state.attempts[1].counted] == [CUT.sha256]  # the first stays
     closed = of(bench.upload("ben"), a.RoundClosed)
     assert [c.dev for c in closed[0].counted] == ["anna", "ben"]
 
@@ -554,7 +554,7 @@ def test_what_a_stranger_says_in_a_members_name_is_not_the_members_offence(kind)
     """Where a broker lets everybody speak on all topics, as some hosted ones do, only a signature tells who it was."""
     bench = Bench()
     bench.half = replace(bench.half, apart=False)
-    bench.say("anna", m.Accept(round=1))
+    bench.say("anna", m.Accept(attempt=1))
     bench.say("anna", offer_of())
     forged = encode_frame(Header("decline", FED, "anna", boot=1, seq=99), b"\x80", EVE)
     for _ in range(20):
@@ -575,10 +575,10 @@ def test_what_a_stranger_says_in_a_members_name_is_not_the_members_offence(kind)
 
 def test_messages_that_are_not_a_devices_to_say():
     bench = Bench()
-    for message in (WORK, manifest(), m.Abort(round=1, reason="x"), m.Rebirth(above=0)):
+    for message in (WORK, manifest(), m.Abort(attempt=1, reason="x"), m.Rebirth(above=0)):
         assert of(bench.say("anna", message), a.FrameRefused)
     half, state = device()
-    for seq, message in enumerate((m.Accept(round=1), offer_of(), m.Want(body=bytes(32), bitmap=b"")), 1):
+    for seq, message in enumerate((m.Accept(attempt=1), offer_of(), m.Want(body=bytes(32), bitmap=b"")), 1):
         assert of(cmd(half, state, message, seq=seq), a.FrameRefused)
 
 
@@ -615,7 +615,7 @@ def test_another_update_from_another_boot_is_a_lost_memory_and_not_equivocation(
     second = describe(UPDATE[::-1], 500)
     actions = bench.say("anna", offer_of(second), boot=2)
     assert of(actions, a.Equivocation) == []
-    assert bench.state.rounds[1].cohort["anna"].sha256 == second.sha256
+    assert bench.state.attempts[1].cohort["anna"].sha256 == second.sha256
     third = describe(UPDATE + b"!", 500)
     assert of(bench.say("anna", offer_of(third), boot=2), a.Equivocation)  # within one boot it is one
 
@@ -628,7 +628,7 @@ def test_another_update_after_a_restore_of_the_coordinator_is_no_equivocation():
     second = describe(UPDATE[::-1], 500)
     actions = bench.say("anna", offer_of(second))
     assert of(actions, a.Equivocation) == []
-    assert bench.state.rounds[1].cohort["anna"].sha256 == second.sha256
+    assert bench.state.attempts[1].cohort["anna"].sha256 == second.sha256
     third = describe(UPDATE + b"!", 500)
     assert of(bench.say("anna", offer_of(third)), a.Equivocation)  # since that start it is one
 
@@ -658,7 +658,7 @@ def test_a_stored_update_stays_when_its_device_forgot_it_and_offers_another():
     (receipt,) = [m.decode_message(decode_frame(x.payload)) for x in of(actions, a.Publish)]
     assert receipt.outcome == "late"
     assert bench.state.quarantined() == {}
-    assert [entry[3] for entry in bench.state.rounds[1].counted] == [CUT.sha256]
+    assert [entry[3] for entry in bench.state.attempts[1].counted] == [CUT.sha256]
 
 
 def test_an_older_boot_is_told_where_to_count_on_from_and_connects_anew():
@@ -678,14 +678,14 @@ def test_an_older_boot_is_told_where_to_count_on_from_and_connects_anew():
 
 def test_a_coordinator_that_went_back_may_ask_for_older_rounds_in_a_later_epoch_only():
     half, state = device()
-    later = m.Work(round=5, version=4, body=bytes(32), seconds=0.0, spec=b"{}")
-    older = m.Work(round=3, version=2, body=bytes(32), seconds=0.0, spec=b"{}")
+    later = m.Work(attempt=5, version=4, body=bytes(32), seconds=0.0, spec=b"{}")
+    older = m.Work(attempt=3, version=2, body=bytes(32), seconds=0.0, spec=b"{}")
     cmd(half, state, later, epoch=7, seq=1)
     assert "older than 5" in reasons(cmd(half, state, older, epoch=7, seq=2))
     cmd(half, state, older, epoch=8, seq=1)
-    assert (state.job.round, state.job.epoch) == (3, 8)
+    assert (state.job.attempt, state.job.epoch) == (3, 8)
     assert "from body 9 and not 2" in reasons(
-        cmd(half, state, m.Work(round=3, version=9, body=bytes(32), seconds=0.0, spec=b"{}"), epoch=8, seq=2)
+        cmd(half, state, m.Work(attempt=3, version=9, body=bytes(32), seconds=0.0, spec=b"{}"), epoch=8, seq=2)
     )
 
 
@@ -700,7 +700,7 @@ def test_a_deadline_keeps_the_time_that_had_gone_before_a_crash():
             kept = bench.state.dump()
     state = type(bench.state).load(kept)
     bench.half.step(state, e.Start(5000.0, state.epoch + 1))
-    assert 5010.0 <= state.rounds[2].deadline <= 5010.0 + 11.0
+    assert 5010.0 <= state.attempts[2].deadline <= 5010.0 + 11.0
 
 
 def test_rounds_that_all_decline_are_not_remembered_for_ever():
@@ -709,5 +709,5 @@ def test_rounds_that_all_decline_are_not_remembered_for_ever():
     for number in range(2, 30):
         bench.do(e.OpenRound(bench.now, number, {"anna": b"", "ben": b""}, None, 1))
         for name in ("anna", "ben"):
-            bench.say(name, m.Decline(round=number, reason="battery"))
-    assert len(bench.state.rounds) <= 5
+            bench.say(name, m.Decline(attempt=number, reason="battery"))
+    assert len(bench.state.attempts) <= 5

@@ -54,7 +54,7 @@ def test_13_an_array_of_four_billion_entries(siege):
 
 def test_14_frames_cut_short_or_with_something_behind(siege):
     def frames(s):
-        good = s.mallory.frame(m.Accept(round=1))
+        good = s.mallory.frame(m.Accept(attempt=1))
         return good[:-1], good[:20], good[:5], good + b"\0", b"\0"
 
     siege(lambda s: struck(s, *frames(s)))
@@ -74,7 +74,7 @@ def test_15_fuzzed_frames(siege):
     async def story(s):
         await s.opened("bela")
         await s.stored("anna")
-        good = [s.mallory.frame(m.Accept(round=1)), s.mallory.frame(m.Want(body=bytes(32), bitmap=b""))]
+        good = [s.mallory.frame(m.Accept(attempt=1)), s.mallory.frame(m.Want(body=bytes(32), bitmap=b""))]
         with Cost(messages=600):
             for _ in range(600):
                 s.mallory.publish(rng.choice(["evt", "state", "up/0123456789abcdef"]), fuzzed(rng.choice(good)))
@@ -92,7 +92,7 @@ def test_23_a_replay_of_the_last_rounds_update(siege):
         await s.opened()
         s.mallory.upload(s.mallory.good())
         await s.finishes("anna", "bela", "mallory")
-        await s.until("round-opened", round=2)
+        await s.until("round-opened", attempt=2)
         anna = [(topic, payload) for topic, payload in s.lights["anna"].said if "/evt" in topic or "/up/" in topic]
         for topic, payload in anna:  # her very bytes, by whoever holds them: seen already, and nothing happens
             s.hub.publish(topic, payload)
@@ -113,7 +113,7 @@ def test_23_an_update_that_says_it_was_made_from_a_later_body(siege, base_versio
         await s.opened("bela")
         await s.stored("anna")
         s.mallory.upload(s.mallory.good(base_version=base_version), base_version=0)
-        await s.shut_out(f"made from body {base_version}", "learning round 1 began from 0")
+        await s.shut_out(f"made from body {base_version}", "round 1 began from 0")
         s.release("bela")
         await s.finishes("anna", "bela")
 
@@ -137,7 +137,7 @@ def test_24_the_same_nonce_twice(siege):
 
 
 def work_of(s, epoch: int) -> bytes:
-    work = m.Work(round=9, version=0, body=bytes(32), seconds=0.0, spec=b'{"step":9}')
+    work = m.Work(attempt=9, version=0, body=bytes(32), seconds=0.0, spec=b'{"round":9}')
     header = Header(work.TYPE, "watch", "anna", boot=epoch, seq=10**6)
     return encode_frame(header, m.encode_message(work), s.coordinator)
 
@@ -148,7 +148,7 @@ def test_25_an_older_coordinator(siege):
         with Cost():
             s.publish("d/anna/cmd", work_of(s, epoch=0))  # signed, but from before this coordinator began
         assert "took over" in s.lights["anna"].refused[-1]
-        assert s.lights["anna"].state.job.round == 1
+        assert s.lights["anna"].state.job.attempt == 1
         await s.until("progress", device="anna", phase="working")
         birth = m.CoordinatorBirth(online=False, key=b"", chunk=1, credit=1, max_update=1, retry=1.0, spec=b"")
         s.publish("co/state", encode_frame(Header("co", "watch"), m.encode_message(birth), s.coordinator), retain=True)
@@ -181,7 +181,7 @@ def test_26_a_forged_body(siege):
 def test_27_speaking_on_another_devices_topic(siege):
     async def story(s):
         await s.opened("anna")
-        decline = m.Decline(round=1, reason="I am anna")
+        decline = m.Decline(attempt=1, reason="I am anna")
         attempts = (
             (s.mallory.frame(decline), "each device has its own"),
             (s.mallory.frame(decline, dev="anna"), "not signed by its key"),
@@ -192,7 +192,7 @@ def test_27_speaking_on_another_devices_topic(siege):
                 s.mallory.publish("evt", payload, dev="anna")
                 await s.until("refused", i, device="anna")
             assert reason in s.of("refused", device="anna")[-1]["reason"]
-        s.mallory.publish("evt", s.mallory.frame(m.Accept(round=1), dev="eve"), dev="eve")
+        s.mallory.publish("evt", s.mallory.frame(m.Accept(attempt=1), dev="eve"), dev="eve")
         assert "not enrolled" in (await s.until("refused", device="eve"))[0]["reason"]
         assert s.views.devices("watch", quarantined=True) == []  # anna did nothing
         s.release("anna")
@@ -207,7 +207,7 @@ def test_28_retained_messages_planted(siege):
     evt = ROOT + "d/mallory/evt"
 
     def before(s):
-        s.hub.retained[evt] = s.mallory.frame(m.Decline(round=1, reason="planted"))
+        s.hub.retained[evt] = s.mallory.frame(m.Decline(attempt=1, reason="planted"))
 
     async def story(s):
         assert "retained" in (await s.until("refused", device="mallory"))[0]["reason"]
@@ -219,7 +219,7 @@ def test_28_retained_messages_planted(siege):
             anna.link()
             s.hub.pump()
         assert any("planted" in reason for reason in anna.refused)
-        assert anna.state.job.round == 1
+        assert anna.state.job.attempt == 1
         s.release("anna")
         s.mallory.upload(s.mallory.good())
         await s.finishes("anna", "bela", "mallory")
@@ -329,7 +329,7 @@ def test_33_a_slow_loris(siege):
             await asyncio.sleep(0.3)
         await s.stored("anna", "bela")  # one after the other, in the place that was mallory's
         assert s.of("progress", device="mallory", phase="working")
-        s.mallory.say(m.Decline(round=1, reason="never mind"))
+        s.mallory.say(m.Decline(attempt=1, reason="never mind"))
         await s.finishes("anna", "bela")
         assert s.views.devices("watch", quarantined=True) == []  # a bad link looks like this
 
@@ -352,7 +352,7 @@ def test_34_flapping_and_a_stale_last_will(siege):
         assert "more than 30 births within a minute" in told[0]["reason"]
         assert len(s.of("device-up", device="mallory")) <= 31
         s.release("bela")
-        s.mallory.say(m.Decline(round=1, reason="never mind"), boot=200, seq=1)
+        s.mallory.say(m.Decline(attempt=1, reason="never mind"), boot=200, seq=1)
         await s.finishes("anna", "bela")
         assert s.views.devices("watch", quarantined=True) == []  # a link that somebody cuts looks like this
 
@@ -406,7 +406,7 @@ def test_a_member_cannot_ask_for_a_large_manifest_without_end(siege):
 
 
 def test_what_a_message_says_beyond_its_fields_is_refused(siege):
-    siege(lambda s: struck(s, signed(s.mallory, "accept", msgpack.packb({"round": 1, "more": 2}))))
+    siege(lambda s: struck(s, signed(s.mallory, "accept", msgpack.packb({"attempt": 1, "more": 2}))))
 
 
 def test_a_transfer_of_another_device_cannot_be_filled(siege):
@@ -471,7 +471,7 @@ def test_a_profile_that_nests_as_deep_as_can_be_read_is_none(siege):
             s.mallory.publish("state", s.mallory.frame(birth, boot=boot), retain=True)
             await s.until("device-up", boot, device="mallory")
         assert {d.device: d.profile for d in s.store.devices("watch")}["mallory"] == {}
-        s.mallory.say(m.Decline(round=1, reason="that was all"), boot=boot)
+        s.mallory.say(m.Decline(attempt=1, reason="that was all"), boot=boot)
         s.release("anna", "bela")
         await s.finishes("anna", "bela")
 

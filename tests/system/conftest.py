@@ -213,7 +213,7 @@ path = "{device}.npz"
         store = Store(database or self.folder / "state" / "coordinator.db")
         try:
             fleet = store.fleet("watch")
-            assert fleet.step == self.run.rounds
+            assert fleet.round == self.run.rounds
             store.verify_log()
             body = (blobs or FolderBlobs(self.folder / "state" / "blobs")).get(fleet.body)
             return global_model.decode_body(self.run, body)

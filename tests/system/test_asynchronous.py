@@ -63,19 +63,19 @@ def records(store: Store, fleet: str) -> tuple[Record, ...]:
     private part; one whose update was never received is not known here, and a replay may then differ by it. In an
     asynchronous run what does not count leaves no trace on the device, and is not named.
     """
-    every = store.rounds(fleet)
-    step = {row.round: row.step for row in every}
+    every = store.attempts(fleet)
+    round = {row.attempt: row.round for row in every}
     made = [row for row in every if row.counted is not None]
-    counted = [tuple(sorted((device, step[number] - 1) for number, device in row.counted or ())) for row in made]
+    counted = [tuple(sorted((device, round[number] - 1) for number, device in row.counted or ())) for row in made]
     known = {training for version in counted for training in version}
     late: dict[int, set[tuple[str, int]]] = {}
     known_fleet = store.fleet(fleet)
     asynchronous = known_fleet is not None and Run.from_json(known_fleet.run, allow=None).asynchronous
     for row in every if not asynchronous else ():
-        for update in store.updates(fleet, row.round):
-            training = (update.device, row.step - 1)
-            if update.status == "stored" and training not in known and row.step <= len(made):
-                late.setdefault(row.step - 1, set()).add(training)
+        for update in store.updates(fleet, row.attempt):
+            training = (update.device, row.round - 1)
+            if update.status == "stored" and training not in known and row.round <= len(made):
+                late.setdefault(row.round - 1, set()).add(training)
     return tuple(Record(version, tuple(sorted(late.get(index, ())))) for index, version in enumerate(counted))
 
 

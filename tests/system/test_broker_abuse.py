@@ -99,7 +99,7 @@ def test_retained_messages_of_one_device_are_cleared_and_it_is_cut_off(keyed):
 def test_a_flood_at_full_speed_is_cut_off_and_learning_goes_on(keyed):
     """Well-formed, rightly signed, and nothing new in it: one frame, sent again and again."""
     fleet = keyed(ROUNDS, others=("mallory",))
-    word = m.Accept(round=1)
+    word = m.Accept(attempt=1)
     frame = encode_frame(
         Header(word.TYPE, FLEET, "mallory", boot=1, seq=1), m.encode_message(word), fleet.own["mallory"].signer
     )

@@ -25,7 +25,7 @@ ROUNDS = 3
 
 
 def learned(fleet):
-    assert [x["step"] for x in fleet.of("round-closed")] == list(range(1, ROUNDS + 1))
+    assert [x["round"] for x in fleet.of("round-closed")] == list(range(1, ROUNDS + 1))
     assert fleet.of("quarantined") == []
 
 
@@ -44,13 +44,13 @@ def test_a_broker_that_loses_all_that_it_kept_is_told_again(keyed):
     fleet = keyed(ROUNDS)
 
     async def lose_everything():
-        for round in (1, 2):
-            await fleet.told_of("round-opened", count=round)
+        for attempt in (1, 2):
+            await fleet.told_of("round-opened", count=attempt)
             ups = len(fleet.of("connected", fleet="watch"))
             os.kill(broker_process(fleet), signal.SIGKILL)
             for kept in (fleet.broker / "persistence").glob("mosquitto.db*"):
                 kept.unlink()
-            await fleet.told_of("broker", count=round)
+            await fleet.told_of("broker", count=attempt)
             await fleet.told_of("connected", count=ups + 1)
 
     fleet.live(lose_everything)

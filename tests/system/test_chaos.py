@@ -36,10 +36,10 @@ def assert_that_the_audit_sees(place, found):
     run = run_of("fedper", found["rounds"], 3)
     members = {name: member(place / f"{name}.npz", name) for name in DEVICES}
     state = place / "state"
-    began = {(name, step) for name in DEVICES for step in range(1, found["rounds"] + 1)}
+    began = {(name, round) for name in DEVICES for round in range(1, found["rounds"] + 1)}
 
     ledger = replay.audit(state, FLEET, run, members, state, [("edge-00", 999)], began)
-    assert (ledger.lost, ledger.wrong) == (1, ["lost: edge-00 has a receipt for round 999"])
+    assert (ledger.lost, ledger.wrong) == (1, ["lost: edge-00 has a receipt for attempt 999"])
 
     other = {**members, "edge-01": member(place / "edge-00.npz", "edge-01")}
     ledger = replay.audit(state, FLEET, run, other, state, [], began)
@@ -48,8 +48,8 @@ def assert_that_the_audit_sees(place, found):
 
     store = Store(state / "coordinator.db")
     try:
-        last = next(row for row in reversed(store.rounds(FLEET)) if row.counted)
-        store.log(FLEET, "round-closed", round=last.round, counted=[list(pair) for pair in last.counted])
+        last = next(row for row in reversed(store.attempts(FLEET)) if row.counted)
+        store.log(FLEET, "round-closed", attempt=last.attempt, counted=[list(pair) for pair in last.counted])
     finally:
         store.close()
     ledger = replay.promised(state, FLEET, [])

@@ -22,8 +22,8 @@ def test_an_edge_process_is_killed_in_every_round(fleet, a_run):
     url = coordinator.wait_for("ready")["broker"]
     steady = one.agents(url, "anna")
     shaky = one.agents(url, "bela", "carl")
-    for step, moment in ((1, "training"), (2, "trained"), (3, "received")):
-        shaky.wait_for(moment, step=step)
+    for round, moment in ((1, "training"), (2, "trained"), (3, "received")):
+        shaky.wait_for(moment, round=round)
         shaky.kill()
         shaky = one.agents(url, "bela", "carl")
     finish(one, coordinator, steady, shaky)
@@ -37,8 +37,8 @@ def test_the_coordinator_is_killed_in_every_round(fleet, a_run, broker):
     url = coordinator.wait_for("ready")["broker"]
     group = one.agents(url)
     epoch = 0
-    for step, moment in ((1, "round-opened"), (2, "progress"), (3, "round-opened")):
-        coordinator.wait_for("round-opened", step=step)
+    for round, moment in ((1, "round-opened"), (2, "progress"), (3, "round-opened")):
+        coordinator.wait_for("round-opened", round=round)
         if moment == "progress":
             coordinator.wait_for("progress", phase="working")
         coordinator.kill()

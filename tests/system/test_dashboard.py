@@ -56,7 +56,7 @@ def test_a_short_fleet_on_the_dashboard(fleet, a_run, page):
     one.agents(ready["broker"])
     coordinator.wait_for("done")
     dom = page(ready["api"])
-    rounds = httpx.get(f"{ready['api']}/api/v1/fleets/watch/rounds").json()
+    rounds = httpx.get(f"{ready['api']}/api/v1/fleets/watch/attempts").json()
     assert "<title>watch 4/4 · Talaria</title>" in dom
     assert text_of(dom, "tile-rounds").startswith("4 / 4")
     assert text_of(dom, "tile-devices").endswith("/ 4 devices online")
@@ -86,7 +86,7 @@ def odd(tmp_path):
     store.enter("watch", '{"rounds": 3, "algorithm": "fedavg", "spec": {"name": "mlp"}}', "a" * 64, "b" * 64)
     store.see("watch", "eve", 1, {})
     store.quarantine("watch", "eve", EVIL)
-    store.fail_round("watch", store.open_round("watch", 1, ["eve"], "a" * 64).round, EVIL)
+    store.fail_attempt("watch", store.open_attempt("watch", 1, ["eve"], "a" * 64).attempt, EVIL)
     views = Views(tmp_path / "coordinator.db")
     yield views
     views.close()

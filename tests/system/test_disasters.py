@@ -62,12 +62,12 @@ class Site(House):
         self.store.verify_log()
         assert check(self.store, self.blobs).damage == ()
         assert self.of("quarantined") == []
-        assert self.store.fleet("watch").step == self.run.rounds
+        assert self.store.fleet("watch").round == self.run.rounds
 
-    async def closed(self, step, seconds=60):
-        """Learning round ``step`` is closed, from now on."""
+    async def closed(self, round, seconds=60):
+        """Learning round ``round`` is closed, from now on."""
         self.told.clear()
-        return await self.told_of("round-closed", seconds, step=step)
+        return await self.told_of("round-closed", seconds, round=round)
 
     def another_store(self):
         self.store.close()
@@ -85,9 +85,9 @@ class Site(House):
         self.store = Store(self.another_store())
 
     def counted(self):
-        """By learning round, who counted in what was committed."""
-        rows = [row for row in self.store.rounds("watch") if row.counted is not None]
-        return {row.step: [device for _, device in row.counted] for row in rows}
+        """By round, who counted in what was committed."""
+        rows = [row for row in self.store.attempts("watch") if row.counted is not None]
+        return {row.round: [device for _, device in row.counted] for row in rows}
 
 
 @pytest.fixture
@@ -107,12 +107,12 @@ def site(tmp_path, a_run, monkeypatch):
         one.close()
 
 
-def waits_in_round(monkeypatch, name, step, until):
-    """The device trains in learning round ``step`` until the event is set."""
+def waits_in_round(monkeypatch, name, round, until):
+    """The device trains in round ``round`` until the event is set."""
     real = Agent._learn
 
     async def learn(agent, learner, action):
-        if agent.config.device == name and agent.config and b'"step": %d' % step in action.spec:
+        if agent.config.device == name and agent.config and b'"round": %d' % round in action.spec:
             await until.wait()
         await real(agent, learner, action)
 

@@ -50,7 +50,7 @@ def test_a_damaged_private_state_is_named_and_not_overwritten(fleet, a_run, comm
     assert path.read_bytes() == bytes(data)
     status, out, _ = command("edge", "result", one.state_of("bela"))
     assert status == 0
-    assert '"steps": 1' in out
+    assert '"rounds": 1' in out
     status, out, _ = command("coordinator", "status", one.config, "--json")
     assert status == 0
     assert '"status": "done"' in out
@@ -63,7 +63,7 @@ def test_a_disk_that_fills_up(fleet, a_run):
     coordinator = one.serve()
     url = coordinator.wait_for("ready")["broker"]
     steady, full = one.agents(url, "anna"), one.agents(url, "bela")
-    full.wait_for("received", step=1)
+    full.wait_for("received", round=1)
     full.limit_files(100)
     told = full.wait_for("failed")
     assert "free space" in told["error"]
@@ -72,7 +72,7 @@ def test_a_disk_that_fills_up(fleet, a_run):
     assert private.stat().st_size > 1000
     full.limit_files(None)
 
-    coordinator.wait_for("round-closed", step=2)
+    coordinator.wait_for("round-closed", round=2)
     coordinator.limit_files(1000)
     assert coordinator.end() == 1
     assert "free space" in coordinator.errors

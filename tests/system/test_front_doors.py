@@ -70,7 +70,7 @@ def test_devices_and_a_coordinator_learn_a_run_to_its_end_and_to_the_byte(fleet,
         return found, (anna, bela)
 
     found, both = asyncio.run(asyncio.wait_for(story(), 120))
-    assert [one_found["steps"] for one_found in found] == [3, 3]
+    assert [one_found["rounds"] for one_found in found] == [3, 3]
     assert "done" in {event["event"] for event in told}
     simulated = one.simulated()
     assert tensors.equal(one.shared(), simulated.shared)
@@ -98,7 +98,7 @@ def test_a_device_that_is_stopped_goes_on_where_it_was(fleet, a_run):
         await serving.task
         return found
 
-    assert asyncio.run(asyncio.wait_for(story(), 120))["steps"] == 3
+    assert asyncio.run(asyncio.wait_for(story(), 120))["rounds"] == 3
     assert tensors.equal(one.shared(), one.simulated().shared)
 
 
@@ -235,5 +235,5 @@ def test_a_device_joins_with_keys_and_is_named_by_them(keyed, monkeypatch):
         await serving
         return found
 
-    assert asyncio.run(asyncio.wait_for(story(), 120))["steps"] == 1
+    assert asyncio.run(asyncio.wait_for(story(), 120))["rounds"] == 1
     assert one.learned_what_simulation_learns()

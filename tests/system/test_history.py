@@ -91,17 +91,17 @@ def folds_one_update_twice(service):
 
 def takes_what_was_made_for_another_round(service):
     checked = service._learning.checked
-    change(service, checked=lambda data, device, step, base_digest: checked(data, device, None, base_digest))
+    change(service, checked=lambda data, device, round, base_digest: checked(data, device, None, base_digest))
 
 
 def gives_receipts_for_what_it_did_not_keep(service):
     real = service.store.keep_update
 
-    def keep(fleet, round, device, **facts):
-        row = real(fleet, round, device, **facts)
+    def keep(fleet, attempt, device, **facts):
+        row = real(fleet, attempt, device, **facts)
         with service.store._engine.begin() as tx:
-            tx.exec_driver_sql("DELETE FROM findings WHERE round = ? AND device = ?", (round, device))
-            tx.exec_driver_sql("DELETE FROM updates WHERE round = ? AND device = ?", (round, device))
+            tx.exec_driver_sql("DELETE FROM findings WHERE attempt = ? AND device = ?", (attempt, device))
+            tx.exec_driver_sql("DELETE FROM updates WHERE attempt = ? AND device = ?", (attempt, device))
         return row
 
     service.store.keep_update = keep
@@ -111,7 +111,7 @@ def never_opens_again_after_a_round(service):
     advance = service._conductor.advance
 
     def hardly(state):
-        if service._conductor.fleet.step < 3:
+        if service._conductor.fleet.round < 3:
             advance(state)
 
     service._conductor.advance = hardly

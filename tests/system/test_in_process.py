@@ -133,7 +133,7 @@ def test_a_link_that_loses_doubles_and_reorders_changes_no_byte(house, a_run, se
     assert tensors.equal(one.shared(), simulated.shared)
     for name in one.data:
         assert tensors.equal(one.private(name), simulated.private[name])
-    assert [row.failure for row in one.store.rounds("watch")] == [None] * 3
+    assert [row.failure for row in one.store.attempts("watch")] == [None] * 3
 
 
 def test_bytes_that_come_all_at_once_are_counted_for_the_rounds_they_are_for(house, monkeypatch):
@@ -151,7 +151,7 @@ def test_bytes_that_come_all_at_once_are_counted_for_the_rounds_they_are_for(hou
     for result in results:
         body = len(one.blobs.get(one.store.fleet("watch").body))
         assert list(result["traffic"]) == ["1", "2", "3", "4"]
-        assert all(step["down"] > body for step in result["traffic"].values())
+        assert all(round["down"] > body for round in result["traffic"].values())
 
 
 def test_a_newcomer_gets_the_last_body_and_a_model_of_its_own(house, a_run):
@@ -168,7 +168,7 @@ def test_a_newcomer_gets_the_last_body_and_a_model_of_its_own(house, a_run):
 
     (result,) = run_all(story())
     assert result["private"] is None
-    assert result["steps"] == 0
+    assert result["rounds"] == 0
     assert (one.folder / "nina" / "personal.safetensors").exists()
     assert one.private("nina") is None
     assert "nina" not in one.store.fleet("watch").roster
@@ -198,7 +198,7 @@ def test_a_device_that_cannot_learn_declines_and_the_others_go_on(house, a_run, 
     (result,) = run_all(story())
     assert reason in result["error"]
     assert any(reason in e["reason"] for e in one.of("progress") if e["phase"] == "declined" and e["device"] == "carl")
-    assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "bela"))
+    assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "bela"))
     assert tensors.equal(one.shared(), one.simulated(("anna", "bela")).shared)
 
 
@@ -220,9 +220,9 @@ def test_a_round_without_quorum_is_tried_again_to_the_same_bytes(house, a_run, m
         await asyncio.gather(one.serve(), *map(one.agent, one.data))
 
     run_all(story())
-    rows = one.store.rounds("watch")
+    rows = one.store.attempts("watch")
     assert rows[0].failure is not None
-    assert [row.step for row in rows if row.failure is None] == [1, 2]
+    assert [row.round for row in rows if row.failure is None] == [1, 2]
     simulated = one.simulated()
     assert tensors.equal(one.shared(), simulated.shared)
     for name in one.data:
@@ -267,7 +267,7 @@ def test_a_device_whose_training_went_astray_declines_and_keeps_its_place(house,
     (declined,) = (item for item in one.of("progress") if item["phase"] == "declined")
     assert declined["device"] == "carl"
     assert "cannot be sent" in declined["reason"]
-    assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "bela"))
+    assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "bela"))
 
 
 @pytest.mark.usefixtures("carl_is_off")
@@ -281,7 +281,7 @@ def test_an_update_that_is_not_finite_is_refused_and_its_device_shut_out(house, 
     assert [(u.device, u.status) for u in one.store.updates("watch", 1)] == [
         ("anna", "counted"), ("bela", "counted"), ("carl", "rejected"),
     ]  # fmt: skip
-    assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "bela"))
+    assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "bela"))
 
 
 def test_a_second_coordinator_takes_over_and_the_first_stops(house, a_run):
@@ -350,10 +350,10 @@ def test_whatever_goes_wrong_while_it_learns_costs_a_device_the_round_and_not_it
     one = house(a_run(rounds=2))
     learned = Learner._trained
 
-    def sometimes(self, step, body, own):
-        if self.config.device == "carl" and step == 1:
+    def sometimes(self, round, body, own):
+        if self.config.device == "carl" and round == 1:
             raise trouble
-        return learned(self, step, body, own)
+        return learned(self, round, body, own)
 
     monkeypatch.setattr(Learner, "_trained", sometimes)
 
@@ -363,7 +363,7 @@ def test_whatever_goes_wrong_while_it_learns_costs_a_device_the_round_and_not_it
     run_all(story())
     (declined,) = (item for item in one.of("progress") if item["phase"] == "declined")
     assert (declined["device"], type(trouble).__name__ in declined["reason"]) == ("carl", True)
-    assert [r.counted for r in one.store.rounds("watch")] == [
+    assert [r.counted for r in one.store.attempts("watch")] == [
         ((1, "anna"), (1, "bela")), ((2, "anna"), (2, "bela"), (2, "carl")),
     ]  # fmt: skip
 
@@ -427,7 +427,7 @@ def test_an_agent_that_nobody_foresaw_to_fail_is_not_the_end_of_the_others(house
     assert not any("error" in result for result in found.values())
     (failed,) = one.of("failed")
     assert (failed["device"], failed["error"]) == ("carl", "AttributeError: nobody foresaw this")
-    assert one.store.rounds("watch")[-1].counted == tuple((1, name) for name in one.data)
+    assert one.store.attempts("watch")[-1].counted == tuple((1, name) for name in one.data)
 
 
 def test_a_device_that_cannot_learn_the_run_declines_at_once(house, a_run, monkeypatch):
@@ -487,7 +487,7 @@ def test_an_update_that_the_disk_lost_is_left_out_and_its_device_is_not_blamed(h
     (left,) = one.of("left-out")
     assert (left["device"], "damaged" in left["reason"]) == ("bela", True)
     assert not one.of("quarantined")
-    assert one.store.rounds("watch")[0].counted == ((1, "anna"), (1, "carl"))
+    assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "carl"))
     assert {u.device: u.status for u in one.store.updates("watch", 1)}["bela"] == "rejected"
 
 
@@ -504,7 +504,7 @@ def test_a_round_of_which_the_disk_lost_everything_fails_and_is_tried_again(hous
 
     monkeypatch.setattr(CoordinatorLearning, "fold", spoiled)
     played(one)
-    first, second = one.store.rounds("watch")
+    first, second = one.store.attempts("watch")
     assert "0 of 3 updates" in first.failure
     assert second.counted == ((2, "anna"), (2, "bela"), (2, "carl"))
     assert not one.of("quarantined")
@@ -531,7 +531,7 @@ def test_a_round_that_is_closed_and_cannot_be_committed_can_be_called_off(house,
         work = [asyncio.ensure_future(w) for w in (one.serve(), *map(one.agent, one.data))]
         await one.told_of("error", error="the disk is gone")
         assert await order("abort") == "aborted"
-        await one.told_of("round-failed", round=1)
+        await one.told_of("round-failed", attempt=1)
         broken.clear()
         assert await order("resume") == "running"
         await one.told_of("done", fleet="watch")
@@ -542,7 +542,7 @@ def test_a_round_that_is_closed_and_cannot_be_committed_can_be_called_off(house,
         await asyncio.gather(*work[1:], return_exceptions=True)
 
     run_all(story())
-    first, second = one.store.rounds("watch")
+    first, second = one.store.attempts("watch")
     assert first.failure == "called off by the operator"
     assert second.counted == ((2, "anna"), (2, "bela"), (2, "carl"))
 
@@ -573,7 +573,7 @@ def test_a_wrong_device_does_not_hold_its_place_for_good_and_who_is_not_asked_is
         await asyncio.gather(wrong, return_exceptions=True)
 
     run_all(story())
-    assert "bela" in {dev for _, dev in one.store.rounds("watch")[-1].counted}
+    assert "bela" in {dev for _, dev in one.store.attempts("watch")[-1].counted}
 
 
 def test_a_device_that_left_does_not_hold_a_round_to_its_deadline(house, a_run):
@@ -582,13 +582,13 @@ def test_a_device_that_left_does_not_hold_a_round_to_its_deadline(house, a_run):
     async def story():
         serving = asyncio.ensure_future(one.serve())
         agents = {name: asyncio.ensure_future(one.agent(name)) for name in one.data}
-        await one.told_of("trained", device="carl", step=1)
+        await one.told_of("trained", device="carl", round=1)
         one.hub.cut("carl")  # its link is gone, and its will is said
         agents.pop("carl").cancel()
         await asyncio.gather(serving, *agents.values())  # and not after twenty minutes
 
     run_all(story())
-    assert {(2, "anna"), (2, "bela")} <= set(one.store.rounds("watch")[-1].counted)
+    assert {(2, "anna"), (2, "bela")} <= set(one.store.attempts("watch")[-1].counted)
 
 
 def test_a_fleet_that_waits_names_who_is_missing(house, monkeypatch):

@@ -35,7 +35,7 @@ def test_links_that_break_every_third_of_a_second_lose_no_update_and_shut_nobody
     real = Agent._learn
 
     async def learn(agent, learner, action):
-        if b'"step": 2' in action.spec:
+        if b'"round": 2' in action.spec:
             await often.wait()
         await real(agent, learner, action)
 
@@ -64,7 +64,7 @@ def test_links_that_break_every_third_of_a_second_lose_no_update_and_shut_nobody
                 await asyncio.gather(*cutting, return_exceptions=True)
 
     asyncio.run(story())
-    assert fleet.counted() == {step: ["anna", "bela"] for step in range(1, ROUNDS + 1)}
+    assert fleet.counted() == {round: ["anna", "bela"] for round in range(1, ROUNDS + 1)}
     assert fleet.learned_what_simulation_learns()
     assert fleet.of("quarantined") == []
     assert fleet.of("refused", device="anna") != []  # for its births

@@ -37,25 +37,25 @@ def test_pause_resume_and_abort_change_no_byte_of_what_is_learned(fleet, a_run):
     ready = coordinator.wait_for("ready")
     agents = one.agents(ready["broker"])
     with httpx.Client(base_url=ready["api"], timeout=20) as api:
-        coordinator.wait_for("round-opened", step=1)
+        coordinator.wait_for("round-opened", round=1)
         assert order(api, "pause", reason="night")["status"] == "paused"
         assert coordinator.wait_for("pause")["reason"] == "night"
-        coordinator.wait_for("round-closed", step=1)
+        coordinator.wait_for("round-closed", round=1)
         time.sleep(1.0)
-        assert (state(api)["step"], state(api)["tried"], state(api)["status"]) == (1, 1, "paused")
+        assert (state(api)["round"], state(api)["tried"], state(api)["status"]) == (1, 1, "paused")
         assert order(api, "resume")["status"] == "running"
-        opened = coordinator.wait_for("round-opened", step=2)
+        opened = coordinator.wait_for("round-opened", round=2)
         assert order(api, "abort", reason="wrong data")["status"] == "aborted"
-        failed = coordinator.wait_for("round-failed", round=opened["round"])
+        failed = coordinator.wait_for("round-failed", attempt=opened["attempt"])
         assert failed["reason"] == "wrong data"
         assert "aborted" in order(api, "pause", 409)["detail"]
         time.sleep(1.0)
-        assert (state(api)["step"], state(api)["status"]) == (1, "aborted")
+        assert (state(api)["round"], state(api)["status"]) == (1, "aborted")
         assert order(api, "resume")["status"] == "running"
-        coordinator.wait_for("round-opened", step=2)
+        coordinator.wait_for("round-opened", round=2)
         text = api.get("/metrics").text
-        assert 'talaria_rounds_total{fleet="watch",outcome="failed"} 1.0' in text
-        assert 'talaria_rounds_total{fleet="watch",outcome="closed"} 1.0' in text
+        assert 'talaria_attempts_total{fleet="watch",outcome="failed"} 1.0' in text
+        assert 'talaria_attempts_total{fleet="watch",outcome="closed"} 1.0' in text
     assert coordinator.end() == 0
     assert agents.end() == 0
     assert tensors.equal(one.shared(), one.simulated().shared)
@@ -68,16 +68,16 @@ def test_a_paused_fleet_stays_paused_over_a_kill(fleet, a_run):
     one.port = int(ready["broker"].rsplit(":", 1)[1])
     one.agents(ready["broker"])
     with httpx.Client(base_url=ready["api"], timeout=20) as api:
-        first.wait_for("round-opened", step=1)
+        first.wait_for("round-opened", round=1)
         order(api, "pause")
-        first.wait_for("round-closed", step=1)
+        first.wait_for("round-closed", round=1)
     first.kill()
     second = one.serve()
     again = second.wait_for("ready")
     with httpx.Client(base_url=again["api"], timeout=20) as api:
         second.wait_for("connected")
         time.sleep(1.0)
-        assert (state(api)["status"], state(api)["step"]) == ("paused", 1)
+        assert (state(api)["status"], state(api)["round"]) == ("paused", 1)
         order(api, "resume")
     assert second.end() == 0
 
@@ -88,18 +88,18 @@ def test_a_device_is_shut_out_and_let_in_again(fleet, a_run):
     ready = coordinator.wait_for("ready")
     one.agents(ready["broker"])
     with httpx.Client(base_url=ready["api"], timeout=20) as api:
-        coordinator.wait_for("round-opened", step=1)
+        coordinator.wait_for("round-opened", round=1)
         order(api, "pause")
-        coordinator.wait_for("round-closed", step=1)
+        coordinator.wait_for("round-closed", round=1)
         order(api, "devices/dora/quarantine", reason="lent to a stranger")
         (out,) = api.get("/api/v1/fleets/watch/quarantine").json()
         assert (out["device"], out["quarantine"]) == ("dora", "lent to a stranger")
         order(api, "resume")
-        assert coordinator.wait_for("round-opened", step=2)["cohort"] == 3
+        assert coordinator.wait_for("round-opened", round=2)["cohort"] == 3
         order(api, "devices/dora/release")
         assert api.get("/api/v1/fleets/watch/quarantine").json() == []
         assert "not in quarantine" in order(api, "devices/dora/release", 409)["detail"]
-        assert coordinator.wait_for("round-opened", step=3)["cohort"] == 4
+        assert coordinator.wait_for("round-opened", round=3)["cohort"] == 4
 
 
 def test_a_port_that_is_taken_ends_it_with_one_clear_message(fleet):
@@ -132,7 +132,7 @@ def test_every_event_of_the_journal_names_its_fleet_and_what_it_is_about(fleet, 
     coordinator = one.serve()
     agents = one.agents(coordinator.wait_for("ready")["broker"])
     assert (coordinator.end(), agents.end()) == (0, 0)
-    about = {"progress": {"round", "device"}, "round-opened": {"round"}, "round-closed": {"round"},
+    about = {"progress": {"attempt", "device"}, "round-opened": {"attempt"}, "round-closed": {"attempt"},
              "device-up": {"device"}, "device-down": {"device"}}  # fmt: skip
     # The coordinator may leave once both devices have said goodbye, before they are down.
     assert {event["event"] for event in coordinator.events} >= set(about) - {"device-down"}

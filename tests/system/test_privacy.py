@@ -70,8 +70,8 @@ def test_no_private_tensor_crosses_the_broker(fleet, a_run, algorithm):
 
     everything = b"\x00".join([*opened, *parcels.values(), *(payload for _, payload in recorder.heard)])
     looked_for = 0
-    for step in (1, 2):
-        for private in one.simulated(rounds=step).private.values():
+    for round in (1, 2):
+        for private in one.simulated(rounds=round).private.values():
             for name, tensor in private.items():
                 raw = tensor.contiguous().view(-1).numpy().tobytes()
                 # Masks may travel, and a device may keep a copy of what it shares; a counter or a constant is found
@@ -79,7 +79,7 @@ def test_no_private_tensor_crosses_the_broker(fleet, a_run, algorithm):
                 if name.startswith(("mask/", "own/", "seen/")) or len(raw) < 16 or len(tensor.unique()) < 3:
                     continue
                 looked_for += 1
-                assert raw not in everything, f"{name} of round {step} crossed the broker"
+                assert raw not in everything, f"{name} of round {round} crossed the broker"
     assert looked_for > 10
     for device in one.devices:
         for name, tensor in one.private(device).items():

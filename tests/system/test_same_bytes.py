@@ -29,5 +29,5 @@ def test_simulation_and_fleet_give_the_same_bytes(fleet, a_run, broker, algorith
     for device in one.devices:
         assert tensors.equal(one.private(device), simulated.private[device]), device
         result = json.loads((one.state_of(device) / "result.json").read_text())
-        assert result["steps"] == run.rounds
+        assert result["rounds"] == run.rounds
         assert sorted(map(int, result["traffic"])) == list(range(1, run.rounds + 2))

@@ -23,7 +23,7 @@ def test_a_fleet_on_postgresql_and_s3_survives_a_kill_and_learns_what_simulation
     )
     coordinator = one.serve()
     agents = one.agents(coordinator.wait_for("ready")["broker"])
-    coordinator.wait_for("round-closed", round=1)
+    coordinator.wait_for("round-closed", attempt=1)
     coordinator.kill()
     again = one.serve()
     assert (again.end(), agents.end()) == (0, 0)

@@ -95,7 +95,7 @@ class Chaos:
         self._troubles: list[tuple[f.Fault, Trouble]] = []
         self._happened: list[f.Fault] = []
         self._background: set[asyncio.Task[None]] = set()
-        self._step = asyncio.Condition()
+        self._round = asyncio.Condition()
         self._opened = self._closed = 0
         self._moved = 0.0
         self._receipts: list[replay.Receipt] = []
@@ -167,9 +167,9 @@ class Chaos:
         self._events[kind] += 1
         if name != f.COORDINATOR:
             if kind == "training":
-                self._began.add((name, int(event["step"])))
+                self._began.add((name, int(event["round"])))
             if kind == "received" and event["outcome"] == "stored":
-                self._receipts.append((name, int(event["round"])))
+                self._receipts.append((name, int(event["attempt"])))
             return
         program = self._programs[name]
         if kind == "started" and program.starts > 1:
@@ -179,17 +179,17 @@ class Chaos:
             self._restarts.append({"seconds": took, "cpu_s": program.cpu_s(), "calm": float(program.calm)})
             program.began = 0.0
         elif kind in ("round-opened", "round-closed"):
-            self._note_step(kind, int(event["step"]))
+            self._note_round(kind, int(event["round"]))
 
-    def _note_step(self, kind: str, step: int) -> None:
+    def _note_round(self, kind: str, round: int) -> None:
         if kind == "round-closed":
-            self._closed, self._moved = max(self._closed, step), time.monotonic()
-        self._opened = max(self._opened, step)
+            self._closed, self._moved = max(self._closed, round), time.monotonic()
+        self._opened = max(self._opened, round)
         self._behind(self._notify())
 
     async def _notify(self) -> None:
-        async with self._step:
-            self._step.notify_all()
+        async with self._round:
+            self._round.notify_all()
 
     # -- the disturbance
 
@@ -197,7 +197,7 @@ class Chaos:
         """Let all faults happen and the run end; what is stuck, in words."""
         self._moved = time.monotonic()
         for fault in self.faults:
-            while self._opened < fault.step:
+            while self._opened < fault.round:
                 if why := await self._wait():
                     return [why]
             if self._all_done():
@@ -221,8 +221,8 @@ class Chaos:
     async def _wait(self) -> str:
         """Wait a little for the next round; why it will not come, if so."""
         with suppress(TimeoutError):
-            async with self._step:
-                await asyncio.wait_for(self._step.wait(), 1.0)
+            async with self._round:
+                await asyncio.wait_for(self._round.wait(), 1.0)
         if time.monotonic() - self._moved > STALL_S:
             last = {name: list(p.errors)[-3:] for name, p in self._programs.items() if p.errors}
             return f"no round was committed for {STALL_S:g} s after round {self._closed}; last words: {last}"

@@ -88,9 +88,9 @@ class Updates:
         self._folder, self._alike = Path(job.updates), job.alike.encode()
         self._rest = (self._folder / "tail").read_bytes()[4:] if job.updates else b""
 
-    def of(self, device: str, step: int) -> bytes:
-        """The update of ``device`` for learning round ``step``."""
-        head = (self._folder / f"head-{step}").read_bytes().replace(self._alike, device.encode())
+    def of(self, device: str, round: int) -> bytes:
+        """The update of ``device`` for round ``round``."""
+        head = (self._folder / f"head-{round}").read_bytes().replace(self._alike, device.encode())
         return b"".join((head, struct.pack("<f", value_of(device)), self._rest))
 
 
@@ -189,7 +189,7 @@ class Light:
             case a.Receipted():
                 seen = self._tally.receipts
                 seen[action.outcome] = seen.get(action.outcome, 0) + 1
-                self._told("received", device=self.name, round=action.round, outcome=action.outcome)
+                self._told("received", device=self.name, attempt=action.attempt, outcome=action.outcome)
                 self._update = b""
             case a.Released():
                 self._over = True
@@ -212,11 +212,11 @@ class Light:
     def _train(self, action: a.Train) -> None:
         now = time.monotonic()
         if not self._job.updates:
-            self._events.put_nowait(e.DeclineRound(now, action.round, "it only fetches the body"))
+            self._events.put_nowait(e.DeclineRound(now, action.attempt, "it only fetches the body"))
             return
-        self._update = self._updates.of(self.name, int(json.loads(action.spec)["step"]))
+        self._update = self._updates.of(self.name, int(json.loads(action.spec)["round"]))
         cut = describe(self._update, self._state.chunk)
-        self._events.put_nowait(e.UpdateReady(now, action.round, action.version, cut))
+        self._events.put_nowait(e.UpdateReady(now, action.attempt, action.version, cut))
 
 
 async def take_part(job: Job) -> None:

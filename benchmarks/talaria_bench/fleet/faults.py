@@ -26,7 +26,7 @@ CLOCK_S = 3 * 86400.0
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. ``after`` seconds after the one before, at the earliest in learning round ``step``, ``kind`` happens
+    """One fault. ``after`` seconds after the one before, at the earliest in round ``round``, ``kind`` happens
     to ``target`` (a device, the coordinator, or all) for ``seconds``: how long a killed program stays away, a link is
     bad, or a disk full.
 
@@ -37,7 +37,7 @@ class Fault:
     number: int
     kind: Kind
     target: str
-    step: int
+    round: int
     after: float
     seconds: float
     strength: float
@@ -57,10 +57,10 @@ def draw(seed: int, count: int, devices: Sequence[str], rounds: int) -> tuple[Fa
             deck = list(DECK)
             random.shuffle(deck)
         kind = deck.pop()
-        step = 1 + int(number * 0.9 * (rounds - 1) / count)
+        round = 1 + int(number * 0.9 * (rounds - 1) / count)
         target = _target(random, kind, devices)
         seconds = random.uniform(0.0, 1.5) if kind.startswith("kill") else random.uniform(0.2, 2.0)
-        found.append(Fault(number, kind, target, step, random.uniform(0.0, 1.0), seconds, _strength(random, kind)))
+        found.append(Fault(number, kind, target, round, random.uniform(0.0, 1.0), seconds, _strength(random, kind)))
     return tuple(found)
 
 

@@ -139,7 +139,7 @@ class Load:
         elif kind == "received":
             self._outcomes[event["outcome"]] += 1
             if event["outcome"] == "stored":
-                self._receipts.append((event["device"], int(event["round"])))
+                self._receipts.append((event["device"], int(event["attempt"])))
         elif kind == "over":
             self._tallies.append(event)
 

@@ -21,7 +21,7 @@ from talaria.types import Update
 from talaria.wire import codec
 from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.storage.blobs import FolderBlobs
-from talaria_coordinator.storage.records import Received, Round
+from talaria_coordinator.storage.records import Attempt, Received
 from talaria_coordinator.storage.store import Store
 
 Receipt = tuple[str, int]
@@ -65,7 +65,7 @@ def audit(
     began: Collection[tuple[str, int]],
 ) -> Ledger:
     """The ledger of the fleet in the folder ``state``, whose devices' own folders lie in ``devices``. ``began`` says
-    which device told that it trains in which learning round."""
+    which device told that it trains in which round."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as the programs train: sums may depend on it
     try:
@@ -91,9 +91,9 @@ def promised(state: Path, fleet: str, receipts: Iterable[Receipt]) -> Ledger:
 
 def _promised(
     store: Store, fleet: str, receipts: Iterable[Receipt]
-) -> tuple[Ledger, list[Round], dict[int, list[Received]]]:
-    ledger, every = Ledger(), store.rounds(fleet)
-    updates = {row.round: store.updates(fleet, row.round) for row in every}
+) -> tuple[Ledger, list[Attempt], dict[int, list[Received]]]:
+    ledger, every = Ledger(), store.attempts(fleet)
+    updates = {row.attempt: store.updates(fleet, row.attempt) for row in every}
     promises(ledger, every, updates, receipts)
     twice(ledger, every, store.events(fleet, last=10**9), updates)
     return ledger, every, updates
@@ -102,16 +102,16 @@ def _promised(
 def last_counted(state: Path, fleet: str) -> list[str]:
     """The devices in the last committed body."""
     with Store(state / "coordinator.db") as store:
-        return next(([dev for _, dev in row.counted] for row in reversed(store.rounds(fleet)) if row.counted), [])
+        return next(([dev for _, dev in row.counted] for row in reversed(store.attempts(fleet)) if row.counted), [])
 
 
 def promises(
-    ledger: Ledger, every: Sequence[Round], updates: Mapping[int, Sequence[Received]], receipts: Iterable[Receipt]
+    ledger: Ledger, every: Sequence[Attempt], updates: Mapping[int, Sequence[Received]], receipts: Iterable[Receipt]
 ) -> None:
     """Whoever was told ``stored`` is stored, and counts where the round was committed."""
-    committed = {row.round for row in every if row.counted is not None}
+    committed = {row.attempt for row in every if row.counted is not None}
     counted = {pair for row in every for pair in row.counted or ()}
-    rows = {(row.round, row.device): row for found in updates.values() for row in found}
+    rows = {(row.attempt, row.device): row for found in updates.values() for row in found}
     ledger.rounds, ledger.failed = len(committed), sum(row.failure is not None for row in every)
     ledger.stored = sum(row.status in ("stored", "counted") for row in rows.values())
     for device, number in sorted(set(receipts)):
@@ -120,20 +120,20 @@ def promises(
         kept = row is not None and row.status in ("stored", "counted")
         if not kept or (number in committed and (number, device) not in counted):
             ledger.lost += 1
-            ledger.wrong.append(f"lost: {device} has a receipt for round {number}")
+            ledger.wrong.append(f"lost: {device} has a receipt for attempt {number}")
 
 
 def twice(
     ledger: Ledger,
-    every: Sequence[Round],
+    every: Sequence[Attempt],
     events: Sequence[Mapping[str, Any]],
     updates: Mapping[int, Sequence[Received]],
 ) -> None:
     """No update stands in two bodies, and no device in one body twice: by the rounds and by the audit log."""
     by_rows = Counter((made, dev) for row in every for made, dev in row.counted or ())
     by_log = Counter((int(m), str(d)) for e in events if e["kind"] == "round-closed" for m, d in e["counted"])
-    step = {row.round: row.step for row in every}
-    learned = Counter((step[made], dev) for made, dev in by_rows.elements())
+    round = {row.attempt: row.round for row in every}
+    learned = Counter((round[made], dev) for made, dev in by_rows.elements())
     marked = sum(row.status == "counted" for found in updates.values() for row in found)
     ledger.counted = sum(by_rows.values())
     ledger.twice = sum(n - 1 for found in (by_rows, learned) for n in found.values())
@@ -147,7 +147,7 @@ def _replay(
     ledger: Ledger,
     learning: Learning,
     members: Mapping[str, Member],
-    every: Sequence[Round],
+    every: Sequence[Attempt],
     updates: Mapping[int, Sequence[Received]],
     began: Collection[tuple[str, int]],
 ) -> dict[str, list[Tensors | None]]:
@@ -157,26 +157,26 @@ def _replay(
     shared, server = rounds.start(run)
     private: dict[str, list[Tensors | None]] = {name: [None] for name in members}
     for row in (row for row in every if row.counted is not None):
-        tries = [r for r in every if r.step == row.step]
+        tries = [r for r in every if r.round == row.round]
         counted: dict[str, Update] = {}
         for name in sorted({dev for t in tries for dev in t.cohort}):
-            told = {u.digest for t in tries for u in updates[t.round] if u.device == name}
-            if not told and (name, row.step) not in began:
+            told = {u.digest for t in tries for u in updates[t.attempt] if u.device == name}
+            if not told and (name, row.round) not in began:
                 continue  # it was away
-            learned = [(state, _learn(run, members[name], shared, state, row.step)) for state in private[name]]
+            learned = [(state, _learn(run, members[name], shared, state, row.round)) for state in private[name]]
             if told:
                 after = [(data, own) for _, (data, own) in learned if hashlib.sha256(data).hexdigest() in told]
                 ledger.updates_equal += bool(after)
                 if not after:
-                    ledger.wrong.append(f"round {row.round}: {name} sent another update than the undisturbed one")
+                    ledger.wrong.append(f"attempt {row.attempt}: {name} sent another update than the undisturbed one")
                     after = [learned[0][1]]
                 private[name] = _distinct([own for _, own in after])
-                counted[name] = learning.checked(after[0][0], name, row.step, row.base_digest)
+                counted[name] = learning.checked(after[0][0], name, row.round, row.base_digest)
             else:
                 private[name] = _distinct([*private[name], *(own for _, (_, own) in learned)])
         named = sorted(dev for _, dev in row.counted or ())
         if missing := [dev for dev in named if dev not in counted]:
-            ledger.wrong.append(f"round {row.round}: counted {missing}, of whom no update is stored")
+            ledger.wrong.append(f"attempt {row.attempt}: counted {missing}, of whom no update is stored")
             continue
         shared, server = rounds.close(run, shared, server, [counted[dev] for dev in named])
         ledger.bodies += 1
@@ -184,12 +184,14 @@ def _replay(
         if ledger.final == row.body:
             ledger.bodies_equal += 1
         else:
-            ledger.wrong.append(f"round {row.round}: the body is {str(row.body)[:16]}, undisturbed {ledger.final[:16]}")
+            ledger.wrong.append(
+                f"attempt {row.attempt}: the body is {str(row.body)[:16]}, undisturbed {ledger.final[:16]}"
+            )
     return private
 
 
-def _learn(run: Run, member: Member, shared: Tensors, state: Tensors | None, step: int) -> tuple[bytes, Tensors]:
-    update, own = rounds.participate(run, member, shared, state, step)
+def _learn(run: Run, member: Member, shared: Tensors, state: Tensors | None, round: int) -> tuple[bytes, Tensors]:
+    update, own = rounds.participate(run, member, shared, state, round)
     return codec.encode_update(update, run.codec), own
 
 

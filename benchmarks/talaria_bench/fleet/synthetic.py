@@ -31,12 +31,12 @@ def write_updates(folder: Path, run: Run, device: str) -> int:
     folder.mkdir(parents=True)
     shared, _ = rounds.start(run)
     size = 0
-    for step in range(1, run.rounds + 1):
-        update = Update(tensors=shared, weight=1.0, client=device, base_version=step - 1)
+    for round in range(1, run.rounds + 1):
+        update = Update(tensors=shared, weight=1.0, client=device, base_version=round - 1)
         data = codec.encode_update(update, "raw", compress=False)
         at = 8 + int.from_bytes(data[:8], "little")
-        (folder / f"head-{step}").write_bytes(data[:at])
-        if step == 1:
+        (folder / f"head-{round}").write_bytes(data[:at])
+        if round == 1:
             (folder / "tail").write_bytes(data[at:])
         size = len(data)
     return size

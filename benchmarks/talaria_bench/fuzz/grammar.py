@@ -108,7 +108,7 @@ class Stranger:
             "d": self._owner(topic),
             "b": 1,
         }
-        told: Any = {"round": 1, "reason": "odd"}
+        told: Any = {"attempt": 1, "reason": "odd"}
         for where in (head, told):
             if draw.random() < 0.6:
                 where[draw.choice((*where, "x"))] = draw.choice(ODD)

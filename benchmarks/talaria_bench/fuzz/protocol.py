@@ -85,9 +85,9 @@ def _coordinator(data: bytes, state: CoordinatorState | None = None) -> None:
     for event in _events(data, TO_COORDINATOR):
         for action in half.step(state, event)[1]:
             if isinstance(action, a.Complete):
-                half.step(state, e.Stored(event.now, action.round, action.dev, action.cut.sha256))
+                half.step(state, e.Stored(event.now, action.attempt, action.dev, action.cut.sha256))
         half.step(state, e.Tick(event.now))
-    counted = [entry[:2] for rnd in state.rounds.values() for entry in rnd.counted]
+    counted = [entry[:2] for attempt in state.attempts.values() for entry in attempt.counted]
     if len(counted) != len(set(counted)):
         raise Defect(f"counted twice: {counted}")
     _survives(CoordinatorState.load, state)
@@ -103,7 +103,7 @@ def _device(data: bytes, state: DeviceState | None = None) -> None:
             if isinstance(action, a.ModelComplete):
                 half.step(state, e.ModelStored(event.now, action.cut.sha256))
             if isinstance(action, a.Train):
-                half.step(state, e.UpdateReady(event.now, action.round, action.version, CUT))
+                half.step(state, e.UpdateReady(event.now, action.attempt, action.version, CUT))
         half.step(state, e.Tick(event.now))
     _survives(DeviceState.load, state)
 

@@ -42,21 +42,21 @@ WORD = messages.encode_message(messages.Rebirth(above=0))
 def every_message() -> list[messages.Message]:
     """One valid message of each type."""
     parcel = {"size": CUT.size, "chunk": CUT.chunk, "sha256": CUT.sha256, "hashes": CUT.hashes, "nonce": bytes(16)}
-    asked = {"round": 1, "xfer": transfer_of(CUT.sha256), "bitmap": b"\x0f", "credit": 8}
-    told = {"round": 1, "reason": "battery below 20 %"}
+    asked = {"attempt": 1, "xfer": transfer_of(CUT.sha256), "bitmap": b"\x0f", "credit": 8}
+    told = {"attempt": 1, "reason": "battery below 20 %"}
     return [
         messages.CoordinatorBirth(
             online=True, key=SIGNER.public, chunk=300, credit=8, max_update=10_000, retry=1.0, spec=b"{}"
         ),
         messages.DeviceBirth(online=True, key=SIGNER.public, profile=b"{}"),
         messages.ModelManifest(version=1, **parcel),  # type: ignore[arg-type]
-        messages.Offer(round=1, base_version=1, base_digest=CUT.sha256, **parcel),  # type: ignore[arg-type]
-        messages.Work(round=1, version=1, body=CUT.sha256, seconds=10.0, spec=b'{"step":1}'),
-        messages.Accept(round=1),
+        messages.Offer(attempt=1, base_version=1, base_digest=CUT.sha256, **parcel),  # type: ignore[arg-type]
+        messages.Work(attempt=1, version=1, body=CUT.sha256, seconds=10.0, spec=b'{"round":1}'),
+        messages.Accept(attempt=1),
         messages.Decline(**told),  # type: ignore[arg-type]
         messages.Grant(**asked),  # type: ignore[arg-type]
         messages.Need(**asked),  # type: ignore[arg-type]
-        messages.Receipt(round=1, sha256=CUT.sha256, outcome="stored", reason=""),
+        messages.Receipt(attempt=1, sha256=CUT.sha256, outcome="stored", reason=""),
         messages.Abort(**told),  # type: ignore[arg-type]
         messages.Rebirth(above=0),
         messages.Notice(text="asked once others have left"),

@@ -38,11 +38,11 @@ def run_of(rounds: int) -> Run:
     )
 
 
-def shares(device: str, step: int, private: int) -> Tensors:
-    """What an honest device adds in learning round ``step``, its ``private``-th."""
+def shares(device: str, round: int, private: int) -> Tensors:
+    """What an honest device adds in round ``round``, its ``private``-th."""
     marks, notes = torch.zeros_like(ZERO["marks"]), torch.zeros_like(ZERO["notes"])
     marks[NAMES.index(device)] = 1.0
-    notes[0], notes[1] = float(step * 8191 % 997), float(private)
+    notes[0], notes[1] = float(round * 8191 % 997), float(private)
     return {"marks": marks, "notes": notes}
 
 
@@ -100,14 +100,14 @@ class ExactLearner(Learner):
 
     lie: Callable[[], str] = field(default=lambda: "", compare=False)
 
-    def _trained(self, step: int, body: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
+    def _trained(self, round: int, body: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
         data = self.store.body()
         if hashlib.sha256(data).digest() != body:
             raise WireError("the body on flash is another one by now; the coordinator will ask again")
         opened(data)
         done = 0 if own is None else int(own["rounds"])
         name, lie = self.config.device, self.lie()
-        tensors, private = shares(name, step, done + 1), {"rounds": torch.tensor(float(done + 1))}
+        tensors, private = shares(name, round, done + 1), {"rounds": torch.tensor(float(done + 1))}
         if lie == "poison":
             tensors["marks"][NAMES.index(name)] = POISON
         elif lie == "huge":
@@ -116,7 +116,7 @@ class ExactLearner(Learner):
             tensors=tensors,
             weight=1.0,
             client="nobody" if lie == "name" else name,
-            base_version=step if lie == "base" else step - 1,
+            base_version=round if lie == "base" else round - 1,
             kind="delta",
         )
         before = self.store.folder / "replayed"

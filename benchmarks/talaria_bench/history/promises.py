@@ -31,7 +31,7 @@ class Record:
 
     checked: int = 0
     """The round up to which rounds were looked at."""
-    step: int = 0
+    round: int = 0
     body: Tensors = field(default_factory=lambda: dict(exact.ZERO), repr=False)
     counted: frozenset[tuple[str, str]] = frozenset()
     """(device, digest) of all updates that counted."""
@@ -71,7 +71,7 @@ class Promises:
         if frame.header.boot <= self._floor:
             return  # on its way since before the record went back
         if isinstance(message, m.Receipt) and message.outcome == "stored":
-            entry = (message.round, device, message.sha256.hex())
+            entry = (message.attempt, device, message.sha256.hex())
             if entry not in self.record.receipts:
                 self.record = replace(self.record, receipts=self.record.receipts | {entry})
                 self._unsettled.add(entry)
@@ -83,13 +83,13 @@ class Promises:
 
     def look(self, store: Store, blobs: Blobs) -> None:
         """Compare what is new in the record with what must be there."""
-        known = {row.round: row for row in store.rounds(self.fleet, last=40)}
+        known = {row.attempt: row for row in store.attempts(self.fleet, last=40)}
         for row in (known[n] for n in sorted(known) if n > self.record.checked):
             if row.closed is None:
                 break
             if row.counted is not None:
-                self._committed(store, blobs, row.round, row.step, str(row.body), row.counted)
-            self.record = replace(self.record, checked=row.round)
+                self._committed(store, blobs, row.attempt, row.round, str(row.body), row.counted)
+            self.record = replace(self.record, checked=row.attempt)
         for number, device, digest in sorted(self._unsettled):
             mine = [u for u in store.updates(self.fleet, number) if u.device == device]
             if not mine or mine[0].digest != digest or mine[0].status not in ("stored", "counted"):
@@ -108,28 +108,28 @@ class Promises:
 
     def _lost(self, number: int, device: str, why: str, digest: str) -> None:
         if digest not in self.damaged:
-            raise BrokenError("lost", f"{device} was told that its update of round {number} is stored, but {why}")
+            raise BrokenError("lost", f"{device} was told that its update of attempt {number} is stored, but {why}")
         self._unsettled.discard((number, device, digest))
 
     def _committed(
-        self, store: Store, blobs: Blobs, number: int, step: int, body: str, counted: tuple[tuple[int, str], ...]
+        self, store: Store, blobs: Blobs, number: int, round: int, body: str, counted: tuple[tuple[int, str], ...]
     ) -> None:
-        if step != self.record.step + 1:
-            raise BrokenError("body", f"round {number} committed learning round {step} after {self.record.step}")
+        if round != self.record.round + 1:
+            raise BrokenError("body", f"attempt {number} committed round {round} after {self.record.round}")
         now, seen = self.record.body, self.record.counted
         for made, device in sorted(counted, key=lambda pair: (pair[1], pair[0])):
             row = next(u for u in store.updates(self.fleet, made) if u.device == device)
             if (device, row.digest) in seen:
-                raise BrokenError("twice", f"round {number} counts again the update {row.digest[:12]} of {device}")
+                raise BrokenError("twice", f"attempt {number} counts again the update {row.digest[:12]} of {device}")
             seen |= {(device, row.digest)}
             try:
                 now = exact.added(now, exact.checked(blobs.get(row.digest), device))
             except StateError as error:
-                raise BrokenError("body", f"round {number} counts an update that cannot be read: {error}") from None
+                raise BrokenError("body", f"attempt {number} counts an update that cannot be read: {error}") from None
             self.since[device] += 1
         self._same(number, exact.opened(blobs.get(body)), now)
         self.commits += 1
-        self.record = replace(self.record, step=step, body=now, counted=seen)
+        self.record = replace(self.record, round=round, body=now, counted=seen)
 
     def finally_(self, store: Store, blobs: Blobs) -> None:
         """The whole record once more, from its beginning, and the chain of its log."""
@@ -139,7 +139,7 @@ class Promises:
         except StateError as error:
             raise BrokenError("body", str(error)) from None
         before = dict(exact.ZERO)
-        for row in store.rounds(self.fleet):
+        for row in store.attempts(self.fleet):
             if row.body is None or row.counted is None:
                 continue
             mine = [u for made, dev in row.counted for u in store.updates(self.fleet, made) if u.device == dev]
@@ -149,13 +149,13 @@ class Promises:
                 made = before
                 for u in mine:
                     made = exact.added(made, exact.checked(blobs.get(u.digest), u.device))
-                self._same(row.round, after, made)
+                self._same(row.attempt, after, made)
             before = after
 
     def _same(self, number: int, have: Tensors, made: Tensors) -> None:
         if any(not torch.equal(have[name], made[name]) for name in made):
             told, right = have["marks"].tolist(), made["marks"].tolist()
-            raise BrokenError("body", f"the body of round {number} has marks {told}, by its record {right}")
+            raise BrokenError("body", f"the body of attempt {number} has marks {told}, by its record {right}")
 
     def went_back(self, to: Record) -> None:
         """The record is that of a backup again: what came after it is known to be gone."""

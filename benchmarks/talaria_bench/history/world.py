@@ -171,7 +171,7 @@ class World:
             "" if broken is None else str(broken).replace(f"{self.folder}/", ""),
             self._trace.hexdigest(),
             self._events,
-            self.promises.record.step,
+            self.promises.record.round,
             self.loop.time(),
             recovered,
             tuple(self._said),
@@ -587,20 +587,20 @@ class World:
             self._break(BrokenError("restore", str(error)))
         self.machines[COORDINATOR].disk.forget()
         self.promises.went_back(record)
-        self._tell("history", "restored", step=record.step)
+        self._tell("history", "restored", round=record.round)
 
     def _damage(self) -> None:
         """The next update that is stored and not yet folded."""
         record = self._record()
         if record is not None:
             store, blobs = record
-            for row in store.open_rounds(FLEET):
-                for update in store.updates(FLEET, row.round):
+            for row in store.open_attempts(FLEET):
+                for update in store.updates(FLEET, row.attempt):
                     path = blobs.folder / update.digest[:2] / update.digest[2:]
                     if update.status == "stored" and path.exists():
                         path.write_bytes(b"damaged")
                         self.promises.damaged.add(update.digest)
-                        self._tell("history", "damaged", round=row.round, device=update.device)
+                        self._tell("history", "damaged", attempt=row.attempt, device=update.device)
                         return
         if self.loop.time() < SPAN_S:
             self.loop.call_later(0.05, self._damage)

@@ -65,10 +65,10 @@ def fsck(config: Config, as_json: AsJson = False) -> None:
     with open_store(loaded, make=False) as store:
         found = check(store, open_blobs(loaded))
     facts = {"damage": list(found.damage), "orphans": list(found.orphans), "events": found.events,
-             "rounds": found.rounds, "blobs": found.blobs}  # fmt: skip
+             "attempts": found.attempts, "blobs": found.blobs}  # fmt: skip
     lines = [f"damaged: {text}" for text in found.damage]
     lines.append(
-        f"{found.rounds} rounds, {found.events} events and {found.blobs} blobs in use are "
+        f"{found.attempts} attempts, {found.events} events and {found.blobs} blobs in use are "
         + ("whole" if not found.damage else f"checked; {len(found.damage)} things are damaged")
     )
     if found.orphans:

@@ -28,14 +28,14 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
         fleet = store.fleet(config.name)
         if fleet is None:
             raise StateError(f"status: the store holds no fleet {config.name!r}; it holds {_names(store)}")
-        rounds, devices = store.rounds(config.name, last=SHOWN), store.devices(config.name)
-        idle = fleet.status == "running" and fleet.step < config.run.rounds and not store.open_rounds(config.name)
+        rounds, devices = store.attempts(config.name, last=SHOWN), store.devices(config.name)
+        idle = fleet.status == "running" and fleet.round < config.run.rounds and not store.open_attempts(config.name)
         here = {d.device for d in devices if d.online}
-        missing = waits(config, fleet.step + 1, fleet.roster, devices, here) if idle else None
+        missing = waits(config, fleet.round + 1, fleet.roster, devices, here) if idle else None
         return {
             "fleet": fleet.name,
             "status": fleet.status,
-            "step": fleet.step,
+            "round": fleet.round,
             "rounds": config.run.rounds,
             "epoch": fleet.epoch,
             "body": fleet.body,
@@ -43,13 +43,13 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
             "waiting": None if missing is None else missing.facts(),
             "history": [
                 {
+                    "attempt": r.attempt,
                     "round": r.round,
-                    "step": r.step,
                     "cohort": len(r.cohort),
                     "counted": None if r.counted is None else len(r.counted),
                     "failure": r.failure,
                     "seconds": None if r.closed is None else round(r.closed - r.opened, 3),
-                    "bytes_up": sum(u.size for u in store.updates(config.name, r.round) if u.status == "counted"),
+                    "bytes_up": sum(u.size for u in store.updates(config.name, r.attempt) if u.status == "counted"),
                 }
                 for r in rounds
             ],
@@ -83,7 +83,7 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
     if clear:
         console.clear()
     console.print(
-        f"fleet {found['fleet']}: {found['status']}, {found['step']} of {found['rounds']} rounds, "
+        f"fleet {found['fleet']}: {found['status']}, {found['round']} of {found['rounds']} rounds, "
         f"epoch {found['epoch']}, body {found['body'][:12]}",
         highlight=False,
     )
@@ -101,12 +101,12 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         for warning in certificates["warnings"]:
             console.print(_plain(f"warning: {warning}"), highlight=False, soft_wrap=True)
     history = Table(title="rounds")
-    for heading in ("round", "learning", "asked", "counted", "seconds", "bytes up", "failure"):
+    for heading in ("attempt", "round", "asked", "counted", "seconds", "bytes up", "failure"):
         history.add_column(heading, justify="left" if heading == "failure" else "right")
     for row in found["history"]:
         history.add_row(
+            str(row["attempt"]),
             str(row["round"]),
-            str(row["step"]),
             str(row["cohort"]),
             "-" if row["counted"] is None else str(row["counted"]),
             "-" if row["seconds"] is None else f"{row['seconds']:.1f}",

@@ -68,17 +68,17 @@ class Learning:
                 "coordinator restore`; or, to begin anew and lose what was learned, move the blobs away"
             )
 
-    def checked(self, data: bytes, device: str, step: int | None, base_digest: str) -> Update:
-        """The update in ``data``. Raises :class:`~talaria.errors.WireError` where it may not count; ``step`` is the
-        learning round that it must have been made for (None: any), and ``base_digest`` the digest of the body that it
+    def checked(self, data: bytes, device: str, round: int | None, base_digest: str) -> Update:
+        """The update in ``data``. Raises :class:`~talaria.errors.WireError` where it may not count; ``round`` is the
+        round that it must have been made for (None: any), and ``base_digest`` the digest of the body that it
         began from, with which it is compared as the fold will."""
         shared = self._shared(base_digest)
         try:
             update = self._decoded(data, device)
-            if step is not None and update.base_version != step - 1:
+            if round is not None and update.base_version != round - 1:
                 raise WireError(
-                    f"update says it was made from body {update.base_version}, but learning round {step} began from "
-                    f"{step - 1}; it may be replayed"
+                    f"update says it was made from body {update.base_version}, but round {round} began from "
+                    f"{round - 1}; it may be replayed"
                 )
             self._require(shared, update)
         except WireError:

@@ -16,7 +16,7 @@ class Asked:
     """A round to open: ``online`` of its cohort are here, ``quorum`` updates are needed at least, and with ``target``
     it closes. ``stale`` versions behind may an update of an asynchronous run be."""
 
-    step: int
+    round: int
     cohort: tuple[str, ...]
     quorum: int
     online: int
@@ -57,41 +57,41 @@ def why_not(named: Sequence[str], members: Sequence[str], device: str) -> str:
 
 def ask(
     config: FleetConfig,
-    step: int,
+    round: int,
     members: Sequence[str],
     online: Collection[str],
     out: Collection[str],
     gone: Collection[str] = (),
 ) -> Asked | None:
-    """The cohort of learning round ``step``, or None while fewer than a quorum of those needed are online; everybody in
+    """The cohort of round ``round``, or None while fewer than a quorum of those needed are online; everybody in
     an asynchronous run, as soon as anybody is.
 
     The draw depends on run, step and roster alone, as in simulation; who is quarantined (``out``) is left out of it.
     Only where it hit so many who have left (``gone``) that it could not begin, is it made again among those who stay.
     """
-    first = _ask(config, step, members, online, out)
+    first = _ask(config, round, members, online, out)
     if first is not None or config.run.fraction == 1:
         return first
     here = [name for name in members if name not in gone]
-    return _ask(config, step, here, online, out) if 0 < len(here) < len(members) else None
+    return _ask(config, round, here, online, out) if 0 < len(here) < len(members) else None
 
 
 def _ask(
-    config: FleetConfig, step: int, members: Sequence[str], online: Collection[str], out: Collection[str]
+    config: FleetConfig, round: int, members: Sequence[str], online: Collection[str], out: Collection[str]
 ) -> Asked | None:
-    asked = wanted(config, step, members, online, out)
+    asked = wanted(config, round, members, online, out)
     return asked if asked.cohort and asked.online >= asked.quorum else None
 
 
 def wanted(
-    config: FleetConfig, step: int, members: Sequence[str], online: Collection[str], out: Collection[str]
+    config: FleetConfig, round: int, members: Sequence[str], online: Collection[str], out: Collection[str]
 ) -> Asked:
     """The round that would be opened were enough of its cohort here."""
-    cohort = tuple(name for name in rounds.cohort(config.run, step, members, config.over) if name not in out)
+    cohort = tuple(name for name in rounds.cohort(config.run, round, members, config.over) if name not in out)
     here = sum(name in online for name in cohort)
     if config.buffering is not None:
-        return Asked(step, cohort, 1, here, config.buffering.buffer, config.buffering.max_staleness)
+        return Asked(round, cohort, 1, here, config.buffering.buffer, config.buffering.max_staleness)
     target = min(len(cohort), rounds.needed(config.run, len(members))) if config.over else len(cohort)
     # Fewer than the rule can fold would be no quorum: the round could only fail.
     quorum = min(target, max(1, math.ceil(config.quorum * target), config.least))
-    return Asked(step, cohort, quorum, here, target)
+    return Asked(round, cohort, quorum, here, target)

@@ -98,24 +98,26 @@ class Conductor:
     @property
     def over(self) -> bool:
         """Whether all rounds are done."""
-        return self.fleet.step >= self.config.run.rounds
+        return self.fleet.round >= self.config.run.rounds
 
     def stored(self, state: CoordinatorState) -> dict[tuple[int, str], bytes]:
         """The sha256 of the updates in the store that may still count, by (round, device)."""
-        stale = [number for number, machine in state.rounds.items() if machine.stale]
+        stale = [number for number, machine in state.attempts.items() if machine.stale]
         found = {}
-        for row in self.store.open_rounds(self.config.name, stale):
-            for update in self.store.updates(self.config.name, row.round):
+        for row in self.store.open_attempts(self.config.name, stale):
+            for update in self.store.updates(self.config.name, row.attempt):
                 if update.status == "stored":
-                    found[row.round, update.device] = bytes.fromhex(update.digest)
+                    found[row.attempt, update.device] = bytes.fromhex(update.digest)
         return found
 
     def settle(self, state: CoordinatorState) -> None:
         """After a start: fail what was open in the store and is not in the machine."""
-        for row in self.store.open_rounds(self.config.name):
-            machine = state.rounds.get(row.round)
+        for row in self.store.open_attempts(self.config.name):
+            machine = state.attempts.get(row.attempt)
             if machine is None or machine.phase in ("failed", "carried"):
-                self.store.fail_round(self.config.name, row.round, "the coordinator stopped before it was announced")
+                self.store.fail_attempt(
+                    self.config.name, row.attempt, "the coordinator stopped before it was announced"
+                )
 
     # -- opening
 
@@ -125,7 +127,7 @@ class Conductor:
 
     def advance(self, state: CoordinatorState) -> None:
         """Open the next round where nothing stands in the way."""
-        current = None if state.current is None else state.rounds.get(state.current)
+        current = None if state.current is None else state.attempts.get(state.current)
         busy = current is not None and current.phase in ("open", "closed")
         if busy or self.over or self.fleet.status != "running" or time.monotonic() < self._not_before:
             return
@@ -134,18 +136,18 @@ class Conductor:
         roster = self._refilled() or self._gathered()
         now = time.monotonic()
         gone = {name for name in roster if name not in state.peers or state.peers[name].away(now, self._grace)}
-        asked = cohort.ask(self.config, self.fleet.step + 1, roster, online, state.quarantined(), gone)
+        asked = cohort.ask(self.config, self.fleet.round + 1, roster, online, state.quarantined(), gone)
         if asked is None:
             self._wait(roster)
             return
         self._waiting.over(time.monotonic())
-        row = self.store.open_round(self.config.name, asked.step, asked.cohort, self.fleet.body)
+        row = self.store.open_attempt(self.config.name, asked.round, asked.cohort, self.fleet.body)
         self._hands.tell(
-            "round-opened", round=row.round, step=asked.step, cohort=len(asked.cohort), online=asked.online
+            "round-opened", attempt=row.attempt, round=asked.round, cohort=len(asked.cohort), online=asked.online
         )
         told, seconds = self._told(asked), self.config.deadline_s or None
         self._hands.feed(
-            e.OpenRound(time.monotonic(), row.round, told, seconds, asked.quorum, asked.target, asked.stale)
+            e.OpenRound(time.monotonic(), row.attempt, told, seconds, asked.quorum, asked.target, asked.stale)
         )
 
     def _wait(self, roster: Sequence[str]) -> None:
@@ -153,17 +155,17 @@ class Conductor:
         if not self._waiting.due(time.monotonic()):
             return
         devices = self.store.devices(self.config.name)
-        found = waits(self.config, self.fleet.step + 1, roster, devices, self._here)
+        found = waits(self.config, self.fleet.round + 1, roster, devices, self._here)
         if found is not None:
             self._hands.tell("waiting", **found.facts())
 
     def _told(self, asked: cohort.Asked) -> dict[str, bytes]:
-        """What each device is told with the request for work: the learning round, and, asynchronously, the last one of
+        """What each device is told with the request for work: the round, and, asynchronously, the last one of
         its own that counted, so that its private part goes on from there."""
         if not asked.stale:
-            return dict.fromkeys(asked.cohort, json.dumps({"step": asked.step}).encode())
-        last = self.store.counted_steps(self.config.name)
-        return {name: json.dumps({"step": asked.step, "after": last.get(name, 0)}).encode() for name in asked.cohort}
+            return dict.fromkeys(asked.cohort, json.dumps({"round": asked.round}).encode())
+        last = self.store.counted_rounds(self.config.name)
+        return {name: json.dumps({"round": asked.round, "after": last.get(name, 0)}).encode() for name in asked.cohort}
 
     def _refilled(self) -> tuple[str, ...]:
         """The roster, if there is one, without those who were shut out since and whose place another waits for."""
@@ -194,7 +196,7 @@ class Conductor:
         roster, now = cohort.roster(self.config.members, self.config.devices, devices), time.monotonic()
         if not roster and self.config.members:
             come = {d.device for d in devices if d.quarantine is None}
-            if self._gathering.over(self.config, self.fleet.step + 1, come, self._here, now):
+            if self._gathering.over(self.config, self.fleet.round + 1, come, self._here, now):
                 roster = tuple(sorted(self.config.members))
                 self._hands.tell("begun-without", missing=sorted(set(roster) - come))
         if roster:
@@ -205,46 +207,46 @@ class Conductor:
 
     def closed(self, action: a.RoundClosed) -> None:
         """Fold a round that closed, unless that is done."""
-        if action.round not in {row.round for row in self.store.open_rounds(self.config.name)}:
+        if action.attempt not in {row.attempt for row in self.store.open_attempts(self.config.name)}:
             # Committed before a crash that the machine does not remember.
-            self._hands.feed(e.Committed(time.monotonic(), action.round))
+            self._hands.feed(e.Committed(time.monotonic(), action.attempt))
             return
         self._hands.spawn(self._fold(action))
 
     async def _fold(self, action: a.RoundClosed) -> None:
         wait = AGAIN_S[0]
-        while action.round not in self._called_off:
+        while action.attempt not in self._called_off:
             try:
                 made = await asyncio.to_thread(self._commit, action)
             except Exception as error:
-                if action.round in self._called_off:
+                if action.attempt in self._called_off:
                     return
                 if not passing(error):
                     left = error.left if isinstance(error, NothingLeft) else ()
-                    await self._hands.put(FoldFailed(action.round, _said(error), left))
+                    await self._hands.put(FoldFailed(action.attempt, _said(error), left))
                     return
                 now = self.store.fleet(self.config.name)
                 if now is None or now.epoch != self.fleet.epoch:
                     raise
-                self._hands.tell("error", round=action.round, error=_said(error))
+                self._hands.tell("error", attempt=action.attempt, error=_said(error))
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, AGAIN_S[1])
             else:
-                await self._hands.put(Folded(action.round, len(made.counted), action.missing, made.left))
+                await self._hands.put(Folded(action.attempt, len(made.counted), action.missing, made.left))
                 return
 
     def _commit(self, action: a.RoundClosed) -> Made:
         made = self._learning.fold(self.fleet, action.counted)
         for out in made.left:
-            self.store.leave_out(self.config.name, out.entry.round, out.entry.dev, out.reason)
-        self.store.commit_round(
+            self.store.leave_out(self.config.name, out.entry.attempt, out.entry.dev, out.reason)
+        self.store.commit_attempt(
             self.config.name,
-            action.round,
+            action.attempt,
             epoch=self.fleet.epoch,
-            counted=[(entry.round, entry.dev) for entry in made.counted],
+            counted=[(entry.attempt, entry.dev) for entry in made.counted],
             body=made.body,
             server=made.server,
-            last=self.fleet.step + 1 >= self.config.run.rounds,
+            last=self.fleet.round + 1 >= self.config.run.rounds,
         )
         return made
 
@@ -253,7 +255,7 @@ class Conductor:
         self.refresh()
         self._failures = 0
         facts: Mapping[str, Any] = {"counted": event.counted, "missing": list(event.missing), "body": self.fleet.body}
-        self._hands.tell("round-closed", round=event.number, step=self.fleet.step, **facts)
+        self._hands.tell("round-closed", attempt=event.number, round=self.fleet.round, **facts)
         self._hands.feed(e.Committed(time.monotonic(), event.number))
         self._left_out(event.number, event.left)
 
@@ -262,21 +264,21 @@ class Conductor:
         if event.number in self._called_off:
             return
         for out in event.left:
-            self.store.leave_out(self.config.name, out.entry.round, out.entry.dev, out.reason)
+            self.store.leave_out(self.config.name, out.entry.attempt, out.entry.dev, out.reason)
         self.failed(event.number, event.reason)
         self._hands.feed(e.Committed(time.monotonic(), event.number))
         self._left_out(event.number, event.left)
 
     def _left_out(self, number: int, left: Sequence[LeftOut]) -> None:
         for out in left:
-            self._hands.tell("left-out", round=number, device=out.entry.dev, reason=out.reason)
+            self._hands.tell("left-out", attempt=number, device=out.entry.dev, reason=out.reason)
             if out.liar:
                 self._hands.feed(e.Revoke(time.monotonic(), out.entry.dev, out.reason))
 
     def call_off(self, number: int, reason: str) -> bool:
         """Fail a round that is closed and not yet committed; False where it was committed first."""
-        self.store.fail_round(self.config.name, number, reason)
-        row = self.store.round_numbered(self.config.name, number)
+        self.store.fail_attempt(self.config.name, number, reason)
+        row = self.store.attempt_numbered(self.config.name, number)
         if row is None or row.failure is None:
             return False
         self._called_off.add(number)
@@ -284,11 +286,11 @@ class Conductor:
 
     def failed(self, number: int, reason: str) -> None:
         """Try again a while later, under a new number; each time in a row waits longer."""
-        self.store.fail_round(self.config.name, number, reason)
+        self.store.fail_attempt(self.config.name, number, reason)
         wait = min(AGAIN_S[1], AGAIN_S[0] * 2**self._failures)
         self._failures += 1
         self._not_before = time.monotonic() + wait
-        self._hands.tell("round-failed", round=number, reason=reason, again_in_s=wait)
+        self._hands.tell("round-failed", attempt=number, reason=reason, again_in_s=wait)
 
 
 def _said(error: Exception) -> str:

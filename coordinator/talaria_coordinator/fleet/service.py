@@ -185,7 +185,7 @@ class Service:
         kept = sum(map(len, chunks.values()))
         facts = {
             "epoch": self._conductor.fleet.epoch,
-            "step": self._conductor.fleet.step,
+            "round": self._conductor.fleet.round,
             "rounds": self.config.run.rounds,
         }
         self._tell("started", **facts, chunks=kept)
@@ -322,7 +322,7 @@ class Service:
             case a.RoundClosed():
                 self._conductor.closed(action)
             case a.RoundFailed():
-                self._conductor.failed(action.round, action.reason)
+                self._conductor.failed(action.attempt, action.reason)
             case a.Fenced():
                 raise StateError(self._replaced(action))
             case a.Departed():
@@ -363,13 +363,13 @@ class Service:
                 except Exception as error:
                     if not passing(error):
                         raise
-                    self._tell("error", round=action.round, device=action.dev, error=str(error))
+                    self._tell("error", attempt=action.attempt, device=action.dev, error=str(error))
                     await asyncio.sleep(wait)
                     wait = min(2 * wait, AGAIN_S[1])
                 else:
                     break
         if isinstance(answer, e.UpdateRejected):
-            self._tell("rejected", round=action.round, device=action.dev, reason=answer.reason)
+            self._tell("rejected", attempt=action.attempt, device=action.dev, reason=answer.reason)
         await self._inbox.put(answer)
 
     # -- orders and bodies
@@ -389,7 +389,7 @@ class Service:
                 self.store.quarantine(self.config.name, order.device, None)
                 self._out_changed.set()
             self._tell(order.verb, device=order.device, reason=order.reason, status=self._conductor.fleet.status)
-            if isinstance(event, e.AbortRound) and not self._conductor.call_off(event.round, event.reason):
+            if isinstance(event, e.AbortRound) and not self._conductor.call_off(event.attempt, event.reason):
                 event = None  # it was committed in this moment, and counts
             if event is not None:
                 self._feed(event)
@@ -398,11 +398,11 @@ class Service:
     def _publish_body(self, multicast: bool) -> None:
         data = self.blobs.get(self._conductor.fleet.body)
         self._body = (describe(data, self._half.rules.chunk), data)
-        self._feed(e.PublishModel(time.monotonic(), self._conductor.fleet.step, self._body[0], multicast))
+        self._feed(e.PublishModel(time.monotonic(), self._conductor.fleet.round, self._body[0], multicast))
         if self._conductor.over and self._done_at is None:
             self._done_at = time.monotonic()
             self._feed(e.Dismiss(self._done_at, "the run is over"))
-            self._tell("done", step=self._conductor.fleet.step, body=self._conductor.fleet.body)
+            self._tell("done", round=self._conductor.fleet.round, body=self._conductor.fleet.body)
 
     async def _tidy(self) -> None:
         """Free what nothing names any more, beside the rounds: a bucket takes long to list, and may not answer."""

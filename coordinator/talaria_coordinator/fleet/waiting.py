@@ -34,9 +34,9 @@ class Waiting:
 
 
 def waits(
-    config: FleetConfig, step: int, roster: Sequence[str], devices: Sequence[Device], online: Collection[str]
+    config: FleetConfig, round: int, roster: Sequence[str], devices: Sequence[Device], online: Collection[str]
 ) -> Waiting | None:
-    """What stands in the way of learning round ``step``; None where nothing is missing."""
+    """What stands in the way of round ``round``; None where nothing is missing."""
     out = {d.device for d in devices if d.quarantine is not None}
     if not roster:
         come = {d.device for d in devices} - out
@@ -52,7 +52,7 @@ def waits(
         if shut:
             reason += f"; in quarantine: {', '.join(shut[:NAMED])}"
         return Waiting(here, need, missing, reason) if here < need else None
-    asked = cohort.wanted(config, step, roster, online, out)
+    asked = cohort.wanted(config, round, roster, online, out)
     if asked.cohort and asked.online >= asked.quorum:
         return None
     missing = tuple(sorted(name for name in asked.cohort if name not in online))
@@ -70,14 +70,14 @@ class Gathering:
     _come: frozenset[str] = frozenset()
     _last: float | None = None
 
-    def over(self, config: FleetConfig, step: int, come: Collection[str], online: Collection[str], now: float) -> bool:
+    def over(self, config: FleetConfig, round: int, come: Collection[str], online: Collection[str], now: float) -> bool:
         """Whether to begin at ``now``, a clock that only goes on, without the members that have not ``come``, of
         which ``online`` are here."""
         here = frozenset(set(config.members) & set(come))
         if here != self._come or self._last is None:
             self._come, self._last = here, now
         out = set(config.members) - here
-        ready = cohort.ask(config, step, config.members, here & set(online), (), out) is not None
+        ready = cohort.ask(config, round, config.members, here & set(online), (), out) is not None
         return ready and now - self._last >= GATHER_S
 
 

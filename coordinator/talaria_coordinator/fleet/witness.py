@@ -26,12 +26,12 @@ def witness(action: a.Action, fleet: str, store: Store, tell: Callable[..., None
                 "this comes again and again, two devices have this name: enrol one of them under its own",
             )  # fmt: skip
         case a.Progressed():
-            tell("progress", round=action.round, device=action.dev, phase=action.phase, reason=action.reason)
+            tell("progress", attempt=action.attempt, device=action.dev, phase=action.phase, reason=action.reason)
         case a.Doubled():
             tell("doubled", device=action.dev, reason=DOUBLED)
         case a.Quarantined():
             store.quarantine(fleet, action.dev, action.reason)
             tell("quarantined", device=action.dev, reason=action.reason)
         case a.Equivocation():
-            store.equivocation(fleet, action.round, action.dev, action.first.hex(), action.second.hex())
-            tell("equivocation", round=action.round, device=action.dev)
+            store.equivocation(fleet, action.attempt, action.dev, action.first.hex(), action.second.hex())
+            tell("equivocation", attempt=action.attempt, device=action.dev)

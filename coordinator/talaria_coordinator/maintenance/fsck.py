@@ -18,7 +18,7 @@ from talaria.errors import StateError
 from talaria_coordinator.storage import audit, table_dump
 from talaria_coordinator.storage.blobs import Blobs
 from talaria_coordinator.storage.store import Store
-from talaria_coordinator.storage.tables import EVENTS, FLEETS, ROUNDS, UPDATES
+from talaria_coordinator.storage.tables import ATTEMPTS, EVENTS, FLEETS, UPDATES
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Findings:
     damage: tuple[str, ...]
     orphans: tuple[str, ...]
     events: int
-    rounds: int
+    attempts: int
     blobs: int
 
 
@@ -40,14 +40,14 @@ def check(store: Store, blobs: Blobs) -> Findings:
         for fleet in sorted(tx.execute(select(FLEETS)).all(), key=lambda row: str(row.fleet)):
             damage += [f"fleet {fleet.fleet!r}: {text}" for text in _fleet(tx, fleet)]
         keep = table_dump.in_use(tx)
-        events, rounds = (tx.execute(select(func.count()).select_from(t)).scalar_one() for t in (EVENTS, ROUNDS))
+        events, attempts = (tx.execute(select(func.count()).select_from(t)).scalar_one() for t in (EVENTS, ATTEMPTS))
     spoiled = {digest: text for digest in sorted(keep) if (text := _spoiled(blobs, digest))}
     # What the coordinator has folded and dropped since the snapshot is not missing.
     now = store.blobs_in_use() if spoiled else keep
     damage += [text for digest, text in spoiled.items() if digest in now]
     there = set(blobs.digests())
     orphans = tuple(sorted(there - keep - store.blobs_in_use()))
-    return Findings(tuple(damage), orphans, events, rounds, len(keep))
+    return Findings(tuple(damage), orphans, events, attempts, len(keep))
 
 
 def _pages(tx: Connection) -> Iterator[str]:
@@ -68,16 +68,16 @@ def _log(tx: Connection) -> Iterator[str]:
 
 def _fleet(tx: Connection, fleet: Row[Any]) -> Iterator[str]:
     """What does not agree among a fleet's row, its rounds, its updates and what the audit log says of them."""
-    found = tx.execute(select(ROUNDS).where(ROUNDS.c.fleet == fleet.fleet).order_by(ROUNDS.c.round)).all()
+    found = tx.execute(select(ATTEMPTS).where(ATTEMPTS.c.fleet == fleet.fleet).order_by(ATTEMPTS.c.attempt)).all()
     told = _told(tx, fleet.fleet)
     committed = [row for row in found if row.body is not None]
-    steps = [row.step for row in committed]
-    if steps != list(range(1, fleet.step + 1)):
-        yield f"it has learned {fleet.step} rounds, but the committed ones are {_short(steps)}; restore a backup"
+    learned = [row.round for row in committed]
+    if learned != list(range(1, fleet.round + 1)):
+        yield f"it has learned {fleet.round} rounds, but the committed ones are {_short(learned)}; restore a backup"
     if committed and (committed[-1].body, committed[-1].server) != (fleet.body, fleet.server):
-        yield f"its body is not the one that round {committed[-1].round} committed; restore a backup"
-    if found and found[-1].round > fleet.tried:
-        yield f"round {found[-1].round} was opened, but only {fleet.tried} are said to have been; restore a backup"
+        yield f"its body is not the one that attempt {committed[-1].attempt} committed; restore a backup"
+    if found and found[-1].attempt > fleet.tried:
+        yield f"attempt {found[-1].attempt} was opened, but only {fleet.tried} are said to have been; restore a backup"
     in_bodies: Counter[tuple[int, str]] = Counter()
     for row in found:
         try:
@@ -85,22 +85,23 @@ def _fleet(tx: Connection, fleet: Row[Any]) -> Iterator[str]:
                 [] if row.counted is None else [(int(made), str(device)) for made, device in json.loads(row.counted)]
             )
         except (ValueError, TypeError):
-            yield f"round {row.round}: its list of counted updates is damaged; restore a backup"
+            yield f"attempt {row.attempt}: its list of counted updates is damaged; restore a backup"
             continue
         in_bodies.update(pairs)
-        yield from (f"round {row.round}: {text}; restore a backup" for text in _round(row, pairs, told))
+        yield from (f"attempt {row.attempt}: {text}; restore a backup" for text in _round(row, pairs, told))
     counted = tx.execute(
-        select(UPDATES.c.round, UPDATES.c.device).where(
+        select(UPDATES.c.attempt, UPDATES.c.device).where(
             (UPDATES.c.fleet == fleet.fleet) & (UPDATES.c.status == "counted")
         )
     )
     entered = {(made, device) for made, device in counted}
     for made, device in sorted(pair for pair, times in in_bodies.items() if times > 1):
-        yield f"the update of {device!r} for round {made} is counted {in_bodies[made, device]} times; restore a backup"
+        times = in_bodies[made, device]
+        yield f"the update of {device!r} for attempt {made} is counted {times} times; restore a backup"
     for made, device in sorted(set(in_bodies) - entered):
-        yield f"the update of {device!r} for round {made} is in a body, but not entered as counted; restore a backup"
+        yield f"the update of {device!r} for attempt {made} is in a body, but not entered as counted; restore a backup"
     for made, device in sorted(entered - set(in_bodies)):
-        yield f"the update of {device!r} for round {made} is entered as counted, but in no body; restore a backup"
+        yield f"the update of {device!r} for attempt {made} is entered as counted, but in no body; restore a backup"
 
 
 def _round(row: Row[Any], pairs: list[tuple[int, str]], told: dict[int, dict[str, Any]]) -> Iterator[str]:
@@ -110,20 +111,22 @@ def _round(row: Row[Any], pairs: list[tuple[int, str]], told: dict[int, dict[str
         yield "it was closed without a body and without a reason"
     if row.counted is not None and hashlib.sha256(row.counted.encode()).hexdigest() != row.counted_sha256:
         yield "its list of counted updates was altered (its sha256 is another)"
-    said = told.get(row.round)
+    said = told.get(row.attempt)
     if (row.body is None) != (said is None):
         yield (
             "the audit log does not agree that it was committed" if said is None else "the audit log has a commit of it"
         )
     elif said is not None:
         listed = [tuple(pair) for pair in said.get("counted", ())]
-        if (said.get("body"), said.get("step"), listed) != (row.body, row.step, pairs):
+        if (said.get("body"), said.get("round", said.get("step")), listed) != (row.body, row.round, pairs):
             yield "its body or counted updates are not those that the audit log has"
 
 
 def _told(tx: Connection, fleet: str) -> dict[int, dict[str, Any]]:
     """What the audit log says of each committed round."""
-    asked = select(EVENTS.c.round, EVENTS.c.detail).where((EVENTS.c.fleet == fleet) & (EVENTS.c.kind == "round-closed"))
+    asked = select(EVENTS.c.attempt, EVENTS.c.detail).where(
+        (EVENTS.c.fleet == fleet) & (EVENTS.c.kind == "round-closed")
+    )
     found: dict[int, dict[str, Any]] = {}
     for number, detail in tx.execute(asked):
         try:
@@ -142,5 +145,5 @@ def _spoiled(blobs: Blobs, digest: str) -> str | None:
     return None
 
 
-def _short(steps: list[int]) -> str:
-    return ", ".join(map(str, steps[:20])) + (" ..." if len(steps) > 20 else "") or "none"
+def _short(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:20])) + (" ..." if len(numbers) > 20 else "") or "none"

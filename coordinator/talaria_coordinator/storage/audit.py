@@ -26,15 +26,15 @@ def append(
     detail: dict[str, Any],
     *,
     fleet: str,
-    round: int | None = None,
+    attempt: int | None = None,
     device: str | None = None,
 ) -> None:
     """Append an event, in the transaction of what it tells."""
     before = tx.execute(select(EVENTS.c.chain).order_by(EVENTS.c.seq.desc()).limit(1)).scalar_one_or_none()
     at, text = time.time(), json.dumps(detail, sort_keys=True)
-    chain = link(before or GENESIS, at, fleet, round, device, kind, text)
+    chain = link(before or GENESIS, at, fleet, attempt, device, kind, text)
     tx.execute(
-        insert(EVENTS).values(at=at, fleet=fleet, round=round, device=device, kind=kind, detail=text, chain=chain)
+        insert(EVENTS).values(at=at, fleet=fleet, attempt=attempt, device=device, kind=kind, detail=text, chain=chain)
     )
 
 
@@ -43,7 +43,7 @@ def verify(tx: Connection) -> int:
     chain, count = GENESIS, 0
     with tx.execute(select(EVENTS).order_by(EVENTS.c.seq).execution_options(yield_per=1000)) as found:
         for row in found:
-            chain, count = link(chain, row.at, row.fleet, row.round, row.device, row.kind, row.detail), count + 1
+            chain, count = link(chain, row.at, row.fleet, row.attempt, row.device, row.kind, row.detail), count + 1
             if chain != row.chain:
                 raise StateError(f"store: event {row.seq} of the audit log was altered; compare with a backup")
     return count

@@ -22,10 +22,19 @@ if TYPE_CHECKING:
 REVISIONS = ("0001", "0002", "0003", "0004")
 HEAD = REVISIONS[-1]
 RENAMED = (
-    ("rounds", "base", "base_digest"),
+    ("fleets", "step", "round"),
+    ("attempts", "round", "attempt"),
+    ("attempts", "step", "round"),
+    ("attempts", "base", "base_digest"),
+    ("updates", "round", "attempt"),
     ("updates", "base", "base_version"),
+    ("findings", "round", "attempt"),
+    ("equivocations", "round", "attempt"),
+    ("events", "round", "attempt"),
 )
-"""What revision 0004 renames: table, old and new name of a column, in this order."""
+"""What revision 0004 renames: table (by its new name), old and new name of a column, in this order."""
+RENAMED_TABLES = (("rounds", "attempts"),)
+"""Old and new names of the tables that revision 0004 renames."""
 _VERSION = table("alembic_version", column("version_num"))
 _ALONE = Lock()  # alembic runs its env.py with module-wide state
 
@@ -92,9 +101,12 @@ def alembic_config() -> Config:
 def require_ours(tx: Connection) -> None:
     """A database without a revision is empty, or older than migrations: then what tables it has must be ours."""
     there = inspect(tx)
-    for name in sorted(set(there.get_table_names()) & set(METADATA.tables)):
+    firsts = {name: next((old for old, new in RENAMED_TABLES if new == name), name) for name in METADATA.tables}
+    for now, name in sorted(firsts.items()):
+        if not there.has_table(name):
+            continue
         columns = {found["name"] for found in there.get_columns(name)}
-        if columns != _first_columns(name):
+        if columns != _first_columns(now):
             raise StateError(
                 f"store: the database has a table {name!r} that is not Talaria's; give [store] database one of its own"
             )

@@ -15,7 +15,7 @@ Status = Literal["stored", "counted", "rejected"]
 
 @dataclass(frozen=True)
 class Fleet:
-    """A fleet after ``step`` committed rounds of learning, out of ``tried`` that were opened.
+    """A fleet after ``round`` committed rounds of learning, out of ``tried`` that were opened.
 
     ``body`` and ``server`` are blob digests of the shared tensors and of the
     aggregator's state. ``roster`` is empty until the first round."""
@@ -23,7 +23,7 @@ class Fleet:
     name: str
     run: str
     epoch: int
-    step: int
+    round: int
     tried: int
     status: str
     body: str
@@ -32,12 +32,12 @@ class Fleet:
 
 
 @dataclass(frozen=True)
-class Round:
-    """One try at learning round ``step``, under its own number ``round``. ``closed`` is None while it is open;
+class Attempt:
+    """One try at round ``round``, under its own number ``attempt``. ``closed`` is None while it is open;
     ``failure`` says why nothing of it counts; ``body`` and ``counted`` are set where it was committed."""
 
+    attempt: int
     round: int
-    step: int
     cohort: tuple[str, ...]
     base_digest: str
     opened: float
@@ -66,7 +66,7 @@ class Received:
     """One device's complete update of one round, made from version ``base_version`` of the body; ``digest`` names its
     blob."""
 
-    round: int
+    attempt: int
     device: str
     digest: str
     size: int
@@ -77,15 +77,17 @@ class Received:
 
 def fleet_of(row: Row[Any]) -> Fleet:
     roster = tuple(json.loads(row.roster)) if row.roster else ()
-    return Fleet(row.fleet, row.run, row.epoch, row.step, row.tried, row.status, row.body, row.server, roster)
+    return Fleet(row.fleet, row.run, row.epoch, row.round, row.tried, row.status, row.body, row.server, roster)
 
 
-def round_of(row: Row[Any]) -> Round:
+def attempt_of(row: Row[Any]) -> Attempt:
     counted = (
         None if row.counted is None else tuple((int(made), str(device)) for made, device in json.loads(row.counted))
     )
     cohort = tuple(json.loads(row.cohort))
-    return Round(row.round, row.step, cohort, row.base_digest, row.opened, row.closed, row.failure, row.body, counted)
+    return Attempt(
+        row.attempt, row.round, cohort, row.base_digest, row.opened, row.closed, row.failure, row.body, counted
+    )
 
 
 def device_of(row: Row[Any]) -> Device:
@@ -95,7 +97,7 @@ def device_of(row: Row[Any]) -> Device:
 
 
 def received_of(row: Row[Any]) -> Received:
-    return Received(row.round, row.device, row.digest, row.size, row.base_version, row.status, row.reason)
+    return Received(row.attempt, row.device, row.digest, row.size, row.base_version, row.status, row.reason)
 
 
 def profile_of(data: bytes) -> dict[str, Any]:

@@ -29,27 +29,27 @@ from talaria_coordinator.storage import migrate
 from talaria_coordinator.storage.audit import append, verify
 from talaria_coordinator.storage.engine import open_engine, snapshots
 from talaria_coordinator.storage.records import (
+    Attempt,
     Device,
     Fleet,
     Received,
-    Round,
+    attempt_of,
     device_of,
     fleet_of,
     received_of,
-    round_of,
     storable,
 )
 from talaria_coordinator.storage.table_dump import in_use
 from talaria_coordinator.storage.tables import (
+    ATTEMPTS,
     DEVICES,
     EQUIVOCATIONS,
     EVENTS,
     FINDINGS,
     FLEETS,
     MACHINES,
-    ROUNDS,
     UPDATES,
-    of_round,
+    of_attempt,
 )
 
 FAILED_KEPT = 100
@@ -120,7 +120,7 @@ class Store:
                         fleet=fleet,
                         run=run,
                         epoch=epoch,
-                        step=0,
+                        round=0,
                         tried=0,
                         status="running",
                         body=body,
@@ -162,77 +162,79 @@ class Store:
             tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(roster=json.dumps(sorted(roster))))
             append(tx, "roster-fixed", {"roster": sorted(roster)}, fleet=fleet)
 
-    # -- rounds
+    # -- attempts
 
-    def open_round(self, fleet: str, step: int, cohort: Sequence[str], base_digest: str) -> Round:
-        """A new try at learning round ``step``, under the next number."""
+    def open_attempt(self, fleet: str, round: int, cohort: Sequence[str], base_digest: str) -> Attempt:
+        """A new try at round ``round``, under the next number."""
         with self._writing(fleet) as tx:
             number = tx.execute(select(FLEETS.c.tried).where(FLEETS.c.fleet == fleet)).scalar_one() + 1
             tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(tried=number))
             names = json.dumps(sorted(cohort))
             tx.execute(
-                insert(ROUNDS).values(
-                    fleet=fleet, round=number, step=step, cohort=names, base_digest=base_digest, opened=time.time()
+                insert(ATTEMPTS).values(
+                    fleet=fleet, attempt=number, round=round, cohort=names, base_digest=base_digest, opened=time.time()
                 )
             )
             asked = {"devices": len(cohort), "sha256": hashlib.sha256(names.encode()).hexdigest()}
             append(
                 tx,
                 "round-opened",
-                {"step": step, "cohort": asked, "base_digest": base_digest},
+                {"round": round, "cohort": asked, "base_digest": base_digest},
                 fleet=fleet,
-                round=number,
+                attempt=number,
             )
-            return round_of(tx.execute(select(ROUNDS).where(of_round(ROUNDS, fleet, number))).one())
+            return attempt_of(tx.execute(select(ATTEMPTS).where(of_attempt(ATTEMPTS, fleet, number))).one())
 
-    def fail_round(self, fleet: str, number: int, reason: str) -> None:
+    def fail_attempt(self, fleet: str, number: int, reason: str) -> None:
         """Close a round whose updates count nowhere; a closed one stays as it is."""
         with self._writing(fleet) as tx:
-            open_ = of_round(ROUNDS, fleet, number) & ROUNDS.c.closed.is_(None)
-            done = tx.execute(update(ROUNDS).where(open_).values(closed=time.time(), failure=storable(reason)))
+            open_ = of_attempt(ATTEMPTS, fleet, number) & ATTEMPTS.c.closed.is_(None)
+            done = tx.execute(update(ATTEMPTS).where(open_).values(closed=time.time(), failure=storable(reason)))
             if done.rowcount:
-                append(tx, "round-failed", {"reason": reason}, fleet=fleet, round=number)
+                append(tx, "round-failed", {"reason": reason}, fleet=fleet, attempt=number)
                 # The audit log has them all; their cohorts would fill the disk of a fleet that declines.
-                old = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.round <= number - FAILED_KEPT)
-                came = select(UPDATES.c.round).where(UPDATES.c.fleet == fleet)
-                spent = ROUNDS.c.failure.is_not(None) & ROUNDS.c.body.is_(None) & ROUNDS.c.round.not_in(came)
-                tx.execute(delete(ROUNDS).where(old & spent))
+                old = (ATTEMPTS.c.fleet == fleet) & (ATTEMPTS.c.attempt <= number - FAILED_KEPT)
+                came = select(UPDATES.c.attempt).where(UPDATES.c.fleet == fleet)
+                spent = ATTEMPTS.c.failure.is_not(None) & ATTEMPTS.c.body.is_(None) & ATTEMPTS.c.attempt.not_in(came)
+                tx.execute(delete(ATTEMPTS).where(old & spent))
 
-    def rounds(self, fleet: str, *, last: int | None = None) -> list[Round]:
-        """All rounds, or the ``last`` ones, in order."""
+    def attempts(self, fleet: str, *, last: int | None = None) -> list[Attempt]:
+        """All attempts, or the ``last`` ones, in order."""
         with self.reading() as tx:
-            asked = select(ROUNDS).where(ROUNDS.c.fleet == fleet).order_by(ROUNDS.c.round.desc()).limit(last)
-            return [round_of(row) for row in reversed(tx.execute(asked).all())]
+            asked = select(ATTEMPTS).where(ATTEMPTS.c.fleet == fleet).order_by(ATTEMPTS.c.attempt.desc()).limit(last)
+            return [attempt_of(row) for row in reversed(tx.execute(asked).all())]
 
-    def open_rounds(self, fleet: str, others: Iterable[int] = ()) -> list[Round]:
-        """The rounds that are not closed, and those of these numbers, in order."""
+    def open_attempts(self, fleet: str, others: Iterable[int] = ()) -> list[Attempt]:
+        """The attempts that are not closed, and those of these numbers, in order."""
         with self.reading() as tx:
-            wanted = (ROUNDS.c.fleet == fleet) & (ROUNDS.c.closed.is_(None) | ROUNDS.c.round.in_(sorted(others)))
-            return [round_of(row) for row in tx.execute(select(ROUNDS).where(wanted).order_by(ROUNDS.c.round))]
+            wanted = (ATTEMPTS.c.fleet == fleet) & (
+                ATTEMPTS.c.closed.is_(None) | ATTEMPTS.c.attempt.in_(sorted(others))
+            )
+            return [attempt_of(row) for row in tx.execute(select(ATTEMPTS).where(wanted).order_by(ATTEMPTS.c.attempt))]
 
-    def counted_steps(self, fleet: str) -> dict[str, int]:
-        """By device, the newest learning round that it made an update for which counted."""
+    def counted_rounds(self, fleet: str) -> dict[str, int]:
+        """By device, the newest round that it made an update for which counted."""
         with self.reading() as tx:
-            both = (ROUNDS.c.fleet == UPDATES.c.fleet) & (ROUNDS.c.round == UPDATES.c.round)
+            both = (ATTEMPTS.c.fleet == UPDATES.c.fleet) & (ATTEMPTS.c.attempt == UPDATES.c.attempt)
             mine = (UPDATES.c.fleet == fleet) & (UPDATES.c.status == "counted")
-            newest = select(UPDATES.c.device, func.max(ROUNDS.c.step)).join_from(UPDATES, ROUNDS, both)
+            newest = select(UPDATES.c.device, func.max(ATTEMPTS.c.round)).join_from(UPDATES, ATTEMPTS, both)
             return {row[0]: row[1] for row in tx.execute(newest.where(mine).group_by(UPDATES.c.device))}
 
-    def round_numbered(self, fleet: str, number: int) -> Round | None:
+    def attempt_numbered(self, fleet: str, number: int) -> Attempt | None:
         """The round of this number, or None where there is none."""
         with self.reading() as tx:
-            row = tx.execute(select(ROUNDS).where(of_round(ROUNDS, fleet, number))).one_or_none()
-            return None if row is None else round_of(row)
+            row = tx.execute(select(ATTEMPTS).where(of_attempt(ATTEMPTS, fleet, number))).one_or_none()
+            return None if row is None else attempt_of(row)
 
-    def leave_out(self, fleet: str, round: int, device: str, reason: str) -> None:
+    def leave_out(self, fleet: str, attempt: int, device: str, reason: str) -> None:
         """An update that was stored will not count after all; one that is not stored stays as it is."""
         with self._writing(fleet) as tx:
-            entry = _key(fleet, round, device) & (UPDATES.c.status == "stored")
+            entry = _key(fleet, attempt, device) & (UPDATES.c.status == "stored")
             values = {"status": "rejected", "reason": storable(reason), "changed": time.time()}
             if tx.execute(update(UPDATES).where(entry).values(**values)).rowcount:
-                append(tx, "update-left-out", {"reason": reason}, fleet=fleet, round=round, device=device)
+                append(tx, "update-left-out", {"reason": reason}, fleet=fleet, attempt=attempt, device=device)
 
-    def commit_round(
+    def commit_attempt(
         self,
         fleet: str,
         number: int,
@@ -251,32 +253,34 @@ class Store:
         """
         pairs = sorted(counted)
         with self._writing(fleet) as tx:
-            mine = of_round(ROUNDS, fleet, number)
+            mine = of_attempt(ATTEMPTS, fleet, number)
             row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one()
-            step = tx.execute(select(ROUNDS.c.step).where(mine & ROUNDS.c.closed.is_(None))).scalar_one_or_none()
+            round = tx.execute(select(ATTEMPTS.c.round).where(mine & ATTEMPTS.c.closed.is_(None))).scalar_one_or_none()
             _require_epoch(fleet, row.epoch, epoch)
             listed = json.dumps(pairs)
-            same = mine & (ROUNDS.c.body == body) & (ROUNDS.c.counted == listed)
-            if tx.execute(select(ROUNDS.c.round).where(same)).one_or_none() is not None:
+            same = mine & (ATTEMPTS.c.body == body) & (ATTEMPTS.c.counted == listed)
+            if tx.execute(select(ATTEMPTS.c.attempt).where(same)).one_or_none() is not None:
                 return
-            if step != row.step + 1:
-                raise StateError(f"fleet {fleet!r}: round {number} cannot be committed; it is not the open one")
+            if round != row.round + 1:
+                raise StateError(f"fleet {fleet!r}: attempt {number} cannot be committed; it is not the open one")
             now = time.time()
             for made, device in pairs:
                 entry = _key(fleet, made, device) & (UPDATES.c.status == "stored")
                 if tx.execute(update(UPDATES).where(entry).values(status="counted", changed=now)).rowcount != 1:
                     raise StateError(
-                        f"fleet {fleet!r}: round {number} cannot count {device!r} (its update of round {made} is not "
+                        f"fleet {fleet!r}: attempt {number} cannot count {device!r} (its update of attempt {made} is "
                         "stored, or counted already)"
                     )
             digest = hashlib.sha256(listed.encode()).hexdigest()
             values = {"closed": now, "body": body, "server": server, "counted": listed, "counted_sha256": digest}
-            tx.execute(update(ROUNDS).where(mine).values(**values))
+            tx.execute(update(ATTEMPTS).where(mine).values(**values))
             status = "done" if last else row.status
             tx.execute(
-                update(FLEETS).where(FLEETS.c.fleet == fleet).values(step=step, body=body, server=server, status=status)
+                update(FLEETS)
+                .where(FLEETS.c.fleet == fleet)
+                .values(round=round, body=body, server=server, status=status)
             )
-            append(tx, "round-closed", {"step": step, "counted": pairs, "body": body}, fleet=fleet, round=number)
+            append(tx, "round-closed", {"round": round, "counted": pairs, "body": body}, fleet=fleet, attempt=number)
 
     def machine(self, fleet: str) -> bytes | None:
         """The protocol machine as it was saved last, or None."""
@@ -338,7 +342,7 @@ class Store:
     def keep_update(
         self,
         fleet: str,
-        round: int,
+        attempt: int,
         device: str,
         *,
         digest: str,
@@ -349,10 +353,10 @@ class Store:
         """Enter a complete and valid update, whose bytes are the blob ``digest``, and what it says of itself. The
         first one of a (round, device) stays: the row that is returned may hold another digest."""
         values = {"digest": digest, "size": size, "base_version": base_version, "status": "stored", "reason": None}
-        return self._enter(fleet, round, device, found, **values)
+        return self._enter(fleet, attempt, device, found, **values)
 
     def reject_update(
-        self, fleet: str, round: int, device: str, *, digest: str, size: int, base_version: int, reason: str
+        self, fleet: str, attempt: int, device: str, *, digest: str, size: int, base_version: int, reason: str
     ) -> Received:
         """Enter an update that will never count, and why."""
         values = {
@@ -362,42 +366,44 @@ class Store:
             "status": "rejected",
             "reason": storable(reason),
         }
-        return self._enter(fleet, round, device, None, **values)
+        return self._enter(fleet, attempt, device, None, **values)
 
-    def _enter(self, fleet: str, round: int, device: str, found: str | None, **values: Any) -> Received:
+    def _enter(self, fleet: str, attempt: int, device: str, found: str | None, **values: Any) -> Received:
         with self._writing(fleet) as tx:
-            row = tx.execute(select(UPDATES).where(_key(fleet, round, device))).one_or_none()
+            row = tx.execute(select(UPDATES).where(_key(fleet, attempt, device))).one_or_none()
             if row is None:
                 tx.execute(
-                    insert(UPDATES).values(fleet=fleet, round=round, device=device, changed=time.time(), **values)
+                    insert(UPDATES).values(fleet=fleet, attempt=attempt, device=device, changed=time.time(), **values)
                 )
                 if found is not None:
-                    tx.execute(insert(FINDINGS).values(fleet=fleet, round=round, device=device, found=found))
+                    tx.execute(insert(FINDINGS).values(fleet=fleet, attempt=attempt, device=device, found=found))
                 detail = {"digest": values["digest"], "reason": values["reason"]}
-                append(tx, f"update-{values['status']}", detail, fleet=fleet, round=round, device=device)
-                row = tx.execute(select(UPDATES).where(_key(fleet, round, device))).one()
+                append(tx, f"update-{values['status']}", detail, fleet=fleet, attempt=attempt, device=device)
+                row = tx.execute(select(UPDATES).where(_key(fleet, attempt, device))).one()
             return received_of(row)
 
-    def equivocation(self, fleet: str, round: int, device: str, first: str, second: str) -> None:
+    def equivocation(self, fleet: str, attempt: int, device: str, first: str, second: str) -> None:
         """Record that a device offered a second, different update of a round."""
         with self._writing(fleet) as tx:
-            key = {"fleet": fleet, "round": round, "device": device, "digest": second}
+            key = {"fleet": fleet, "attempt": attempt, "device": device, "digest": second}
             same = [EQUIVOCATIONS.c[name] == value for name, value in key.items()]
             if tx.execute(select(EQUIVOCATIONS).where(*same)).one_or_none() is None:
                 tx.execute(insert(EQUIVOCATIONS).values(seen=time.time(), **key))
-                append(tx, "equivocation", {"first": first, "second": second}, fleet=fleet, round=round, device=device)
+                append(
+                    tx, "equivocation", {"first": first, "second": second}, fleet=fleet, attempt=attempt, device=device
+                )
 
-    def updates(self, fleet: str, round: int) -> list[Received]:
+    def updates(self, fleet: str, attempt: int) -> list[Received]:
         """All updates of a round, by device."""
         with self.reading() as tx:
-            rows = tx.execute(select(UPDATES).where(of_round(UPDATES, fleet, round)))
+            rows = tx.execute(select(UPDATES).where(of_attempt(UPDATES, fleet, attempt)))
             return sorted((received_of(row) for row in rows), key=lambda update: update.device)
 
     def equivocations(self, fleet: str) -> list[tuple[int, str, str]]:
         """All second, different updates as (round, device, digest)."""
         with self.reading() as tx:
             rows = tx.execute(select(EQUIVOCATIONS).where(EQUIVOCATIONS.c.fleet == fleet))
-            return sorted((row.round, row.device, row.digest) for row in rows)
+            return sorted((row.attempt, row.device, row.digest) for row in rows)
 
     # -- blobs in use and the audit log
 
@@ -406,10 +412,10 @@ class Store:
         with self.reading() as tx:
             return in_use(tx)
 
-    def log(self, fleet: str, kind: str, round: int | None = None, device: str | None = None, **detail: Any) -> None:
+    def log(self, fleet: str, kind: str, attempt: int | None = None, device: str | None = None, **detail: Any) -> None:
         """Append to the audit log."""
         with self._writing(fleet) as tx:
-            append(tx, kind, detail, fleet=fleet, round=round, device=device)
+            append(tx, kind, detail, fleet=fleet, attempt=attempt, device=device)
 
     def events(self, fleet: str, last: int = 100) -> list[dict[str, Any]]:
         """The last events of a fleet, oldest first."""
@@ -418,7 +424,14 @@ class Store:
                 select(EVENTS).where(EVENTS.c.fleet == fleet).order_by(EVENTS.c.seq.desc()).limit(last)
             ).all()
             return [
-                {"seq": r.seq, "at": r.at, "round": r.round, "device": r.device, "kind": r.kind, **json.loads(r.detail)}
+                {
+                    "seq": r.seq,
+                    "at": r.at,
+                    "attempt": r.attempt,
+                    "device": r.device,
+                    "kind": r.kind,
+                    **json.loads(r.detail),
+                }
                 for r in reversed(rows)
             ]
 
@@ -482,5 +495,5 @@ def _difference(stored: str, given: str) -> str:
     return "; ".join(f"{k}: stored {json.dumps(old.get(k))}, given {json.dumps(new.get(k))}" for k in odd)
 
 
-def _key(fleet: str, round: int, device: str) -> Any:
-    return of_round(UPDATES, fleet, round) & (UPDATES.c.device == device)
+def _key(fleet: str, attempt: int, device: str) -> Any:
+    return of_attempt(UPDATES, fleet, attempt) & (UPDATES.c.device == device)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from sqlalchemy import Connection, LargeBinary, MetaData, Table, insert, inspect, select, text
 
 from talaria.errors import StateError
-from talaria_coordinator.storage.tables import FLEETS, METADATA, ROUNDS, UPDATES
+from talaria_coordinator.storage.tables import ATTEMPTS, FLEETS, METADATA, UPDATES
 
 LONGEST_LINE = 1 << 28
 BATCH = 500
@@ -22,7 +22,7 @@ def in_use(tx: Connection) -> set[str]:
     keep: set[str | None] = set()
     for row in tx.execute(select(FLEETS.c.body, FLEETS.c.server)):
         keep |= {row.body, row.server}
-    for row in tx.execute(select(ROUNDS.c.base_digest, ROUNDS.c.body)):
+    for row in tx.execute(select(ATTEMPTS.c.base_digest, ATTEMPTS.c.body)):
         keep |= {row.base_digest, row.body}
     keep |= set(tx.execute(select(UPDATES.c.digest).where(UPDATES.c.status == "stored")).scalars())
     return {digest for digest in keep if digest}
@@ -64,7 +64,8 @@ def load(tx: Connection, lines: BinaryIO) -> int:
 
 def _tables(tx: Connection) -> dict[str, Table]:
     found = MetaData()
-    found.reflect(tx, only=sorted(set(METADATA.tables) & set(inspect(tx).get_table_names())))
+    # As they are now: a backup of an earlier revision has the names of that revision.
+    found.reflect(tx, only=sorted(set(inspect(tx).get_table_names()) - {"alembic_version"}))
     return {table.name: table for table in found.sorted_tables}
 
 

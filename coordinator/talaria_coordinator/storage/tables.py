@@ -20,15 +20,15 @@ METADATA = MetaData()
 # A device may claim any base_version, and epochs are milliseconds; the integers of SQLite hold them as they are.
 CLAIMED = Integer().with_variant(BigInteger(), "postgresql")
 
-# `step` counts the rounds of learning that are committed, `tried` the rounds that were opened: a round without
-# quorum is tried again under a new number. `body` and `server` are digests of what `step` rounds have learned.
+# `round` counts the rounds of learning that are committed, `tried` the rounds that were opened: a round without
+# quorum is tried again under a new number. `body` and `server` are digests of what `round` rounds have learned.
 FLEETS = Table(
     "fleets",
     METADATA,
     Column("fleet", String(36), primary_key=True),
     Column("run", Text, nullable=False),
     Column("epoch", CLAIMED, nullable=False),
-    Column("step", Integer, nullable=False),
+    Column("round", Integer, nullable=False),
     Column("tried", Integer, nullable=False),
     Column("status", String(16), nullable=False),
     Column("roster", Text),
@@ -37,12 +37,12 @@ FLEETS = Table(
     Column("created", Float, nullable=False),
 )
 
-ROUNDS = Table(
-    "rounds",
+ATTEMPTS = Table(
+    "attempts",
     METADATA,
     Column("fleet", String(36), primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("step", Integer, nullable=False),
+    Column("attempt", Integer, primary_key=True),
+    Column("round", Integer, nullable=False),
     Column("cohort", Text, nullable=False),
     Column("base_digest", String(64), nullable=False),
     Column("opened", Float, nullable=False),
@@ -82,7 +82,7 @@ UPDATES = Table(
     "updates",
     METADATA,
     Column("fleet", String(36), primary_key=True),
-    Column("round", Integer, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
     Column("device", String(36), primary_key=True),
     Column("digest", String(64), nullable=False),
     Column("size", BigInteger, nullable=False),
@@ -90,9 +90,9 @@ UPDATES = Table(
     Column("status", String(16), nullable=False),
     Column("reason", Text),
     Column("changed", Float, nullable=False),
-    ForeignKeyConstraint(["fleet", "round"], ["rounds.fleet", "rounds.round"]),
+    ForeignKeyConstraint(["fleet", "attempt"], ["attempts.fleet", "attempts.attempt"]),
     Index("updates_by_status", "status"),
-    Index("updates_by_device", "fleet", "device", "round"),
+    Index("updates_by_device", "fleet", "device", "attempt"),
 )
 
 # What an update says of itself, as small JSON (findings.py): for people, never for the learning.
@@ -100,17 +100,17 @@ FINDINGS = Table(
     "findings",
     METADATA,
     Column("fleet", String(36), primary_key=True),
-    Column("round", Integer, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
     Column("device", String(36), primary_key=True),
     Column("found", Text, nullable=False),
-    ForeignKeyConstraint(["fleet", "round", "device"], ["updates.fleet", "updates.round", "updates.device"]),
+    ForeignKeyConstraint(["fleet", "attempt", "device"], ["updates.fleet", "updates.attempt", "updates.device"]),
 )
 
 EQUIVOCATIONS = Table(
     "equivocations",
     METADATA,
     Column("fleet", String(36), primary_key=True),
-    Column("round", Integer, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
     Column("device", String(36), primary_key=True),
     Column("digest", String(64), primary_key=True),
     Column("seen", Float, nullable=False),
@@ -122,7 +122,7 @@ EVENTS = Table(
     Column("seq", Integer, primary_key=True, autoincrement=True),
     Column("at", Float, nullable=False),
     Column("fleet", String(36), nullable=False),
-    Column("round", Integer),
+    Column("attempt", Integer),
     Column("device", String(36)),
     Column("kind", String(32), nullable=False),
     Column("detail", Text, nullable=False),
@@ -131,6 +131,6 @@ EVENTS = Table(
 )
 
 
-def of_round(table: Table, fleet: str, number: int) -> ColumnElement[bool]:
+def of_attempt(table: Table, fleet: str, number: int) -> ColumnElement[bool]:
     """The rows of one round of a fleet, in any table that has both."""
-    return (table.c.fleet == fleet) & (table.c.round == number)
+    return (table.c.fleet == fleet) & (table.c.attempt == number)

@@ -22,13 +22,13 @@ from talaria.wire.topics import DEVICE_NAME, FLEET_NAME
 from talaria_coordinator.fleet.operator_commands import Order, Verb
 from talaria_coordinator.web.queries import Views
 from talaria_coordinator.web.schemas import (
+    AttemptDetail,
+    AttemptView,
     DeviceView,
     EventView,
     FleetView,
     Outcome,
     OverlapView,
-    RoundDetail,
-    RoundView,
     UpdateView,
 )
 
@@ -52,7 +52,7 @@ HEADERS = (
 Give = Callable[[Order], None]
 FleetName = Annotated[str, Path(pattern=f"^{FLEET_NAME}$", description="The fleet's name.")]
 DeviceName = Annotated[str, Path(pattern=f"^{DEVICE_NAME}$", description="The device's name.")]
-Number = Annotated[int, Path(ge=0, le=2**31 - 1, description="The round's number.")]
+Number = Annotated[int, Path(ge=0, le=2**31 - 1, description="The attempt's number.")]
 Before = Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only what is numbered below this.")]
 After = Annotated[str, Query(pattern=f"^({DEVICE_NAME})?$", description="Only devices named after this one.")]
 Limit = Annotated[int, Query(ge=1, le=500, description="How many at most.")]
@@ -140,19 +140,21 @@ def _reading(app: FastAPI, views: Views) -> None:
             raise HTTPException(404, f"no fleet {fleet!r} here; see /api/v1/fleets")
         return found
 
-    @app.get("/api/v1/fleets/{fleet}/rounds", summary="The last rounds, newest first", responses=NOT_FOUND)
-    def rounds(fleet: FleetName, before: Before = None, limit: Limit = 50) -> list[RoundView]:
+    @app.get(
+        "/api/v1/fleets/{fleet}/attempts", summary="The last attempts at rounds, newest first", responses=NOT_FOUND
+    )
+    def attempts(fleet: FleetName, before: Before = None, limit: Limit = 50) -> list[AttemptView]:
         known(fleet)
-        return views.rounds(fleet, before, limit)
+        return views.attempts(fleet, before, limit)
 
-    @app.get("/api/v1/fleets/{fleet}/rounds/{number}", summary="A round and its updates", responses=NOT_FOUND)
-    def round(fleet: FleetName, number: Number, after: After = "", limit: Limit = 200) -> RoundDetail:
-        found = views.round(fleet, number, after, limit)
+    @app.get("/api/v1/fleets/{fleet}/attempts/{number}", summary="An attempt and its updates", responses=NOT_FOUND)
+    def attempt(fleet: FleetName, number: Number, after: After = "", limit: Limit = 200) -> AttemptDetail:
+        found = views.attempt(fleet, number, after, limit)
         if found is None:
-            raise HTTPException(404, f"fleet {fleet!r} has no round {number}")
+            raise HTTPException(404, f"fleet {fleet!r} has no attempt {number}")
         return found
 
-    @app.get("/api/v1/fleets/{fleet}/rounds/{number}/overlap", summary="How far the masks agree", responses=NOT_FOUND)
+    @app.get("/api/v1/fleets/{fleet}/attempts/{number}/overlap", summary="How far the masks agree", responses=NOT_FOUND)
     def overlap(fleet: FleetName, number: Number, limit: Few = 24) -> OverlapView:
         known(fleet)
         return views.overlap(fleet, number, limit)

@@ -21,7 +21,7 @@ from talaria.wire.validity import DAY
 from talaria_coordinator.identity.expiry import Ending
 from talaria_coordinator.identity.membership import Membership
 from talaria_coordinator.web.queries import Views
-from talaria_coordinator.web.schemas import FleetView, RoundView
+from talaria_coordinator.web.schemas import AttemptView, FleetView
 
 _CLASSES = (
     ("finite", ("finite", "nan", "infinit")),
@@ -31,7 +31,7 @@ _CLASSES = (
     ("size", ("too large", "at most", "bytes", "more than")),
     ("checksum", ("checksum", "sha256", "match")),
     ("shape", ("shape", "dtype", "tensor", "mask")),
-    ("late", ("late", "did not ask", "came first", "round")),
+    ("late", ("late", "did not ask", "came first", "round", "attempt")),
 )
 ROUND_BUCKETS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 FOLD_BUCKETS = (0.01, 0.05, 0.25, 1, 5, 15, 60, 300)
@@ -56,7 +56,9 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.registry.register(_Read(fleet, views, state, identity))
         here = self.registry
-        self._rounds = Counter("talaria_rounds", "Rounds that ended", ["fleet", "outcome"], registry=here)
+        self._attempts = Counter(
+            "talaria_attempts", "Attempts at a round that ended", ["fleet", "outcome"], registry=here
+        )
         self._took = Histogram(
             "talaria_round_seconds",
             "From opening a round to its commit",
@@ -125,15 +127,15 @@ class Metrics:
                 self._missing.labels(fleet).set(event["needed"] - event["here"])
             case "round-opened":
                 self._missing.labels(fleet).set(0)
-                self._opened = {event["round"]: event["at"]}
+                self._opened = {event["attempt"]: event["at"]}
             case "round-closed":
-                self._rounds.labels(fleet, "closed").inc()
-                if event["round"] in self._opened:
-                    self._took.labels(fleet).observe(event["at"] - self._opened[event["round"]])
-                if event["round"] in self._closing:
-                    self._folding.labels(fleet).observe(event["at"] - self._closing.pop(event["round"]))
+                self._attempts.labels(fleet, "closed").inc()
+                if event["attempt"] in self._opened:
+                    self._took.labels(fleet).observe(event["at"] - self._opened[event["attempt"]])
+                if event["attempt"] in self._closing:
+                    self._folding.labels(fleet).observe(event["at"] - self._closing.pop(event["attempt"]))
             case "round-failed":
-                self._rounds.labels(fleet, "failed").inc()
+                self._attempts.labels(fleet, "failed").inc()
             case "error":
                 self._errors.labels(fleet).inc()
 
@@ -154,7 +156,7 @@ class Metrics:
                 if item.kind != "m":
                     self._again.labels(fleet, "sent").inc(len(item.indices))
             case a.RoundClosed():
-                self._closing = {item.round: time.time()}
+                self._closing = {item.attempt: time.time()}
                 self._updates.labels(fleet, "counted", "").inc(len(item.counted))
                 self._updates.labels(fleet, "missing", "").inc(len(item.missing))
             case e.Stored():
@@ -194,7 +196,7 @@ class _Read:
         yield from self._of_keys()
         try:
             fleet = self._views.fleet(self._fleet)
-            rounds = self._views.rounds(self._fleet, limit=20)
+            rounds = self._views.attempts(self._fleet, limit=20)
         except StateError:
             yield self._gauge("store_up", "1 while the store answers", 0)
             return
@@ -206,7 +208,7 @@ class _Read:
         yield from self._of_fleet(fleet, rounds)
         closed = next((one for one in rounds if one.state == "closed"), None)
         if closed is not None:
-            yield from self._of_round(closed)
+            yield from self._of_attempt(closed)
 
     def _of_keys(self) -> Iterator[Metric]:
         if self._identity is None:
@@ -217,15 +219,15 @@ class _Read:
                 left = (first.ends - time.time()) / DAY
                 yield self._gauge("certificate_days", "Days until the first of the fleet's certificates ends", left)
 
-    def _of_fleet(self, fleet: FleetView, rounds: list[RoundView]) -> Iterator[Metric]:
+    def _of_fleet(self, fleet: FleetView, rounds: list[AttemptView]) -> Iterator[Metric]:
         open_ = next((one for one in rounds if one.state == "open"), None)
         now = fleet.status if fleet.status != "running" else ("waiting" if open_ is None else "open")
         states = GaugeMetricFamily("talaria_round_state", "1 for what the fleet does now", labels=["fleet", "state"])
         for state in STATES:
             states.add_metric([self._fleet, state], float(state == now))
         yield states
-        yield self._gauge("step", "Rounds of learning that are committed", fleet.step)
-        yield self._gauge("steps_planned", "Rounds of learning that the run has", fleet.rounds)
+        yield self._gauge("round", "Rounds of learning that are committed", fleet.round)
+        yield self._gauge("rounds_planned", "Rounds of learning that the run has", fleet.rounds)
         yield self._gauge("epoch", "When the coordinator of this fleet began, in ms since 1970", fleet.epoch)
         yield self._gauge("devices", "Devices that ever came", fleet.devices)
         yield self._gauge("devices_online", "Devices that are here now", fleet.online)
@@ -235,7 +237,7 @@ class _Read:
         yield self._gauge("round_stored", "Updates stored in the open round", came)
         yield self._gauge("round_opened_timestamp_seconds", "When the open round began", open_.opened if open_ else 0)
 
-    def _of_round(self, last: RoundView) -> Iterator[Metric]:
+    def _of_attempt(self, last: AttemptView) -> Iterator[Metric]:
         yield self._gauge("last_commit_timestamp_seconds", "When a round was last committed", last.closed or 0)
         yield self._gauge("round_upload_bytes", "Bytes of the last round's updates", last.bytes_up)
         yield self._gauge("round_dense_bytes", "The same, had each sent every shared value", last.bytes_dense)

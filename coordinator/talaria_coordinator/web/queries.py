@@ -19,15 +19,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from talaria.errors import StateError
 from talaria_coordinator.storage import update_summary
 from talaria_coordinator.storage.engine import open_engine
-from talaria_coordinator.storage.tables import DEVICES, EVENTS, FINDINGS, FLEETS, ROUNDS, UPDATES, of_round
+from talaria_coordinator.storage.tables import ATTEMPTS, DEVICES, EVENTS, FINDINGS, FLEETS, UPDATES, of_attempt
 from talaria_coordinator.storage.update_summary import Findings
 from talaria_coordinator.web.schemas import (
+    AttemptDetail,
+    AttemptView,
     DeviceView,
     EventView,
     FleetView,
     OverlapView,
-    RoundDetail,
-    RoundView,
     Spread,
     UpdateView,
 )
@@ -42,7 +42,7 @@ class Views:
 
     def __init__(self, where: Path | URL | str) -> None:
         self._engine = open_engine(where, reader=True)
-        self._closed: dict[tuple[str, int], RoundView] = {}
+        self._closed: dict[tuple[str, int], AttemptView] = {}
 
     def close(self) -> None:
         """Close all connections."""
@@ -68,22 +68,22 @@ class Views:
             row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one_or_none()
             return None if row is None else _fleet(tx, row)
 
-    def rounds(self, fleet: str, before: int | None = None, limit: int = 50) -> list[RoundView]:
-        """The last ``limit`` rounds with numbers below ``before`` (None: all), newest first."""
-        chosen = ROUNDS.c.fleet == fleet
+    def attempts(self, fleet: str, before: int | None = None, limit: int = 50) -> list[AttemptView]:
+        """The last ``limit`` attempts with numbers below ``before`` (None: all), newest first."""
+        chosen = ATTEMPTS.c.fleet == fleet
         if before is not None:
-            chosen &= ROUNDS.c.round < before
+            chosen &= ATTEMPTS.c.attempt < before
         with self._reading() as tx:
-            rows = tx.execute(select(ROUNDS).where(chosen).order_by(ROUNDS.c.round.desc()).limit(limit)).all()
+            rows = tx.execute(select(ATTEMPTS).where(chosen).order_by(ATTEMPTS.c.attempt.desc()).limit(limit)).all()
             return [self._summary(tx, row) for row in rows]
 
-    def round(self, fleet: str, number: int, after: str = "", limit: int = 200) -> RoundDetail | None:
-        """One round with its updates of devices named after ``after``; None where there is no such round."""
+    def attempt(self, fleet: str, number: int, after: str = "", limit: int = 200) -> AttemptDetail | None:
+        """One attempt with its updates of devices named after ``after``; None where there is no such attempt."""
         with self._reading() as tx:
-            row = tx.execute(select(ROUNDS).where(of_round(ROUNDS, fleet, number))).one_or_none()
+            row = tx.execute(select(ATTEMPTS).where(of_attempt(ATTEMPTS, fleet, number))).one_or_none()
             if row is None:
                 return None
-            return RoundDetail(self._summary(tx, row), _updates(tx, fleet, number, after, limit))
+            return AttemptDetail(self._summary(tx, row), _updates(tx, fleet, number, after, limit))
 
     def overlap(self, fleet: str, number: int, limit: int = 24) -> OverlapView:
         """How far the masks of a round's first ``limit`` devices agree, pair by pair; empty where none is masked."""
@@ -118,7 +118,7 @@ class Views:
                 select(UPDATES, FINDINGS.c.found)
                 .outerjoin(FINDINGS, _same())
                 .where((UPDATES.c.fleet == fleet) & (UPDATES.c.device == name))
-                .order_by(UPDATES.c.round.desc())
+                .order_by(UPDATES.c.attempt.desc())
                 .limit(limit)
             )
             return [_update(row) for row in rows]
@@ -130,13 +130,13 @@ class Views:
             chosen &= EVENTS.c.seq < before
         with self._reading() as tx:
             rows = tx.execute(select(EVENTS).where(chosen).order_by(EVENTS.c.seq.desc()).limit(limit))
-            return [EventView(r.seq, r.at, r.kind, r.round, r.device, json.loads(r.detail)) for r in rows]
+            return [EventView(r.seq, r.at, r.kind, r.attempt, r.device, json.loads(r.detail)) for r in rows]
 
-    def _summary(self, tx: Connection, row: Row[Any]) -> RoundView:
-        key = (row.fleet, row.round)
+    def _summary(self, tx: Connection, row: Row[Any]) -> AttemptView:
+        key = (row.fleet, row.attempt)
         if key in self._closed:
             return self._closed[key]
-        view = _round(tx, row)
+        view = _attempt(tx, row)
         if row.closed is not None:
             if len(self._closed) >= REMEMBERED:
                 self._closed.clear()
@@ -147,7 +147,7 @@ class Views:
 def _same() -> ColumnElement[bool]:
     return (
         (FINDINGS.c.fleet == UPDATES.c.fleet)
-        & (FINDINGS.c.round == UPDATES.c.round)
+        & (FINDINGS.c.attempt == UPDATES.c.attempt)
         & (FINDINGS.c.device == UPDATES.c.device)
     )
 
@@ -156,7 +156,7 @@ def _found(fleet: str, number: int, status: Sequence[str], after: str, limit: in
     return (
         select(UPDATES, FINDINGS.c.found)
         .outerjoin(FINDINGS, _same())
-        .where(of_round(UPDATES, fleet, number) & UPDATES.c.status.in_(status) & (UPDATES.c.device > after))
+        .where(of_attempt(UPDATES, fleet, number) & UPDATES.c.status.in_(status) & (UPDATES.c.device > after))
         .order_by(UPDATES.c.device)
         .limit(limit)
     )
@@ -177,7 +177,7 @@ def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
     return FleetView(
         name=row.fleet,
         status=row.status,
-        step=row.step,
+        round=row.round,
         rounds=int(run.get("rounds", 0)),
         tried=row.tried,
         epoch=row.epoch,
@@ -192,15 +192,15 @@ def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
     )
 
 
-def _round(tx: Connection, row: Row[Any]) -> RoundView:
-    entries = tx.execute(_found(row.fleet, row.round, ("stored", "counted"), "", None)).all()
+def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
+    entries = tx.execute(_found(row.fleet, row.attempt, ("stored", "counted"), "", None)).all()
     rejected = tx.execute(
-        select(func.count()).where(of_round(UPDATES, row.fleet, row.round) & (UPDATES.c.status == "rejected"))
+        select(func.count()).where(of_attempt(UPDATES, row.fleet, row.attempt) & (UPDATES.c.status == "rejected"))
     ).scalar_one()
     found = [update_summary.read(entry.found) for entry in entries if entry.found]
-    return RoundView(
+    return AttemptView(
+        attempt=row.attempt,
         round=row.round,
-        step=row.step,
         state="open" if row.closed is None else ("failed" if row.failure else "closed"),
         cohort=len(json.loads(row.cohort)),
         stored=len(entries),
@@ -236,7 +236,7 @@ def _device(row: Row[Any]) -> DeviceView:
 def _update(row: Row[Any]) -> UpdateView:
     found = update_summary.read(row.found) if row.found else None
     return UpdateView(
-        round=row.round,
+        attempt=row.attempt,
         device=row.device,
         status=row.status,
         reason=row.reason,

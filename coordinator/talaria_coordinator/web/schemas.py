@@ -17,11 +17,11 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetView:
-    """A fleet after ``step`` of ``rounds`` committed rounds of learning, out of ``tried`` that were opened."""
+    """A fleet after ``round`` of ``rounds`` committed rounds of learning, out of ``tried`` that were opened."""
 
     name: str
     status: str
-    step: int
+    round: int
     rounds: int
     tried: int
     epoch: int
@@ -36,13 +36,13 @@ class FleetView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundView:
+class AttemptView:
     """One round. ``bytes_up`` are the updates that came, ``bytes_dense`` the same had each sent every shared value.
     ``accuracy`` is on each device's own validation data, where the algorithm tells; ``kept`` the share of channels
     that masks keep, ``overlap`` how far any two of them agree (mean Jaccard index)."""
 
+    attempt: int
     round: int
-    step: int
     state: str
     cohort: int
     stored: int
@@ -63,7 +63,7 @@ class RoundView:
 class UpdateView:
     """A device's update of one round; ``reason`` says why it was rejected."""
 
-    round: int
+    attempt: int
     device: str
     status: str
     reason: str | None
@@ -76,10 +76,10 @@ class UpdateView:
 
 
 @dataclass(frozen=True)
-class RoundDetail:
+class AttemptDetail:
     """A round and its updates, by device."""
 
-    summary: RoundView
+    summary: AttemptView
     updates: list[UpdateView]
 
 
@@ -87,7 +87,7 @@ class RoundDetail:
 class OverlapView:
     """``matrix[i][j]``: channels that devices i and j both keep over those that either keeps."""
 
-    round: int
+    attempt: int
     devices: list[str]
     matrix: list[list[float]]
 
@@ -111,7 +111,7 @@ class EventView:
     seq: int
     at: float
     kind: str
-    round: int | None
+    attempt: int | None
     device: str | None
     detail: dict[str, Any]
 

@@ -93,8 +93,8 @@ class Agent:
         self._cannot = ""
         """Why the run cannot be learned here; empty where it can, or is not known yet."""
         self._upload = b""
-        self._step = 1
-        """The learning round that traffic is counted for: the one trained, or the next."""
+        self._round = 1
+        """The round that traffic is counted for: the one trained, or the next."""
         self._took = 0.0
         """Seconds that the latest training took."""
         self.was_up = False
@@ -110,7 +110,7 @@ class Agent:
         """
         with DeviceStore(self.config.state, self.config.fleet, self.config.device) as self._store:
             private = self._store.private()
-            self._step = 1 if private is None else private.step + 1
+            self._round = 1 if private is None else private.round + 1
             self._traffic = self._store.traffic()
             self._state = self._store.protocol()
             self._arrivals = Arrivals(self._store, self.config.max_body)
@@ -219,8 +219,8 @@ class Agent:
         job = self._state.job
         if job is not None and job.phase in ("fetching", "training"):
             self._called = None
-            self._tell("declined", round=job.round, reason=self._cannot)
-            self._feed(e.DeclineRound(time.monotonic(), job.round, self._cannot[:300]))
+            self._tell("declined", attempt=job.attempt, reason=self._cannot)
+            self._feed(e.DeclineRound(time.monotonic(), job.attempt, self._cannot[:300]))
 
     def _carry_out(self, action: a.Action) -> None:
         match action:
@@ -245,11 +245,11 @@ class Agent:
             case a.Released():
                 self._parting.answered = True
             case a.Receipted():
-                self._received(action.round, action.outcome, action.reason)
+                self._received(action.attempt, action.outcome, action.reason)
             case a.Told():
                 self._warn(action.reason)
             case a.Cancel():
-                self._received(action.round, "late", action.reason)
+                self._received(action.attempt, "late", action.reason)
             case a.Noticed():
                 self._tell("notice", reason=action.text)
             case a.FrameRefused():
@@ -301,32 +301,32 @@ class Agent:
     async def _learn(self, learner: Learner, action: a.Train) -> None:
         loop = asyncio.get_running_loop()
         try:
-            step, after = work_of(action.spec)
-            self._step = step
+            round, after = work_of(action.spec)
+            self._round = round
             if not await self._may_learn(action):
                 return
-            self._tell("training", round=action.round, step=step)
+            self._tell("training", attempt=action.attempt, round=round)
             begun = time.monotonic()
-            work = partial(learner.round, step, action.body, after, action.epoch)
+            work = partial(learner.learn, round, action.body, after, action.epoch)
             trained, metrics = await loop.run_in_executor(self._worker, work)
             self._took = time.monotonic() - begun
         except WireError as error:
-            logger.info("%s: round %s: %s", self.config.device, action.round, error)
+            logger.info("%s: round %s: %s", self.config.device, action.attempt, error)
             # Nobody else knows that this body is gone from here; declined, it is asked again for the newer one.
-            await self._inbox.put(e.DeclineRound(time.monotonic(), action.round, str(error)))
+            await self._inbox.put(e.DeclineRound(time.monotonic(), action.attempt, str(error)))
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and not the agent's end
-            self._log_unforeseen(error, f"round {action.round}")
-            self._tell("error", round=action.round, error=said(error))
-            await self._inbox.put(e.DeclineRound(time.monotonic(), action.round, said(error)[:300]))
+            self._log_unforeseen(error, f"attempt {action.attempt}")
+            self._tell("error", attempt=action.attempt, error=said(error))
+            await self._inbox.put(e.DeclineRound(time.monotonic(), action.attempt, said(error)[:300]))
             return
         job = self._state.job
-        if job is None or (job.round, job.body) != (action.round, action.body):
+        if job is None or (job.attempt, job.body) != (action.attempt, action.body):
             return  # another round began meanwhile
         self._upload = trained.update
-        self._tell("trained", round=action.round, step=step, update_bytes=len(trained.update), metrics=metrics)
+        self._tell("trained", attempt=action.attempt, round=round, update_bytes=len(trained.update), metrics=metrics)
         cut = self._cut(trained.update)
-        await self._inbox.put(e.UpdateReady(time.monotonic(), action.round, action.version, cut))
+        await self._inbox.put(e.UpdateReady(time.monotonic(), action.attempt, action.version, cut))
 
     def _log_unforeseen(self, error: Exception, where: str) -> None:
         """The trace of an error that is none of ours, for whoever mends it."""
@@ -343,19 +343,19 @@ class Agent:
 
         def left() -> float:
             job = self._state.job
-            if job is None or job.round != action.round or job.phase != "training":
+            if job is None or job.attempt != action.attempt or job.phase != "training":
                 return 0.0
             if job.deadline is None:
                 return math.inf
             return job.deadline - time.monotonic() - max(1.25 * self._took, 0.1 * (job.deadline - asked))
 
-        decision: Allowed = await self._leave.wait(partial(self._tell, round=action.round), left)
+        decision: Allowed = await self._leave.wait(partial(self._tell, attempt=action.attempt), left)
         job = self._state.job
-        if job is None or job.round != action.round or job.phase != "training":
+        if job is None or job.attempt != action.attempt or job.phase != "training":
             return False
         if not decision:
-            self._tell("declined", round=action.round, reason=decision.reason)
-            await self._inbox.put(e.DeclineRound(time.monotonic(), action.round, decision.reason))
+            self._tell("declined", attempt=action.attempt, reason=decision.reason)
+            await self._inbox.put(e.DeclineRound(time.monotonic(), action.attempt, decision.reason))
         return decision.ok
 
     def _cut(self, update: bytes) -> Cut:
@@ -370,9 +370,9 @@ class Agent:
             # Asynchronously a late one may have counted, its receipt lost: the next request for work tells.
             self._store.publish()
         self._store.save_traffic(self._traffic)
-        facts = {"round": number, "step": self._step, "outcome": outcome, "reason": reason}
-        self._tell("received", **facts, traffic=self._traffic.get(self._step))
-        self._step += 1
+        facts = {"attempt": number, "round": self._round, "outcome": outcome, "reason": reason}
+        self._tell("received", **facts, traffic=self._traffic.get(self._round))
+        self._round += 1
 
     # -- the body
 
@@ -424,7 +424,7 @@ class Agent:
             found = {"error": said(error)}
         self._tell_of_deployment(found)
         self._store.save_traffic(self._traffic)
-        traffic = {str(step): dict(bytes_) for step, bytes_ in sorted(self._traffic.items())}
+        traffic = {str(round): dict(bytes_) for round, bytes_ in sorted(self._traffic.items())}
         self._result = {"device": self.config.device, **found, "traffic": traffic}
         path = self.config.state / "result.json"
         tensor_files.write(path, json.dumps(self._result, indent=2).encode())
@@ -439,7 +439,7 @@ class Agent:
             self._tell("deployed" if found["deployed"] else "kept", reason=found["why"])
 
     def _count(self, way: Literal["up", "down"], size: int) -> None:
-        self._traffic.setdefault(self._step, {"up": 0, "down": 0})[way] += size
+        self._traffic.setdefault(self._round, {"up": 0, "down": 0})[way] += size
 
     def _tell(self, event: str, **facts: Any) -> None:
         self._report({"at": time.time(), "device": self.config.device, "event": event, **facts})
@@ -451,16 +451,16 @@ def said(error: BaseException) -> str:
 
 
 def work_of(spec: bytes) -> tuple[int, int | None]:
-    """The learning round that a request for work names; and in an asynchronous run this device's last round that
+    """The round that a request for work names; and in an asynchronous run this device's last round that
     counted (0: none)."""
     try:
         asked = json.loads(spec)
-        step, after = asked["step"], asked.get("after")
+        round, after = asked["round"], asked.get("after")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        step = after = None
-    if type(step) is not int or step < 1:
-        raise ConfigError(f"the coordinator's request names no learning round ({spec[:60]!r}); update this device")
-    return step, after if type(after) is int else None
+        round = after = None
+    if type(round) is not int or round < 1:
+        raise ConfigError(f"the coordinator's request names no round ({spec[:60]!r}); update this device")
+    return round, after if type(after) is int else None
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

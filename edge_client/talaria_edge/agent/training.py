@@ -55,41 +55,41 @@ class Learner:
             )
         return found
 
-    def round(
-        self, step: int, body: bytes, after: int | None = None, epoch: int = 0
+    def learn(
+        self, round: int, body: bytes, after: int | None = None, epoch: int = 0
     ) -> tuple[Trained, dict[str, float]]:
-        """Learn round ``step`` from the body with this sha256, or find it done; ``(update, metrics)``. ``after`` is
+        """Learn round ``round`` from the body with this sha256, or find it done; ``(update, metrics)``. ``after`` is
         this device's last round that counted, where the run is asynchronous; ``epoch`` is the coordinator's. A later
         one may have gone back to an older record of the fleet: the private state goes on from what it has learned.
 
         The update and the new private state are on flash when this returns.
         """
         done = self.store.trained()
-        if done is not None and (done.step, done.base_digest, done.run) == (step, body.hex(), self.digest):
+        if done is not None and (done.round, done.base_digest, done.run) == (round, body.hex(), self.digest):
             return done, {}
         self._settle(after)
         private = self.private()
-        if private is not None and private.step >= step and private.epoch < epoch:
+        if private is not None and private.round >= round and private.epoch < epoch:
             logger.warning(
                 "%s: the fleet is back at round %d (its coordinator was restored or begun anew), and this device at "
                 "round %d; its private state stays as it is and goes on from there",
-                self.config.device, step, private.step,
+                self.config.device, round, private.round,
             )  # fmt: skip
-        elif private is not None and private.step >= step:
+        elif private is not None and private.round >= round:
             raise StateError(
-                f"round {step} was learned before, from another body (the private state is at round {private.step})"
+                f"round {round} was learned before, from another body (the private state is at round {private.round})"
             )
         own = None if private is None else private.tensors
-        data, moved, metrics = self._trained(step, body, own)
-        trained = Trained(data, step, body.hex(), self.digest, epoch)
+        data, moved, metrics = self._trained(round, body, own)
+        trained = Trained(data, round, body.hex(), self.digest, epoch)
         self.store.stage(trained, moved)
         return trained, metrics
 
-    def _trained(self, step: int, body: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
-        """The update as it travels, the new private tensors and the metrics of round ``step``."""
+    def _trained(self, round: int, body: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
+        """The update as it travels, the new private tensors and the metrics of round ``round``."""
         member = self.member(self._data())
         shared = self._shared(body)
-        update, moved = rounds.participate(self.run, member, shared, own, step)
+        update, moved = rounds.participate(self.run, member, shared, own, round)
         data = codec.encode_update(update, rounds.codec_of(self.run, member))
         self._require_sound(shared, data)
         return data, moved, dict(update.metrics)
@@ -108,7 +108,7 @@ class Learner:
         """A round that was staged before this one is over, with us or without, and comes into force. Asynchronously
         only where it is the one that counted last, ``after``: so the private state is what the fleet's record says."""
         trained = self.store.trained()
-        if after is None or (trained is not None and trained.step == after):
+        if after is None or (trained is not None and trained.round == after):
             self.store.publish()
         else:
             self.store.discard()
@@ -156,7 +156,7 @@ class Learner:
         tensor_files.write(path, packed)
         found: dict[str, Any] = {
             "private": None if private is None else str(self.store.private_path),
-            "steps": 0 if private is None else private.step,
+            "rounds": 0 if private is None else private.round,
             "personal": str(path),
             "parameters": sum(p.numel() for p in model.parameters()),
         }

@@ -32,17 +32,17 @@ from talaria_edge.storage import tensor_files
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
-_BEFORE = {"base": "base_digest"}
+_BEFORE = {"step": "round", "base": "base_digest"}
 """What format 1 called otherwise. Its tensors are the same."""
 
 
 @dataclass(frozen=True)
 class Private:
-    """The private tensors after learning round ``step``, trained from body ``base_digest`` (hex) of run ``run`` (hex),
+    """The private tensors after round ``round``, trained from body ``base_digest`` (hex) of run ``run`` (hex),
     for the coordinator of epoch ``epoch``."""
 
     tensors: Tensors = field(repr=False)
-    step: int
+    round: int
     base_digest: str
     run: str
     epoch: int = 0
@@ -53,7 +53,7 @@ class Trained:
     """A finished round's update, and which round it was."""
 
     update: bytes = field(repr=False)
-    step: int
+    round: int
     base_digest: str
     run: str
     epoch: int = 0
@@ -104,7 +104,7 @@ class DeviceStore:
 
     def stage(self, trained: Trained, private: Tensors) -> None:
         """Keep a finished round until it is received. The private state in force is not touched."""
-        facts = {"step": trained.step, "base_digest": trained.base_digest, "run": trained.run, "epoch": trained.epoch}
+        facts = {"round": trained.round, "base_digest": trained.base_digest, "run": trained.run, "epoch": trained.epoch}
         with self._staging:
             self._update.unlink(missing_ok=True)
             tensor_files.write(self._next, tensor_files.pack(private, self._facts | facts))
@@ -157,7 +157,7 @@ class DeviceStore:
             return None
         try:
             facts, update = _opened(tensor_files.read(self._update, "the round is trained again"))
-            return Trained(update, facts["step"], facts["base_digest"], facts["run"], facts.get("epoch", 0))
+            return Trained(update, facts["round"], facts["base_digest"], facts["run"], facts.get("epoch", 0))
         except (StateError, KeyError) as error:  # a key that is missing: an update of format 1
             logger.warning("the unfinished round is trained again: %s", error)
             return None
@@ -180,7 +180,7 @@ class DeviceStore:
                 )
         try:
             epoch = int(facts.get("epoch", 0))
-            return Private(tensors, int(facts["step"]), str(facts["base_digest"]), str(facts["run"]), epoch)
+            return Private(tensors, int(facts["round"]), str(facts["base_digest"]), str(facts["run"]), epoch)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"state: {path} is damaged ({error}); {mend}") from None
 
@@ -235,7 +235,7 @@ class DeviceStore:
         tensor_files.write(self._protocol, hashlib.sha256(data).digest() + data)
 
     def traffic(self) -> dict[int, dict[str, int]]:
-        """Bytes ``up`` and ``down`` by learning round; the body that a round begins from is its own download, and the
+        """Bytes ``up`` and ``down`` by round; the body that a round begins from is its own download, and the
         last body stands under the round after the last."""
         with suppress(OSError, ValueError, AttributeError, TypeError, KeyError, OverflowError, RecursionError):
             return {
@@ -249,7 +249,7 @@ class DeviceStore:
 
 
 def _round(record: Private | Trained) -> tuple[int, str, str]:
-    return record.step, record.base_digest, record.run
+    return record.round, record.base_digest, record.run
 
 
 def _sealed(facts: Mapping[str, Any], data: bytes) -> bytes:

@@ -29,7 +29,7 @@ class SendChunks:
     dev: str
     xfer: str
     boot: int
-    round: int
+    attempt: int
     cut: Cut = field(repr=False)
     indices: tuple[int, ...]
     kind: str
@@ -83,7 +83,7 @@ class Complete:
     """All chunks of an update are in its file: check the whole sha256, decode, store durably, then answer with
     :class:`Stored`, :class:`Rejected` or :class:`Damaged`."""
 
-    round: int
+    attempt: int
     dev: str
     xfer: str
     base_version: int
@@ -92,10 +92,10 @@ class Complete:
 
 @dataclass(frozen=True)
 class Counted:
-    """One update that counts: made by ``dev`` for ``round`` from body version ``base_version``."""
+    """One update that counts: made by ``dev`` for ``attempt`` from body version ``base_version``."""
 
     dev: str
-    round: int
+    attempt: int
     base_version: int
     sha256: bytes
 
@@ -106,7 +106,7 @@ class RoundClosed:
 
     Announced again after each start until committed, always with the same updates, in order of device."""
 
-    round: int
+    attempt: int
     counted: tuple[Counted, ...]
     missing: tuple[str, ...]
 
@@ -115,7 +115,7 @@ class RoundClosed:
 class RoundFailed:
     """The deadline passed without quorum, or the round was called off; its updates count nowhere."""
 
-    round: int
+    attempt: int
     stored: int
     reason: str
 
@@ -152,7 +152,7 @@ class Progressed:
     """A device accepted, declined or reports trouble."""
 
     dev: str
-    round: int
+    attempt: int
     phase: str
     reason: str = ""
 
@@ -184,7 +184,7 @@ class Equivocation:
     """A device offered a second, different update for one round; the first stays."""
 
     dev: str
-    round: int
+    attempt: int
     first: bytes
     second: bytes
 
@@ -212,10 +212,10 @@ class ModelComplete:
 
 @dataclass(frozen=True)
 class Train:
-    """Begin ``round`` from the body on flash. Said again after a reboot until there is an update. ``epoch`` is that of
-    the coordinator which asked."""
+    """Begin ``attempt`` from the body on flash. Said again after a reboot until there is an update. ``epoch`` is that
+    of the coordinator which asked."""
 
-    round: int
+    attempt: int
     version: int
     body: bytes
     spec: bytes
@@ -225,17 +225,17 @@ class Train:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Stop working on ``round``."""
+    """Stop working on ``attempt``."""
 
-    round: int
+    attempt: int
     reason: str
 
 
 @dataclass(frozen=True)
 class Receipted:
-    """The coordinator answered the upload of ``round`` with this outcome (see ``messages.OUTCOMES``)."""
+    """The coordinator answered the upload of ``attempt`` with this outcome (see ``messages.OUTCOMES``)."""
 
-    round: int
+    attempt: int
     outcome: str
     reason: str
 

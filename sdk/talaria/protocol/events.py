@@ -71,7 +71,7 @@ class PublishModel:
 
 @dataclass(frozen=True)
 class OpenRound:
-    """Begin ``round`` on the current body with this cohort (device -> its opaque plan).
+    """Begin ``attempt`` on the current body with this cohort (device -> its opaque plan).
 
     It closes when ``target`` updates are stored (default: all of the cohort), when everyone has answered and
     at least ``quorum`` are stored, or at the deadline with at least ``quorum``. With fewer it fails.
@@ -80,7 +80,7 @@ class OpenRound:
     """
 
     now: float
-    round: int
+    attempt: int
     cohort: Mapping[str, bytes]
     seconds: float | None = None
     quorum: int = 1
@@ -93,7 +93,7 @@ class Enlist:
     """Add devices to the open round."""
 
     now: float
-    round: int
+    attempt: int
     cohort: Mapping[str, bytes]
 
 
@@ -102,7 +102,7 @@ class Stored:
     """The store holds this update durably: the receipt may go out."""
 
     now: float
-    round: int
+    attempt: int
     dev: str
     sha256: bytes
 
@@ -112,7 +112,7 @@ class UpdateRejected:
     """The update did not pass: the device is quarantined."""
 
     now: float
-    round: int
+    attempt: int
     dev: str
     reason: str
 
@@ -122,7 +122,7 @@ class Damaged:
     """The file of a complete upload fails its whole sha256 or could not be written; these chunks are intact."""
 
     now: float
-    round: int
+    attempt: int
     dev: str
     chunks: frozenset[int] = frozenset()
 
@@ -132,7 +132,7 @@ class Committed:
     """The closed round's result is durable; the machine need not announce it again."""
 
     now: float
-    round: int
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class AbortRound:
     """Call a round off that is not committed."""
 
     now: float
-    round: int
+    attempt: int
     reason: str
 
 
@@ -219,20 +219,20 @@ class ModelDamaged:
 
 @dataclass(frozen=True)
 class UpdateReady:
-    """The update of ``round`` is durable on flash, together with the new private state."""
+    """The update of ``attempt`` is durable on flash, together with the new private state."""
 
     now: float
-    round: int
+    attempt: int
     base_version: int
     cut: Cut = field(repr=False)
 
 
 @dataclass(frozen=True)
 class DeclineRound:
-    """This device will not take part in ``round`` (battery, no data), or could not finish it."""
+    """This device will not take part in ``attempt`` (battery, no data), or could not finish it."""
 
     now: float
-    round: int
+    attempt: int
     reason: str
 
 

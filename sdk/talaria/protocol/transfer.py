@@ -94,7 +94,7 @@ def chunk_frames(action: SendChunks, read: Callable[[int, int], bytes]) -> Itera
             raise WireError(f"chunk {index} of {action.xfer} changed since it was offered; encode it again")
         dev = "" if action.kind == "m" else action.dev
         header = Header(
-            CHUNK, action.fed, dev, boot=action.boot, round=action.round, xfer=action.xfer, idx=index, off=offset
+            CHUNK, action.fed, dev, boot=action.boot, attempt=action.attempt, xfer=action.xfer, idx=index, off=offset
         )
         if action.kind == "m":
             topic = Topic(action.fed, "m", body8=action.xfer[:8], index=index)

@@ -41,7 +41,7 @@ class Header:
     dev: str = ""
     boot: int = 0
     seq: int = 0
-    round: int = 0
+    attempt: int = 0
     xfer: str = ""
     idx: int = 0
     off: int = 0
@@ -52,7 +52,7 @@ class Header:
             value = getattr(self, name)
             if not isinstance(value, str) or len(value) > longest:
                 raise WireError(f"frame: header {name}={shown(value)} must be text of at most {longest}")
-        for name in ("boot", "seq", "round", "idx", "off"):
+        for name in ("boot", "seq", "attempt", "idx", "off"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value <= LARGEST_INT:
                 raise WireError(f"frame: header {name}={shown(value)} must be a whole number in 0..2^53")
@@ -74,7 +74,7 @@ _KEYS = {
     "d": "dev",
     "b": "boot",
     "s": "seq",
-    "r": "round",
+    "a": "attempt",
     "x": "xfer",
     "i": "idx",
     "o": "off",

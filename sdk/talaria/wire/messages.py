@@ -150,24 +150,24 @@ class ModelManifest(Parcel):
 
 @dataclass(frozen=True, kw_only=True)
 class Offer(Parcel):
-    """A device has its update of ``round`` ready, made from version ``base_version`` of the body, whose sha256 is
+    """A device has its update of ``attempt`` ready, made from version ``base_version`` of the body, whose sha256 is
     ``base_digest``."""
 
     TYPE: ClassVar[str] = "offer"
-    round: int = _int()
+    attempt: int = _int()
     base_version: int = _int()
     base_digest: bytes = _bytes(32, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work(Message):
-    """The coordinator asks a device to take part in ``round``, from the body with this version and sha256.
+    """The coordinator asks a device to take part in ``attempt``, from the body with this version and sha256.
 
     ``seconds`` are left until the deadline (0: no deadline). ``spec`` is this device's plan, opaque here.
     """
 
     TYPE: ClassVar[str] = "work"
-    round: int = _int()
+    attempt: int = _int()
     version: int = _int()
     body: bytes = _bytes(32, 32)
     seconds: float = _seconds()
@@ -176,10 +176,10 @@ class Work(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Accept(Message):
-    """The device works on ``round``."""
+    """The device works on ``attempt``."""
 
     TYPE: ClassVar[str] = "accept"
-    round: int = _int()
+    attempt: int = _int()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class Decline(Message):
     """The device will not, and why."""
 
     TYPE: ClassVar[str] = "decline"
-    round: int = _int()
+    attempt: int = _int()
     reason: str = _text()
 
 
@@ -196,7 +196,7 @@ class Grant(Message):
     """Send exactly the chunks of ``bitmap`` now: at most ``credit`` of them. The first of a transfer."""
 
     TYPE: ClassVar[str] = "grant"
-    round: int = _int()
+    attempt: int = _int()
     xfer: str = _text(32)
     bitmap: bytes = _bytes(1, MAX_CHUNKS // 8)
     credit: int = _int(1, 64)
@@ -207,7 +207,7 @@ class Need(Message):
     """As a grant, for the next window or for what was lost."""
 
     TYPE: ClassVar[str] = "need"
-    round: int = _int()
+    attempt: int = _int()
     xfer: str = _text(32)
     bitmap: bytes = _bytes(1, MAX_CHUNKS // 8)
     credit: int = _int(1, 64)
@@ -218,7 +218,7 @@ class Receipt(Message):
     """The end of an upload. ``stored`` is sent only after the update is durable; say it as often as asked."""
 
     TYPE: ClassVar[str] = "receipt"
-    round: int = _int()
+    attempt: int = _int()
     sha256: bytes = _bytes(32, 32)
     outcome: str = _text(16, OUTCOMES)
     reason: str = _text()
@@ -229,7 +229,7 @@ class Abort(Message):
     """The round is over or called off: stop working on it."""
 
     TYPE: ClassVar[str] = "abort"
-    round: int = _int()
+    attempt: int = _int()
     reason: str = _text()
 
 
@@ -256,7 +256,7 @@ class Trouble(Message):
     """Something failed on the sender's side, in words."""
 
     TYPE: ClassVar[str] = "error"
-    round: int = _int()
+    attempt: int = _int()
     reason: str = _text()
 
 

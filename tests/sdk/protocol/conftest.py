@@ -64,7 +64,7 @@ class World:
         )
         self.devices: dict[str, tuple[DeviceMachine, DeviceState]] = {}
         self.auto_commit = True
-        self.update_of = lambda name, rnd: made(name, rnd, size=4500)
+        self.update_of = lambda name, attempt: made(name, attempt, size=4500)
 
     # -- coordinator --------------------------------------------------------------------------------
 
@@ -103,12 +103,12 @@ class World:
                     pieces = self.disk.files[action.dev, action.xfer]
                     data = b"".join(pieces[i] for i in sorted(pieces))
                     assert hashlib.sha256(data).digest() == action.cut.sha256
-                    self.disk.updates[action.round, action.dev] = data
-                    self.tell(e.Stored(self.now, action.round, action.dev, action.cut.sha256))
+                    self.disk.updates[action.attempt, action.dev] = data
+                    self.tell(e.Stored(self.now, action.attempt, action.dev, action.cut.sha256))
                 case a.RoundClosed():
                     self.closed.append(action)
                     if self.auto_commit:
-                        self.tell(e.Committed(self.now, action.round))
+                        self.tell(e.Committed(self.now, action.attempt))
                 case a.RoundFailed():
                     self.failed.append(action)
         return actions
@@ -173,7 +173,7 @@ class World:
                 case a.Publish():
                     self.hub.publish(action.topic, action.payload, action.retain)
                 case a.SendChunks():
-                    self._send(action, disk.updates[action.round, name])
+                    self._send(action, disk.updates[action.attempt, name])
                 case a.KeepChunk():
                     disk.files.setdefault((name, action.xfer), {})[action.index] = action.data
                 case a.Discard():
@@ -188,10 +188,10 @@ class World:
                 case a.Train():
                     assert action.body in disk.bodies
                     assert action.spec == f"plan of {name}".encode()
-                    self.trained.append((name, action.round))
-                    self.work(name, action.round, action.version)
+                    self.trained.append((name, action.attempt))
+                    self.work(name, action.attempt, action.version)
                 case a.Receipted():
-                    self.receipts.setdefault((name, action.round), []).append(action.outcome)
+                    self.receipts.setdefault((name, action.attempt), []).append(action.outcome)
         return actions
 
     def work(self, name: str, number: int, version: int) -> None:
@@ -201,11 +201,11 @@ class World:
 
     # -- time ---------------------------------------------------------------------------------------
 
-    def run(self, seconds: float, step: float = 0.5) -> None:
+    def run(self, seconds: float, round: float = 0.5) -> None:
         end = self.now + seconds
         while self.now < end:
             self.hub.pump()
-            self.now += step
+            self.now += round
             for name in list(self.devices):
                 self.say(name, e.Tick(self.now))
             self.tell(e.Tick(self.now))

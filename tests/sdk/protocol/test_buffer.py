@@ -37,11 +37,11 @@ class Stream:
     def run(self, seconds=1.0):
         w = self.w
         w.run(seconds)
-        current = None if w.state.current is None else w.state.rounds[w.state.current]
+        current = None if w.state.current is None else w.state.attempts[w.state.current]
         if current is not None and current.phase == "closed":
-            (closed,) = [c for c in w.closed if c.round == current.number][-1:]
+            (closed,) = [c for c in w.closed if c.attempt == current.number][-1:]
             self.fold(closed)
-            current = w.state.rounds[w.state.current]
+            current = w.state.attempts[w.state.current]
         if (current is None or current.phase not in ("open", "closed")) and self.version < self.last:
             self.tried += 1
             spec = {n: f"plan of {n}".encode() for n in w.names}
@@ -54,7 +54,7 @@ class Stream:
     def fold(self, closed):
         self.version += 1
         self.folds.append(closed)
-        self.w.tell(e.Committed(self.w.now, closed.round))
+        self.w.tell(e.Committed(self.w.now, closed.attempt))
         self.w.publish_body(self.version)
 
     def until(self, version, limit=400):
@@ -62,7 +62,7 @@ class Stream:
             if self.version >= version:
                 return
             self.run()
-        raise AssertionError(f"only {self.version} versions: {self.w.state.rounds}")
+        raise AssertionError(f"only {self.version} versions: {self.w.state.attempts}")
 
     def check(self):
         """Each fold is full, one of each device, none too old, and nothing counts twice."""
@@ -70,16 +70,16 @@ class Stream:
         for index, fold in enumerate(self.folds):
             assert len(fold.counted) == self.target
             assert len({c.dev for c in fold.counted}) == self.target
-            assert list(fold.counted) == sorted(fold.counted, key=lambda c: (c.dev, c.round))
+            assert list(fold.counted) == sorted(fold.counted, key=lambda c: (c.dev, c.attempt))
             for entry in fold.counted:
                 assert 0 <= index - entry.base_version <= self.stale
-                assert (entry.dev, entry.round) not in seen
-                seen.add((entry.dev, entry.round))
-                data = self.w.disks[entry.dev].updates[entry.round, entry.dev]
+                assert (entry.dev, entry.attempt) not in seen
+                seen.add((entry.dev, entry.attempt))
+                data = self.w.disks[entry.dev].updates[entry.attempt, entry.dev]
                 assert entry.sha256 == hashlib.sha256(data).digest()
         for (dev, number), outcomes in self.w.receipts.items():
             if "stored" in outcomes:
-                held = [c for c in self.w.state.rounds.values() for c in c.counted if c[:2] == (dev, number)]
+                held = [c for c in self.w.state.attempts.values() for c in c.counted if c[:2] == (dev, number)]
                 assert (dev, number) in seen or held, "what has a receipt counts"
 
 
@@ -119,18 +119,18 @@ def test_what_comes_while_a_buffer_is_folded_counts_in_the_next_and_only_then_ha
     s = Stream(world)
     s.slow = {"dev-2": 1, "dev-3": 1}
     s.run()
-    while s.w.state.rounds[1].phase != "closed":
+    while s.w.state.attempts[1].phase != "closed":
         s.w.run(1)
     for _, name, number, version in s.waiting:
         type(s.w).work(s.w, name, number, version)
     s.waiting, s.slow = [], {}
     s.w.run(6)
-    assert [m.phase for m in s.w.state.rounds[1].cohort.values()] == ["stored", "stored", "held", "held"]
+    assert [m.phase for m in s.w.state.attempts[1].cohort.values()] == ["stored", "stored", "held", "held"]
     assert s.w.receipts == {("dev-0", 1): ["stored"], ("dev-1", 1): ["stored"]}
     s.w.crash_coordinator()
     s.w.start_coordinator()
     s.until(2)
-    assert [(c.dev, c.round, c.base_version) for c in s.folds[1].counted] == [("dev-2", 1, 0), ("dev-3", 1, 0)]
+    assert [(c.dev, c.attempt, c.base_version) for c in s.folds[1].counted] == [("dev-2", 1, 0), ("dev-3", 1, 0)]
     s.w.run(3)
     assert s.w.receipts["dev-2", 1] == ["stored"]
     s.check()
@@ -150,9 +150,9 @@ def test_a_buffer_that_does_not_fill_in_time_is_carried_over_and_asks_again(worl
     s.w.work = work
     s.until(1)
     assert refused == ["dev-1", "dev-2"]
-    assert [(f.round, f.stored) for f in s.w.failed] == [(1, 1)]
+    assert [(f.attempt, f.stored) for f in s.w.failed] == [(1, 1)]
     assert {c.dev for c in s.folds[0].counted} > {"dev-0"}
-    assert [c.round for c in s.folds[0].counted if c.dev == "dev-0"] == [1], "what was stored is not asked for twice"
+    assert [c.attempt for c in s.folds[0].counted if c.dev == "dev-0"] == [1], "what was stored is not asked for twice"
     s.until(4)
     s.check()
 
@@ -163,7 +163,7 @@ def test_at_the_end_what_is_under_way_is_late(world):
     s.until(2)
     s.w.tell(e.Dismiss(s.w.now, "the run is over"))
     s.w.run(10)
-    assert not [m for r in s.w.state.rounds.values() for m in r.cohort.values() if m.phase in ("working", "held")]
+    assert not [m for r in s.w.state.attempts.values() for m in r.cohort.values() if m.phase in ("working", "held")]
     assert all(state.job is None or state.job.phase == "done" for _, state in s.w.devices.values())
     s.check()
 
@@ -180,7 +180,7 @@ def test_calling_a_buffer_off_lets_go_of_all(world):
     s.waiting.clear()
     s.until(2)
     s.check()
-    assert all(c.round > 1 for fold in s.folds for c in fold.counted)
+    assert all(c.attempt > 1 for fold in s.folds for c in fold.counted)
 
 
 def test_a_round_that_asks_more_than_it_needs_closes_with_those_who_come_first(world):
@@ -199,7 +199,7 @@ def test_a_round_that_asks_more_than_it_needs_closes_with_those_who_come_first(w
     w.run(5)
     assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
     assert w.closed[0].missing == ("dev-2",)
-    assert w.state.rounds[1].cohort["dev-2"].phase == "late"
+    assert w.state.attempts[1].cohort["dev-2"].phase == "late"
     type(w).work(w, *slow[0])
     w.run(3)
     assert ("dev-2", 1) not in w.receipts

@@ -75,7 +75,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([None, 4.0, 15.0]), quorum=st.integers(1, 3))
     def a_round_opens(self, seconds, quorum):
         state = self.w.state
-        if state.current is not None and state.rounds[state.current].phase in ("open", "closed"):
+        if state.current is not None and state.attempts[state.current].phase in ("open", "closed"):
             return
         self.rounds += 1
         self.w.publish_body(self.rounds, multicast=self.rounds % 2 == 0)
@@ -135,11 +135,11 @@ class Fleet(RuleBasedStateMachine):
         job = state.job
         if job is None or job.cut is None or job.phase != "offering":
             return
-        other = b"other " + self.w.disks[name].updates[job.round, name]
-        self.w.disks[name].updates[job.round, name] = other
+        other = b"other " + self.w.disks[name].updates[job.attempt, name]
+        self.w.disks[name].updates[job.attempt, name] = other
         job.cut, job.said = describe(other, self.w.rules.chunk), -1e18
         self.w.disks[name].state = state.dump()
-        self.twice.add((name, job.round))
+        self.twice.add((name, job.attempt))
 
     @rule(who=NAMES)
     def the_operator_lets_it_in_again(self, who):
@@ -153,8 +153,8 @@ class Fleet(RuleBasedStateMachine):
             return
         closed = {}
         for action in self.w.closed:
-            entries = tuple((c.dev, c.round, c.base_version, c.sha256) for c in action.counted)
-            assert closed.setdefault(action.round, entries) == entries, "one round closed in two ways"
+            entries = tuple((c.dev, c.attempt, c.base_version, c.sha256) for c in action.counted)
+            assert closed.setdefault(action.attempt, entries) == entries, "one round closed in two ways"
         counted = [entry[:2] for entries in closed.values() for entry in entries]
         assert len(counted) == len(set(counted)), counted
 
@@ -164,13 +164,13 @@ class Fleet(RuleBasedStateMachine):
             return
         for action in self.w.closed:
             for entry in action.counted:
-                assert hashlib.sha256(self.w.disk.updates[entry.round, entry.dev]).digest() == entry.sha256
+                assert hashlib.sha256(self.w.disk.updates[entry.attempt, entry.dev]).digest() == entry.sha256
 
     @invariant()
     def what_was_receipted_is_counted_or_its_round_failed(self):
         if not hasattr(self, "w"):
             return
-        known = {entry[:2] for rnd in self.w.state.rounds.values() for entry in rnd.counted}
+        known = {entry[:2] for attempt in self.w.state.attempts.values() for entry in attempt.counted}
         for (name, number), outcomes in self.w.receipts.items():
             assert "stored" not in outcomes or (name, number) in known, (name, number, outcomes)
 
@@ -193,13 +193,13 @@ class Fleet(RuleBasedStateMachine):
         assert set(state.offers) == set(state.waiting)
         for dev, xfer in state.uploads:
             upload = state.uploads[dev, xfer]
-            assert state.rounds[upload.round].cohort[dev].phase in ("receiving", "storing")
+            assert state.attempts[upload.attempt].cohort[dev].phase in ("receiving", "storing")
 
     @invariant()
     def only_who_said_two_things_is_shut_out(self):
         if not hasattr(self, "w"):
             return
-        accused = {(x.dev, x.round) for x in self.w.events if isinstance(x, a.Equivocation)}
+        accused = {(x.dev, x.attempt) for x in self.w.events if isinstance(x, a.Equivocation)}
         assert accused <= self.twice
         assert set(self.w.state.quarantined()) <= {name for name, _ in self.twice}
 
@@ -217,13 +217,13 @@ class Fleet(RuleBasedStateMachine):
             w.work(name, number, version)
         self.slow.clear()
         for _ in range(60):
-            if w.state.current is None or w.state.rounds[w.state.current].phase not in ("open", "closed"):
+            if w.state.current is None or w.state.attempts[w.state.current].phase not in ("open", "closed"):
                 break
             w.run(5)
         else:
-            rnd = w.state.rounds[w.state.current]
-            live = {dev: m.phase for dev, m in rnd.cohort.items() if m.phase in LIVE}
-            raise AssertionError(f"round {rnd.number} does not end; it waits for {live}")
+            attempt = w.state.attempts[w.state.current]
+            live = {dev: m.phase for dev, m in attempt.cohort.items() if m.phase in LIVE}
+            raise AssertionError(f"attempt {attempt.number} does not end; it waits for {live}")
         self.nothing_counts_twice()
         self.what_was_receipted_is_counted_or_its_round_failed()
 

@@ -27,7 +27,7 @@ def digests(w, number):
 
 
 def counted(closed):
-    return [(c.dev, c.round, c.sha256) for c in closed.counted]
+    return [(c.dev, c.attempt, c.sha256) for c in closed.counted]
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -49,9 +49,9 @@ def test_rounds_follow_one_another_with_new_bodies(world):
         w.publish_body(number)
         w.open(number)
         w.run(8)
-    assert [c.round for c in w.closed] == [1, 2, 3]
-    assert all(counted(c) == digests(w, c.round) for c in w.closed)
-    assert all(entry.base_version == c.round for c in w.closed for entry in c.counted)
+    assert [c.attempt for c in w.closed] == [1, 2, 3]
+    assert all(counted(c) == digests(w, c.attempt) for c in w.closed)
+    assert all(entry.base_version == c.attempt for c in w.closed for entry in c.counted)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -78,10 +78,10 @@ def test_a_bad_network_and_restarts_of_both_sides_count_each_device_exactly_once
                 w.hub.cut(name)
                 w.link_device(name)
         for _ in range(200):
-            if any(c.round == number for c in w.closed):
+            if any(c.attempt == number for c in w.closed):
                 break
             w.run(5)
-        assert [c.round for c in w.closed] == list(range(1, number + 1))
+        assert [c.attempt for c in w.closed] == list(range(1, number + 1))
         assert counted(w.closed[-1]) == digests(w, number)
     assert not [x for x in w.events if isinstance(x, a.Quarantined | a.Equivocation)]
     assert w.state.quarantined() == {}
@@ -258,9 +258,9 @@ def test_a_device_that_forgot_its_update_in_the_middle_of_an_upload_is_asked_unt
     """What is said to it as it comes back may be lost on the way."""
     w = world(2, QUIET)
     w.begin()
-    w.update_of = lambda name, rnd: f"{name}/{rnd}/".encode() * 9000
+    w.update_of = lambda name, attempt: f"{name}/{attempt}/".encode() * 9000
     w.open(1, seconds=6000, quorum=1)
-    while w.state.rounds[1].cohort["dev-1"].phase != "receiving":
+    while w.state.attempts[1].cohort["dev-1"].phase != "receiving":
         w.hub.pump(1)
     w.crash_device("dev-1")
     boot = DeviceState.load(w.disks["dev-1"].state).boot
@@ -277,9 +277,9 @@ def test_a_device_that_forgot_its_update_in_the_middle_of_an_upload_is_asked_unt
 def test_a_device_that_forgot_its_update_and_declines_is_not_waited_for(world):
     w = world(1, QUIET)
     w.begin()
-    w.update_of = lambda name, rnd: f"{name}/{rnd}/".encode() * 9000
+    w.update_of = lambda name, attempt: f"{name}/{attempt}/".encode() * 9000
     w.open(1, seconds=6000, quorum=1)
-    while w.state.rounds[1].cohort["dev-0"].phase != "receiving":
+    while w.state.attempts[1].cohort["dev-0"].phase != "receiving":
         w.hub.pump(1)
     w.crash_device("dev-0")
     boot = DeviceState.load(w.disks["dev-0"].state).boot
@@ -287,7 +287,7 @@ def test_a_device_that_forgot_its_update_and_declines_is_not_waited_for(world):
     w.work = lambda name, number, version, again=False: w.say(name, e.DeclineRound(w.now, number, "no samples"))
     w.start_device("dev-0")
     w.run(5)
-    assert [x.round for x in w.failed] == [1]
+    assert [x.attempt for x in w.failed] == [1]
     assert w.state.uploads == {}
 
 
@@ -300,8 +300,10 @@ def _work(w, dev, number):
     from talaria.wire import messages as m
     from talaria.wire.frames import Header, encode_frame
 
-    rnd = w.state.rounds[number]
-    work = m.Work(round=number, version=rnd.version, body=rnd.body, seconds=0.0, spec=f"plan of {dev}".encode())
+    attempt = w.state.attempts[number]
+    work = m.Work(
+        attempt=number, version=attempt.version, body=attempt.body, seconds=0.0, spec=f"plan of {dev}".encode()
+    )
     peer = w.state.peers[dev]
     peer.said += 1
     header = Header("work", "watch", dev, boot=w.epoch, seq=peer.said)
@@ -315,7 +317,7 @@ def test_the_deadline_without_quorum_fails_the_round(world):
     w.open(1, seconds=5, quorum=2)
     w.run(7)
     assert w.closed == []
-    assert [(f.round, f.stored) for f in w.failed] == [(1, 1)]
+    assert [(f.attempt, f.stored) for f in w.failed] == [(1, 1)]
     w.open(2, quorum=2)
     w.start_device("dev-1")
     w.run(8)
@@ -329,7 +331,7 @@ def test_over_provisioning_closes_at_the_target_and_calls_the_rest_off(world):
     w.open(1, quorum=2, target=2)
     w.run(6)
     assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
-    assert any(isinstance(x, a.Cancel) and x.round == 1 for x in w.events)
+    assert any(isinstance(x, a.Cancel) and x.attempt == 1 for x in w.events)
 
 
 def test_a_declining_device_does_not_hold_the_round(world):
@@ -355,7 +357,7 @@ def test_a_rejected_update_counts_nowhere_and_shuts_its_device_out(world):
 
     def judge(event):
         if isinstance(event, e.Stored) and event.dev == "dev-0":
-            event = e.UpdateRejected(w.now, event.round, "dev-0", "holds NaN")
+            event = e.UpdateRejected(w.now, event.attempt, "dev-0", "holds NaN")
         return tell(w, event)
 
     w.tell = judge
@@ -376,7 +378,7 @@ def test_a_damaged_file_is_fetched_again_where_it_is_damaged(world):
     def judge(event):
         if isinstance(event, e.Stored) and not hurt:
             hurt.append(event)
-            return tell(w, e.Damaged(w.now, event.round, event.dev, frozenset({0, 1, 2})))
+            return tell(w, e.Damaged(w.now, event.attempt, event.dev, frozenset({0, 1, 2})))
         return tell(w, event)
 
     w.tell = judge
@@ -452,7 +454,7 @@ def test_updates_of_earlier_rounds_count_within_the_staleness_allowed(world):
     w.tell(e.OpenRound(w.now, 2, {n: f"plan of {n}".encode() for n in w.names[:2]}, None, 2, 2, 2))
     type(w).work(w, *slow[0])
     w.run(6)
-    entries = {(c.dev, c.round, c.base_version) for c in w.closed[1].counted}
+    entries = {(c.dev, c.attempt, c.base_version) for c in w.closed[1].counted}
     assert ("dev-2", 1, 0) in entries
     assert len(entries) == 2
 
@@ -641,7 +643,7 @@ def test_a_store_that_answers_twice_counts_once(world):
     w.run(8)
     sha = hashlib.sha256(w.disk.updates[1, "dev-0"]).digest()
     assert w.tell(e.Stored(w.now, 1, "dev-0", sha)) == []
-    assert len(w.state.rounds[1].counted) == 1
+    assert len(w.state.attempts[1].counted) == 1
 
 
 def test_chunks_that_the_disk_lost_are_fetched_again(world):

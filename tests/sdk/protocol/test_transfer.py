@@ -211,8 +211,8 @@ def test_a_revoked_device_is_out_at_once():
     half.step(state, e.PublishModel(0.0, 0, CUT))
     half.step(state, e.OpenRound(0.0, 1, {"a": b"", "b": b""}))
     half.step(state, e.Revoke(1.0, "a", "key was stolen"))
-    assert state.rounds[1].cohort["a"].phase == "dropped"
+    assert state.attempts[1].cohort["a"].phase == "dropped"
     assert state.quarantined() == {"a": "key was stolen"}
     half.step(state, e.AbortRound(1.0, 1, "x"))
     half.step(state, e.OpenRound(2.0, 2, {"a": b"", "b": b""}))
-    assert state.rounds[2].cohort["a"].phase == "dropped"
+    assert state.attempts[2].cohort["a"].phase == "dropped"

@@ -25,7 +25,7 @@ HEADERS = st.builds(
     dev=st.text("abc-", max_size=36),
     boot=NUMBERS,
     seq=NUMBERS,
-    round=NUMBERS,
+    attempt=NUMBERS,
     xfer=st.text("0123456789abcdef", max_size=32),
     idx=NUMBERS,
     off=NUMBERS,
@@ -119,17 +119,17 @@ EXAMPLES = [
     m.CoordinatorBirth(online=True, key=KEY.public, chunk=1000, credit=8, max_update=10**6, retry=2.0, spec=b"s"),
     m.DeviceBirth(online=False, key=b"", profile=b"p"),
     m.ModelManifest(version=3, size=2500, chunk=1000, sha256=HASH, hashes=bytes(96), nonce=bytes(16)),
-    m.Offer(round=1, base_version=0, base_digest=HASH, size=1, chunk=1000, sha256=HASH, hashes=HASH, nonce=bytes(16)),
-    m.Work(round=1, version=2, body=HASH, seconds=1.5, spec=b""),
-    m.Accept(round=1),
-    m.Decline(round=1, reason="no power"),
-    m.Grant(round=1, xfer="ab", bitmap=b"\x01", credit=8),
-    m.Need(round=1, xfer="ab", bitmap=b"\x01", credit=8),
-    m.Receipt(round=1, sha256=HASH, outcome="stored", reason=""),
-    m.Abort(round=1, reason="over"),
+    m.Offer(attempt=1, base_version=0, base_digest=HASH, size=1, chunk=1000, sha256=HASH, hashes=HASH, nonce=bytes(16)),
+    m.Work(attempt=1, version=2, body=HASH, seconds=1.5, spec=b""),
+    m.Accept(attempt=1),
+    m.Decline(attempt=1, reason="no power"),
+    m.Grant(attempt=1, xfer="ab", bitmap=b"\x01", credit=8),
+    m.Need(attempt=1, xfer="ab", bitmap=b"\x01", credit=8),
+    m.Receipt(attempt=1, sha256=HASH, outcome="stored", reason=""),
+    m.Abort(attempt=1, reason="over"),
     m.Rebirth(above=0),
     m.Want(body=HASH, bitmap=b""),
-    m.Trouble(round=1, reason="disk full"),
+    m.Trouble(attempt=1, reason="disk full"),
     m.Goodbye(version=3),
     m.Farewell(),
     m.Notice(text="shut out by the coordinator: 5 offences"),
@@ -162,7 +162,7 @@ def test_an_unknown_message_and_a_wrong_count_of_hashes_are_refused():
     with pytest.raises(WireError, match="need 96"):
         m.ModelManifest(version=3, size=2500, chunk=1000, sha256=HASH, hashes=bytes(64), nonce=bytes(16))
     with pytest.raises(WireError, match="one of stored"):
-        m.Receipt(round=1, sha256=HASH, outcome="maybe", reason="")
+        m.Receipt(attempt=1, sha256=HASH, outcome="maybe", reason="")
 
 
 # ---- topics ----------------------------------------------------------------------------------------------

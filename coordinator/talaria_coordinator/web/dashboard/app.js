@@ -78,11 +78,11 @@ function axes(width, height, left, ticks, y, format) {
   return svg;
 }
 
-function steps(svg, rounds, x, height) {
+function numbers(svg, rounds, x, height) {
   const every = Math.max(1, Math.ceil(rounds.length / 12));
   rounds.forEach((r, i) => {
     if (i % every === 0 || i === rounds.length - 1 && rounds.length - 1 - Math.floor(i / every) * every > every / 2) {
-      svg.append(draw("text", { x: x(i), y: height - 4, "text-anchor": "middle" }, String(r.step)));
+      svg.append(draw("text", { x: x(i), y: height - 4, "text-anchor": "middle" }, String(r.round)));
     }
   });
 }
@@ -101,9 +101,9 @@ function accuracyPlot(rounds) {
   told.forEach((r, i) => {
     const a = r.accuracy;
     svg.append(titled(draw("circle", { class: "dot", cx: x(i), cy: y(a.median), r: told.length > 60 ? 1.5 : 3 }),
-      `round ${r.step}: ${percent(a.low)} to ${percent(a.high)}, median ${percent(a.median)}, ${a.count} devices`));
+      `round ${r.round}: ${percent(a.low)} to ${percent(a.high)}, median ${percent(a.median)}, ${a.count} devices`));
   });
-  steps(svg, told, x, h);
+  numbers(svg, told, x, h);
   return svg;
 }
 
@@ -119,10 +119,10 @@ function bytesPlot(rounds) {
   told.forEach((r, i) => {
     const bar = (kind, value, width) => draw("rect", {
       class: kind, x: x(i) - width * slot / 2, y: y(value), width: width * slot, height: Math.max(0, y(0) - y(value)) });
-    const text = `round ${r.step}: ${bytes(r.bytes_up)} of ${bytes(r.bytes_dense)} dense`;
+    const text = `round ${r.round}: ${bytes(r.bytes_up)} of ${bytes(r.bytes_dense)} dense`;
     svg.append(titled(bar("dense", r.bytes_dense, 0.84), text), titled(bar("bar", r.bytes_up, 0.5), text));
   });
-  steps(svg, told, x, h);
+  numbers(svg, told, x, h);
   return svg;
 }
 
@@ -167,8 +167,8 @@ function show(about, rounds, devices, shut, events, overlap) {
   $("abort").disabled = !["running", "paused"].includes(about.status);
   const dense = closed && closed.bytes_dense ? closed.bytes_up / closed.bytes_dense : null;
   put("tiles",
-    tile("rounds", `${about.step} / ${about.rounds}`, "rounds of learning"),
-    tile("open", open ? `${open.stored} / ${open.cohort}` : "–", open ? `updates in round ${open.step}` : "no open round"),
+    tile("rounds", `${about.round} / ${about.rounds}`, "rounds of learning"),
+    tile("open", open ? `${open.stored} / ${open.cohort}` : "–", open ? `updates in round ${open.round}` : "no open round"),
     tile("devices", `${about.online} / ${about.devices}`, "devices online"),
     tile("quarantined", String(about.quarantined), "in quarantine", about.quarantined ? "bad" : ""),
     tile("accuracy", percent(closed && closed.accuracy && closed.accuracy.median), "median accuracy, last round"),
@@ -179,7 +179,7 @@ function show(about, rounds, devices, shut, events, overlap) {
   put("bytes", bytesPlot(oldest));
   const masked = overlap && overlap.devices.length > 1;
   $("overlap-about").textContent = masked
-    ? `Round ${closed.step}: channels that two devices both keep over those that either keeps, in percent; `
+    ? `Round ${closed.round}: channels that two devices both keep over those that either keeps, in percent; `
       + `the first ${overlap.devices.length} masked devices by name.` : "";
   put("overlap", masked ? overlapPlot(overlap) : nothing("No masks yet, or all devices keep the whole model."));
   put("quarantine", table([
@@ -187,7 +187,7 @@ function show(about, rounds, devices, shut, events, overlap) {
     ["reason", (d) => d.quarantine, "text"], ["", (d) => releaseButton(d.device)],
   ], shut, "Nobody is shut out."));
   put("rounds", table([
-    ["no.", (r) => String(r.round), "n"], ["learning", (r) => String(r.step), "n"],
+    ["attempt", (r) => String(r.attempt), "n"], ["round", (r) => String(r.round), "n"],
     ["state", (r) => make("span", { class: { closed: "up", failed: "no" }[r.state] || "" }, r.state)],
     ["asked", (r) => String(r.cohort), "n"], ["counted", (r) => (r.counted === null ? `(${r.stored})` : String(r.counted)), "n"],
     ["rejected", (r) => String(r.rejected), "n"], ["took", took, "n"], ["bytes up", (r) => bytes(r.bytes_up), "n"],
@@ -203,13 +203,13 @@ function show(about, rounds, devices, shut, events, overlap) {
     ["boots", (d) => String(d.boot), "n"], ["last birth or death", (d) => ago(d.seen)],
   ], devices, "No device has come yet."));
   put("events", table([
-    ["at", (e) => clock(e.at)], ["event", (e) => e.kind], ["round", (e) => (e.round === null ? "" : String(e.round)), "n"],
+    ["at", (e) => clock(e.at)], ["event", (e) => e.kind], ["attempt", (e) => (e.attempt === null ? "" : String(e.attempt)), "n"],
     ["device", (e) => e.device || ""],
     ["", (e) => String(e.detail.reason || "").slice(0, 160), "text"],
   ], events, "Nothing happened yet."));
   $("main").hidden = false;
   $("fresh").textContent = `as of ${clock(Date.now() / 1000)}; asks again every ${EVERY_MS / 1000} s`;
-  document.title = `${about.name} ${about.step}/${about.rounds} · Talaria`;
+  document.title = `${about.name} ${about.round}/${about.rounds} · Talaria`;
 }
 
 function releaseButton(device) {
@@ -249,10 +249,10 @@ async function refresh() {
     if (fleet) {
       const at = `/api/v1/fleets/${fleet}`;
       const [rounds, devices, shut, events] = await Promise.all([
-        ask(`${at}/rounds?limit=60`), ask(`${at}/devices?limit=200`), ask(`${at}/quarantine`), ask(`${at}/events?limit=40`),
+        ask(`${at}/attempts?limit=60`), ask(`${at}/devices?limit=200`), ask(`${at}/quarantine`), ask(`${at}/events?limit=40`),
       ]);
       const closed = rounds.find((r) => r.state === "closed");
-      const overlap = closed ? await ask(`${at}/rounds/${closed.round}/overlap?limit=16`) : null;
+      const overlap = closed ? await ask(`${at}/attempts/${closed.attempt}/overlap?limit=16`) : null;
       show(fleets.find((f) => f.name === fleet), rounds, devices, shut, events, overlap);
     }
     $("door").hidden = true;

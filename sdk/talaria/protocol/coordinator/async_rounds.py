@@ -9,7 +9,7 @@ is carried over: the next one begins with what it holds, and asks all who are id
 from __future__ import annotations
 
 from talaria.protocol import actions as a
-from talaria.protocol.coordinator.state import HELD, LIVE, CoordinatorState, Round
+from talaria.protocol.coordinator.state import HELD, LIVE, Attempt, CoordinatorState
 from talaria.protocol.coordinator.step_context import Turn
 from talaria.protocol.coordinator.uploads import Intake
 from talaria.wire import messages as m
@@ -17,53 +17,53 @@ from talaria.wire import messages as m
 RECALLED = "the body it started from is too old by now"
 
 
-def busy(state: CoordinatorState, rnd: Round, dev: str) -> bool:
+def busy(state: CoordinatorState, attempt: Attempt, dev: str) -> bool:
     """Whether a device has its place in this buffer already, or an update of an earlier round under way."""
-    if any(entry[0] == dev for entry in rnd.counted):
+    if any(entry[0] == dev for entry in attempt.counted):
         return True
-    earlier = (r.cohort[dev].phase for n, r in state.rounds.items() if n < rnd.number and dev in r.cohort)
+    earlier = (r.cohort[dev].phase for n, r in state.attempts.items() if n < attempt.number and dev in r.cohort)
     return any(phase in LIVE or phase == HELD for phase in earlier)
 
 
-def fill(t: Turn, intake: Intake, rnd: Round, before: Round | None) -> None:
+def fill(t: Turn, intake: Intake, attempt: Attempt, before: Attempt | None) -> None:
     """Begin a buffer with what was carried over and what was held, oldest first; tell those who are too old."""
     if before is not None and before.phase == "carried":
-        rnd.counted = list(before.counted)
-    for number, old in sorted(t.state.rounds.items()):
+        attempt.counted = list(before.counted)
+    for number, old in sorted(t.state.attempts.items()):
         for dev, member in sorted(old.cohort.items()):
-            if number == rnd.number or member.phase not in (*LIVE, HELD):
+            if number == attempt.number or member.phase not in (*LIVE, HELD):
                 continue
-            if rnd.version - old.version > rnd.stale:
+            if attempt.version - old.version > attempt.stale:
                 dismiss(t, intake, old, dev, RECALLED)
             elif member.phase == HELD and intake.counted(old, dev, member):
-                intake.say(dev, m.Receipt(round=number, sha256=member.sha256, outcome="stored", reason=""))
+                intake.say(dev, m.Receipt(attempt=number, sha256=member.sha256, outcome="stored", reason=""))
 
 
-def end(t: Turn, intake: Intake, rnd: Round, reason: str) -> None:
+def end(t: Turn, intake: Intake, attempt: Attempt, reason: str) -> None:
     """Let go of the members of a round that is over: of a buffer only those who have not begun, which are asked anew,
     unless it was called off."""
-    if rnd.stale and rnd.phase == "failed":
+    if attempt.stale and attempt.phase == "failed":
         dismiss_all(t, intake, reason)
         return
-    for dev, member in sorted(rnd.cohort.items()):
-        if rnd.stale and member.phase == "called":
-            intake.drop(rnd, dev, "late")
-        elif not rnd.stale and member.phase in LIVE:
-            dismiss(t, intake, rnd, dev, reason)
+    for dev, member in sorted(attempt.cohort.items()):
+        if attempt.stale and member.phase == "called":
+            intake.drop(attempt, dev, "late")
+        elif not attempt.stale and member.phase in LIVE:
+            dismiss(t, intake, attempt, dev, reason)
     intake.admit()
 
 
 def dismiss_all(t: Turn, intake: Intake, reason: str) -> None:
     """Nothing that is still under way will count."""
-    for rnd in t.state.rounds.values():
-        for dev, member in sorted(rnd.cohort.items()):
+    for attempt in t.state.attempts.values():
+        for dev, member in sorted(attempt.cohort.items()):
             if member.phase in LIVE or member.phase == HELD:
-                dismiss(t, intake, rnd, dev, reason)
+                dismiss(t, intake, attempt, dev, reason)
     t.act(a.Save())
     intake.admit()
 
 
-def dismiss(t: Turn, intake: Intake, rnd: Round, dev: str, reason: str) -> None:
+def dismiss(t: Turn, intake: Intake, attempt: Attempt, dev: str, reason: str) -> None:
     """End a member's part in a round, and tell it."""
-    intake.drop(rnd, dev, "late")
-    intake.say(dev, m.Abort(round=rnd.number, reason=reason))
+    intake.drop(attempt, dev, "late")
+    intake.say(dev, m.Abort(attempt=attempt.number, reason=reason))

@@ -16,7 +16,7 @@ from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator import async_rounds
 from talaria.protocol.coordinator.outbox import Speech
-from talaria.protocol.coordinator.state import LIVE, CoordinatorState, GlobalModel, Participant, Peer, Round, Rules
+from talaria.protocol.coordinator.state import LIVE, Attempt, CoordinatorState, GlobalModel, Participant, Peer, Rules
 from talaria.protocol.coordinator.step_context import Turn
 from talaria.protocol.coordinator.uploads import Intake
 from talaria.protocol.transfer import transfer_of
@@ -89,7 +89,7 @@ class CoordinatorMachine:
                 self._intake(t).answered(event)
                 self._settle(t)
             case e.Committed():
-                self._committed(t, event.round)
+                self._committed(t, event.attempt)
             case e.AbortRound():
                 self._call_off(t, event)
             case e.Dismiss():
@@ -120,20 +120,24 @@ class CoordinatorMachine:
             peer.online, peer.said, peer.births, peer.left = False, 0, [], event.now
             peer.reminded = peer.doubled = -1e18
             peer.idle, peer.heard, peer.told = 0.0, event.now, -1e18
-        for rnd in state.rounds.values():
-            rnd.deadline = None if rnd.deadline is None else rnd.deadline + shift
-            for dev, member in rnd.cohort.items():
+        for attempt in state.attempts.values():
+            attempt.deadline = None if attempt.deadline is None else attempt.deadline + shift
+            for dev, member in attempt.cohort.items():
                 member.asked, member.sought = -1e18, None
                 member.boot = 0  # it may have done the round again since, where this record is an older one
-                if (rnd.number, dev) in event.stored and member.phase in LIVE and self._intake(t).countable(rnd):
-                    member.sha256 = event.stored[rnd.number, dev]
+                if (
+                    (attempt.number, dev) in event.stored
+                    and member.phase in LIVE
+                    and self._intake(t).countable(attempt)
+                ):
+                    member.sha256 = event.stored[attempt.number, dev]
                     member.xfer = transfer_of(member.sha256)
-                    member.base_version = rnd.version
-                    self._intake(t).counted(rnd, dev, member)
+                    member.base_version = attempt.version
+                    self._intake(t).counted(attempt, dev, member)
                 elif member.phase == "storing":
                     member.phase = "receiving"
-            if rnd.phase == "closed":
-                t.act(a.RoundClosed(rnd.number, rnd.roll(), rnd.missing()))
+            if attempt.phase == "closed":
+                t.act(a.RoundClosed(attempt.number, attempt.roll(), attempt.missing()))
         self._intake(t).recover(event.chunks)
         t.act(a.Save())
         self._settle(t)
@@ -152,87 +156,88 @@ class CoordinatorMachine:
     def _open(self, t: Turn, event: e.OpenRound) -> None:
         state = t.state
         if state.body is None:
-            raise StateError(f"round {event.round}: there is no body to start from; give PublishModel first")
-        if event.round in state.rounds or event.round <= max(state.rounds, default=-1):
-            raise StateError(f"round {event.round} is not after {max(state.rounds)}; count rounds upward")
-        if state.current is not None and state.rounds[state.current].phase in ("open", "closed"):
-            raise StateError(f"round {state.current} is still {state.rounds[state.current].phase}; commit it first")
+            raise StateError(f"attempt {event.attempt}: there is no body to start from; give PublishModel first")
+        if event.attempt in state.attempts or event.attempt <= max(state.attempts, default=-1):
+            raise StateError(f"attempt {event.attempt} is not after {max(state.attempts)}; count attempts upward")
+        if state.current is not None and state.attempts[state.current].phase in ("open", "closed"):
+            raise StateError(f"attempt {state.current} is still {state.attempts[state.current].phase}; commit it first")
         target = len(event.cohort) if event.target is None else event.target
         if not event.cohort or not 1 <= event.quorum <= target:
             raise StateError(
-                f"round {event.round}: quorum={event.quorum} and target={target} do not fit {len(event.cohort)} devices"
+                f"attempt {event.attempt}: quorum={event.quorum} and target={target} do not fit "
+                f"{len(event.cohort)} devices"
             )
         self._forget(t)
         deadline = None if event.seconds is None else event.now + event.seconds
-        before = None if state.current is None else state.rounds[state.current]
-        state.rounds[event.round] = rnd = Round(
-            event.round, state.body.version, state.body.cut.sha256, deadline, event.quorum, target, event.stale, {}
+        before = None if state.current is None else state.attempts[state.current]
+        state.attempts[event.attempt] = attempt = Attempt(
+            event.attempt, state.body.version, state.body.cut.sha256, deadline, event.quorum, target, event.stale, {}
         )
-        state.current = event.round
+        state.current = event.attempt
         if event.stale:
-            async_rounds.fill(t, self._intake(t), rnd, before)
-        self._enlist(t, e.Enlist(event.now, event.round, event.cohort))
+            async_rounds.fill(t, self._intake(t), attempt, before)
+        self._enlist(t, e.Enlist(event.now, event.attempt, event.cohort))
 
     def _enlist(self, t: Turn, event: e.Enlist) -> None:
-        rnd = t.state.rounds.get(event.round)
-        if rnd is None or rnd.phase != "open":
-            raise StateError(f"round {event.round} is not open; devices can be added to the open round only")
+        attempt = t.state.attempts.get(event.attempt)
+        if attempt is None or attempt.phase != "open":
+            raise StateError(f"attempt {event.attempt} is not open; devices can be added to the open attempt only")
         for dev in sorted(event.cohort):
             Topic(self.fed, "cmd", dev)
-            rnd.cohort.setdefault(dev, Participant(event.cohort[dev]))
+            attempt.cohort.setdefault(dev, Participant(event.cohort[dev]))
             if t.peer(dev).out:
-                rnd.cohort[dev].phase, rnd.cohort[dev].reason = "dropped", t.peer(dev).out
+                attempt.cohort[dev].phase, attempt.cohort[dev].reason = "dropped", t.peer(dev).out
         t.act(a.Save())
         for dev in sorted(event.cohort):
-            self._call(t, rnd, dev)
+            self._call(t, attempt, dev)
         self._settle(t)
 
     def _committed(self, t: Turn, number: int) -> None:
-        rnd = t.state.rounds.get(number)
-        if rnd is None or rnd.phase not in ("closed", "committed"):
-            raise StateError(f"round {number} is not closed; only a closed round can be committed")
-        rnd.phase = "committed"
+        attempt = t.state.attempts.get(number)
+        if attempt is None or attempt.phase not in ("closed", "committed"):
+            raise StateError(f"attempt {number} is not closed; only a closed attempt can be committed")
+        attempt.phase = "committed"
         self._forget(t)
         t.act(a.Save())
 
     def _forget(self, t: Turn) -> None:
         """Let go of what is over, but for the last rounds: a fleet that only declines must not fill the memory."""
-        over = sorted(n for n, r in t.state.rounds.items() if r.idle() and n != t.state.current)
+        over = sorted(n for n, r in t.state.attempts.items() if r.idle() and n != t.state.current)
         for old in over[: max(0, len(over) + 1 - self.rules.keep)]:
-            del t.state.rounds[old]
-        t.state.nonces = {k: v for k, v in t.state.nonces.items() if v[0] in t.state.rounds}
+            del t.state.attempts[old]
+        t.state.nonces = {k: v for k, v in t.state.nonces.items() if v[0] in t.state.attempts}
 
     # ---- the round's end -------------------------------------------------------------------------------
 
     def _settle(self, t: Turn) -> None:
-        rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
-        if rnd is None or rnd.phase != "open":
+        attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)
+        if attempt is None or attempt.phase != "open":
             return
-        verdict = rnd.verdict(t.now, lambda dev: t.peer(dev).away(t.now, self.rules.grace))
+        verdict = attempt.verdict(t.now, lambda dev: t.peer(dev).away(t.now, self.rules.grace))
         if verdict == "closed":
-            self._finish(t, rnd.number, verdict, "the round is closed")
+            self._finish(t, attempt.number, verdict, "the round is closed")
         elif verdict != "open":
-            least = rnd.target if rnd.stale else rnd.quorum
-            self._finish(t, rnd.number, verdict, f"{len(rnd.counted)} of at least {least} updates came")
+            least = attempt.target if attempt.stale else attempt.quorum
+            self._finish(t, attempt.number, verdict, f"{len(attempt.counted)} of at least {least} updates came")
 
     def _call_off(self, t: Turn, event: e.AbortRound) -> None:
         """Fail a round, also one that is closed already but could not be committed."""
-        rnd = t.state.rounds.get(event.round)
-        if rnd is not None and rnd.phase == "closed":
-            rnd.phase = "open"
-        self._finish(t, event.round, "failed", event.reason)
+        attempt = t.state.attempts.get(event.attempt)
+        if attempt is not None and attempt.phase == "closed":
+            attempt.phase = "open"
+        self._finish(t, event.attempt, "failed", event.reason)
 
     def _finish(self, t: Turn, number: int, phase: str, reason: str) -> None:
-        rnd = t.state.rounds.get(number)
-        if rnd is None or rnd.phase != "open":
+        attempt = t.state.attempts.get(number)
+        if attempt is None or attempt.phase != "open":
             return
-        rnd.phase = phase
+        attempt.phase = phase
         t.act(a.Save())
         if phase == "closed":
-            t.act(a.RoundClosed(number, rnd.roll(), rnd.missing()))
+            t.act(a.RoundClosed(number, attempt.roll(), attempt.missing()))
         else:
-            t.act(a.RoundFailed(number, len(rnd.counted), reason))
-        async_rounds.end(t, self._intake(t), rnd, reason)
+            t.act(a.RoundFailed(number, len(attempt.counted), reason))
+        async_rounds.end(t, self._intake(t), attempt, reason)
 
     # ---- what arrives ----------------------------------------------------------------------------------
 
@@ -392,9 +397,9 @@ class CoordinatorMachine:
     def _came(self, t: Turn, dev: str, peer: Peer) -> None:
         """Told by its birth, or by the first that it says where that came first: ask it again for what is open."""
         t.act(a.DeviceUp(dev, peer.boot, peer.profile))
-        for rnd in t.state.rounds.values():
-            if dev in rnd.cohort and self._intake(t).countable(rnd):
-                self._call(t, rnd, dev, again=True)
+        for attempt in t.state.attempts.values():
+            if dev in attempt.cohort and self._intake(t).countable(attempt):
+                self._call(t, attempt, dev, again=True)
 
     def _count(self, t: Turn, dev: str, peer: Peer, process: bytes, fresh: bool) -> None:
         """Remember a birth, and tell where two programs have one name: each comes back after the other, for a process
@@ -410,7 +415,7 @@ class CoordinatorMachine:
         if t.now - peer.doubled >= FLAP_SECONDS:
             peer.doubled = t.now
             t.act(a.Doubled(dev))
-        self._say(t, dev, m.Trouble(round=0, reason=DOUBLED))
+        self._say(t, dev, m.Trouble(attempt=0, reason=DOUBLED))
 
     def _remind(self, t: Turn, dev: str, peer: Peer, boot: int) -> None:
         """A device has lost its memory, or an older one was restored: nothing that it says now could count. Tell it
@@ -424,23 +429,23 @@ class CoordinatorMachine:
         self._say(t, dev, m.Rebirth(above=newest if newest == peer.dead else newest - 1))
 
     def _heard(self, t: Turn, dev: str, message: m.Accept | m.Decline | m.Trouble) -> None:
-        rnd = t.state.rounds.get(message.round)
-        member = None if rnd is None else rnd.cohort.get(dev)
-        if member is None or rnd is None:
-            raise _IgnoredError(f"round {message.round} did not ask {dev!r}")
+        attempt = t.state.attempts.get(message.attempt)
+        member = None if attempt is None else attempt.cohort.get(dev)
+        if member is None or attempt is None:
+            raise _IgnoredError(f"attempt {message.attempt} did not ask {dev!r}")
         if isinstance(message, m.Accept | m.Decline) and self._unconfirmed(t, dev, member):
-            self._intake(t).drop(rnd, dev, "called", "its device has forgotten this update")
+            self._intake(t).drop(attempt, dev, "called", "its device has forgotten this update")
         match message:
             case m.Accept():
                 if member.phase == "called":
                     member.phase = "working"
-                    t.act(a.Progressed(dev, rnd.number, "working"))
+                    t.act(a.Progressed(dev, attempt.number, "working"))
             case m.Decline():
                 if member.phase in ("called", "working"):
                     member.phase, member.reason = "declined", message.reason
-                    t.act(a.Progressed(dev, rnd.number, "declined", reason=message.reason), a.Save(soon=True))
+                    t.act(a.Progressed(dev, attempt.number, "declined", reason=message.reason), a.Save(soon=True))
             case m.Trouble():
-                t.act(a.Progressed(dev, rnd.number, "trouble", reason=message.reason))
+                t.act(a.Progressed(dev, attempt.number, "trouble", reason=message.reason))
 
     def _serve(self, t: Turn, dev: str, peer: Peer, want: m.Want) -> None:
         body = t.state.body
@@ -475,21 +480,21 @@ class CoordinatorMachine:
             whole = 0 if t.state.body is None else t.state.body.cut.size
             for peer in t.state.peers.values():
                 peer.served = max(0, peer.served - whole)
-        rnd = t.state.rounds.get(-1 if t.state.current is None else t.state.current)
-        if rnd is not None and rnd.phase == "open":
-            self._seek(t, rnd)
-            for dev in rnd.cohort:
-                self._call(t, rnd, dev)
-            if rnd.deadline is not None and t.now - t.state.kept >= KEEP_SECONDS:
+        attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)
+        if attempt is not None and attempt.phase == "open":
+            self._seek(t, attempt)
+            for dev in attempt.cohort:
+                self._call(t, attempt, dev)
+            if attempt.deadline is not None and t.now - t.state.kept >= KEEP_SECONDS:
                 t.act(a.Save(soon=True))
         self._settle(t)
 
-    def _seek(self, t: Turn, rnd: Round) -> None:
+    def _seek(self, t: Turn, attempt: Attempt) -> None:
         """Where a round waits for the last ones only, ask who is silent whether it is there: a broker that was lost
         took the last wills with it, and nobody tells of a device that left then."""
-        if rnd.stale or len(rnd.counted) < rnd.quorum:
+        if attempt.stale or len(attempt.counted) < attempt.quorum:
             return
-        for dev, member in rnd.cohort.items():
+        for dev, member in attempt.cohort.items():
             peer = t.peer(dev)
             if member.phase not in LIVE or member.phase == "storing" or peer.dead >= peer.boot:
                 continue
@@ -504,22 +509,24 @@ class CoordinatorMachine:
 
     # ---- what is said ----------------------------------------------------------------------------------
 
-    def _call(self, t: Turn, rnd: Round, dev: str, again: bool = False) -> None:
+    def _call(self, t: Turn, attempt: Attempt, dev: str, again: bool = False) -> None:
         """Ask a member that is online and has not answered; ``again`` also asks one that came back."""
-        member = rnd.cohort[dev]
+        member = attempt.cohort[dev]
         open_ = member.phase == "called" or self._unconfirmed(t, dev, member)
         due = open_ and t.now - member.asked >= self.rules.retry
         if not (t.peer(dev).online or member.sought is not None) or not (
             due or (again and member.phase in ("called", "working", "waiting", "receiving"))
         ):
             return
-        if rnd.stale and async_rounds.busy(t.state, rnd, dev):
+        if attempt.stale and async_rounds.busy(t.state, attempt, dev):
             return
         if member.phase == "working":
             member.phase = "called"  # it may have forgotten, and is asked until it answers
         member.asked = t.now
-        seconds = 0.0 if rnd.deadline is None or rnd.stale else max(0.001, rnd.deadline - t.now)
-        work = m.Work(round=rnd.number, version=rnd.version, body=rnd.body, seconds=seconds, spec=member.spec)
+        seconds = 0.0 if attempt.deadline is None or attempt.stale else max(0.001, attempt.deadline - t.now)
+        work = m.Work(
+            attempt=attempt.number, version=attempt.version, body=attempt.body, seconds=seconds, spec=member.spec
+        )
         self._say(t, dev, work)
 
     def _unconfirmed(self, t: Turn, dev: str, member: Participant) -> bool:

@@ -144,8 +144,8 @@ class Participant:
 
 
 @dataclass
-class Round:
-    """One round, open or over."""
+class Attempt:
+    """One try at a round, open or over."""
 
     number: int
     version: int
@@ -160,7 +160,7 @@ class Round:
     counted: list[tuple[str, int, int, bytes]] = field(default_factory=list)
 
     def roll(self) -> tuple[Counted, ...]:
-        """The updates that count, in order of device and round."""
+        """The updates that count, in order of device and attempt."""
         return tuple(Counted(*entry) for entry in sorted(self.counted))
 
     def missing(self) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ class Upload:
     """An update on its way in."""
 
     dev: str
-    round: int
+    attempt: int
     receiver: Receiver
     opened: float = 0.0
 
@@ -222,14 +222,14 @@ class CoordinatorState:
     fenced: bool = False
     body: GlobalModel | None = None
     current: int | None = None
-    rounds: dict[int, Round] = field(default_factory=dict)
+    attempts: dict[int, Attempt] = field(default_factory=dict)
     peers: dict[str, Peer] = field(default_factory=dict)
     uploads: dict[tuple[str, str], Upload] = field(default_factory=dict)
     waiting: list[tuple[int, str]] = field(default_factory=list)
     offers: dict[tuple[int, str], Cut] = field(default_factory=dict)
     """Cuts of the offers that wait."""
     nonces: dict[bytes, tuple[int, str, bytes]] = field(default_factory=dict)
-    """Nonce -> (round, device, sha256) of the rounds remembered."""
+    """Nonce -> (attempt, device, sha256) of the attempts remembered."""
 
     def dump(self) -> bytes:
         """This state as bytes."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from talaria.errors import WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator.state import HELD, LIVE, Participant, Round, Rules, Upload
+from talaria.protocol.coordinator.state import HELD, LIVE, Attempt, Participant, Rules, Upload
 from talaria.protocol.coordinator.step_context import Turn
 from talaria.protocol.transfer import Receiver, transfer_of
 from talaria.wire import messages as m
@@ -32,95 +32,97 @@ class Intake:
     def offer(self, dev: str, offer: m.Offer) -> None:
         """An update is ready. Raises :class:`WireError` where the offer itself is an offence."""
         state = self.t.state
-        rnd = state.rounds.get(offer.round)
-        member = None if rnd is None else rnd.cohort.get(dev)
-        if rnd is None or member is None:
-            self._answer(dev, offer.round, offer.sha256, "late", "this round is not open to this device")
-            self.t.act(a.FrameRefused("", dev, f"offer for round {offer.round}, which did not ask for it"))
+        attempt = state.attempts.get(offer.attempt)
+        member = None if attempt is None else attempt.cohort.get(dev)
+        if attempt is None or member is None:
+            self._answer(dev, offer.attempt, offer.sha256, "late", "this round is not open to this device")
+            self.t.act(a.FrameRefused("", dev, f"offer for attempt {offer.attempt}, which did not ask for it"))
             return
         used = state.nonces.get(offer.nonce)
-        if used is not None and used != (offer.round, dev, offer.sha256):
-            raise WireError(f"offer for round {offer.round} repeats the nonce of another offer")
-        if offer.base_digest != rnd.body:
+        if used is not None and used != (offer.attempt, dev, offer.sha256):
+            raise WireError(f"offer for attempt {offer.attempt} repeats the nonce of another offer")
+        if offer.base_digest != attempt.body:
             # Made before the fleet's record was restored or began anew, for a round that had this number then.
-            self._answer(dev, offer.round, offer.sha256, "late", "this round began from another body")
+            self._answer(dev, offer.attempt, offer.sha256, "late", "this round began from another body")
             return
         if member.sha256 and member.sha256 != offer.sha256 and member.phase != "rejected":
             if member.boot == self.t.peer(dev).boot:
-                self._equivocated(rnd, dev, member, offer)
+                self._equivocated(attempt, dev, member, offer)
                 return
-            if not self._gave_way(rnd, dev, member, offer):
+            if not self._gave_way(attempt, dev, member, offer):
                 return
         elif member.sha256 == offer.sha256:
             member.boot = self.t.peer(dev).boot
         if member.phase == "stored":
-            self._answer(dev, rnd.number, offer.sha256, "stored", "")
+            self._answer(dev, attempt.number, offer.sha256, "stored", "")
         elif member.phase == "rejected":
-            self._answer(dev, rnd.number, offer.sha256, "rejected", member.reason)
+            self._answer(dev, attempt.number, offer.sha256, "rejected", member.reason)
         elif member.phase == HELD:
             return  # its receipt goes out once it counts
-        elif not self.countable(rnd) or member.phase not in LIVE:
-            self._answer(dev, rnd.number, offer.sha256, "late", "the round is over")
+        elif not self.countable(attempt) or member.phase not in LIVE:
+            self._answer(dev, attempt.number, offer.sha256, "late", "the round is over")
         elif member.phase == "receiving":
             self._ask(dev, member.xfer, again=True)
         elif member.phase in ("called", "working"):
-            self._welcome(rnd, dev, member, offer)
+            self._welcome(attempt, dev, member, offer)
 
-    def _welcome(self, rnd: Round, dev: str, member: Participant, offer: m.Offer) -> None:
+    def _welcome(self, attempt: Attempt, dev: str, member: Participant, offer: m.Offer) -> None:
         cut = cut_of(offer)
         if cut.size > self.rules.max_update or cut.chunk > self.rules.chunk:
             reason = (
                 f"{cut.size} bytes in chunks of {cut.chunk}; at most {self.rules.max_update} and {self.rules.chunk}"
             )
             member.phase, member.sha256, member.reason = "rejected", cut.sha256, reason
-            self._answer(dev, rnd.number, cut.sha256, "rejected", reason)
-            raise WireError(f"offer for round {rnd.number} is too large: {reason}")
-        if offer.base_version != rnd.version:
-            raise WireError(f"offer for round {rnd.number} is based on body {offer.base_version}, not {rnd.version}")
+            self._answer(dev, attempt.number, cut.sha256, "rejected", reason)
+            raise WireError(f"offer for attempt {attempt.number} is too large: {reason}")
+        if offer.base_version != attempt.version:
+            raise WireError(
+                f"offer for attempt {attempt.number} is based on body {offer.base_version}, not {attempt.version}"
+            )
         if len(self.t.state.waiting) >= 4 * self.rules.max_open:
             return  # no room to remember it: the device offers again
-        self.t.state.nonces[offer.nonce] = (rnd.number, dev, cut.sha256)
+        self.t.state.nonces[offer.nonce] = (attempt.number, dev, cut.sha256)
         member.phase, member.sha256, member.base_version = "waiting", cut.sha256, offer.base_version
         member.boot = self.t.peer(dev).boot
         member.xfer = transfer_of(cut.sha256)
-        self.t.state.waiting.append((rnd.number, dev))
-        self.t.state.offers[rnd.number, dev] = cut
+        self.t.state.waiting.append((attempt.number, dev))
+        self.t.state.offers[attempt.number, dev] = cut
         self.t.act(a.Save(soon=True))
         self.admit()
 
-    def _equivocated(self, rnd: Round, dev: str, member: Participant, offer: m.Offer) -> None:
-        self.t.act(a.Equivocation(dev, rnd.number, member.sha256, offer.sha256))
-        self._answer(dev, rnd.number, offer.sha256, "equivocation", "another update of this round came first")
-        self.quarantine(dev, f"two different updates for round {rnd.number}")
+    def _equivocated(self, attempt: Attempt, dev: str, member: Participant, offer: m.Offer) -> None:
+        self.t.act(a.Equivocation(dev, attempt.number, member.sha256, offer.sha256))
+        self._answer(dev, attempt.number, offer.sha256, "equivocation", "another update of this round came first")
+        self.quarantine(dev, f"two different updates for attempt {attempt.number}")
 
-    def _gave_way(self, rnd: Round, dev: str, member: Participant, offer: m.Offer) -> bool:
+    def _gave_way(self, attempt: Attempt, dev: str, member: Participant, offer: m.Offer) -> bool:
         """Another update of this round, from another boot of the device, which may have lost the first with its memory,
         or from before our start, which may have gone back to an older record. What has not come in whole gives way;
         what has stays, and counts."""
         if member.phase in ("waiting", "receiving"):
-            self.drop(rnd, dev, "working", "this device offers another update since")
+            self.drop(attempt, dev, "working", "this device offers another update since")
         if member.phase in ("called", "working"):
             return True
         if member.phase != "storing":
             reason = (
                 "another update of this device is here for this round, from before it or the coordinator began anew"
             )
-            self._answer(dev, rnd.number, offer.sha256, "late", reason)
+            self._answer(dev, attempt.number, offer.sha256, "late", reason)
         return False
 
-    def countable(self, rnd: Round) -> bool:
+    def countable(self, attempt: Attempt) -> bool:
         """Whether an update of this round may still count: in the open round, or, asynchronously, in a later one."""
         state = self.t.state
         if state.current is None:
             return False
-        now = state.rounds[state.current]
+        now = state.attempts[state.current]
         if not now.stale:
-            return rnd is now and now.phase == "open"
-        if "failed" in (now.phase, rnd.phase):
+            return attempt is now and now.phase == "open"
+        if "failed" in (now.phase, attempt.phase):
             return False
         # While a full buffer is folded, what comes is for the version after.
         version = now.version + (now.phase in ("closed", "committed"))
-        return version - rnd.version <= now.stale
+        return version - attempt.version <= now.stale
 
     def admit(self) -> None:
         """Give the next offers their place, as many as the bounds on open uploads allow."""
@@ -133,7 +135,7 @@ class Intake:
                 return
             state.waiting.pop(0)
             del state.offers[number, dev]
-            member = state.rounds[number].cohort[dev]
+            member = state.attempts[number].cohort[dev]
             member.phase = "receiving"
             state.uploads[dev, member.xfer] = Upload(dev, number, Receiver(cut, moved=self.t.now), self.t.now)
             self._ask(dev, member.xfer, first=True)
@@ -147,7 +149,7 @@ class Intake:
         bitmap = upload.receiver.window(self.t.now, self.rules.credit, again)
         if bitmap:
             kind = m.Grant if first or again else m.Need
-            self.say(dev, kind(round=upload.round, xfer=xfer, bitmap=bitmap, credit=self.rules.credit))
+            self.say(dev, kind(attempt=upload.attempt, xfer=xfer, bitmap=bitmap, credit=self.rules.credit))
 
     def chunk(self, dev: str, frame: Frame, proven: bool = True) -> None:
         """A piece of an upload. Raises :class:`WireError` where it does not fit; many of those shut the device out,
@@ -170,9 +172,9 @@ class Intake:
 
     def _completed(self, upload: Upload, key: tuple[str, str]) -> None:
         if upload.receiver.whole:
-            member = self.t.state.rounds[upload.round].cohort[upload.dev]
+            member = self.t.state.attempts[upload.attempt].cohort[upload.dev]
             member.phase = "storing"
-            self.t.act(a.Complete(upload.round, upload.dev, key[1], member.base_version, upload.receiver.cut))
+            self.t.act(a.Complete(upload.attempt, upload.dev, key[1], member.base_version, upload.receiver.cut))
 
     def recover(self, chunks: Mapping[tuple[str, str], frozenset[int]]) -> None:
         """After a start: the chunks found on disk are those that are there."""
@@ -186,22 +188,22 @@ class Intake:
 
     def answered(self, event: e.Stored | e.UpdateRejected | e.Damaged) -> None:
         """What the program says about a complete upload."""
-        rnd = self.t.state.rounds.get(event.round)
-        member = None if rnd is None else rnd.cohort.get(event.dev)
-        if rnd is None or member is None or member.phase != "storing":
+        attempt = self.t.state.attempts.get(event.attempt)
+        member = None if attempt is None else attempt.cohort.get(event.dev)
+        if attempt is None or member is None or member.phase != "storing":
             if isinstance(event, e.Stored) and member is not None and member.phase == "late":
-                self._answer(event.dev, event.round, event.sha256, "late", "the round ended first")
+                self._answer(event.dev, event.attempt, event.sha256, "late", "the round ended first")
             return
         upload = self.t.state.uploads.get((event.dev, member.xfer))
         match event:
-            case e.Stored() if not self.countable(rnd):
-                self.drop(rnd, event.dev, "late")
-                self._answer(event.dev, event.round, event.sha256, "late", "the round ended first")
+            case e.Stored() if not self.countable(attempt):
+                self.drop(attempt, event.dev, "late")
+                self._answer(event.dev, event.attempt, event.sha256, "late", "the round ended first")
             case e.Stored():
-                counts = self.counted(rnd, event.dev, member)
+                counts = self.counted(attempt, event.dev, member)
                 self.t.act(a.Save(soon=True))  # the store holds it: a start without this save learns it there
                 if counts:
-                    self._answer(event.dev, event.round, event.sha256, "stored", "")
+                    self._answer(event.dev, event.attempt, event.sha256, "stored", "")
             case e.Damaged() if upload is not None:
                 member.phase = "receiving"
                 upload.receiver.have = set(event.chunks)
@@ -209,28 +211,28 @@ class Intake:
                 self._ask(event.dev, member.xfer)
             case e.UpdateRejected():
                 sha = member.sha256
-                self.drop(rnd, event.dev, "rejected", event.reason)
+                self.drop(attempt, event.dev, "rejected", event.reason)
                 self.t.act(a.Save())
-                self._answer(event.dev, event.round, sha, "rejected", event.reason)
+                self._answer(event.dev, event.attempt, sha, "rejected", event.reason)
                 self.quarantine(event.dev, event.reason)
         self.admit()
 
-    def counted(self, rnd: Round, dev: str, member: Participant) -> bool:
+    def counted(self, attempt: Attempt, dev: str, member: Participant) -> bool:
         """This update counts, in the round that is open now, and only once. False where it is held for the next one,
         because this buffer is full."""
         self._forget(dev, member.xfer)
         self.t.peer(dev).strikes = 0
         current = self.t.state.current
-        into = rnd if current is None else self.t.state.rounds[current]
+        into = attempt if current is None else self.t.state.attempts[current]
         if into.stale and (into.phase != "open" or len(into.counted) >= into.target):
             member.phase = HELD
             return False
         member.phase = "stored"
-        into.counted.append((dev, rnd.number, member.base_version, member.sha256))
+        into.counted.append((dev, attempt.number, member.base_version, member.sha256))
         return True
 
     def _answer(self, dev: str, number: int, sha: bytes, outcome: str, reason: str) -> None:
-        self.say(dev, m.Receipt(round=number, sha256=sha, outcome=outcome, reason=reason[: m.MAX_TEXT]))
+        self.say(dev, m.Receipt(attempt=number, sha256=sha, outcome=outcome, reason=reason[: m.MAX_TEXT]))
 
     # ---- leaving ---------------------------------------------------------------------------------------
 
@@ -238,15 +240,15 @@ class Intake:
         if self.t.state.uploads.pop((dev, xfer), None) is not None:
             self.t.act(a.Discard(dev, xfer))
 
-    def drop(self, rnd: Round, dev: str, phase: str, reason: str = "") -> None:
+    def drop(self, attempt: Attempt, dev: str, phase: str, reason: str = "") -> None:
         """End a member's part in this round without counting it."""
-        member = rnd.cohort[dev]
-        if (rnd.number, dev) in self.t.state.offers:
-            del self.t.state.offers[rnd.number, dev]
-            self.t.state.waiting.remove((rnd.number, dev))
+        member = attempt.cohort[dev]
+        if (attempt.number, dev) in self.t.state.offers:
+            del self.t.state.offers[attempt.number, dev]
+            self.t.state.waiting.remove((attempt.number, dev))
         self._forget(dev, member.xfer)
         member.phase, member.reason = phase, reason[: m.MAX_TEXT]
-        self.t.act(a.Progressed(dev, rnd.number, phase, reason=member.reason))
+        self.t.act(a.Progressed(dev, attempt.number, phase, reason=member.reason))
 
     def strike(self, dev: str, reason: str) -> None:
         """One offence; enough of them shut the device out."""
@@ -263,9 +265,9 @@ class Intake:
         if peer.online:  # what it says is not heard any more, its last will neither
             self.t.act(a.DeviceDown(dev, peer.boot))
         peer.out, peer.online = reason[: m.MAX_TEXT], False
-        for rnd in self.t.state.rounds.values():
-            if dev in rnd.cohort and rnd.cohort[dev].phase in LIVE:
-                self.drop(rnd, dev, "dropped", reason)
+        for attempt in self.t.state.attempts.values():
+            if dev in attempt.cohort and attempt.cohort[dev].phase in LIVE:
+                self.drop(attempt, dev, "dropped", reason)
         self.t.act(a.Save(), a.Quarantined(dev, peer.out))
         self.tell_out(dev)
         self.admit()
@@ -301,9 +303,9 @@ class Intake:
             still = self.t.now - receiver.moved >= self.rules.stall
             slow = self.t.now - upload.opened >= self.rules.stall * (2 + len(receiver.have) / self.rules.credit)
             if state.waiting and (still or slow):
-                rnd = state.rounds[upload.round]
-                self.drop(rnd, dev, "working", "the upload was too slow and others were waiting")
-                rnd.cohort[dev].sha256 = receiver.cut.sha256
+                attempt = state.attempts[upload.attempt]
+                self.drop(attempt, dev, "working", "the upload was too slow and others were waiting")
+                attempt.cohort[dev].sha256 = receiver.cut.sha256
                 self.admit()
             elif self.t.now - receiver.touched >= self.rules.retry and self.t.peer(dev).online:
                 self._ask(dev, xfer, again=True)

@@ -76,12 +76,12 @@ class DeviceMachine:
             case e.DeclineRound():
                 if (
                     state.job is not None
-                    and state.job.round == event.round
+                    and state.job.attempt == event.attempt
                     and state.job.phase in ("fetching", "training")
                 ):
                     state.job.phase, state.job.reason = "refused", event.reason[: m.MAX_TEXT]
                     out.append(a.Save())
-                    self._say(state, m.Decline(round=event.round, reason=state.job.reason), out)
+                    self._say(state, m.Decline(attempt=event.attempt, reason=state.job.reason), out)
             case e.SayGoodbye():
                 self._say(state, m.Goodbye(version=max(0, state.version)), out)
             case _:
@@ -127,17 +127,17 @@ class DeviceMachine:
         if job is not None and job.phase == "fetching" and job.body == state.body:
             job.phase = "training"
             seconds = 0.0 if job.deadline is None else max(0.0, job.deadline - now)
-            out.append(a.Train(job.round, job.version, job.body, job.spec, seconds, job.epoch))
+            out.append(a.Train(job.attempt, job.version, job.body, job.spec, seconds, job.epoch))
 
     def _ready(self, state: DeviceState, event: e.UpdateReady, out: list[a.Action]) -> None:
         job = state.job
-        known = job is not None and (job.round, job.version) == (event.round, event.base_version)
+        known = job is not None and (job.attempt, job.version) == (event.attempt, event.base_version)
         if job is None or not known or job.phase not in ("training", "fetching"):
             return  # the round is over, or this update is on its way already
         if event.cut.size > state.max_update:
             job.phase, job.reason = "refused", f"update of {event.cut.size} bytes; at most {state.max_update}"
             out.append(a.Save())
-            self._say(state, m.Decline(round=job.round, reason=job.reason), out)
+            self._say(state, m.Decline(attempt=job.attempt, reason=job.reason), out)
             return
         job.phase, job.cut, job.base_version = "offering", event.cut, event.base_version
         out.append(a.Save())
@@ -211,7 +211,12 @@ class DeviceMachine:
             case m.Notice():
                 out.append(a.Noticed(message.text))
             case m.Grant() | m.Need():
-                if job is not None and job.round == message.round and job.phase == "offering" and job.cut is not None:
+                if (
+                    job is not None
+                    and job.attempt == message.attempt
+                    and job.phase == "offering"
+                    and job.cut is not None
+                ):
                     name = transfer_of(job.cut.sha256)
                     if message.xfer != name:
                         return
@@ -219,7 +224,7 @@ class DeviceMachine:
                     job.said = now
                     out.append(
                         a.SendChunks(
-                            self.fed, self.dev, name, state.boot, job.round, job.cut, wanted[: message.credit], "up"
+                            self.fed, self.dev, name, state.boot, job.attempt, job.cut, wanted[: message.credit], "up"
                         )
                     )
             case m.Receipt():
@@ -227,9 +232,9 @@ class DeviceMachine:
             case m.Trouble():
                 out.append(a.Told(message.reason))
             case m.Abort():
-                if job is not None and job.round == message.round and job.phase != "done":
+                if job is not None and job.attempt == message.attempt and job.phase != "done":
                     job.phase, job.outcome, job.reason = "done", "late", message.reason
-                    out.extend((a.Save(), a.Cancel(job.round, message.reason)))
+                    out.extend((a.Save(), a.Cancel(job.attempt, message.reason)))
             case _:
                 raise WireError(f"{message.TYPE!r} is not for a coordinator to say")
 
@@ -238,7 +243,7 @@ class DeviceMachine:
         # A coordinator that began since may go on from an older record of the fleet, and count rounds from there.
         newer = job is not None and job.epoch < state.epoch
         deadline = None if work.seconds == 0 else now + work.seconds
-        if job is not None and work.round == job.round:
+        if job is not None and work.attempt == job.attempt:
             if (work.version, work.body) == (job.version, job.body) and not (newer and job.spent()):
                 if newer and job.phase == "done":
                     job.phase = "offering"  # its record of our update may be gone; if not, it says so
@@ -246,14 +251,18 @@ class DeviceMachine:
                 self._repeat(state, job, now, out)
                 return
             if not newer:
-                raise WireError(f"round {work.round} is asked again, from body {work.version} and not {job.version}")
-        if job is not None and work.round < job.round and not newer:
-            raise WireError(f"round {work.round} is older than {job.round}, which this device was asked for already")
+                raise WireError(
+                    f"attempt {work.attempt} is asked again, from body {work.version} and not {job.version}"
+                )
+        if job is not None and work.attempt < job.attempt and not newer:
+            raise WireError(
+                f"attempt {work.attempt} is older than {job.attempt}, which this device was asked for already"
+            )
         if job is not None and job.phase != "done":
-            out.append(a.Cancel(job.round, f"round {work.round} began"))
-        state.job = Job(work.round, work.version, work.body, work.spec, deadline, state.epoch)
+            out.append(a.Cancel(job.attempt, f"attempt {work.attempt} began"))
+        state.job = Job(work.attempt, work.version, work.body, work.spec, deadline, state.epoch)
         out.append(a.Save())
-        self._say(state, m.Accept(round=work.round), out)
+        self._say(state, m.Accept(attempt=work.attempt), out)
         self._begin(state, now, out)
         state.job.said = now
 
@@ -261,9 +270,9 @@ class DeviceMachine:
         """Say again what the coordinator has not heard."""
         match job.phase:
             case "fetching" | "training":
-                self._say(state, m.Accept(round=job.round), out)
+                self._say(state, m.Accept(attempt=job.attempt), out)
             case "refused":
-                self._say(state, m.Decline(round=job.round, reason=job.reason), out)
+                self._say(state, m.Decline(attempt=job.attempt, reason=job.reason), out)
             case "offering":
                 self._offer(state, now, out)
             case "done" if job.cut is not None:
@@ -273,10 +282,10 @@ class DeviceMachine:
         job = state.job
         if job is None or job.cut is None or job.phase != "offering":
             return
-        if job.round != receipt.round or job.cut.sha256 != receipt.sha256:
+        if job.attempt != receipt.attempt or job.cut.sha256 != receipt.sha256:
             return
         job.phase, job.outcome, job.reason = "done", receipt.outcome, receipt.reason
-        out.extend((a.Save(), a.Receipted(job.round, receipt.outcome, receipt.reason)))
+        out.extend((a.Save(), a.Receipted(job.attempt, receipt.outcome, receipt.reason)))
 
     # ---- the body --------------------------------------------------------------------------------------
 
@@ -309,7 +318,7 @@ class DeviceMachine:
         except WireError:
             if fetch.bad == self.limits.strikes:
                 reason = f"{fetch.bad} wrong chunks of body {frame.header.xfer}"
-                self._say(state, m.Trouble(round=0 if state.job is None else state.job.round, reason=reason), out)
+                self._say(state, m.Trouble(attempt=0 if state.job is None else state.job.attempt, reason=reason), out)
             raise
         if not new:
             return
@@ -335,7 +344,7 @@ class DeviceMachine:
         elif job is not None and job.phase == "fetching" and job.body != state.body and job.version < state.version:
             job.phase, job.reason = "refused", f"body {job.version} was replaced by {state.version}"
             out.append(a.Save())
-            self._say(state, m.Decline(round=job.round, reason=job.reason), out)
+            self._say(state, m.Decline(attempt=job.attempt, reason=job.reason), out)
         elif job is not None and job.phase == "fetching" and job.body != state.body:
             self._say(state, m.Want(body=job.body, bitmap=b""), out)
 
@@ -374,9 +383,9 @@ class DeviceMachine:
         if job is None or job.cut is None:
             return
         job.said, cut = now, job.cut
-        tag = f"{self.fed}/{self.dev}/{job.round}/".encode()
+        tag = f"{self.fed}/{self.dev}/{job.attempt}/".encode()
         offer = m.Offer(
-            round=job.round,
+            attempt=job.attempt,
             base_version=job.base_version,
             base_digest=job.body,
             size=cut.size,

@@ -36,7 +36,7 @@ class DeviceLimits:
 class Job:
     """The round this device was asked to work on."""
 
-    round: int
+    attempt: int
     version: int
     body: bytes
     spec: bytes
