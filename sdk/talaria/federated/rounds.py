@@ -282,17 +282,13 @@ def _enter(
         shared = without(shared, masks.PREFIX)  # a rule's word on channels, which only those who choose theirs read
     mask = mask_of(run, member, private)
     task = task_of(run, member, round, mask)
-    compact = _gathered(shared, mask)
+    compact = masks.gathered(shared, shared, mask)
     if private is None:
         state = state_of(task.model)
         load(task.model, state | only(compact, [k for k in compact if k in state]))
         _, private = algorithm_of(run).init(task.model, task.split)
         task = task.but(newcomer=True)
     return task, compact, without(without(private, masks.PREFIX), feedback.PREFIX)
-
-
-def _gathered(shared: Tensors, mask: ChannelMask | None) -> Tensors:
-    return dict(shared) if mask is None else masks.gather(shared, mask)
 
 
 def _stored(mask: ChannelMask | None, private: Tensors) -> Tensors:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from talaria.bitmaps import bits_of
 from talaria.errors import ModelError
-from talaria.tensors import Tensors, only
+from talaria.tensors import Tensors, only, under
 
 Axis = tuple[tuple[str, int], ...]
 """One dimension of a tensor as segments ``(group, repeat)``: each channel of the group spans ``repeat``
@@ -183,7 +183,7 @@ def from_tensors(layout: ChannelLayout, tensors: Tensors) -> ChannelMask:
 
     Raises :class:`~talaria.errors.ModelError` where a group is missing, unknown, misshapen or not of 0 and 1.
     """
-    found = {key[len(PREFIX) :]: value for key, value in tensors.items() if key.startswith(PREFIX)}
+    found = under(tensors, PREFIX)
     odd = sorted(set(found) ^ set(layout.sizes))
     if odd:
         raise ModelError(f"mask: groups {odd[:4]} do not match this model's; the state belongs to another model")

@@ -10,9 +10,9 @@ from functools import lru_cache
 from torch.nn import Module
 
 from talaria.model import pruning, zoo
-from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Part
+from talaria.model.widths import first_of
 from talaria.planning import memory
 from talaria.planning.budget import Budget
 from talaria.planning.latency_model import Cost, plain
@@ -146,6 +146,4 @@ def _dense(spec: ModelSpec) -> Module:
 
 
 def _small(spec: ModelSpec, widths: Widths) -> Module:
-    layout = zoo.layout(spec)
-    kept = {g: tuple(range(widths.get(g, n))) for g, n in layout.sizes.items()}
-    return pruning.compact(_dense(spec), ChannelMask(layout, kept))
+    return pruning.compact(_dense(spec), first_of(zoo.layout(spec), widths))

@@ -15,7 +15,8 @@ from talaria.errors import ConfigError
 from talaria.model import zoo
 from talaria.model.sensitivity import worth
 from talaria.model.spec import ModelSpec
-from talaria.planning import latency_model, planner, profile
+from talaria.planning import latency_model, planner
+from talaria.planning import profile as profiles
 from talaria.planning.budget import Budget
 from talaria.planning.latency_model import Cost
 from talaria.planning.layer_stats import anatomy
@@ -45,7 +46,7 @@ def plan(
     ``profile`` and the family's latency are measured where they are not cached; the latter only where the budget limits
     it, with ``export`` or the installed exporter.
     """
-    device = profile or _profile()
+    device = profile or profiles.cached()
     found = costed(spec, device, export=export, fresh=fresh) if budget.limits_latency else None
     made = planner.plan(spec, budget, device, found, batch=batch)
     return replace(made, accuracy_drop=budget.accuracy_drop, model=planner.adapted(spec, made).to_json())
@@ -67,7 +68,7 @@ def weighed(
     whole = planner.adapted(spec, made)
     found = worth(model, zoo.layout(whole), batches)
     names = anatomy(latency_model.plain(spec)).renamed(anatomy(whole))
-    device = profile or _profile()
+    device = profile or profiles.cached()
     measured = costed(spec, device) if budget.limits_latency else None
     limits = replace(budget, accuracy_drop=made.accuracy_drop)
     again = planner.weighed(spec, limits, made, device, measured, {own: found[theirs] for own, theirs in names.items()})
@@ -85,17 +86,13 @@ def costed(
     """The measured latency model of the family of ``spec`` on this machine, from the cache or measured now."""
     family = json.dumps(latency_model.plain(spec).to_json(), sort_keys=True)
     name = hashlib.sha256(f"{VERSION} {family} {device.machine} {device.block}".encode()).hexdigest()[:16]
-    path = (folder or profile.cache_folder()) / f"cost-{spec.name}-{name}.json"
-    stored = None if fresh else profile.read(path)
+    path = (folder or profiles.cache_folder()) / f"cost-{spec.name}-{name}.json"
+    stored = None if fresh else profiles.read(path)
     if stored is not None:
         try:
             return Cost.from_json(stored)
         except ConfigError:  # from another version: measured anew
             pass
     found = latency_model.measure(spec, device.block, export=export)
-    profile.write(path, found.to_json())
+    profiles.write(path, found.to_json())
     return found
-
-
-def _profile() -> Profile:
-    return profile.cached()

@@ -127,8 +127,9 @@ def layers_ms() -> dict[str, float]:
     kinds = {"pointwise": (1, 1), "depthwise": (3, 64), "convolution": (3, 1)}
     x = np.ones((1, 64, 28, 28), np.float32)
     try:
-        calls = {kind: onnx_runtime.caller(_layer(64, kernel, groups), x) for kind, (kernel, groups) in kinds.items()}
-        calls["linear"] = onnx_runtime.caller(_linear(512), np.ones((1, 512), np.float32))
+        layers = {kind: onnx_runtime.chain(64, [(64, kernel, groups)], 28) for kind, (kernel, groups) in kinds.items()}
+        calls = {kind: onnx_runtime.caller(layer, x) for kind, layer in layers.items()}
+        calls["linear"] = onnx_runtime.caller(onnx_runtime.product(512), np.ones((1, 512), np.float32))
     except ConfigError:
         return {}
     took = cpu_timer.interleaved(calls)
@@ -151,14 +152,6 @@ class _one_thread:  # noqa: N801 - reads as a statement: with _one_thread()
 def _net(width: int, size: int) -> bytes:
     """A full, a depthwise and a 1x1 convolution of ``width`` channels, with ReLU between."""
     return onnx_runtime.chain(3, [(width, 3, 1), (width, 3, width), (width, 1, 1)], size)
-
-
-def _layer(width: int, kernel: int, groups: int) -> bytes:
-    return onnx_runtime.chain(width, [(width, kernel, groups)], 28)
-
-
-def _linear(width: int) -> bytes:
-    return onnx_runtime.product(width)
 
 
 def load() -> dict[str, Any]:
