@@ -26,6 +26,7 @@ from smartwatch.setting import run_of
 
 from talaria.data import registry
 from talaria.model import zoo
+from talaria.model.spec import ModelSpec
 from talaria.planning import latency_model
 from talaria.planning import measured as planning
 from talaria.planning.budget import Budget
@@ -84,7 +85,7 @@ def curve(seed: int, count: int, ratios: list[float]) -> list[dict[str, Any]]:
     return rows
 
 
-def _latency(spec: zoo.ModelSpec, made: Plan) -> float:
+def _latency(spec: ModelSpec, made: Plan) -> float:
     """Measured latency of the planned model to the dense one."""
     parts = anatomy(spec)
     resizer = Resizer(exporter()(latency_model.lively(zoo.build(spec)), zoo.example(spec, 2)), parts)

@@ -43,6 +43,7 @@ from talaria.errors import ConfigError, DataError
 from talaria.model import adapters, pruning, split, zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.sensitivity import worth
+from talaria.model.spec import ModelSpec
 from talaria.model.split import under
 from talaria.planning import latency_model
 from talaria.planning import measured as planning
@@ -58,7 +59,7 @@ from talaria.training.batching import cut
 from talaria.types import Recipe, Samples, Task, Update
 from talaria.wire import codec
 
-SPEC = zoo.ModelSpec("efficientnet_lite0", (3, PIXELS, PIXELS), CLASSES, pretrained=True)
+SPEC = ModelSpec("efficientnet_lite0", (3, PIXELS, PIXELS), CLASSES, pretrained=True)
 WHERE = ("features.stage6.*.layers.project", "features.stage7.*.layers.project")
 FROZEN = ("features.stem", *(f"features.stage{n}" for n in range(1, 4)))
 RATIOS = (1.0, 0.5, 0.75, 0.6)

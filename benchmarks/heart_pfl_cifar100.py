@@ -35,8 +35,8 @@ from talaria.data.partition import dirichlet, mixed, mixes_of, stratified
 from talaria.errors import ConfigError, DataError
 from talaria.model import zoo
 from talaria.model.adapters import HEART_RESNET
+from talaria.model.spec import ModelSpec
 from talaria.model.split import Split
-from talaria.model.zoo import ModelSpec
 from talaria.seeds import generator
 from talaria.tensors import Tensors
 from talaria.training.loop import load, predict, state_of

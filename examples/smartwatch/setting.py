@@ -8,7 +8,7 @@ from talaria.data.presets import SMARTWATCH
 from talaria.federated import rounds
 from talaria.federated.run import Run
 from talaria.model import pruning
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.planning.plan import Plan
 
 ROUNDS = 30

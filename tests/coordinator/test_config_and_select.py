@@ -11,7 +11,7 @@ from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.simulation.experiment import prepare
 from talaria.types import Recipe
 from talaria_coordinator.cli.template import found

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from talaria.federated.run import Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.wire.validity import DAY
 from talaria_coordinator.cli.fleet import app
 from talaria_coordinator.cli.status import read_status, render

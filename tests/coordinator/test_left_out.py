@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from talaria.errors import AggregationError, StateError
 from talaria.federated import rounds
 from talaria.federated.run import Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.protocol.actions import Counted
 from talaria.types import Update
 from talaria.wire.codec import encode_update

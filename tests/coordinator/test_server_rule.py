@@ -15,7 +15,7 @@ from talaria.errors import ConfigError, DataError
 from talaria.federated import global_model, rounds
 from talaria.federated.run import Member, Run
 from talaria.federated.server_rule import located, rule_named
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.protocol.actions import Counted
 from talaria.simulation.run import simulate
 from talaria.tensors import equal

@@ -11,7 +11,7 @@ import torch
 
 from talaria.errors import ConfigError
 from talaria.federated.run import Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.protocol.transfer import transfer_of
 from talaria.types import Recipe, Samples
 from talaria.wire.chunks import CHUNK, LEAST, ROOM, chunk_within, describe, most_within

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from talaria.federated.run import Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria_coordinator.cli.status import read_status, render
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.waiting import AFTER_S, EVERY_S, GATHER_S, NAMED, Gathering, Patience, waits

@@ -15,7 +15,7 @@ from memory_broker import Hub, Loop
 from talaria.federated import global_model, rounds
 from talaria.federated.run import Run
 from talaria.identity.credentials import Credentials
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState

@@ -19,7 +19,7 @@ from talaria.algorithms import ALGORITHMS
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Member, Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.protocol.coordinator.state import Rules
 from talaria.types import Recipe, Samples, Update
 from talaria.wire import messages as m

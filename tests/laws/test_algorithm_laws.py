@@ -15,7 +15,7 @@ from talaria.errors import ConfigError, ModelError, TalariaError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run
 from talaria.model.adapters import AdapterSpec
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.tensors import Tensors, equal
 from talaria.training.loop import predict, state_of

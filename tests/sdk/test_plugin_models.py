@@ -14,7 +14,7 @@ from talaria.federated import rounds
 from talaria.federated.run import Run
 from talaria.model import zoo
 from talaria.model.adapters import AdapterSpec
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.simulation.run import members_of, simulate
 from talaria.tensors import equal
 from talaria.training.loop import state_of

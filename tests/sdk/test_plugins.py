@@ -20,7 +20,7 @@ from talaria.algorithms.fedprox import FedProx
 from talaria.algorithms.ffgg import FFGG
 from talaria.errors import ConfigError
 from talaria.federated.run import Member, Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.options import taken_apart
 from talaria.simulation.run import simulate
 from talaria.tensors import equal

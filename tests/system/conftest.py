@@ -20,7 +20,7 @@ from nursery import nursery
 
 from talaria.federated import global_model
 from talaria.federated.run import Member, Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.simulation.run import simulate
 from talaria.types import Recipe

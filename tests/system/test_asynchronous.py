@@ -10,7 +10,7 @@ from talaria import tensors
 from talaria.federated import global_model
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Member, Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.simulation.run import replay
 from talaria.simulation.schedules import Record
 from talaria.types import Recipe, Samples

@@ -11,7 +11,7 @@ from talaria.algorithms import ALGORITHMS
 from talaria.federated import global_model
 from talaria.federated.rounds import layout_of
 from talaria.federated.run import Member, Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.simulation.run import simulate
 from talaria.types import Recipe, Samples

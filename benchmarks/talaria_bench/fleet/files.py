@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from talaria.federated.run import Member, Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.types import Recipe, Samples
 
 FLEET = "bench"

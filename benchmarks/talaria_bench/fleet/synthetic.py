@@ -7,7 +7,7 @@ from pathlib import Path
 
 from talaria.federated import global_model, rounds
 from talaria.federated.run import Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.types import Recipe, Update
 from talaria.wire import codec
 from talaria_bench.fleet.files import CLASSES, write_fleet

@@ -15,7 +15,7 @@ import torch
 
 from talaria.errors import WireError
 from talaria.federated.run import Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.tensors import Tensors
 from talaria.types import Update
 from talaria.wire import codec

@@ -16,7 +16,7 @@ from torch.nn import Module
 from talaria.errors import BundleError, DataError, StateError
 from talaria.federated import rounds
 from talaria.model import zoo
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.training.loop import predict
 from talaria.types import Samples
 from talaria_edge.config import DeviceConfig

@@ -25,8 +25,8 @@ from talaria.federated import plan_compat
 from talaria.federated.run import Member, Run
 from talaria.model import masks, pruning, zoo
 from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.model.spec import ModelSpec
 from talaria.model.split import Buffers, Split
-from talaria.model.zoo import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.seeds import generator
 from talaria.tensors import Tensors, only, prefixed, under, without

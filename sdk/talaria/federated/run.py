@@ -11,8 +11,8 @@ from talaria import algorithms, valid
 from talaria.errors import ConfigError
 from talaria.foreign import parsed, shown
 from talaria.model import zoo
+from talaria.model.spec import ModelSpec
 from talaria.model.split import Buffers
-from talaria.model.zoo import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.training import augment
 from talaria.types import Recipe, Samples

@@ -159,10 +159,8 @@ def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = (), seed: int
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         for name in chosen:
-            parent, _, leaf = name.rpartition(".")
             base = out.get_submodule(name)
-            adapted = _adapted(base, spec).train(base.training)
-            setattr(out.get_submodule(parent), leaf, adapted)
+            out.set_submodule(name, _adapted(base, spec).train(base.training))
     return out
 
 
@@ -182,9 +180,7 @@ def factored(model: Module, head: str, rank: int, seed: int = 0) -> Module:
         torch.default_generator.manual_seed(seed)
         down = _started(Linear(layer.in_features, rank, bias=False))
         up = Linear(rank, layer.out_features, bias=layer.bias is not None)
-    factors = _like(layer, Factors(down, up)).train(layer.training)
-    parent, _, leaf = head.rpartition(".")
-    setattr(out.get_submodule(parent), leaf, factors)
+    out.set_submodule(head, _like(layer, Factors(down, up)).train(layer.training))
     return out
 
 

@@ -33,8 +33,7 @@ def merge(model: Module) -> Module:
                 _multiply(name, base, layer.adapter)
         if not name:
             return base
-        parent, _, leaf = name.rpartition(".")
-        setattr(out.get_submodule(parent), leaf, base)
+        out.set_submodule(name, base)
     return out
 
 

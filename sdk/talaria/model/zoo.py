@@ -21,21 +21,6 @@ from talaria.model.nets import efficientnet_lite, small_cnns, torchvision_models
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Buffers, Split, split_model
 
-__all__ = [
-    "ModelSpec",
-    "build",
-    "example",
-    "fitting",
-    "head",
-    "keep",
-    "layout",
-    "names",
-    "require",
-    "split",
-    "surveyed",
-    "tuned",
-]
-
 
 @dataclass(frozen=True)
 class _Entry:

@@ -25,7 +25,7 @@ from talaria.federated.server_rule import located, rule_named
 from talaria.foreign import shown
 from talaria.model import zoo
 from talaria.model.adapters import AdapterSpec
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.options import taken_apart
 from talaria.planning.plan import Plan
 from talaria.simulation import checkpoint

@@ -16,8 +16,8 @@ from talaria.algorithms.heart_pfl.trained import sent as sent_keys
 from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.adapters import HEART_RESNET
+from talaria.model.spec import ModelSpec
 from talaria.model.split import split_model
-from talaria.model.zoo import ModelSpec
 from talaria.tensors import equal, only, under, without
 from talaria.training.loop import load, state_of, train
 from talaria.types import Samples, Task

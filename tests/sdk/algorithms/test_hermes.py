@@ -23,7 +23,7 @@ from talaria.federated import rounds
 from talaria.federated.run import Member, Run
 from talaria.model import masks, zoo
 from talaria.model.masks import ChannelLayout, ChannelMask
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.simulation.reporting import mask_overlap, pair_overlap
 from talaria.simulation.run import simulate

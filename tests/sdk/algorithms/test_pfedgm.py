@@ -24,8 +24,8 @@ from talaria.errors import AggregationError, ConfigError, ModelError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run
 from talaria.model.masks import ChannelMask
+from talaria.model.spec import ModelSpec
 from talaria.model.split import split_model
-from talaria.model.zoo import ModelSpec
 from talaria.tensors import Tensors, copied, equal
 from talaria.training.loop import predict
 from talaria.types import Recipe, Samples, Task, Update

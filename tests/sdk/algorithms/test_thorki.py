@@ -18,7 +18,7 @@ from talaria.algorithms.thorki.thorki import SMALL
 from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.adapters import AdapterSpec
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.tensors import Tensors, equal, under, without
 from talaria.training.loop import predict, state_of
 from talaria.types import Recipe, Samples, Task

@@ -19,7 +19,7 @@ from talaria.algorithms import ALGORITHMS
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Member, Run
 from talaria.model.adapters import AdapterSpec
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.simulation.run import Learned, simulate
 from talaria.tensors import Tensors

@@ -12,7 +12,7 @@ from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run
 from talaria.model import masks, zoo
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.tensors import equal
 from talaria.training import loop

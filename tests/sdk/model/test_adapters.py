@@ -13,6 +13,7 @@ from talaria.model import adapters, zoo
 from talaria.model.adapters import HEART_RESNET, AdapterSpec
 from talaria.model.merging import merge
 from talaria.model.pruning import compact, survey
+from talaria.model.spec import ModelSpec
 
 LOWRANK, FULL, NARROW = AdapterSpec("lowrank", 4), AdapterSpec("residual"), AdapterSpec("residual", 4)
 BENT, HEART = AdapterSpec("residual", 4, nonlinear=True), AdapterSpec("heart")
@@ -196,7 +197,7 @@ def test_adapters_train_while_the_base_stays():
 
 
 def test_heart_pfl_on_resnet18_counts_as_published():
-    spec = zoo.ModelSpec("resnet18", (3, 32, 32), 100, HEART_RESNET)
+    spec = ModelSpec("resnet18", (3, 32, 32), 100, HEART_RESNET)
     model = zoo.build(spec)
     assert adapters.count(model, ("adapter", "bn1", "bn2", "fc")) == 1_459_428
     assert sum(p.numel() for p in model.parameters()) == 12_628_132
@@ -207,7 +208,7 @@ def test_heart_pfl_on_resnet18_counts_as_published():
     assert float(deviation) == pytest.approx(1e-4, rel=0.01)
     assert len(zoo.split(spec, model).adapters) == 16 * 6
     for classes, total in ((10, 1_413_258), (101, 1_459_941)):
-        other = zoo.build(zoo.ModelSpec("resnet18", (3, 32, 32), classes, HEART_RESNET))
+        other = zoo.build(ModelSpec("resnet18", (3, 32, 32), classes, HEART_RESNET))
         assert adapters.count(other, ("adapter", "bn1", "bn2", "fc")) == total
 
 
@@ -246,8 +247,8 @@ def test_the_zoo_builds_the_head_that_a_spec_asks_for_and_old_specs_read_the_sam
     asked = AdapterSpec("lowrank", 2, head=3)
     assert AdapterSpec.from_json(asked.to_json()) == asked
     assert "head" not in AdapterSpec("lowrank", 2).to_json()
-    spec = zoo.ModelSpec("imu_cnn", (6, 40), 7, adapters=asked)
-    assert zoo.ModelSpec.from_json(spec.to_json()) == spec
+    spec = ModelSpec("imu_cnn", (6, 40), 7, adapters=asked)
+    assert ModelSpec.from_json(spec.to_json()) == spec
     model = zoo.build(spec)
     split = zoo.split(spec, model)
     assert set(split.of("head")) == {"head.down.weight", "head.up.weight", "head.up.bias"}

@@ -12,7 +12,7 @@ from talaria import tensors
 from talaria.errors import ConfigError, StateError
 from talaria.model import zoo
 from talaria.model.nets import efficientnet_lite, legacy_checkpoint
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 
 SPEC = ModelSpec("efficientnet_lite0", (3, 224, 224), 1000, pretrained=True)
 

@@ -11,6 +11,7 @@ from talaria import tensors
 from talaria.errors import ConfigError, ModelError
 from talaria.model import masks, pruning, zoo
 from talaria.model.masks import ChannelLayout
+from talaria.model.spec import ModelSpec
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -139,7 +140,7 @@ def test_bad_requests_are_refused():
 
 
 def test_repeated_pruning_and_a_rebuild_from_spec_mask_and_weights_agree():
-    spec = zoo.ModelSpec("imu_cnn", (6, 100), 7, seed=3)
+    spec = ModelSpec("imu_cnn", (6, 100), 7, seed=3)
     layout, model = zoo.layout(spec), zoo.build(spec)
     mask = layout.full()
     for _ in range(3):

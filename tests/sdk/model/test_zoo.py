@@ -15,7 +15,7 @@ from talaria.model import adapters, zoo
 from talaria.model.adapters import AdapterSpec
 from talaria.model.masks import apply_dense, gather, scatter
 from talaria.model.pruning import choose, compact, importance
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 
 SPECS = {
     "imu_cnn": ModelSpec("imu_cnn", (6, 100), 7),

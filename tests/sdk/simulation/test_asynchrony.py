@@ -22,7 +22,7 @@ from talaria.errors import AggregationError, ConfigError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering, buffered
 from talaria.federated.run import Member, Run
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.simulation.run import replay, simulate
 from talaria.simulation.schedules import Record

@@ -13,7 +13,7 @@ from talaria.errors import ConfigError, DataError
 from talaria.federated.run import Run
 from talaria.federated.server_rule import rule_named
 from talaria.model.adapters import AdapterSpec
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.options import assignments
 from talaria.planning.plan import Plan
 from talaria.simulation.run import evaluate, members_of, simulate

@@ -9,7 +9,7 @@ from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run
 from talaria.model.masks import ChannelLayout, ChannelMask
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.simulation.run import simulate
 from talaria.types import Recipe, Samples, Update

@@ -113,8 +113,7 @@ def replaced(model: Module, layer: str, new: Module) -> Module:
     if not layer:
         return new
     out = deepcopy(model)
-    parent, _, leaf = layer.rpartition(".")
-    setattr(out.get_submodule(parent), leaf, new)
+    out.set_submodule(layer, new)
     return out
 
 

@@ -9,7 +9,7 @@ from torch.nn import AvgPool1d, BatchNorm1d, Conv1d, Conv2d, Flatten, Linear, Ma
 
 from talaria.errors import ConfigError
 from talaria.model import zoo
-from talaria.model.zoo import ModelSpec
+from talaria.model.spec import ModelSpec
 from talaria.tensors import Tensors
 from talaria.training.loop import state_of, train
 from talaria.types import Recipe, Samples, Task
