@@ -77,8 +77,8 @@ def desk(tmp_path):
 def test_a_lie_that_was_stored_already_costs_its_sender_and_not_the_round(desk, liar):
     """As an older coordinator stored it, which looked at less."""
     honest = [desk.entry("mia"), desk.entry("noah")]
-    made = desk.fold(*sorted([*honest, desk.entry(liar, kind="delta")], key=lambda entry: entry.dev))
-    assert [(out.entry.dev, out.liar) for out in made.left] == [(liar, True)]
+    made = desk.fold(*sorted([*honest, desk.entry(liar, kind="delta")], key=lambda entry: entry.device))
+    assert [(out.entry.device, out.liar) for out in made.left] == [(liar, True)]
     assert "kind 'delta'" in made.left[0].reason
     assert made.counted == tuple(honest)
     assert made.body == desk.fold(*honest).body
@@ -96,8 +96,8 @@ def test_what_only_the_fold_refuses_is_found_by_leaving_out(desk, liar, monkeypa
         return close(run, shared, state, kept, aggregator)
 
     monkeypatch.setattr(rounds, "close", refusing)
-    made = desk.fold(*sorted([*honest, desk.entry(liar)], key=lambda entry: entry.dev))
-    assert [(out.entry.dev, out.liar) for out in made.left] == [(liar, True)]
+    made = desk.fold(*sorted([*honest, desk.entry(liar)], key=lambda entry: entry.device))
+    assert [(out.entry.device, out.liar) for out in made.left] == [(liar, True)]
     assert made.counted == tuple(honest)
 
 
@@ -116,7 +116,7 @@ def test_trouble_of_this_machine_is_nobodys_fault(desk, monkeypatch):
 def test_where_nothing_is_left_the_round_fails_and_says_who_spoiled_it(desk):
     with pytest.raises(NothingLeft, match="0 of 2 updates") as caught:
         desk.fold(desk.entry("mia", kind="delta"), desk.entry("noah", kind="delta"))
-    assert {out.entry.dev for out in caught.value.left} == {"mia", "noah"}
+    assert {out.entry.device for out in caught.value.left} == {"mia", "noah"}
     assert isinstance(caught.value, AggregationError)
     assert not isinstance(caught.value, StateError)
 

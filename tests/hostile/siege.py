@@ -160,7 +160,9 @@ class Siege:
     def see(self, action: object) -> None:
         """The protocol machine refuses a message."""
         if isinstance(action, a.FrameRefused):
-            self.told.append({"event": "refused", "device": action.dev, "topic": action.topic, "reason": action.reason})
+            self.told.append(
+                {"event": "refused", "device": action.device, "topic": action.topic, "reason": action.reason}
+            )
             self.news.set()
 
     def run(self, story) -> None:
@@ -263,15 +265,15 @@ class Mallory:
         self.siege, self.name, self.seq = siege, name, 0
         self.signer = Credentials.load(siege.keys / name).signer
 
-    def frame(self, message: m.Message, boot: int = 1, seq: int | None = None, dev: str = "", signer=None) -> bytes:
+    def frame(self, message: m.Message, boot: int = 1, seq: int | None = None, device: str = "", signer=None) -> bytes:
         """A message in its frame, signed by itself unless another signer is given (``False``: by nobody)."""
         self.seq += 1
-        header = Header(message.TYPE, "watch", dev or self.name, boot=boot, seq=self.seq if seq is None else seq)
+        header = Header(message.TYPE, "watch", device or self.name, boot=boot, seq=self.seq if seq is None else seq)
         return encode_frame(header, m.encode_message(message), (signer or self.signer) if signer is not False else None)
 
-    def publish(self, kind: str, payload: bytes, retain: bool = False, dev: str = "") -> None:
-        """Bytes on a topic below ``d/``, its own unless ``dev`` is given."""
-        self.siege.publish(f"d/{dev or self.name}/{kind}", payload, retain)
+    def publish(self, kind: str, payload: bytes, retain: bool = False, device: str = "") -> None:
+        """Bytes on a topic below ``d/``, its own unless ``device`` is given."""
+        self.siege.publish(f"d/{device or self.name}/{kind}", payload, retain)
 
     def birth(self, boot: int = 1, online: bool = True) -> None:
         self.publish("state", self.frame(m.DeviceBirth(online=online, key=b"", profile=b""), boot), retain=True)

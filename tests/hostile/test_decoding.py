@@ -235,7 +235,7 @@ def sealed(head: bytes) -> bytes:
 
 # 14
 def test_14_truncated_or_with_something_behind(refused):
-    frame = encode_frame(Header("chunk", "watch", "dev"), b"body" * 10)
+    frame = encode_frame(Header("chunk", "watch", "device"), b"body" * 10)
     for cut in range(len(frame)):
         with pytest.raises(WireError):
             decode_frame(frame[:cut])
@@ -254,7 +254,7 @@ def test_14_truncated_or_with_something_behind(refused):
 def test_15_fuzzed_bytes_never_raise_anything_else():
     rng = random.Random(15)
     packed = encode_update(Update(tensors=TENSORS, weight=5.0, kind="delta"), "int8")
-    frame = encode_frame(Header("work", "watch", "dev", boot=3), msgpack.packb({"attempt": 1, "body": bytes(32)}))
+    frame = encode_frame(Header("work", "watch", "device", boot=3), msgpack.packb({"attempt": 1, "body": bytes(32)}))
     end = time.thread_time() + 2
     runs = 0
     while time.thread_time() < end:

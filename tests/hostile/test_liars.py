@@ -160,7 +160,7 @@ def test_lies_about_the_protocol_hold_up_nothing_and_blame_nobody_else(siege):
             for frame in nested(nests, message.TYPE, fields_of(message)):
                 nests.publish("evt", frame)
         birth = fields_of(m.DeviceBirth(online=True, key=b"", profile=b"")) | {"profile": b"[" * 900 + b"]" * 900}
-        for frame in nested(nests, "dev", birth):
+        for frame in nested(nests, "device", birth):
             nests.publish("state", frame, retain=True)
         for one in (astray, twice, replay, nests):
             await s.until("quarantined", device=one.name)
@@ -185,11 +185,11 @@ def test_who_has_the_broker_alone_shuts_nobody_out(siege):
         for signer in (False, Signer.of(bytes(32)), stranger.signer):
             for who in HONEST:
                 for message in (*MESSAGES, *MESSAGES):
-                    stranger.publish("evt", stranger.frame(message, boot=9, dev=who, signer=signer), dev=who)
+                    stranger.publish("evt", stranger.frame(message, boot=9, device=who, signer=signer), device=who)
                 for online in (True, False):
                     birth = m.DeviceBirth(online=online, key=b"", profile=b"")
-                    frame = stranger.frame(birth, boot=9, dev=who, signer=signer)
-                    stranger.publish("state", frame, retain=True, dev=who)
+                    frame = stranger.frame(birth, boot=9, device=who, signer=signer)
+                    stranger.publish("state", frame, retain=True, device=who)
         s.lights[member.name].held = False
         s.release(*HONEST, member.name)
         await s.finishes(*HONEST, member.name)

@@ -49,48 +49,50 @@ class Bench:
         self.seq = {}
         self.do(e.Start(0.0, 7))
         self.do(e.PublishModel(0.0, 0, describe(BODY, 500)))
-        for dev in cohort:
-            self.birth(dev)
+        for device in cohort:
+            self.birth(device)
         self.do(e.OpenRound(0.0, 1, dict.fromkeys(cohort, b""), None, 1))
 
     def do(self, event):
         self.state, actions = self.half.step(self.state, event)
         return actions
 
-    def frame(self, dev, message, boot=1, seq=None, signer=None):
-        self.seq[dev] = self.seq.get(dev, 0) + 1
-        header = Header(message.TYPE, FED, dev, boot=boot, seq=self.seq[dev] if seq is None else seq)
-        own = {"anna": ANNA, "ben": BEN}.get(dev) if self.signed else None
+    def frame(self, device, message, boot=1, seq=None, signer=None):
+        self.seq[device] = self.seq.get(device, 0) + 1
+        header = Header(message.TYPE, FED, device, boot=boot, seq=self.seq[device] if seq is None else seq)
+        own = {"anna": ANNA, "ben": BEN}.get(device) if self.signed else None
         return encode_frame(header, m.encode_message(message), signer or own)
 
     def hear(self, topic, payload, retained=False):
         return self.do(e.Received(self.now, f"fl/1/{FED}/{topic}", payload, retained))
 
-    def birth(self, dev, boot=1, online=True):
-        return self.hear(f"d/{dev}/state", self.frame(dev, m.DeviceBirth(online=online, key=b"", profile=b""), boot))
+    def birth(self, device, boot=1, online=True):
+        return self.hear(
+            f"d/{device}/state", self.frame(device, m.DeviceBirth(online=online, key=b"", profile=b""), boot)
+        )
 
-    def say(self, dev, message, **how):
-        return self.hear(f"d/{dev}/evt", self.frame(dev, message, **how))
+    def say(self, device, message, **how):
+        return self.hear(f"d/{device}/evt", self.frame(device, message, **how))
 
-    def chunk(self, dev, index, data=None, cut=CUT, xfer=None, off=None):
+    def chunk(self, device, index, data=None, cut=CUT, xfer=None, off=None):
         xfer = xfer or transfer_of(cut.sha256)
         data = UPDATE[500 * index : 500 * index + 500] if data is None else data
-        header = Header(m.CHUNK, FED, dev, boot=1, xfer=xfer, idx=index, off=500 * index if off is None else off)
-        return self.hear(f"d/{dev}/up/{xfer}", encode_frame(header, data))
+        header = Header(m.CHUNK, FED, device, boot=1, xfer=xfer, idx=index, off=500 * index if off is None else off)
+        return self.hear(f"d/{device}/up/{xfer}", encode_frame(header, data))
 
-    def upload(self, dev):
-        self.say(dev, m.Accept(attempt=1))
-        self.say(dev, offer_of(nonce=dev.encode().ljust(16)))
+    def upload(self, device):
+        self.say(device, m.Accept(attempt=1))
+        self.say(device, offer_of(nonce=device.encode().ljust(16)))
         for index in range(CUT.count):
-            self.chunk(dev, index)
-        return self.do(e.Stored(self.now, 1, dev, CUT.sha256))
+            self.chunk(device, index)
+        return self.do(e.Stored(self.now, 1, device, CUT.sha256))
 
-    def finishes_with(self, *devs):
+    def finishes_with(self, *devices):
         """The round completes for the honest; exactly these count."""
         closed = []
-        for dev in devs:
-            closed += [x for x in self.upload(dev) if isinstance(x, a.RoundClosed)]
-        assert [tuple(c.dev for c in x.counted) for x in closed] == [devs]
+        for device in devices:
+            closed += [x for x in self.upload(device) if isinstance(x, a.RoundClosed)]
+        assert [tuple(c.device for c in x.counted) for x in closed] == [devices]
 
 
 def of(actions, kind):
@@ -146,8 +148,8 @@ def device(key=True, **limits):
     return half, state
 
 
-def cmd(half, state, message, epoch=7, seq=1, signer=CO, topic="d/anna/cmd", dev="anna", retained=False):
-    payload = encode_frame(Header(message.TYPE, FED, dev, boot=epoch, seq=seq), m.encode_message(message), signer)
+def cmd(half, state, message, epoch=7, seq=1, signer=CO, topic="d/anna/cmd", device="anna", retained=False):
+    payload = encode_frame(Header(message.TYPE, FED, device, boot=epoch, seq=seq), m.encode_message(message), signer)
     return half.step(state, e.Received(0.0, f"fl/1/{FED}/{topic}", payload, retained))[1]
 
 
@@ -168,7 +170,7 @@ def test_25_an_older_coordinator_is_not_obeyed():
     assert "took over" in reasons(cmd(half, state, late, epoch=6, seq=50))
     assert state.job is not None
     assert state.job.attempt == 1
-    assert "took over" in reasons(cmd(half, state, manifest(9), epoch=6, topic="co/body", dev=""))
+    assert "took over" in reasons(cmd(half, state, manifest(9), epoch=6, topic="co/body", device=""))
 
 
 @pytest.mark.parametrize("signer", [None, EVE, ANNA])
@@ -216,7 +218,7 @@ def test_26_an_offer_from_another_body_than_the_rounds_is_refused(base_version):
 @pytest.mark.parametrize("signer", [None, EVE, ANNA])
 def test_26_a_body_that_the_coordinator_did_not_sign_is_not_fetched(signer):
     half, state = device()
-    actions = cmd(half, state, manifest(), signer=signer, topic="co/body", dev="", retained=True)
+    actions = cmd(half, state, manifest(), signer=signer, topic="co/body", device="", retained=True)
     assert "not signed" in reasons(actions)
     assert state.fetch is None
     assert "not signed" in reasons(cmd(half, state, WORK, signer=signer))
@@ -225,7 +227,7 @@ def test_26_a_body_that_the_coordinator_did_not_sign_is_not_fetched(signer):
 
 def test_26_chunks_of_another_body_than_the_signed_one_are_not_kept():
     half, state = device()
-    cmd(half, state, manifest(), topic="co/body", dev="", retained=True)
+    cmd(half, state, manifest(), topic="co/body", device="", retained=True)
     name = transfer_of(describe(BODY, 500).sha256)
     header = Header(m.CHUNK, FED, "", boot=7, xfer=name, idx=0, off=0)
     forged = encode_frame(header, b"x" * 500)
@@ -237,13 +239,13 @@ def test_26_chunks_of_another_body_than_the_signed_one_are_not_kept():
 def test_26_a_body_that_is_cut_anew_is_fetched_by_its_new_cut():
     """As after a coordinator came back by a broker that takes smaller messages."""
     half, state = device()
-    cmd(half, state, manifest(), topic="co/body", dev="", retained=True)
+    cmd(half, state, manifest(), topic="co/body", device="", retained=True)
     assert state.fetch.cut.count == 5
     cut = describe(BODY, 250)
     smaller = m.ModelManifest(
         version=0, size=cut.size, chunk=250, sha256=cut.sha256, hashes=cut.hashes, nonce=bytes(16)
     )
-    actions = cmd(half, state, smaller, topic="co/body", dev="", retained=True)
+    actions = cmd(half, state, smaller, topic="co/body", device="", retained=True)
     assert state.fetch.cut == cut
     assert of(actions, a.Discard)
     bench = Bench()
@@ -254,13 +256,13 @@ def test_26_a_body_that_is_cut_anew_is_fetched_by_its_new_cut():
 
 def test_26_an_old_body_is_not_brought_back():
     half, state = device()
-    cmd(half, state, manifest(5, UPDATE), topic="co/body", dev="", retained=True)
-    assert "older" in reasons(cmd(half, state, manifest(4), topic="co/body", dev="", retained=True))
+    cmd(half, state, manifest(5, UPDATE), topic="co/body", device="", retained=True)
+    assert "older" in reasons(cmd(half, state, manifest(4), topic="co/body", device="", retained=True))
 
 
 def test_26_a_body_above_the_devices_limit_is_not_fetched():
     half, state = device(max_body=1000)
-    assert "limit of 1000" in reasons(cmd(half, state, manifest(), topic="co/body", dev=""))
+    assert "limit of 1000" in reasons(cmd(half, state, manifest(), topic="co/body", device=""))
 
 
 # 27
@@ -279,8 +281,8 @@ def test_27_a_device_cannot_speak_as_another():
 
 def test_27_a_command_for_another_device_is_not_obeyed():
     half, state = device()
-    assert "frame for 'ben'" in reasons(cmd(half, state, WORK, dev="ben"))
-    assert "another device's" in reasons(cmd(half, state, WORK, topic="d/ben/cmd", dev="ben"))
+    assert "frame for 'ben'" in reasons(cmd(half, state, WORK, device="ben"))
+    assert "another device's" in reasons(cmd(half, state, WORK, topic="d/ben/cmd", device="ben"))
 
 
 # 28
@@ -326,7 +328,7 @@ def test_31_wrong_chunks_again_and_again_end_in_quarantine():
     quarantined = []
     for _ in range(20):
         quarantined += of(bench.chunk("anna", 0, b"x" * 500), a.Quarantined)
-    assert [q.dev for q in quarantined] == ["anna"]
+    assert [q.device for q in quarantined] == ["anna"]
     assert "wrong chunks" in bench.state.quarantined()["anna"]
     assert bench.state.transfers() == {}
     bench.finishes_with("ben")
@@ -334,7 +336,7 @@ def test_31_wrong_chunks_again_and_again_end_in_quarantine():
 
 def test_31_a_body_that_never_fits_is_reported_and_does_not_loop():
     half, state = device(strikes=3)
-    cmd(half, state, manifest(), topic="co/body", dev="", retained=True)
+    cmd(half, state, manifest(), topic="co/body", device="", retained=True)
     name = transfer_of(describe(BODY, 500).sha256)
     forged = encode_frame(Header(m.CHUNK, FED, "anna", boot=7, xfer=name, idx=0, off=0), b"x" * 500)
     sent = []
@@ -349,8 +351,8 @@ def test_32_ten_thousand_open_transfers_stay_within_bounds():
     bench = Bench(signed=False, cohort=names, max_open=10, max_bytes=2**30)
 
     def all_offer() -> None:
-        for i, dev in enumerate(names):
-            bench.say(dev, offer_of(nonce=i.to_bytes(16, "big")))
+        for i, device in enumerate(names):
+            bench.say(device, offer_of(nonce=i.to_bytes(16, "big")))
 
     each = cpu_seconds(all_offer) / len(names)
     assert len(bench.state.uploads) == 10
@@ -473,7 +475,7 @@ def test_34_two_programs_with_one_name_are_told_to_both_and_to_the_operator(othe
     for i in range(5):  # those of the other are behind, or the same, and are seen either way
         born(mine, 10 + i)
         born(other, others + i)
-    assert [x.dev for x in doubled] == ["anna"]
+    assert [x.device for x in doubled] == ["anna"]
     assert len(said) >= 4
     half, state = device()
     (told,) = of(half.step(state, e.Received(0.0, said[0].topic, said[0].payload))[1], a.Told)
@@ -523,11 +525,11 @@ def test_35_two_different_updates_for_one_round():
     second = describe(UPDATE[::-1], 500)
     actions = bench.say("anna", offer_of(second))
     found = of(actions, a.Equivocation)
-    assert [(x.dev, x.attempt, x.first, x.second) for x in found] == [("anna", 1, CUT.sha256, second.sha256)]
+    assert [(x.device, x.attempt, x.first, x.second) for x in found] == [("anna", 1, CUT.sha256, second.sha256)]
     assert "two different updates" in bench.state.quarantined()["anna"]
     assert [entry[3] for entry in bench.state.attempts[1].counted] == [CUT.sha256]  # the first stays
     closed = of(bench.upload("ben"), a.RoundClosed)
-    assert [c.dev for c in closed[0].counted] == ["anna", "ben"]
+    assert [c.device for c in closed[0].counted] == ["anna", "ben"]
 
 
 def test_35_a_second_update_while_the_first_is_on_its_way():
@@ -644,7 +646,7 @@ def test_an_update_that_is_offered_again_after_a_start_is_the_devices_own_and_no
 def test_who_is_shut_out_is_told_to_be_offline_for_its_last_will_is_not_heard():
     bench = Bench()
     actions = bench.do(e.Revoke(0.0, "anna", "lied"))
-    assert [(x.dev, x.boot) for x in of(actions, a.DeviceDown)] == [("anna", 1)]
+    assert [(x.device, x.boot) for x in of(actions, a.DeviceDown)] == [("anna", 1)]
     assert of(bench.birth("anna", online=False), a.DeviceDown) == []
     bench.do(e.Release(0.0, "anna"))
     assert of(bench.birth("anna"), a.DeviceUp)

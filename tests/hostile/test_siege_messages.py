@@ -184,15 +184,15 @@ def test_27_speaking_on_another_devices_topic(siege):
         decline = m.Decline(attempt=1, reason="I am anna")
         attempts = (
             (s.mallory.frame(decline), "each device has its own"),
-            (s.mallory.frame(decline, dev="anna"), "not signed by its key"),
-            (s.mallory.frame(decline, dev="anna", signer=False), "not signed by its key"),
+            (s.mallory.frame(decline, device="anna"), "not signed by its key"),
+            (s.mallory.frame(decline, device="anna", signer=False), "not signed by its key"),
         )
         for i, (payload, reason) in enumerate(attempts, 1):
             with Cost():
-                s.mallory.publish("evt", payload, dev="anna")
+                s.mallory.publish("evt", payload, device="anna")
                 await s.until("refused", i, device="anna")
             assert reason in s.of("refused", device="anna")[-1]["reason"]
-        s.mallory.publish("evt", s.mallory.frame(m.Accept(attempt=1), dev="eve"), dev="eve")
+        s.mallory.publish("evt", s.mallory.frame(m.Accept(attempt=1), device="eve"), device="eve")
         assert "not enrolled" in (await s.until("refused", device="eve"))[0]["reason"]
         assert s.views.devices("watch", quarantined=True) == []  # anna did nothing
         s.release("anna")
@@ -415,7 +415,7 @@ def test_a_transfer_of_another_device_cannot_be_filled(siege):
         data = s.mallory.good()
         cut = describe(data)
         header = Header(m.CHUNK, "watch", "anna", xfer=transfer_of(cut.sha256), idx=0, off=0)
-        s.mallory.publish(f"up/{transfer_of(cut.sha256)}", encode_frame(header, data[: cut.chunk]), dev="anna")
+        s.mallory.publish(f"up/{transfer_of(cut.sha256)}", encode_frame(header, data[: cut.chunk]), device="anna")
         s.mallory.upload(data)
         s.release("anna", "bela")
         await s.finishes("anna", "bela", "mallory")

@@ -123,7 +123,7 @@ def shuts_out_who_was_away(service):
     def blamed(action):
         carry_out(action)
         if isinstance(action, a.DeviceDown):
-            service._feed(e.Revoke(time.monotonic(), action.dev, "it was away"))
+            service._feed(e.Revoke(time.monotonic(), action.device, "it was away"))
 
     service._carry_out = blamed
 

@@ -393,13 +393,13 @@ def test_whatever_goes_wrong_while_it_personalizes_is_said_and_ends_no_agent(hou
 
 def test_an_agent_that_nobody_foresaw_to_fail_is_not_the_end_of_the_others(house, a_run, monkeypatch):
     one = house(a_run(rounds=1))
-    fed, failures = Agent._feed, []
+    fleet, failures = Agent._feed, []
 
     def sometimes(self, event):
         if self.config.device == "carl" and self.was_up and not failures:
             failures.append(event)
             raise AttributeError("nobody foresaw this")
-        return fed(self, event)
+        return fleet(self, event)
 
     monkeypatch.setattr(Agent, "_feed", sometimes)
     monkeypatch.setattr("talaria_edge.agent.supervisor.AGAIN_S", (0.1, 0.1))
@@ -573,7 +573,7 @@ def test_a_wrong_device_does_not_hold_its_place_for_good_and_who_is_not_asked_is
         await asyncio.gather(wrong, return_exceptions=True)
 
     run_all(story())
-    assert "bela" in {dev for _, dev in one.store.attempts("watch")[-1].counted}
+    assert "bela" in {device for _, device in one.store.attempts("watch")[-1].counted}
 
 
 def test_a_device_that_left_does_not_hold_a_round_to_its_deadline(house, a_run):

@@ -102,7 +102,9 @@ def _promised(
 def last_counted(state: Path, fleet: str) -> list[str]:
     """The devices in the last committed body."""
     with Store(state / "coordinator.db") as store:
-        return next(([dev for _, dev in row.counted] for row in reversed(store.attempts(fleet)) if row.counted), [])
+        return next(
+            ([device for _, device in row.counted] for row in reversed(store.attempts(fleet)) if row.counted), []
+        )
 
 
 def promises(
@@ -130,10 +132,10 @@ def twice(
     updates: Mapping[int, Sequence[Received]],
 ) -> None:
     """No update stands in two bodies, and no device in one body twice: by the rounds and by the audit log."""
-    by_rows = Counter((made, dev) for row in every for made, dev in row.counted or ())
+    by_rows = Counter((made, device) for row in every for made, device in row.counted or ())
     by_log = Counter((int(m), str(d)) for e in events if e["kind"] == "round-closed" for m, d in e["counted"])
     round = {row.attempt: row.round for row in every}
-    learned = Counter((round[made], dev) for made, dev in by_rows.elements())
+    learned = Counter((round[made], device) for made, device in by_rows.elements())
     marked = sum(row.status == "counted" for found in updates.values() for row in found)
     ledger.counted = sum(by_rows.values())
     ledger.twice = sum(n - 1 for found in (by_rows, learned) for n in found.values())
@@ -159,7 +161,7 @@ def _replay(
     for row in (row for row in every if row.counted is not None):
         tries = [r for r in every if r.round == row.round]
         counted: dict[str, Update] = {}
-        for name in sorted({dev for t in tries for dev in t.cohort}):
+        for name in sorted({device for t in tries for device in t.cohort}):
             told = {u.digest for t in tries for u in updates[t.attempt] if u.device == name}
             if not told and (name, row.round) not in began:
                 continue  # it was away
@@ -174,11 +176,11 @@ def _replay(
                 counted[name] = learning.checked(after[0][0], name, row.round, row.base_digest)
             else:
                 private[name] = _distinct([*private[name], *(own for _, (_, own) in learned)])
-        named = sorted(dev for _, dev in row.counted or ())
-        if missing := [dev for dev in named if dev not in counted]:
+        named = sorted(device for _, device in row.counted or ())
+        if missing := [device for device in named if device not in counted]:
             ledger.wrong.append(f"attempt {row.attempt}: counted {missing}, of whom no update is stored")
             continue
-        shared, server = rounds.close(run, shared, server, [counted[dev] for dev in named])
+        shared, server = rounds.close(run, shared, server, [counted[device] for device in named])
         ledger.bodies += 1
         ledger.final = hashlib.sha256(global_model.encode_body(shared)).hexdigest()
         if ledger.final == row.body:

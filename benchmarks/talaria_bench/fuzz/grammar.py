@@ -62,9 +62,9 @@ class Stranger:
 
     def _topic(self) -> str:
         draw = self._random
-        dev, name = draw.choice((*self._devices, "stranger")), f"{draw.getrandbits(64):016x}"
-        below = ("co/state", "co/body", f"m/{name[:8]}/0", *(f"d/{dev}/{kind}" for kind in ("state", "evt", "cmd")))
-        return f"fl/1/{self._fleet}/{draw.choice((*below, f'd/{dev}/up/{name}', f'd/{dev}/dn/{name}'))}"
+        device, name = draw.choice((*self._devices, "stranger")), f"{draw.getrandbits(64):016x}"
+        below = ("co/state", "co/body", f"m/{name[:8]}/0", *(f"d/{device}/{kind}" for kind in ("state", "evt", "cmd")))
+        return f"fl/1/{self._fleet}/{draw.choice((*below, f'd/{device}/up/{name}', f'd/{device}/dn/{name}'))}"
 
     def _owner(self, topic: str) -> str:
         parts = topic.split("/")
@@ -119,7 +119,7 @@ class Stranger:
         """Lists in lists, in the header, in a message, or in a profile."""
         draw, topic = self._random, self._topic()
         deep = draw.choice(NESTED)
-        head = {"v": VERSION, "l": 0, "t": "dev", "f": self._fleet, "d": self._owner(topic)}
+        head = {"v": VERSION, "l": 0, "t": "device", "f": self._fleet, "d": self._owner(topic)}
         if draw.random() < 0.5:
             packed = msgpack.packb(head).replace(b"\xa1" + draw.choice(b"vltd").to_bytes(1, "big"), b"\xa1q", 1)
             return topic, _framed(bytes([packed[0] + 1]) + packed[1:] + b"\xa1v" + deep, b"")

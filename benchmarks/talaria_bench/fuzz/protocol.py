@@ -69,11 +69,11 @@ def _events(data: bytes, known: tuple[str, ...]) -> Iterable[e.Received]:
         place, kind, boot, seq, size = struct.unpack_from("<BBBBH", data, at)
         body, at, count = data[at + 6 : at + 6 + size][:MAX_BODY], at + 6 + size, count + 1
         topic = known[place % len(known)]
-        dev = topic.split("/")[1] if topic.startswith("d/") else ""
+        device = topic.split("/")[1] if topic.startswith("d/") else ""
         if kind < len(TYPES):
-            header = Header(TYPES[kind], "watch", dev, boot=boot, seq=count * (seq % 4))
+            header = Header(TYPES[kind], "watch", device, boot=boot, seq=count * (seq % 4))
         else:
-            header = Header(messages.CHUNK, "watch", dev, boot=boot, xfer=XFER, idx=seq, off=300 * seq)
+            header = Header(messages.CHUNK, "watch", device, boot=boot, xfer=XFER, idx=seq, off=300 * seq)
         yield e.Received(float(count), ROOT + topic, encode_frame(header, body), retained=place > 200)
 
 
@@ -85,7 +85,7 @@ def _coordinator(data: bytes, state: CoordinatorState | None = None) -> None:
     for event in _events(data, TO_COORDINATOR):
         for action in half.step(state, event)[1]:
             if isinstance(action, a.Complete):
-                half.step(state, e.Stored(event.now, action.attempt, action.dev, action.cut.sha256))
+                half.step(state, e.Stored(event.now, action.attempt, action.device, action.cut.sha256))
         half.step(state, e.Tick(event.now))
     counted = [entry[:2] for attempt in state.attempts.values() for entry in attempt.counted]
     if len(counted) != len(set(counted)):

@@ -142,7 +142,7 @@ class Promises:
         for row in store.attempts(self.fleet):
             if row.body is None or row.counted is None:
                 continue
-            mine = [u for made, dev in row.counted for u in store.updates(self.fleet, made) if u.device == dev]
+            mine = [u for made, device in row.counted for u in store.updates(self.fleet, made) if u.device == device]
             after = exact.opened(blobs.get(row.body))
             # A backup holds bodies, and no updates that are folded into them.
             if all(blobs.has(u.digest) and u.digest not in self.damaged for u in mine):

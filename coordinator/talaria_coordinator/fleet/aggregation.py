@@ -193,7 +193,7 @@ class Learning:
     def _updates(self, counted: Sequence[Counted], shared: Tensors) -> Iterator[Update]:
         for entry in counted:
             try:
-                update = self._decoded(self.blobs.get(entry.sha256.hex()), entry.dev)
+                update = self._decoded(self.blobs.get(entry.sha256.hex()), entry.device)
                 self._require(shared, update)
             except BlobLost as error:
                 raise _UnfitError(LeftOut(entry, str(error), liar=False)) from error

@@ -32,13 +32,13 @@ class Refusals:
     def heard(self, refused: FrameRefused, now: float) -> None:
         """Something was refused at ``now``, a clock that only goes on."""
         topic = refused.topic.split("/")
-        key = (refused.dev, "/".join(topic[5:6]), _NUMBER.sub("", refused.reason)[:24])
+        key = (refused.device, "/".join(topic[5:6]), _NUMBER.sub("", refused.reason)[:24])
         if key not in self._kinds and len(self._kinds) >= KINDS:
             key = ("", "", "")
         kind = self._kinds.get(key)
         if kind is None:
             self._kinds[key] = _Kind(refused, now)
-            self.tell("refused", device=refused.dev, topic=refused.topic, reason=refused.reason)
+            self.tell("refused", device=refused.device, topic=refused.topic, reason=refused.reason)
             return
         kind.last, kind.more = refused, kind.more + 1
         self.due(now)
@@ -52,5 +52,5 @@ class Refusals:
                 del self._kinds[key]
                 continue
             last = kind.last
-            self.tell("refused", device=last.dev, topic=last.topic, reason=last.reason, more=kind.more)
+            self.tell("refused", device=last.device, topic=last.topic, reason=last.reason, more=kind.more)
             kind.told, kind.more = now, 0

@@ -238,12 +238,12 @@ class Conductor:
     def _commit(self, action: a.RoundClosed) -> Made:
         made = self._learning.fold(self.fleet, action.counted)
         for out in made.left:
-            self.store.leave_out(self.config.name, out.entry.attempt, out.entry.dev, out.reason)
+            self.store.leave_out(self.config.name, out.entry.attempt, out.entry.device, out.reason)
         self.store.commit_attempt(
             self.config.name,
             action.attempt,
             epoch=self.fleet.epoch,
-            counted=[(entry.attempt, entry.dev) for entry in made.counted],
+            counted=[(entry.attempt, entry.device) for entry in made.counted],
             body=made.body,
             server=made.server,
             last=self.fleet.round + 1 >= self.config.run.rounds,
@@ -264,16 +264,16 @@ class Conductor:
         if event.number in self._called_off:
             return
         for out in event.left:
-            self.store.leave_out(self.config.name, out.entry.attempt, out.entry.dev, out.reason)
+            self.store.leave_out(self.config.name, out.entry.attempt, out.entry.device, out.reason)
         self.failed(event.number, event.reason)
         self._hands.feed(e.Committed(time.monotonic(), event.number))
         self._left_out(event.number, event.left)
 
     def _left_out(self, number: int, left: Sequence[LeftOut]) -> None:
         for out in left:
-            self._hands.tell("left-out", attempt=number, device=out.entry.dev, reason=out.reason)
+            self._hands.tell("left-out", attempt=number, device=out.entry.device, reason=out.reason)
             if out.liar:
-                self._hands.feed(e.Revoke(time.monotonic(), out.entry.dev, out.reason))
+                self._hands.feed(e.Revoke(time.monotonic(), out.entry.device, out.reason))
 
     def call_off(self, number: int, reason: str) -> bool:
         """Fail a round that is closed and not yet committed; False where it was committed first."""

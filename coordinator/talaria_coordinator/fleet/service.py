@@ -198,7 +198,7 @@ class Service:
         """Shut out who was revoked, and let in who was enrolled anew."""
         for change in self._members.changes(time.monotonic(), self._state.quarantined()):
             if isinstance(change, e.Release):
-                self.store.quarantine(self.config.name, change.dev, None)
+                self.store.quarantine(self.config.name, change.device, None)
             self._feed(change)
         self._out_changed.set()
 
@@ -311,14 +311,14 @@ class Service:
                 self._refusals.heard(action, time.monotonic())
             case a.Quarantined():
                 witness(action, name, self.store, self._tell)
-                self._link.say(a.Publish(str(Topic(name, "state", action.dev)), b"", retain=True))
+                self._link.say(a.Publish(str(Topic(name, "state", action.device)), b"", retain=True))
                 self._out_changed.set()
             case a.KeepChunk():
                 self._keep(action)
             case a.Complete():
                 self._spawn(self._take(action))
             case a.Discard():
-                self._uploads.drop((action.dev, action.xfer))
+                self._uploads.drop((action.device, action.xfer))
             case a.RoundClosed():
                 self._conductor.closed(action)
             case a.RoundFailed():
@@ -326,11 +326,11 @@ class Service:
             case a.Fenced():
                 raise StateError(self._replaced(action))
             case a.Departed():
-                self._leaving.done(action.dev)
+                self._leaving.done(action.device)
             case _:
                 witness(action, name, self.store, self._tell)
                 if isinstance(action, a.DeviceUp):
-                    self._conductor.not_asked(action.dev)
+                    self._conductor.not_asked(action.device)
 
     def _replaced(self, by: a.Fenced) -> str:
         name, ours = self.config.name, self._conductor.fleet.epoch
@@ -348,28 +348,28 @@ class Service:
 
     def _keep(self, action: a.KeepChunk) -> None:
         try:
-            self._uploads.part((action.dev, action.xfer), action.cut).put(action.index, action.data)
+            self._uploads.part((action.device, action.xfer), action.cut).put(action.index, action.data)
         except StateError as error:
             # The upload's whole sha256 will not fit, and what is missing is asked for again.
-            self._tell("error", device=action.dev, error=str(error))
+            self._tell("error", device=action.device, error=str(error))
 
     async def _take(self, action: a.Complete) -> None:
         """A complete upload: check it, make it durable, and only then let the receipt go out."""
         wait, name = AGAIN_S[0], self.config.name
-        with self._uploads.take((action.dev, action.xfer), action.cut) as part:
+        with self._uploads.take((action.device, action.xfer), action.cut) as part:
             while True:
                 try:
                     answer = await asyncio.to_thread(receive, name, action, part, self._learning, self.store)
                 except Exception as error:
                     if not passing(error):
                         raise
-                    self._tell("error", attempt=action.attempt, device=action.dev, error=str(error))
+                    self._tell("error", attempt=action.attempt, device=action.device, error=str(error))
                     await asyncio.sleep(wait)
                     wait = min(2 * wait, AGAIN_S[1])
                 else:
                     break
         if isinstance(answer, e.UpdateRejected):
-            self._tell("rejected", attempt=action.attempt, device=action.dev, reason=answer.reason)
+            self._tell("rejected", attempt=action.attempt, device=action.device, reason=answer.reason)
         await self._inbox.put(answer)
 
     # -- orders and bodies

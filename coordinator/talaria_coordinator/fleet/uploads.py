@@ -47,22 +47,22 @@ def receive(
     try:
         part.finish()
     except WireError:
-        return e.Damaged(now, upload.attempt, upload.dev, frozenset(part.found()))
+        return e.Damaged(now, upload.attempt, upload.device, frozenset(part.found()))
     data = b"".join(part.read(i) for i in range(upload.cut.count))
     facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base_version": upload.base_version}
     tried = store.attempt_numbered(fleet, upload.attempt)
     if tried is None:
         raise StateError(f"fleet {fleet!r}: attempt {upload.attempt} is not in the store; restore it from a backup")
     try:
-        update = learning.checked(data, upload.dev, tried.round, tried.base_digest)
+        update = learning.checked(data, upload.device, tried.round, tried.base_digest)
     except WireError as error:
-        store.reject_update(fleet, upload.attempt, upload.dev, reason=str(error), **facts)
-        return e.UpdateRejected(now, upload.attempt, upload.dev, str(error))
+        store.reject_update(fleet, upload.attempt, upload.device, reason=str(error), **facts)
+        return e.UpdateRejected(now, upload.attempt, upload.device, str(error))
     learning.blobs.put(data)
     found = findings_of(update, learning.dense)
-    row = store.keep_update(fleet, upload.attempt, upload.dev, found=found, **facts)
+    row = store.keep_update(fleet, upload.attempt, upload.device, found=found, **facts)
     if row.digest != digest or row.status == "rejected":
         return e.UpdateRejected(
-            now, upload.attempt, upload.dev, row.reason or "another update of this round came first"
+            now, upload.attempt, upload.device, row.reason or "another update of this round came first"
         )
-    return e.Stored(now, upload.attempt, upload.dev, upload.cut.sha256)
+    return e.Stored(now, upload.attempt, upload.device, upload.cut.sha256)

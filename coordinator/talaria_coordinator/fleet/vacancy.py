@@ -118,7 +118,7 @@ def _birth(arrival: Arrival, fleet: str, signer: Signer | None) -> tuple[int, m.
         said = m.decode_message(frame)
     except WireError:
         return None
-    if not isinstance(said, m.CoordinatorBirth) or frame.header.fed != fleet:
+    if not isinstance(said, m.CoordinatorBirth) or frame.header.fleet != fleet:
         return None
     if signer is not None and not signed_by(frame, signer.public):
         return None

@@ -14,24 +14,24 @@ def witness(action: a.Action, fleet: str, store: Store, tell: Callable[..., None
     """Record ``action`` of ``fleet`` where it tells something of a device; any other changes nothing."""
     match action:
         case a.DeviceUp():
-            store.see(fleet, action.dev, action.boot, profile_of(action.profile))
-            tell("device-up", device=action.dev, boot=action.boot)
+            store.see(fleet, action.device, action.boot, profile_of(action.profile))
+            tell("device-up", device=action.device, boot=action.boot)
         case a.DeviceDown():
-            store.see(fleet, action.dev, action.boot, {}, online=False)
-            tell("device-down", device=action.dev, boot=action.boot)
+            store.see(fleet, action.device, action.boot, {}, online=False)
+            tell("device-down", device=action.device, boot=action.boot)
         case a.Forgot():
             tell(
-                "device-forgot", device=action.dev, boot=action.boot, newest=action.newest,
+                "device-forgot", device=action.device, boot=action.boot, newest=action.newest,
                 reason="it has lost its memory or been given an older one, and is told to go on from where it was; if "
                 "this comes again and again, two devices have this name: enrol one of them under its own",
             )  # fmt: skip
         case a.Progressed():
-            tell("progress", attempt=action.attempt, device=action.dev, phase=action.phase, reason=action.reason)
+            tell("progress", attempt=action.attempt, device=action.device, phase=action.phase, reason=action.reason)
         case a.Doubled():
-            tell("doubled", device=action.dev, reason=DOUBLED)
+            tell("doubled", device=action.device, reason=DOUBLED)
         case a.Quarantined():
-            store.quarantine(fleet, action.dev, action.reason)
-            tell("quarantined", device=action.dev, reason=action.reason)
+            store.quarantine(fleet, action.device, action.reason)
+            tell("quarantined", device=action.device, reason=action.reason)
         case a.Equivocation():
-            store.equivocation(fleet, action.attempt, action.dev, action.first.hex(), action.second.hex())
-            tell("equivocation", attempt=action.attempt, device=action.dev)
+            store.equivocation(fleet, action.attempt, action.device, action.first.hex(), action.second.hex())
+            tell("equivocation", attempt=action.attempt, device=action.device)

@@ -25,8 +25,8 @@ class Publish:
 class SendChunks:
     """Read these chunks of the bytes with this sha256 and publish them; :func:`transfer.chunk_frames` does so."""
 
-    fed: str
-    dev: str
+    fleet: str
+    device: str
     xfer: str
     boot: int
     attempt: int
@@ -40,7 +40,7 @@ class SendChunks:
 class KeepChunk:
     """Write this verified chunk at its place in the file of transfer ``xfer`` (for a body: its hex sha256[:16])."""
 
-    dev: str
+    device: str
     xfer: str
     cut: Cut = field(repr=False)
     index: int
@@ -51,7 +51,7 @@ class KeepChunk:
 class Discard:
     """The partial file of this transfer is not needed any more."""
 
-    dev: str
+    device: str
     xfer: str
 
 
@@ -71,7 +71,7 @@ class FrameRefused:
     """Something from outside was refused: for the log and the metrics."""
 
     topic: str
-    dev: str
+    device: str
     reason: str
 
 
@@ -84,7 +84,7 @@ class Complete:
     :class:`Stored`, :class:`Rejected` or :class:`Damaged`."""
 
     attempt: int
-    dev: str
+    device: str
     xfer: str
     base_version: int
     cut: Cut = field(repr=False)
@@ -92,9 +92,9 @@ class Complete:
 
 @dataclass(frozen=True)
 class Counted:
-    """One update that counts: made by ``dev`` for ``attempt`` from body version ``base_version``."""
+    """One update that counts: made by ``device`` for ``attempt`` from body version ``base_version``."""
 
-    dev: str
+    device: str
     attempt: int
     base_version: int
     sha256: bytes
@@ -124,7 +124,7 @@ class RoundFailed:
 class DeviceUp:
     """A device was born or came back; ``profile`` is what its birth says."""
 
-    dev: str
+    device: str
     boot: int
     profile: bytes
 
@@ -133,7 +133,7 @@ class DeviceUp:
 class DeviceDown:
     """A device's last will arrived, for its present boot."""
 
-    dev: str
+    device: str
     boot: int
 
 
@@ -142,7 +142,7 @@ class Forgot:
     """A device spoke with boot ``boot``, though ``newest`` was heard: it lost or restored its memory, or two have its
     name. It is told to count on from there."""
 
-    dev: str
+    device: str
     boot: int
     newest: int
 
@@ -151,7 +151,7 @@ class Forgot:
 class Progressed:
     """A device accepted, declined or reports trouble."""
 
-    dev: str
+    device: str
     attempt: int
     phase: str
     reason: str = ""
@@ -161,21 +161,21 @@ class Progressed:
 class Doubled:
     """Two programs have this device's name, and put each other out at the broker again and again."""
 
-    dev: str
+    device: str
 
 
 @dataclass(frozen=True)
 class Departed:
     """A device has its last body and its model, and leaves."""
 
-    dev: str
+    device: str
 
 
 @dataclass(frozen=True)
 class Quarantined:
     """A device is shut out from now on; the operator sees why."""
 
-    dev: str
+    device: str
     reason: str
 
 
@@ -183,7 +183,7 @@ class Quarantined:
 class Equivocation:
     """A device offered a second, different update for one round; the first stays."""
 
-    dev: str
+    device: str
     attempt: int
     first: bytes
     second: bytes

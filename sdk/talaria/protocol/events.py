@@ -103,7 +103,7 @@ class Stored:
 
     now: float
     attempt: int
-    dev: str
+    device: str
     sha256: bytes
 
 
@@ -113,7 +113,7 @@ class UpdateRejected:
 
     now: float
     attempt: int
-    dev: str
+    device: str
     reason: str
 
 
@@ -123,7 +123,7 @@ class Damaged:
 
     now: float
     attempt: int
-    dev: str
+    device: str
     chunks: frozenset[int] = frozenset()
 
 
@@ -157,7 +157,7 @@ class Release:
     """Let a quarantined device back in."""
 
     now: float
-    dev: str
+    device: str
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Tell:
     """Say something to a device, for whoever looks after it."""
 
     now: float
-    dev: str
+    device: str
     text: str
 
 
@@ -174,7 +174,7 @@ class Revoke:
     """Shut a device out, for this reason."""
 
     now: float
-    dev: str
+    device: str
     reason: str
 
 

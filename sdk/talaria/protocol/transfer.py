@@ -92,14 +92,21 @@ def chunk_frames(action: SendChunks, read: Callable[[int, int], bytes]) -> Itera
         data = read(offset, length)
         if not action.cut.fits(index, data):
             raise WireError(f"chunk {index} of {action.xfer} changed since it was offered; encode it again")
-        dev = "" if action.kind == "m" else action.dev
+        device = "" if action.kind == "m" else action.device
         header = Header(
-            CHUNK, action.fed, dev, boot=action.boot, attempt=action.attempt, xfer=action.xfer, idx=index, off=offset
+            CHUNK,
+            action.fleet,
+            device,
+            boot=action.boot,
+            attempt=action.attempt,
+            xfer=action.xfer,
+            idx=index,
+            off=offset,
         )
         if action.kind == "m":
-            topic = Topic(action.fed, "m", body8=action.xfer[:8], index=index)
+            topic = Topic(action.fleet, "m", body8=action.xfer[:8], index=index)
         else:
-            topic = Topic(action.fed, "up" if action.kind == "up" else "dn", action.dev, action.xfer)
+            topic = Topic(action.fleet, "up" if action.kind == "up" else "dn", action.device, action.xfer)
         yield str(topic), encode_frame(header, data)
 
 

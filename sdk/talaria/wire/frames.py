@@ -30,15 +30,15 @@ LARGEST_INT = 2**53
 class Header:
     """Who says what, and when.
 
-    ``dev`` is the device spoken of (empty on the coordinator's own topics). ``boot`` counts a device's
+    ``device`` is the device spoken of (empty on the coordinator's own topics). ``boot`` counts a device's
     connections; on what a coordinator sends it is its epoch. ``seq`` counts frames within that boot.
     ``xfer``, ``idx`` and ``off`` place a
     chunk. ``sig`` signs the other fields and the body.
     """
 
     type: str
-    fed: str
-    dev: str = ""
+    fleet: str
+    device: str = ""
     boot: int = 0
     seq: int = 0
     attempt: int = 0
@@ -48,7 +48,7 @@ class Header:
     sig: bytes = b""
 
     def __post_init__(self) -> None:
-        for name, longest in (("type", 16), ("fed", 36), ("dev", 36), ("xfer", 32)):
+        for name, longest in (("type", 16), ("fleet", 36), ("device", 36), ("xfer", 32)):
             value = getattr(self, name)
             if not isinstance(value, str) or len(value) > longest:
                 raise WireError(f"frame: header {name}={shown(value)} must be text of at most {longest}")
@@ -70,8 +70,8 @@ class Frame:
 
 _KEYS = {
     "t": "type",
-    "f": "fed",
-    "d": "dev",
+    "f": "fleet",
+    "d": "device",
     "b": "boot",
     "s": "seq",
     "a": "attempt",

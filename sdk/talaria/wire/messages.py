@@ -109,7 +109,7 @@ class DeviceBirth(Message):
     """A device's birth (``online``) or last will, retained; paired by ``boot`` in the frame's header. ``process`` tells
     two programs apart that have one name."""
 
-    TYPE: ClassVar[str] = "dev"
+    TYPE: ClassVar[str] = "device"
     online: bool = _flag()
     key: bytes = _bytes(0, 32)
     profile: bytes = _bytes(0, MAX_PROFILE)

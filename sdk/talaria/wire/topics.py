@@ -1,13 +1,13 @@
 """The topic tree of one fleet. A topic holds at most six slashes, so that every known broker carries it.
 
-fl/1/{fed}/co/state        retained   the coordinator's birth, or its last will
-fl/1/{fed}/co/body         retained   the signed manifest of the current body
-fl/1/{fed}/m/{body8}/{k}              a chunk of the body, to all
-fl/1/{fed}/d/{dev}/state   retained   a device's birth, or its last will
-fl/1/{fed}/d/{dev}/cmd                coordinator to device
-fl/1/{fed}/d/{dev}/evt                device to coordinator
-fl/1/{fed}/d/{dev}/up/{x}             chunks of upload x
-fl/1/{fed}/d/{dev}/dn/{x}             chunks of the body that this device asked for again
+fl/1/{fleet}/co/state             retained   the coordinator's birth, or its last will
+fl/1/{fleet}/co/body              retained   the signed manifest of the current body
+fl/1/{fleet}/m/{body8}/{k}                   a chunk of the body, to all
+fl/1/{fleet}/d/{device}/state     retained   a device's birth, or its last will
+fl/1/{fleet}/d/{device}/cmd                  coordinator to device
+fl/1/{fleet}/d/{device}/evt                  device to coordinator
+fl/1/{fleet}/d/{device}/up/{x}               chunks of upload x
+fl/1/{fleet}/d/{device}/dn/{x}               chunks of the body that this device asked for again
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLEET_RULE = "1 to 36 of a-z, 0-9, '-' and '_', a letter or digit first"
 DEVICE_NAME = r"[a-z0-9][a-z0-9-]{0,35}"
 DEVICE_RULE = "1 to 36 of a-z, 0-9 and '-', a letter or digit first"
 """How fleets and devices may be called, as a pattern and in words; whoever asks for a name asks for these."""
-_FED, _DEV = re.compile(FLEET_NAME), re.compile(DEVICE_NAME)
+_FLEET, _DEVICE = re.compile(FLEET_NAME), re.compile(DEVICE_NAME)
 _XFER = re.compile(r"[a-z0-9]{1,32}")
 _BODY8 = re.compile(r"[0-9a-f]{8}")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
@@ -34,20 +34,20 @@ _LONGEST = 160
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic, taken apart. ``dev`` is empty outside ``d/``; ``xfer`` is set for ``up`` and ``dn``."""
+    """One topic, taken apart. ``device`` is empty outside ``d/``; ``xfer`` is set for ``up`` and ``dn``."""
 
-    fed: str
+    fleet: str
     kind: Kind
-    dev: str = ""
+    device: str = ""
     xfer: str = ""
     body8: str = ""
     index: int = 0
 
     def __post_init__(self) -> None:
-        _need(_FED, "fleet", self.fed, FLEET_RULE)
+        _need(_FLEET, "fleet", self.fleet, FLEET_RULE)
         of_device = self.kind in ("state", "cmd", "evt", "up", "dn")
         if of_device:
-            _need(_DEV, "device", self.dev, DEVICE_RULE)
+            _need(_DEVICE, "device", self.device, DEVICE_RULE)
         if self.kind in ("up", "dn"):
             _need(_XFER, "transfer", self.xfer, "1 to 32 of a-z and 0-9")
         if self.kind == "m":
@@ -55,13 +55,13 @@ class Topic:
             _need(_INDEX, "chunk", str(self.index), "a number of at most 6 digits")
 
     def __str__(self) -> str:
-        root = f"fl/1/{self.fed}"
+        root = f"fl/1/{self.fleet}"
         if self.kind in ("co/state", "co/body"):
             return f"{root}/{self.kind}"
         if self.kind == "m":
             return f"{root}/m/{self.body8}/{self.index}"
         tail = f"/{self.xfer}" if self.kind in ("up", "dn") else ""
-        return f"{root}/d/{self.dev}/{self.kind}{tail}"
+        return f"{root}/d/{self.device}/{self.kind}{tail}"
 
 
 def _need(pattern: re.Pattern[str], what: str, value: str, rule: str) -> None:
@@ -78,30 +78,30 @@ def parse(text: str) -> Topic:
     if parts[:2] != ["fl", "1"] or len(parts) < 4:
         raise WireError(f"topic {text[:80]!r} is not of this protocol; it begins with fl/1/<fleet>/")
     match parts[2:]:
-        case [fed, "co", "state"]:
-            return Topic(fed, "co/state")
-        case [fed, "co", "body"]:
-            return Topic(fed, "co/body")
-        case [fed, "m", body8, index] if _INDEX.fullmatch(index):
-            return Topic(fed, "m", body8=body8, index=int(index))
-        case [fed, "d", dev, ("state" | "cmd" | "evt") as kind]:
-            return Topic(fed, kind, dev)
-        case [fed, "d", dev, ("up" | "dn") as kind, xfer]:
-            return Topic(fed, kind, dev, xfer)
+        case [fleet, "co", "state"]:
+            return Topic(fleet, "co/state")
+        case [fleet, "co", "body"]:
+            return Topic(fleet, "co/body")
+        case [fleet, "m", body8, index] if _INDEX.fullmatch(index):
+            return Topic(fleet, "m", body8=body8, index=int(index))
+        case [fleet, "d", device, ("state" | "cmd" | "evt") as kind]:
+            return Topic(fleet, kind, device)
+        case [fleet, "d", device, ("up" | "dn") as kind, xfer]:
+            return Topic(fleet, kind, device, xfer)
     raise WireError(f"topic {text[:80]!r} is not one of the tree; see talaria.wire.topics")
 
 
-def device_filters(fed: str, dev: str) -> tuple[str, ...]:
+def device_filters(fleet: str, device: str) -> tuple[str, ...]:
     """What a device subscribes to: the coordinator, the body, and its own commands."""
-    Topic(fed, "cmd", dev)
-    root = f"fl/1/{fed}"
-    return (f"{root}/co/#", f"{root}/m/#", f"{root}/d/{dev}/cmd", f"{root}/d/{dev}/dn/#")
+    Topic(fleet, "cmd", device)
+    root = f"fl/1/{fleet}"
+    return (f"{root}/co/#", f"{root}/m/#", f"{root}/d/{device}/cmd", f"{root}/d/{device}/dn/#")
 
 
-def coordinator_filters(fed: str) -> tuple[str, ...]:
+def coordinator_filters(fleet: str) -> tuple[str, ...]:
     """What a coordinator subscribes to: its own birth (to fence itself) and all that devices say."""
-    Topic(fed, "co/state")
-    root = f"fl/1/{fed}"
+    Topic(fleet, "co/state")
+    root = f"fl/1/{fleet}"
     return (f"{root}/co/state", f"{root}/d/+/state", f"{root}/d/+/evt", f"{root}/d/+/up/+")
 
 

@@ -96,15 +96,15 @@ class World:
                 case a.SendChunks():
                     self._send(action, self.disk.bodies[action.cut.sha256])
                 case a.KeepChunk():
-                    self.disk.files.setdefault((action.dev, action.xfer), {})[action.index] = action.data
+                    self.disk.files.setdefault((action.device, action.xfer), {})[action.index] = action.data
                 case a.Discard():
-                    self.disk.files.pop((action.dev, action.xfer), None)
+                    self.disk.files.pop((action.device, action.xfer), None)
                 case a.Complete():
-                    pieces = self.disk.files[action.dev, action.xfer]
+                    pieces = self.disk.files[action.device, action.xfer]
                     data = b"".join(pieces[i] for i in sorted(pieces))
                     assert hashlib.sha256(data).digest() == action.cut.sha256
-                    self.disk.updates[action.attempt, action.dev] = data
-                    self.tell(e.Stored(self.now, action.attempt, action.dev, action.cut.sha256))
+                    self.disk.updates[action.attempt, action.device] = data
+                    self.tell(e.Stored(self.now, action.attempt, action.device, action.cut.sha256))
                 case a.RoundClosed():
                     self.closed.append(action)
                     if self.auto_commit:

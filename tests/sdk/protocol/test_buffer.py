@@ -69,25 +69,25 @@ class Stream:
         seen = set()
         for index, fold in enumerate(self.folds):
             assert len(fold.counted) == self.target
-            assert len({c.dev for c in fold.counted}) == self.target
-            assert list(fold.counted) == sorted(fold.counted, key=lambda c: (c.dev, c.attempt))
+            assert len({c.device for c in fold.counted}) == self.target
+            assert list(fold.counted) == sorted(fold.counted, key=lambda c: (c.device, c.attempt))
             for entry in fold.counted:
                 assert 0 <= index - entry.base_version <= self.stale
-                assert (entry.dev, entry.attempt) not in seen
-                seen.add((entry.dev, entry.attempt))
-                data = self.w.disks[entry.dev].updates[entry.attempt, entry.dev]
+                assert (entry.device, entry.attempt) not in seen
+                seen.add((entry.device, entry.attempt))
+                data = self.w.disks[entry.device].updates[entry.attempt, entry.device]
                 assert entry.sha256 == hashlib.sha256(data).digest()
-        for (dev, number), outcomes in self.w.receipts.items():
+        for (device, number), outcomes in self.w.receipts.items():
             if "stored" in outcomes:
-                held = [c for c in self.w.state.attempts.values() for c in c.counted if c[:2] == (dev, number)]
-                assert (dev, number) in seen or held, "what has a receipt counts"
+                held = [c for c in self.w.state.attempts.values() for c in c.counted if c[:2] == (device, number)]
+                assert (device, number) in seen or held, "what has a receipt counts"
 
 
 def test_every_full_buffer_makes_a_version_and_devices_go_on(world):
     s = Stream(world)
     s.until(6)
     s.check()
-    assert {c.dev for fold in s.folds for c in fold.counted} == set(s.w.names)
+    assert {c.device for fold in s.folds for c in fold.counted} == set(s.w.names)
     assert s.w.state.quarantined() == {}
     assert not [x for x in s.w.events if isinstance(x, a.FrameRefused)]
 
@@ -97,7 +97,7 @@ def test_a_slow_devices_old_update_counts_in_the_version_that_is_then_made(world
     s.slow["dev-3"] = 2
     s.until(8)
     s.check()
-    ages = [i - c.base_version for i, fold in enumerate(s.folds) for c in fold.counted if c.dev == "dev-3"]
+    ages = [i - c.base_version for i, fold in enumerate(s.folds) for c in fold.counted if c.device == "dev-3"]
     assert ages
     assert set(ages) == {2}
 
@@ -112,7 +112,7 @@ def test_who_is_too_old_is_told_and_begins_anew(world):
     s.waiting.clear()
     s.until(9)
     s.check()
-    assert any(c.dev == "dev-3" for fold in s.folds for c in fold.counted)
+    assert any(c.device == "dev-3" for fold in s.folds for c in fold.counted)
 
 
 def test_what_comes_while_a_buffer_is_folded_counts_in_the_next_and_only_then_has_a_receipt(world):
@@ -130,7 +130,7 @@ def test_what_comes_while_a_buffer_is_folded_counts_in_the_next_and_only_then_ha
     s.w.crash_coordinator()
     s.w.start_coordinator()
     s.until(2)
-    assert [(c.dev, c.attempt, c.base_version) for c in s.folds[1].counted] == [("dev-2", 1, 0), ("dev-3", 1, 0)]
+    assert [(c.device, c.attempt, c.base_version) for c in s.folds[1].counted] == [("dev-2", 1, 0), ("dev-3", 1, 0)]
     s.w.run(3)
     assert s.w.receipts["dev-2", 1] == ["stored"]
     s.check()
@@ -151,8 +151,10 @@ def test_a_buffer_that_does_not_fill_in_time_is_carried_over_and_asks_again(worl
     s.until(1)
     assert refused == ["dev-1", "dev-2"]
     assert [(f.attempt, f.stored) for f in s.w.failed] == [(1, 1)]
-    assert {c.dev for c in s.folds[0].counted} > {"dev-0"}
-    assert [c.attempt for c in s.folds[0].counted if c.dev == "dev-0"] == [1], "what was stored is not asked for twice"
+    assert {c.device for c in s.folds[0].counted} > {"dev-0"}
+    assert [c.attempt for c in s.folds[0].counted if c.device == "dev-0"] == [1], (
+        "what was stored is not asked for twice"
+    )
     s.until(4)
     s.check()
 
@@ -197,7 +199,7 @@ def test_a_round_that_asks_more_than_it_needs_closes_with_those_who_come_first(w
     w.begin()
     w.open(1, quorum=1, target=2)
     w.run(5)
-    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    assert [c.device for c in w.closed[0].counted] == ["dev-0", "dev-1"]
     assert w.closed[0].missing == ("dev-2",)
     assert w.state.attempts[1].cohort["dev-2"].phase == "late"
     type(w).work(w, *slow[0])
@@ -206,7 +208,7 @@ def test_a_round_that_asks_more_than_it_needs_closes_with_those_who_come_first(w
     w.publish_body(1)
     w.open(2, quorum=1, target=3)
     w.run(6)
-    assert [c.dev for c in w.closed[1].counted] == ["dev-0", "dev-1", "dev-2"]
+    assert [c.device for c in w.closed[1].counted] == ["dev-0", "dev-1", "dev-2"]
     assert w.state.quarantined() == {}
 
 

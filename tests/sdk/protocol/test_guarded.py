@@ -53,7 +53,7 @@ def test_retained_messages_are_cleared_and_held_against_a_member_that_never_anno
         actions = coordinator.hear(f"up/x{i}", b"junk", retained=True)
         cleared = of(a.Publish, actions)[0]
         assert (cleared.topic, cleared.payload, cleared.retain) == (f"{ROOT}/anna/up/x{i}", b"", True)
-    assert [found.dev for found in of(a.Quarantined, actions)] == ["anna"]
+    assert [found.device for found in of(a.Quarantined, actions)] == ["anna"]
     # What still comes of it is cleared as well.
     assert of(a.Publish, coordinator.hear("evt", b"junk", retained=True))[0].payload == b""
     assert coordinator.hear("evt", b"", retained=True) == []

@@ -153,7 +153,7 @@ class Fleet(RuleBasedStateMachine):
             return
         closed = {}
         for action in self.w.closed:
-            entries = tuple((c.dev, c.attempt, c.base_version, c.sha256) for c in action.counted)
+            entries = tuple((c.device, c.attempt, c.base_version, c.sha256) for c in action.counted)
             assert closed.setdefault(action.attempt, entries) == entries, "one round closed in two ways"
         counted = [entry[:2] for entries in closed.values() for entry in entries]
         assert len(counted) == len(set(counted)), counted
@@ -164,7 +164,7 @@ class Fleet(RuleBasedStateMachine):
             return
         for action in self.w.closed:
             for entry in action.counted:
-                assert hashlib.sha256(self.w.disk.updates[entry.attempt, entry.dev]).digest() == entry.sha256
+                assert hashlib.sha256(self.w.disk.updates[entry.attempt, entry.device]).digest() == entry.sha256
 
     @invariant()
     def what_was_receipted_is_counted_or_its_round_failed(self):
@@ -191,15 +191,15 @@ class Fleet(RuleBasedStateMachine):
         assert len(state.uploads) <= self.w.rules.max_open
         assert len(state.waiting) <= 4 * self.w.rules.max_open
         assert set(state.offers) == set(state.waiting)
-        for dev, xfer in state.uploads:
-            upload = state.uploads[dev, xfer]
-            assert state.attempts[upload.attempt].cohort[dev].phase in ("receiving", "storing")
+        for device, xfer in state.uploads:
+            upload = state.uploads[device, xfer]
+            assert state.attempts[upload.attempt].cohort[device].phase in ("receiving", "storing")
 
     @invariant()
     def only_who_said_two_things_is_shut_out(self):
         if not hasattr(self, "w"):
             return
-        accused = {(x.dev, x.attempt) for x in self.w.events if isinstance(x, a.Equivocation)}
+        accused = {(x.device, x.attempt) for x in self.w.events if isinstance(x, a.Equivocation)}
         assert accused <= self.twice
         assert set(self.w.state.quarantined()) <= {name for name, _ in self.twice}
 
@@ -222,7 +222,7 @@ class Fleet(RuleBasedStateMachine):
             w.run(5)
         else:
             attempt = w.state.attempts[w.state.current]
-            live = {dev: m.phase for dev, m in attempt.cohort.items() if m.phase in LIVE}
+            live = {device: m.phase for device, m in attempt.cohort.items() if m.phase in LIVE}
             raise AssertionError(f"attempt {attempt.number} does not end; it waits for {live}")
         self.nothing_counts_twice()
         self.what_was_receipted_is_counted_or_its_round_failed()

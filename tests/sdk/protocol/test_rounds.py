@@ -27,7 +27,7 @@ def digests(w, number):
 
 
 def counted(closed):
-    return [(c.dev, c.attempt, c.sha256) for c in closed.counted]
+    return [(c.device, c.attempt, c.sha256) for c in closed.counted]
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -130,7 +130,7 @@ def test_the_deadline_closes_with_quorum_and_the_late_one_gets_a_late_receipt(wo
     w.run(8)
     assert w.closed == []
     w.run(4)
-    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    assert [c.device for c in w.closed[0].counted] == ["dev-0", "dev-1"]
     assert w.closed[0].missing == ("dev-2",)
     w.start_device("dev-2")
     w.say("dev-2", e.Received(w.now, *_work(w, "dev-2", 1)))
@@ -151,7 +151,7 @@ def test_a_round_does_not_wait_for_who_has_gone_once_there_is_a_quorum(world):
     assert w.closed == []
     w.crash_device("dev-2")
     w.run(11)
-    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    assert [c.device for c in w.closed[0].counted] == ["dev-0", "dev-1"]
     assert w.closed[0].missing == ("dev-2", "dev-3")
 
 
@@ -168,7 +168,7 @@ def test_a_broker_that_is_started_again_closes_no_round_before_its_devices_are_b
     w.run(2)
     w.start_device("dev-2")
     w.run(8)
-    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1", "dev-2"]
+    assert [c.device for c in w.closed[0].counted] == ["dev-0", "dev-1", "dev-2"]
 
 
 def test_without_a_quorum_who_has_gone_is_waited_for_and_counts_when_it_comes_back(world):
@@ -181,7 +181,7 @@ def test_without_a_quorum_who_has_gone_is_waited_for_and_counts_when_it_comes_ba
     assert w.closed == w.failed == []
     w.start_device("dev-1")
     w.run(5)
-    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    assert [c.device for c in w.closed[0].counted] == ["dev-0", "dev-1"]
 
 
 def test_a_start_of_the_coordinator_takes_nobody_for_gone(world):
@@ -206,7 +206,7 @@ def test_a_round_does_not_wait_for_who_left_while_the_broker_lost_its_last_will(
     w.run(50)
     w.devices["dev-2"] = slow
     w.run(50)
-    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1", "dev-2"], "who answers is waited for"
+    assert [c.device for c in w.closed[0].counted] == ["dev-0", "dev-1", "dev-2"], "who answers is waited for"
     del w.devices["dev-2"]
     w.hub.leave("dev-2")
     w.open(2, seconds=6000, quorum=2)
@@ -214,7 +214,7 @@ def test_a_round_does_not_wait_for_who_left_while_the_broker_lost_its_last_will(
     assert len(w.closed) == 1
     w.run(20)
     assert w.closed[1].missing == ("dev-2",)
-    assert [d.dev for d in w.events if isinstance(d, a.DeviceDown)] == ["dev-2"]
+    assert [d.device for d in w.events if isinstance(d, a.DeviceDown)] == ["dev-2"]
     w.start_device("dev-2")
     w.open(3, seconds=6000, quorum=2)
     w.run(5)
@@ -271,7 +271,7 @@ def test_a_device_that_forgot_its_update_in_the_middle_of_an_upload_is_asked_unt
     w.run(3)
     w.say = say
     w.run(20)
-    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    assert [c.device for c in w.closed[0].counted] == ["dev-0", "dev-1"]
 
 
 def test_a_device_that_forgot_its_update_and_declines_is_not_waited_for(world):
@@ -295,19 +295,19 @@ def _is_work(event):
     return isinstance(event, e.Received) and bool(event.payload) and decode_frame(event.payload).header.type == "work"
 
 
-def _work(w, dev, number):
+def _work(w, device, number):
     """The work order of a round, as it would come late."""
     from talaria.wire import messages as m
     from talaria.wire.frames import Header, encode_frame
 
     attempt = w.state.attempts[number]
     work = m.Work(
-        attempt=number, version=attempt.version, body=attempt.body, seconds=0.0, spec=f"plan of {dev}".encode()
+        attempt=number, version=attempt.version, body=attempt.body, seconds=0.0, spec=f"plan of {device}".encode()
     )
-    peer = w.state.peers[dev]
+    peer = w.state.peers[device]
     peer.said += 1
-    header = Header("work", "watch", dev, boot=w.epoch, seq=peer.said)
-    return f"fl/1/watch/d/{dev}/cmd", encode_frame(header, m.encode_message(work), w.signer)
+    header = Header("work", "watch", device, boot=w.epoch, seq=peer.said)
+    return f"fl/1/watch/d/{device}/cmd", encode_frame(header, m.encode_message(work), w.signer)
 
 
 def test_the_deadline_without_quorum_fails_the_round(world):
@@ -330,7 +330,7 @@ def test_over_provisioning_closes_at_the_target_and_calls_the_rest_off(world):
     w.begin()
     w.open(1, quorum=2, target=2)
     w.run(6)
-    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    assert [c.device for c in w.closed[0].counted] == ["dev-0", "dev-1"]
     assert any(isinstance(x, a.Cancel) and x.attempt == 1 for x in w.events)
 
 
@@ -356,7 +356,7 @@ def test_a_rejected_update_counts_nowhere_and_shuts_its_device_out(world):
     tell = type(w).tell
 
     def judge(event):
-        if isinstance(event, e.Stored) and event.dev == "dev-0":
+        if isinstance(event, e.Stored) and event.device == "dev-0":
             event = e.UpdateRejected(w.now, event.attempt, "dev-0", "holds NaN")
         return tell(w, event)
 
@@ -364,7 +364,7 @@ def test_a_rejected_update_counts_nowhere_and_shuts_its_device_out(world):
     w.begin()
     w.open(1, quorum=1)
     w.run(8)
-    assert [c.dev for c in w.closed[0].counted] == ["dev-1"]
+    assert [c.device for c in w.closed[0].counted] == ["dev-1"]
     assert w.state.quarantined() == {"dev-0": "holds NaN"}
     assert w.receipts["dev-0", 1] == ["rejected"]
     w.tell(e.Release(w.now, "dev-0"))
@@ -378,7 +378,7 @@ def test_a_damaged_file_is_fetched_again_where_it_is_damaged(world):
     def judge(event):
         if isinstance(event, e.Stored) and not hurt:
             hurt.append(event)
-            return tell(w, e.Damaged(w.now, event.attempt, event.dev, frozenset({0, 1, 2})))
+            return tell(w, e.Damaged(w.now, event.attempt, event.device, frozenset({0, 1, 2})))
         return tell(w, event)
 
     w.tell = judge
@@ -403,7 +403,7 @@ def test_a_body_reaches_all_by_one_multicast_and_repairs_go_to_one(world):
     w.run(30)
     sends = [x for x in w.events if isinstance(x, a.SendChunks)]
     assert [len(x.indices) for x in sends if x.kind == "m"] == [50]
-    assert {x.dev for x in sends if x.kind == "dn"} == {"dev-3"}
+    assert {x.device for x in sends if x.kind == "dn"} == {"dev-3"}
     assert all(len(d.bodies) == 1 for d in w.disks.values())
 
 
@@ -449,12 +449,12 @@ def test_updates_of_earlier_rounds_count_within_the_staleness_allowed(world):
     w.begin()
     w.open(1, quorum=2, target=2, stale=2)
     w.run(5)
-    assert [c.dev for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+    assert [c.device for c in w.closed[0].counted] == ["dev-0", "dev-1"]
     w.publish_body(1)
     w.tell(e.OpenRound(w.now, 2, {n: f"plan of {n}".encode() for n in w.names[:2]}, None, 2, 2, 2))
     type(w).work(w, *slow[0])
     w.run(6)
-    entries = {(c.dev, c.attempt, c.base_version) for c in w.closed[1].counted}
+    entries = {(c.device, c.attempt, c.base_version) for c in w.closed[1].counted}
     assert ("dev-2", 1, 0) in entries
     assert len(entries) == 2
 

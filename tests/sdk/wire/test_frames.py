@@ -21,8 +21,8 @@ NUMBERS = st.integers(0, 2**53)
 HEADERS = st.builds(
     Header,
     type=st.text("abcdefgh", min_size=1, max_size=16),
-    fed=st.text("abcdefgh", min_size=1, max_size=36),
-    dev=st.text("abc-", max_size=36),
+    fleet=st.text("abcdefgh", min_size=1, max_size=36),
+    device=st.text("abc-", max_size=36),
     boot=NUMBERS,
     seq=NUMBERS,
     attempt=NUMBERS,
@@ -64,7 +64,7 @@ def test_a_signature_covers_header_and_body():
     assert signed_by(frame, KEY.public)
     for other in (
         Frame(frame.header, b"bodx"),
-        Frame(dataclasses.replace(frame.header, dev="dev-2"), b"body"),
+        Frame(dataclasses.replace(frame.header, device="dev-2"), b"body"),
         Frame(dataclasses.replace(frame.header, seq=10), b"body"),
         Frame(dataclasses.replace(frame.header, boot=4), b"body"),
         Frame(dataclasses.replace(frame.header, sig=b""), b"body"),
@@ -169,16 +169,18 @@ def test_an_unknown_message_and_a_wrong_count_of_hashes_are_refused():
 
 NAMES = st.from_regex("[a-z0-9][a-z0-9-]{0,35}", fullmatch=True)
 TOPICS = st.one_of(
-    st.builds(Topic, fed=st.just("watch"), kind=st.sampled_from(["co/state", "co/body"])),
-    st.builds(Topic, fed=st.just("watch"), kind=st.sampled_from(["state", "cmd", "evt"]), dev=NAMES),
+    st.builds(Topic, fleet=st.just("watch"), kind=st.sampled_from(["co/state", "co/body"])),
+    st.builds(Topic, fleet=st.just("watch"), kind=st.sampled_from(["state", "cmd", "evt"]), device=NAMES),
     st.builds(
         Topic,
-        fed=st.just("w_1"),
+        fleet=st.just("w_1"),
         kind=st.sampled_from(["up", "dn"]),
-        dev=NAMES,
+        device=NAMES,
         xfer=st.text("0af", min_size=1, max_size=32),
     ),
-    st.builds(Topic, fed=st.just("watch"), kind=st.just("m"), body8=st.just("0123abcd"), index=st.integers(0, 999_999)),
+    st.builds(
+        Topic, fleet=st.just("watch"), kind=st.just("m"), body8=st.just("0123abcd"), index=st.integers(0, 999_999)
+    ),
 )
 
 

@@ -17,11 +17,11 @@ from talaria.wire import messages as m
 RECALLED = "the body it started from is too old by now"
 
 
-def busy(state: CoordinatorState, attempt: Attempt, dev: str) -> bool:
+def busy(state: CoordinatorState, attempt: Attempt, device: str) -> bool:
     """Whether a device has its place in this buffer already, or an update of an earlier round under way."""
-    if any(entry[0] == dev for entry in attempt.counted):
+    if any(entry[0] == device for entry in attempt.counted):
         return True
-    earlier = (r.cohort[dev].phase for n, r in state.attempts.items() if n < attempt.number and dev in r.cohort)
+    earlier = (r.cohort[device].phase for n, r in state.attempts.items() if n < attempt.number and device in r.cohort)
     return any(phase in LIVE or phase == HELD for phase in earlier)
 
 
@@ -30,13 +30,13 @@ def fill(t: Turn, intake: Intake, attempt: Attempt, before: Attempt | None) -> N
     if before is not None and before.phase == "carried":
         attempt.counted = list(before.counted)
     for number, old in sorted(t.state.attempts.items()):
-        for dev, member in sorted(old.cohort.items()):
+        for device, member in sorted(old.cohort.items()):
             if number == attempt.number or member.phase not in (*LIVE, HELD):
                 continue
             if attempt.version - old.version > attempt.stale:
-                dismiss(t, intake, old, dev, RECALLED)
-            elif member.phase == HELD and intake.counted(old, dev, member):
-                intake.say(dev, m.Receipt(attempt=number, sha256=member.sha256, outcome="stored", reason=""))
+                dismiss(t, intake, old, device, RECALLED)
+            elif member.phase == HELD and intake.counted(old, device, member):
+                intake.say(device, m.Receipt(attempt=number, sha256=member.sha256, outcome="stored", reason=""))
 
 
 def end(t: Turn, intake: Intake, attempt: Attempt, reason: str) -> None:
@@ -45,25 +45,25 @@ def end(t: Turn, intake: Intake, attempt: Attempt, reason: str) -> None:
     if attempt.stale and attempt.phase == "failed":
         dismiss_all(t, intake, reason)
         return
-    for dev, member in sorted(attempt.cohort.items()):
+    for device, member in sorted(attempt.cohort.items()):
         if attempt.stale and member.phase == "called":
-            intake.drop(attempt, dev, "late")
+            intake.drop(attempt, device, "late")
         elif not attempt.stale and member.phase in LIVE:
-            dismiss(t, intake, attempt, dev, reason)
+            dismiss(t, intake, attempt, device, reason)
     intake.admit()
 
 
 def dismiss_all(t: Turn, intake: Intake, reason: str) -> None:
     """Nothing that is still under way will count."""
     for attempt in t.state.attempts.values():
-        for dev, member in sorted(attempt.cohort.items()):
+        for device, member in sorted(attempt.cohort.items()):
             if member.phase in LIVE or member.phase == HELD:
-                dismiss(t, intake, attempt, dev, reason)
+                dismiss(t, intake, attempt, device, reason)
     t.act(a.Save())
     intake.admit()
 
 
-def dismiss(t: Turn, intake: Intake, attempt: Attempt, dev: str, reason: str) -> None:
+def dismiss(t: Turn, intake: Intake, attempt: Attempt, device: str, reason: str) -> None:
     """End a member's part in a round, and tell it."""
-    intake.drop(attempt, dev, "late")
-    intake.say(dev, m.Abort(attempt=attempt.number, reason=reason))
+    intake.drop(attempt, device, "late")
+    intake.say(device, m.Abort(attempt=attempt.number, reason=reason))

@@ -50,7 +50,7 @@ class CoordinatorMachine:
     and with keys, what is not signed is nobody's offence.
     """
 
-    fed: str
+    fleet: str
     rules: Rules = field(default_factory=Rules)
     spec: bytes = b""
     signer: Signer | None = None
@@ -59,11 +59,11 @@ class CoordinatorMachine:
     apart: bool = True
 
     def __post_init__(self) -> None:
-        Topic(self.fed, "co/state")
+        Topic(self.fleet, "co/state")
 
     def will(self, state: CoordinatorState) -> tuple[str, bytes]:
         """Topic and payload of the last will: offline, in this epoch. Give it to the transport, retained."""
-        return str(Topic(self.fed, "co/state")), self._speech.birth(state, online=False)
+        return str(Topic(self.fleet, "co/state")), self._speech.birth(state, online=False)
 
     def step(self, state: CoordinatorState, event: object) -> tuple[CoordinatorState, list[a.Action]]:
         """The state after ``event`` (changed in place) and what to do, in order."""
@@ -95,12 +95,12 @@ class CoordinatorMachine:
             case e.Dismiss():
                 async_rounds.dismiss_all(t, self._intake(t), event.reason)
             case e.Release():
-                self._release(t, event.dev)
+                self._release(t, event.device)
             case e.Tell():
-                self._say(t, event.dev, m.Notice(text=event.text[: m.MAX_TEXT]))
+                self._say(t, event.device, m.Notice(text=event.text[: m.MAX_TEXT]))
             case e.Revoke():
-                t.peer(event.dev)
-                self._intake(t).quarantine(event.dev, event.reason)
+                t.peer(event.device)
+                self._intake(t).quarantine(event.device, event.reason)
                 self._settle(t)
             case _:
                 raise StateError(f"coordinator: {type(event).__name__} is not an event of this half")
@@ -122,18 +122,18 @@ class CoordinatorMachine:
             peer.idle, peer.heard, peer.told = 0.0, event.now, -1e18
         for attempt in state.attempts.values():
             attempt.deadline = None if attempt.deadline is None else attempt.deadline + shift
-            for dev, member in attempt.cohort.items():
+            for device, member in attempt.cohort.items():
                 member.asked, member.sought = -1e18, None
                 member.boot = 0  # it may have done the round again since, where this record is an older one
                 if (
-                    (attempt.number, dev) in event.stored
+                    (attempt.number, device) in event.stored
                     and member.phase in LIVE
                     and self._intake(t).countable(attempt)
                 ):
-                    member.sha256 = event.stored[attempt.number, dev]
+                    member.sha256 = event.stored[attempt.number, device]
                     member.xfer = transfer_of(member.sha256)
                     member.base_version = attempt.version
-                    self._intake(t).counted(attempt, dev, member)
+                    self._intake(t).counted(attempt, device, member)
                 elif member.phase == "storing":
                     member.phase = "receiving"
             if attempt.phase == "closed":
@@ -151,7 +151,7 @@ class CoordinatorMachine:
         if event.multicast:
             everything = tuple(range(event.cut.count))
             name = transfer_of(event.cut.sha256)
-            t.act(a.SendChunks(self.fed, "", name, t.state.epoch, 0, event.cut, everything, "m"))
+            t.act(a.SendChunks(self.fleet, "", name, t.state.epoch, 0, event.cut, everything, "m"))
 
     def _open(self, t: Turn, event: e.OpenRound) -> None:
         state = t.state
@@ -182,14 +182,14 @@ class CoordinatorMachine:
         attempt = t.state.attempts.get(event.attempt)
         if attempt is None or attempt.phase != "open":
             raise StateError(f"attempt {event.attempt} is not open; devices can be added to the open attempt only")
-        for dev in sorted(event.cohort):
-            Topic(self.fed, "cmd", dev)
-            attempt.cohort.setdefault(dev, Participant(event.cohort[dev]))
-            if t.peer(dev).out:
-                attempt.cohort[dev].phase, attempt.cohort[dev].reason = "dropped", t.peer(dev).out
+        for device in sorted(event.cohort):
+            Topic(self.fleet, "cmd", device)
+            attempt.cohort.setdefault(device, Participant(event.cohort[device]))
+            if t.peer(device).out:
+                attempt.cohort[device].phase, attempt.cohort[device].reason = "dropped", t.peer(device).out
         t.act(a.Save())
-        for dev in sorted(event.cohort):
-            self._call(t, attempt, dev)
+        for device in sorted(event.cohort):
+            self._call(t, attempt, device)
         self._settle(t)
 
     def _committed(self, t: Turn, number: int) -> None:
@@ -213,7 +213,7 @@ class CoordinatorMachine:
         attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)
         if attempt is None or attempt.phase != "open":
             return
-        verdict = attempt.verdict(t.now, lambda dev: t.peer(dev).away(t.now, self.rules.grace))
+        verdict = attempt.verdict(t.now, lambda device: t.peer(device).away(t.now, self.rules.grace))
         if verdict == "closed":
             self._finish(t, attempt.number, verdict, "the round is closed")
         elif verdict != "open":
@@ -242,76 +242,78 @@ class CoordinatorMachine:
     # ---- what arrives ----------------------------------------------------------------------------------
 
     def _received(self, t: Turn, event: e.Received) -> None:
-        dev, proven = "", self.apart or not self.enrolled
+        device, proven = "", self.apart or not self.enrolled
         try:
             topic = parse(event.topic)
-            if topic.fed != self.fed or topic.kind not in ("co/state", "state", "evt", "up"):
+            if topic.fleet != self.fleet or topic.kind not in ("co/state", "state", "evt", "up"):
                 raise WireError(f"topic {event.topic[:80]!r} is not for this coordinator")
-            dev = topic.dev
+            device = topic.device
             if not event.payload:
                 return  # the broker tells that a retained message was cleared
-            if dev:
+            if device:
                 self._admissible(t, topic, event)
             frame = decode_frame(event.payload)
-            if frame.header.fed != self.fed or frame.header.dev != dev:
-                raise WireError(f"frame of {frame.header.dev!r} on the topic of {dev!r}; each device has its own")
+            if frame.header.fleet != self.fleet or frame.header.device != device:
+                raise WireError(f"frame of {frame.header.device!r} on the topic of {device!r}; each device has its own")
             if topic.kind == "co/state":
                 self._rival(t, frame)
                 return
-            key = None if frame.header.type == m.CHUNK else self._authentic(dev, frame)
-            if not t.known(dev) and len(t.state.peers) >= self.rules.max_peers:
+            key = None if frame.header.type == m.CHUNK else self._authentic(device, frame)
+            if not t.known(device) and len(t.state.peers) >= self.rules.max_peers:
                 raise _IgnoredError(f"{self.rules.max_peers} devices are known; raise max_peers")
             if key is not None:
                 proven = True
-                t.bind(dev, key)
-            if proven and t.known(dev) and not event.retained:  # what is retained may be of somebody who is gone
-                t.peer(dev).heard = t.now
+                t.bind(device, key)
+            if proven and t.known(device) and not event.retained:  # what is retained may be of somebody who is gone
+                t.peer(device).heard = t.now
             self._from_device(t, topic, frame, proven)
             if any(isinstance(action, a.KeepChunk | a.SendChunks) for action in t.out):
-                self._intake(t).useful(dev)
+                self._intake(t).useful(device)
         except _IgnoredError as why:
-            t.act(a.FrameRefused(event.topic[:160], dev, str(why)))
+            t.act(a.FrameRefused(event.topic[:160], device, str(why)))
         except WireError as why:
-            t.act(a.FrameRefused(event.topic[:160], dev, str(why)))
-            if proven and dev and (t.known(dev) or self._answers(dev)):
-                self._intake(t).strike(dev, str(why))
+            t.act(a.FrameRefused(event.topic[:160], device, str(why)))
+            if proven and device and (t.known(device) or self._answers(device)):
+                self._intake(t).strike(device, str(why))
         self._settle(t)
 
     def _admissible(self, t: Turn, topic: Topic, event: e.Received) -> None:
         """Refuse, unread, what no device may say; nothing of it stays at the broker."""
-        dev, out = topic.dev, t.peer(topic.dev).out if t.known(topic.dev) else ""
+        device, out = topic.device, t.peer(topic.device).out if t.known(topic.device) else ""
         stays = topic.kind in ("evt", "up")
         if event.retained and (stays or out):
             t.act(a.Publish(event.topic, b"", retain=True))
         if out:
             if topic.kind == "state":
-                self._intake(t).tell_out(dev)
+                self._intake(t).tell_out(device)
             raise _IgnoredError(f"quarantined: {out}")
-        if self._answers(dev):
-            self._intake(t).heard(dev)
+        if self._answers(device):
+            self._intake(t).heard(device)
         if event.retained and stays:
             text = "a retained message on a topic that never retains; it is cleared"
-            raise WireError(text) if self._answers(dev) else _IgnoredError(f"{text}: someone planted it")
+            raise WireError(text) if self._answers(device) else _IgnoredError(f"{text}: someone planted it")
 
-    def _answers(self, dev: str) -> bool:
-        """Whether what comes on the topics of ``dev`` is its own doing."""
+    def _answers(self, device: str) -> bool:
+        """Whether what comes on the topics of ``device`` is its own doing."""
         return (
-            self.enrolled and self.apart and (self.keys(dev) if callable(self.keys) else self.keys.get(dev)) is not None
+            self.enrolled
+            and self.apart
+            and (self.keys(device) if callable(self.keys) else self.keys.get(device)) is not None
         )
 
-    def _release(self, t: Turn, dev: str) -> None:
-        peer = t.peer(dev)
+    def _release(self, t: Turn, device: str) -> None:
+        peer = t.peer(device)
         peer.out, peer.strikes, peer.idle, peer.told = "", 0, 0.0, -1e18
         t.act(a.Save())
-        self._say(t, dev, m.Rebirth(above=0))
+        self._say(t, device, m.Rebirth(above=0))
 
-    def _authentic(self, dev: str, frame: Frame) -> bytes | None:
+    def _authentic(self, device: str, frame: Frame) -> bytes | None:
         """The key that signed the frame, where the device has one."""
-        key = self.keys(dev) if callable(self.keys) else self.keys.get(dev)
+        key = self.keys(device) if callable(self.keys) else self.keys.get(device)
         if key is None and self.enrolled:
-            raise _IgnoredError(f"device {dev!r} is not enrolled; give it a key first")
+            raise _IgnoredError(f"device {device!r} is not enrolled; give it a key first")
         if key is not None and not signed_by(frame, key):
-            raise _IgnoredError(f"message of {dev!r} is not signed by its key; refused")
+            raise _IgnoredError(f"message of {device!r} is not signed by its key; refused")
         return key
 
     def _rival(self, t: Turn, frame: Frame) -> None:
@@ -328,58 +330,58 @@ class CoordinatorMachine:
             self._speech.announce(t)
 
     def _from_device(self, t: Turn, topic: Topic, frame: Frame, proven: bool) -> None:
-        dev, header = topic.dev, frame.header
+        device, header = topic.device, frame.header
         if topic.kind == "up":
             if header.type != m.CHUNK or header.xfer != topic.xfer:
                 raise WireError(f"{header.type!r} of transfer {header.xfer!r} on the topic of upload {topic.xfer!r}")
-            self._intake(t).chunk(dev, frame, proven)
+            self._intake(t).chunk(device, frame, proven)
             return
         message = m.decode_message(frame)
-        peer = t.peer(dev)
+        peer = t.peer(device)
         if topic.kind == "state":
             if not isinstance(message, m.DeviceBirth):
                 raise WireError(f"{message.TYPE!r} on a device's state topic")
-            self._lifecycle(t, dev, peer, header.boot, message)
+            self._lifecycle(t, device, peer, header.boot, message)
             return
         if header.boot < peer.boot:
-            self._remind(t, dev, peer, header.boot)
+            self._remind(t, device, peer, header.boot)
             return
         if not peer.guard.fresh(header.boot, header.seq):
             return
         anew = header.boot > peer.boot
         if anew:
             peer.boot = header.boot
-            self._say(t, dev, m.Rebirth(above=header.boot - 1))
+            self._say(t, device, m.Rebirth(above=header.boot - 1))
         # A last will may overtake what was said before it; and one that was cut off without a will is still online.
         if (anew or not peer.online) and header.boot > peer.dead:
             peer.online = True
-            self._came(t, dev, peer)
+            self._came(t, device, peer)
         match message:
             case m.Offer():
-                self._intake(t).offer(dev, message)
+                self._intake(t).offer(device, message)
             case m.Want():
-                self._serve(t, dev, peer, message)
+                self._serve(t, device, peer, message)
             case m.Accept() | m.Decline() | m.Trouble():
-                self._heard(t, dev, message)
+                self._heard(t, device, message)
             case m.Goodbye():
-                t.act(a.Departed(dev))
-                self._say(t, dev, m.Farewell())
+                t.act(a.Departed(device))
+                self._say(t, device, m.Farewell())
             case _:
                 raise WireError(f"{message.TYPE!r} is not for a device to say")
 
-    def _lifecycle(self, t: Turn, dev: str, peer: Peer, boot: int, message: m.DeviceBirth) -> None:
+    def _lifecycle(self, t: Turn, device: str, peer: Peer, boot: int, message: m.DeviceBirth) -> None:
         before = peer.births[-1][1] if peer.births else message.process
         # Two with one name who are both told where to count on from, come to the same boots.
         if message.online and (boot != peer.boot or message.process != before):
-            self._count(t, dev, peer, message.process, boot > peer.boot)
+            self._count(t, device, peer, message.process, boot > peer.boot)
         if boot < peer.boot or boot <= peer.dead:
             if message.online:
-                self._remind(t, dev, peer, boot)
+                self._remind(t, device, peer, boot)
             return
         if not message.online:
             peer.boot, peer.dead, peer.left = boot, boot, t.now
             if peer.online:
-                t.act(a.DeviceDown(dev, boot))
+                t.act(a.DeviceDown(device, boot))
             peer.online = False
             return
         if boot > peer.boot:
@@ -392,16 +394,16 @@ class CoordinatorMachine:
         elif peer.online and peer.profile == message.profile:
             return
         peer.boot, peer.online, peer.profile = boot, True, message.profile
-        self._came(t, dev, peer)
+        self._came(t, device, peer)
 
-    def _came(self, t: Turn, dev: str, peer: Peer) -> None:
+    def _came(self, t: Turn, device: str, peer: Peer) -> None:
         """Told by its birth, or by the first that it says where that came first: ask it again for what is open."""
-        t.act(a.DeviceUp(dev, peer.boot, peer.profile))
+        t.act(a.DeviceUp(device, peer.boot, peer.profile))
         for attempt in t.state.attempts.values():
-            if dev in attempt.cohort and self._intake(t).countable(attempt):
-                self._call(t, attempt, dev, again=True)
+            if device in attempt.cohort and self._intake(t).countable(attempt):
+                self._call(t, attempt, device, again=True)
 
-    def _count(self, t: Turn, dev: str, peer: Peer, process: bytes, fresh: bool) -> None:
+    def _count(self, t: Turn, device: str, peer: Peer, process: bytes, fresh: bool) -> None:
         """Remember a birth, and tell where two programs have one name: each comes back after the other, for a process
         that ended never does."""
         recent = [birth for birth in peer.births if t.now - birth[0] < FLAP_SECONDS]
@@ -414,10 +416,10 @@ class CoordinatorMachine:
             return
         if t.now - peer.doubled >= FLAP_SECONDS:
             peer.doubled = t.now
-            t.act(a.Doubled(dev))
-        self._say(t, dev, m.Trouble(attempt=0, reason=DOUBLED))
+            t.act(a.Doubled(device))
+        self._say(t, device, m.Trouble(attempt=0, reason=DOUBLED))
 
-    def _remind(self, t: Turn, dev: str, peer: Peer, boot: int) -> None:
+    def _remind(self, t: Turn, device: str, peer: Peer, boot: int) -> None:
         """A device has lost its memory, or an older one was restored: nothing that it says now could count. Tell it
         where to count on from. A frame played back by a stranger changes nothing for a device that is where it should
         be: its boot is above what is said here."""
@@ -425,29 +427,29 @@ class CoordinatorMachine:
             return
         peer.reminded = t.now
         newest = max(peer.boot, peer.dead)
-        t.act(a.Forgot(dev, boot, newest))
-        self._say(t, dev, m.Rebirth(above=newest if newest == peer.dead else newest - 1))
+        t.act(a.Forgot(device, boot, newest))
+        self._say(t, device, m.Rebirth(above=newest if newest == peer.dead else newest - 1))
 
-    def _heard(self, t: Turn, dev: str, message: m.Accept | m.Decline | m.Trouble) -> None:
+    def _heard(self, t: Turn, device: str, message: m.Accept | m.Decline | m.Trouble) -> None:
         attempt = t.state.attempts.get(message.attempt)
-        member = None if attempt is None else attempt.cohort.get(dev)
+        member = None if attempt is None else attempt.cohort.get(device)
         if member is None or attempt is None:
-            raise _IgnoredError(f"attempt {message.attempt} did not ask {dev!r}")
-        if isinstance(message, m.Accept | m.Decline) and self._unconfirmed(t, dev, member):
-            self._intake(t).drop(attempt, dev, "called", "its device has forgotten this update")
+            raise _IgnoredError(f"attempt {message.attempt} did not ask {device!r}")
+        if isinstance(message, m.Accept | m.Decline) and self._unconfirmed(t, device, member):
+            self._intake(t).drop(attempt, device, "called", "its device has forgotten this update")
         match message:
             case m.Accept():
                 if member.phase == "called":
                     member.phase = "working"
-                    t.act(a.Progressed(dev, attempt.number, "working"))
+                    t.act(a.Progressed(device, attempt.number, "working"))
             case m.Decline():
                 if member.phase in ("called", "working"):
                     member.phase, member.reason = "declined", message.reason
-                    t.act(a.Progressed(dev, attempt.number, "declined", reason=message.reason), a.Save(soon=True))
+                    t.act(a.Progressed(device, attempt.number, "declined", reason=message.reason), a.Save(soon=True))
             case m.Trouble():
-                t.act(a.Progressed(dev, attempt.number, "trouble", reason=message.reason))
+                t.act(a.Progressed(device, attempt.number, "trouble", reason=message.reason))
 
-    def _serve(self, t: Turn, dev: str, peer: Peer, want: m.Want) -> None:
+    def _serve(self, t: Turn, device: str, peer: Peer, want: m.Want) -> None:
         body = t.state.body
         if body is None:
             return
@@ -459,17 +461,17 @@ class CoordinatorMachine:
             )
         if want.body != body.cut.sha256 or not want.bitmap:
             peer.served += len(body.cut.hashes)  # a manifest of a large body is large itself
-            self._say(t, dev, self._speech.manifest(body))
+            self._say(t, device, self._speech.manifest(body))
             return
         try:
             indices = sorted(indices_of(want.bitmap, body.cut.count))[: self.rules.credit]
         except WireError as why:  # it may know the same body by another cut, from before we began
             peer.served += len(body.cut.hashes)
-            self._say(t, dev, self._speech.manifest(body))
+            self._say(t, device, self._speech.manifest(body))
             raise _IgnoredError(str(why)) from None
         peer.served += sum(body.cut.place(i)[1] for i in indices)
         name = transfer_of(body.cut.sha256)
-        t.act(a.SendChunks(self.fed, dev, name, t.state.epoch, 0, body.cut, tuple(indices), "dn"))
+        t.act(a.SendChunks(self.fleet, device, name, t.state.epoch, 0, body.cut, tuple(indices), "dn"))
 
     # ---- time ------------------------------------------------------------------------------------------
 
@@ -483,8 +485,8 @@ class CoordinatorMachine:
         attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)
         if attempt is not None and attempt.phase == "open":
             self._seek(t, attempt)
-            for dev in attempt.cohort:
-                self._call(t, attempt, dev)
+            for device in attempt.cohort:
+                self._call(t, attempt, device)
             if attempt.deadline is not None and t.now - t.state.kept >= KEEP_SECONDS:
                 t.act(a.Save(soon=True))
         self._settle(t)
@@ -494,8 +496,8 @@ class CoordinatorMachine:
         took the last wills with it, and nobody tells of a device that left then."""
         if attempt.stale or len(attempt.counted) < attempt.quorum:
             return
-        for dev, member in attempt.cohort.items():
-            peer = t.peer(dev)
+        for device, member in attempt.cohort.items():
+            peer = t.peer(device)
             if member.phase not in LIVE or member.phase == "storing" or peer.dead >= peer.boot:
                 continue
             if t.now - peer.heard < self.rules.silence:
@@ -505,20 +507,20 @@ class CoordinatorMachine:
                 member.phase = "called" if member.phase == "working" else member.phase
             elif t.now - member.sought >= self.rules.silence:
                 member.sought, peer.dead, peer.left, peer.online = None, peer.boot, t.now, False
-                t.act(a.DeviceDown(dev, peer.boot))
+                t.act(a.DeviceDown(device, peer.boot))
 
     # ---- what is said ----------------------------------------------------------------------------------
 
-    def _call(self, t: Turn, attempt: Attempt, dev: str, again: bool = False) -> None:
+    def _call(self, t: Turn, attempt: Attempt, device: str, again: bool = False) -> None:
         """Ask a member that is online and has not answered; ``again`` also asks one that came back."""
-        member = attempt.cohort[dev]
-        open_ = member.phase == "called" or self._unconfirmed(t, dev, member)
+        member = attempt.cohort[device]
+        open_ = member.phase == "called" or self._unconfirmed(t, device, member)
         due = open_ and t.now - member.asked >= self.rules.retry
-        if not (t.peer(dev).online or member.sought is not None) or not (
+        if not (t.peer(device).online or member.sought is not None) or not (
             due or (again and member.phase in ("called", "working", "waiting", "receiving"))
         ):
             return
-        if attempt.stale and async_rounds.busy(t.state, attempt, dev):
+        if attempt.stale and async_rounds.busy(t.state, attempt, device):
             return
         if member.phase == "working":
             member.phase = "called"  # it may have forgotten, and is asked until it answers
@@ -527,22 +529,22 @@ class CoordinatorMachine:
         work = m.Work(
             attempt=attempt.number, version=attempt.version, body=attempt.body, seconds=seconds, spec=member.spec
         )
-        self._say(t, dev, work)
+        self._say(t, device, work)
 
-    def _unconfirmed(self, t: Turn, dev: str, member: Participant) -> bool:
+    def _unconfirmed(self, t: Turn, device: str, member: Participant) -> bool:
         """Whether its update is on the way in, and its device, which came back since, has not said that it still has
         it: by a new offer, which each link begins with."""
-        return member.phase in ("waiting", "receiving") and member.boot < t.peer(dev).boot
+        return member.phase in ("waiting", "receiving") and member.boot < t.peer(device).boot
 
-    def _say(self, t: Turn, dev: str, message: m.Message) -> None:
-        self._speech.say(t, dev, message)
+    def _say(self, t: Turn, device: str, message: m.Message) -> None:
+        self._speech.say(t, device, message)
 
     @property
     def _speech(self) -> Speech:
-        return Speech(self.fed, self.rules, self.spec, self.signer)
+        return Speech(self.fleet, self.rules, self.spec, self.signer)
 
     def _intake(self, t: Turn) -> Intake:
-        return Intake(t, self.rules, lambda dev, message: self._say(t, dev, message))
+        return Intake(t, self.rules, lambda device, message: self._say(t, device, message))
 
 
 class _IgnoredError(TalariaError):

@@ -18,32 +18,32 @@ from talaria.wire.topics import Topic
 class Speech:
     """The coordinator's voice; signed where it has a key."""
 
-    fed: str
+    fleet: str
     rules: Rules
     spec: bytes
     signer: Signer | None
 
-    def say(self, t: Turn, dev: str, message: m.Message) -> None:
+    def say(self, t: Turn, device: str, message: m.Message) -> None:
         """One command to one device, numbered within this epoch."""
-        peer = t.peer(dev)
+        peer = t.peer(device)
         peer.said += 1
-        header = Header(message.TYPE, self.fed, dev, boot=t.state.epoch, seq=peer.said)
+        header = Header(message.TYPE, self.fleet, device, boot=t.state.epoch, seq=peer.said)
         payload = encode_frame(header, m.encode_message(message), self.signer)
-        t.act(a.Publish(str(Topic(self.fed, "cmd", dev)), payload))
+        t.act(a.Publish(str(Topic(self.fleet, "cmd", device)), payload))
 
     def announce(self, t: Turn) -> None:
         """The birth and the body's manifest, retained."""
         t.state.announced = t.now
-        t.act(a.Publish(str(Topic(self.fed, "co/state")), self.birth(t.state, online=True), retain=True))
+        t.act(a.Publish(str(Topic(self.fleet, "co/state")), self.birth(t.state, online=True), retain=True))
         self.announce_body(t)
 
     def announce_body(self, t: Turn) -> None:
         """The manifest of the current body, retained."""
         if t.state.body is None:
             return
-        header = Header(m.ModelManifest.TYPE, self.fed, boot=t.state.epoch)
+        header = Header(m.ModelManifest.TYPE, self.fleet, boot=t.state.epoch)
         payload = encode_frame(header, m.encode_message(self.manifest(t.state.body)), self.signer)
-        t.act(a.Publish(str(Topic(self.fed, "co/body")), payload, retain=True))
+        t.act(a.Publish(str(Topic(self.fleet, "co/body")), payload, retain=True))
 
     def birth(self, state: CoordinatorState, online: bool) -> bytes:
         """The payload of a birth, or of the last will."""
@@ -56,12 +56,12 @@ class Speech:
             retry=self.rules.retry,
             spec=self.spec,
         )
-        return encode_frame(Header(birth.TYPE, self.fed, boot=state.epoch), m.encode_message(birth), self.signer)
+        return encode_frame(Header(birth.TYPE, self.fleet, boot=state.epoch), m.encode_message(birth), self.signer)
 
     def manifest(self, body: GlobalModel) -> m.ModelManifest:
         """What a device must know to fetch ``body``."""
         cut = body.cut
-        nonce = sha256(f"{self.fed}/{body.version}/".encode() + cut.sha256).digest()[:16]
+        nonce = sha256(f"{self.fleet}/{body.version}/".encode() + cut.sha256).digest()[:16]
         return m.ModelManifest(
             version=body.version, size=cut.size, chunk=cut.chunk, sha256=cut.sha256, hashes=cut.hashes, nonce=nonce
         )

@@ -181,7 +181,9 @@ class Attempt:
         if self.stale:
             return "carried" if over else "open"
         enough = len(self.counted) >= self.quorum
-        live = (dev for dev, m in self.cohort.items() if m.phase in LIVE and not (enough and _gone(m, away(dev))))
+        live = (
+            device for device, m in self.cohort.items() if m.phase in LIVE and not (enough and _gone(m, away(device)))
+        )
         if not over and any(live):
             return "open"
         return "closed" if enough else "failed"
@@ -196,7 +198,7 @@ def _gone(member: Participant, away: bool) -> bool:
 class Upload:
     """An update on its way in."""
 
-    dev: str
+    device: str
     attempt: int
     receiver: Receiver
     opened: float = 0.0
@@ -246,4 +248,4 @@ class CoordinatorState:
 
     def quarantined(self) -> dict[str, str]:
         """Shut-out devices and why."""
-        return {dev: peer.out for dev, peer in self.peers.items() if peer.out}
+        return {device: peer.out for device, peer in self.peers.items() if peer.out}

@@ -17,18 +17,18 @@ class Turn:
         """Add to what is to be done."""
         self.out.extend(actions)
 
-    def known(self, dev: str) -> bool:
+    def known(self, device: str) -> bool:
         """True where this device was heard or asked before."""
-        return dev in self.state.peers
+        return device in self.state.peers
 
-    def peer(self, dev: str) -> Peer:
-        """What is known of ``dev``; a new entry where nothing is."""
-        return self.state.peers.setdefault(dev, Peer())
+    def peer(self, device: str) -> Peer:
+        """What is known of ``device``; a new entry where nothing is."""
+        return self.state.peers.setdefault(device, Peer())
 
-    def bind(self, dev: str, key: bytes) -> None:
-        """``key`` signed what came from ``dev``. A device enrolled anew may have an empty flash: its boots count from
-        one again. What was signed by the old key is refused before it comes here, so nothing can be replayed."""
-        peer = self.peer(dev)
+    def bind(self, device: str, key: bytes) -> None:
+        """``key`` signed what came from ``device``. A device enrolled anew may have an empty flash: its boots count
+        from one again. What was signed by the old key is refused before it comes here, so nothing can be replayed."""
+        peer = self.peer(device)
         if peer.key not in (b"", key):
-            self.state.peers[dev] = peer = Peer(said=peer.said)
+            self.state.peers[device] = peer = Peer(said=peer.said)
         peer.key = key

@@ -29,51 +29,51 @@ class Intake:
 
     # ---- offers ----------------------------------------------------------------------------------------
 
-    def offer(self, dev: str, offer: m.Offer) -> None:
+    def offer(self, device: str, offer: m.Offer) -> None:
         """An update is ready. Raises :class:`WireError` where the offer itself is an offence."""
         state = self.t.state
         attempt = state.attempts.get(offer.attempt)
-        member = None if attempt is None else attempt.cohort.get(dev)
+        member = None if attempt is None else attempt.cohort.get(device)
         if attempt is None or member is None:
-            self._answer(dev, offer.attempt, offer.sha256, "late", "this round is not open to this device")
-            self.t.act(a.FrameRefused("", dev, f"offer for attempt {offer.attempt}, which did not ask for it"))
+            self._answer(device, offer.attempt, offer.sha256, "late", "this round is not open to this device")
+            self.t.act(a.FrameRefused("", device, f"offer for attempt {offer.attempt}, which did not ask for it"))
             return
         used = state.nonces.get(offer.nonce)
-        if used is not None and used != (offer.attempt, dev, offer.sha256):
+        if used is not None and used != (offer.attempt, device, offer.sha256):
             raise WireError(f"offer for attempt {offer.attempt} repeats the nonce of another offer")
         if offer.base_digest != attempt.body:
             # Made before the fleet's record was restored or began anew, for a round that had this number then.
-            self._answer(dev, offer.attempt, offer.sha256, "late", "this round began from another body")
+            self._answer(device, offer.attempt, offer.sha256, "late", "this round began from another body")
             return
         if member.sha256 and member.sha256 != offer.sha256 and member.phase != "rejected":
-            if member.boot == self.t.peer(dev).boot:
-                self._equivocated(attempt, dev, member, offer)
+            if member.boot == self.t.peer(device).boot:
+                self._equivocated(attempt, device, member, offer)
                 return
-            if not self._gave_way(attempt, dev, member, offer):
+            if not self._gave_way(attempt, device, member, offer):
                 return
         elif member.sha256 == offer.sha256:
-            member.boot = self.t.peer(dev).boot
+            member.boot = self.t.peer(device).boot
         if member.phase == "stored":
-            self._answer(dev, attempt.number, offer.sha256, "stored", "")
+            self._answer(device, attempt.number, offer.sha256, "stored", "")
         elif member.phase == "rejected":
-            self._answer(dev, attempt.number, offer.sha256, "rejected", member.reason)
+            self._answer(device, attempt.number, offer.sha256, "rejected", member.reason)
         elif member.phase == HELD:
             return  # its receipt goes out once it counts
         elif not self.countable(attempt) or member.phase not in LIVE:
-            self._answer(dev, attempt.number, offer.sha256, "late", "the round is over")
+            self._answer(device, attempt.number, offer.sha256, "late", "the round is over")
         elif member.phase == "receiving":
-            self._ask(dev, member.xfer, again=True)
+            self._ask(device, member.xfer, again=True)
         elif member.phase in ("called", "working"):
-            self._welcome(attempt, dev, member, offer)
+            self._welcome(attempt, device, member, offer)
 
-    def _welcome(self, attempt: Attempt, dev: str, member: Participant, offer: m.Offer) -> None:
+    def _welcome(self, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> None:
         cut = cut_of(offer)
         if cut.size > self.rules.max_update or cut.chunk > self.rules.chunk:
             reason = (
                 f"{cut.size} bytes in chunks of {cut.chunk}; at most {self.rules.max_update} and {self.rules.chunk}"
             )
             member.phase, member.sha256, member.reason = "rejected", cut.sha256, reason
-            self._answer(dev, attempt.number, cut.sha256, "rejected", reason)
+            self._answer(device, attempt.number, cut.sha256, "rejected", reason)
             raise WireError(f"offer for attempt {attempt.number} is too large: {reason}")
         if offer.base_version != attempt.version:
             raise WireError(
@@ -81,33 +81,33 @@ class Intake:
             )
         if len(self.t.state.waiting) >= 4 * self.rules.max_open:
             return  # no room to remember it: the device offers again
-        self.t.state.nonces[offer.nonce] = (attempt.number, dev, cut.sha256)
+        self.t.state.nonces[offer.nonce] = (attempt.number, device, cut.sha256)
         member.phase, member.sha256, member.base_version = "waiting", cut.sha256, offer.base_version
-        member.boot = self.t.peer(dev).boot
+        member.boot = self.t.peer(device).boot
         member.xfer = transfer_of(cut.sha256)
-        self.t.state.waiting.append((attempt.number, dev))
-        self.t.state.offers[attempt.number, dev] = cut
+        self.t.state.waiting.append((attempt.number, device))
+        self.t.state.offers[attempt.number, device] = cut
         self.t.act(a.Save(soon=True))
         self.admit()
 
-    def _equivocated(self, attempt: Attempt, dev: str, member: Participant, offer: m.Offer) -> None:
-        self.t.act(a.Equivocation(dev, attempt.number, member.sha256, offer.sha256))
-        self._answer(dev, attempt.number, offer.sha256, "equivocation", "another update of this round came first")
-        self.quarantine(dev, f"two different updates for attempt {attempt.number}")
+    def _equivocated(self, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> None:
+        self.t.act(a.Equivocation(device, attempt.number, member.sha256, offer.sha256))
+        self._answer(device, attempt.number, offer.sha256, "equivocation", "another update of this round came first")
+        self.quarantine(device, f"two different updates for attempt {attempt.number}")
 
-    def _gave_way(self, attempt: Attempt, dev: str, member: Participant, offer: m.Offer) -> bool:
+    def _gave_way(self, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> bool:
         """Another update of this round, from another boot of the device, which may have lost the first with its memory,
         or from before our start, which may have gone back to an older record. What has not come in whole gives way;
         what has stays, and counts."""
         if member.phase in ("waiting", "receiving"):
-            self.drop(attempt, dev, "working", "this device offers another update since")
+            self.drop(attempt, device, "working", "this device offers another update since")
         if member.phase in ("called", "working"):
             return True
         if member.phase != "storing":
             reason = (
                 "another update of this device is here for this round, from before it or the coordinator began anew"
             )
-            self._answer(dev, attempt.number, offer.sha256, "late", reason)
+            self._answer(device, attempt.number, offer.sha256, "late", reason)
         return False
 
     def countable(self, attempt: Attempt) -> bool:
@@ -128,33 +128,33 @@ class Intake:
         """Give the next offers their place, as many as the bounds on open uploads allow."""
         state = self.t.state
         while state.waiting:
-            number, dev = state.waiting[0]
-            cut = state.offers[number, dev]
+            number, device = state.waiting[0]
+            cut = state.offers[number, device]
             busy = sum(u.receiver.cut.size for u in state.uploads.values())
             if len(state.uploads) >= self.rules.max_open or busy + cut.size > self.rules.max_bytes:
                 return
             state.waiting.pop(0)
-            del state.offers[number, dev]
-            member = state.attempts[number].cohort[dev]
+            del state.offers[number, device]
+            member = state.attempts[number].cohort[device]
             member.phase = "receiving"
-            state.uploads[dev, member.xfer] = Upload(dev, number, Receiver(cut, moved=self.t.now), self.t.now)
-            self._ask(dev, member.xfer, first=True)
+            state.uploads[device, member.xfer] = Upload(device, number, Receiver(cut, moved=self.t.now), self.t.now)
+            self._ask(device, member.xfer, first=True)
 
     # ---- chunks ----------------------------------------------------------------------------------------
 
-    def _ask(self, dev: str, xfer: str, again: bool = False, first: bool = False) -> None:
-        upload = self.t.state.uploads.get((dev, xfer))
+    def _ask(self, device: str, xfer: str, again: bool = False, first: bool = False) -> None:
+        upload = self.t.state.uploads.get((device, xfer))
         if upload is None:
             return
         bitmap = upload.receiver.window(self.t.now, self.rules.credit, again)
         if bitmap:
             kind = m.Grant if first or again else m.Need
-            self.say(dev, kind(attempt=upload.attempt, xfer=xfer, bitmap=bitmap, credit=self.rules.credit))
+            self.say(device, kind(attempt=upload.attempt, xfer=xfer, bitmap=bitmap, credit=self.rules.credit))
 
-    def chunk(self, dev: str, frame: Frame, proven: bool = True) -> None:
+    def chunk(self, device: str, frame: Frame, proven: bool = True) -> None:
         """A piece of an upload. Raises :class:`WireError` where it does not fit; many of those shut the device out,
         where it is ``proven`` that it sent them."""
-        key = (dev, frame.header.xfer)
+        key = (device, frame.header.xfer)
         upload = self.t.state.uploads.get(key)
         if upload is None or upload.receiver.whole:
             return
@@ -162,19 +162,19 @@ class Intake:
             new = upload.receiver.take(frame, self.t.now)
         except WireError:
             if proven and upload.receiver.bad >= self.rules.strikes:
-                self.quarantine(dev, f"{upload.receiver.bad} wrong chunks in upload {key[1]}")
+                self.quarantine(device, f"{upload.receiver.bad} wrong chunks in upload {key[1]}")
             raise
         if new:
-            self.t.act(a.KeepChunk(dev, key[1], upload.receiver.cut, frame.header.idx, frame.body))
+            self.t.act(a.KeepChunk(device, key[1], upload.receiver.cut, frame.header.idx, frame.body))
             self._completed(upload, key)
         if not upload.receiver.whole:
             self._ask(*key)
 
     def _completed(self, upload: Upload, key: tuple[str, str]) -> None:
         if upload.receiver.whole:
-            member = self.t.state.attempts[upload.attempt].cohort[upload.dev]
+            member = self.t.state.attempts[upload.attempt].cohort[upload.device]
             member.phase = "storing"
-            self.t.act(a.Complete(upload.attempt, upload.dev, key[1], member.base_version, upload.receiver.cut))
+            self.t.act(a.Complete(upload.attempt, upload.device, key[1], member.base_version, upload.receiver.cut))
 
     def recover(self, chunks: Mapping[tuple[str, str], frozenset[int]]) -> None:
         """After a start: the chunks found on disk are those that are there."""
@@ -189,114 +189,114 @@ class Intake:
     def answered(self, event: e.Stored | e.UpdateRejected | e.Damaged) -> None:
         """What the program says about a complete upload."""
         attempt = self.t.state.attempts.get(event.attempt)
-        member = None if attempt is None else attempt.cohort.get(event.dev)
+        member = None if attempt is None else attempt.cohort.get(event.device)
         if attempt is None or member is None or member.phase != "storing":
             if isinstance(event, e.Stored) and member is not None and member.phase == "late":
-                self._answer(event.dev, event.attempt, event.sha256, "late", "the round ended first")
+                self._answer(event.device, event.attempt, event.sha256, "late", "the round ended first")
             return
-        upload = self.t.state.uploads.get((event.dev, member.xfer))
+        upload = self.t.state.uploads.get((event.device, member.xfer))
         match event:
             case e.Stored() if not self.countable(attempt):
-                self.drop(attempt, event.dev, "late")
-                self._answer(event.dev, event.attempt, event.sha256, "late", "the round ended first")
+                self.drop(attempt, event.device, "late")
+                self._answer(event.device, event.attempt, event.sha256, "late", "the round ended first")
             case e.Stored():
-                counts = self.counted(attempt, event.dev, member)
+                counts = self.counted(attempt, event.device, member)
                 self.t.act(a.Save(soon=True))  # the store holds it: a start without this save learns it there
                 if counts:
-                    self._answer(event.dev, event.attempt, event.sha256, "stored", "")
+                    self._answer(event.device, event.attempt, event.sha256, "stored", "")
             case e.Damaged() if upload is not None:
                 member.phase = "receiving"
                 upload.receiver.have = set(event.chunks)
                 upload.receiver.asked = set()
-                self._ask(event.dev, member.xfer)
+                self._ask(event.device, member.xfer)
             case e.UpdateRejected():
                 sha = member.sha256
-                self.drop(attempt, event.dev, "rejected", event.reason)
+                self.drop(attempt, event.device, "rejected", event.reason)
                 self.t.act(a.Save())
-                self._answer(event.dev, event.attempt, sha, "rejected", event.reason)
-                self.quarantine(event.dev, event.reason)
+                self._answer(event.device, event.attempt, sha, "rejected", event.reason)
+                self.quarantine(event.device, event.reason)
         self.admit()
 
-    def counted(self, attempt: Attempt, dev: str, member: Participant) -> bool:
+    def counted(self, attempt: Attempt, device: str, member: Participant) -> bool:
         """This update counts, in the round that is open now, and only once. False where it is held for the next one,
         because this buffer is full."""
-        self._forget(dev, member.xfer)
-        self.t.peer(dev).strikes = 0
+        self._forget(device, member.xfer)
+        self.t.peer(device).strikes = 0
         current = self.t.state.current
         into = attempt if current is None else self.t.state.attempts[current]
         if into.stale and (into.phase != "open" or len(into.counted) >= into.target):
             member.phase = HELD
             return False
         member.phase = "stored"
-        into.counted.append((dev, attempt.number, member.base_version, member.sha256))
+        into.counted.append((device, attempt.number, member.base_version, member.sha256))
         return True
 
-    def _answer(self, dev: str, number: int, sha: bytes, outcome: str, reason: str) -> None:
-        self.say(dev, m.Receipt(attempt=number, sha256=sha, outcome=outcome, reason=reason[: m.MAX_TEXT]))
+    def _answer(self, device: str, number: int, sha: bytes, outcome: str, reason: str) -> None:
+        self.say(device, m.Receipt(attempt=number, sha256=sha, outcome=outcome, reason=reason[: m.MAX_TEXT]))
 
     # ---- leaving ---------------------------------------------------------------------------------------
 
-    def _forget(self, dev: str, xfer: str) -> None:
-        if self.t.state.uploads.pop((dev, xfer), None) is not None:
-            self.t.act(a.Discard(dev, xfer))
+    def _forget(self, device: str, xfer: str) -> None:
+        if self.t.state.uploads.pop((device, xfer), None) is not None:
+            self.t.act(a.Discard(device, xfer))
 
-    def drop(self, attempt: Attempt, dev: str, phase: str, reason: str = "") -> None:
+    def drop(self, attempt: Attempt, device: str, phase: str, reason: str = "") -> None:
         """End a member's part in this round without counting it."""
-        member = attempt.cohort[dev]
-        if (attempt.number, dev) in self.t.state.offers:
-            del self.t.state.offers[attempt.number, dev]
-            self.t.state.waiting.remove((attempt.number, dev))
-        self._forget(dev, member.xfer)
+        member = attempt.cohort[device]
+        if (attempt.number, device) in self.t.state.offers:
+            del self.t.state.offers[attempt.number, device]
+            self.t.state.waiting.remove((attempt.number, device))
+        self._forget(device, member.xfer)
         member.phase, member.reason = phase, reason[: m.MAX_TEXT]
-        self.t.act(a.Progressed(dev, attempt.number, phase, reason=member.reason))
+        self.t.act(a.Progressed(device, attempt.number, phase, reason=member.reason))
 
-    def strike(self, dev: str, reason: str) -> None:
+    def strike(self, device: str, reason: str) -> None:
         """One offence; enough of them shut the device out."""
-        peer = self.t.peer(dev)
+        peer = self.t.peer(device)
         peer.strikes += 1
         if peer.strikes >= self.rules.strikes:
-            self.quarantine(dev, f"{peer.strikes} offences, the last: {reason}")
+            self.quarantine(device, f"{peer.strikes} offences, the last: {reason}")
 
-    def quarantine(self, dev: str, reason: str) -> None:
+    def quarantine(self, device: str, reason: str) -> None:
         """Shut a device out; what it has stored stays counted, what is open is dropped."""
-        peer = self.t.peer(dev)
+        peer = self.t.peer(device)
         if peer.out:
             return
         if peer.online:  # what it says is not heard any more, its last will neither
-            self.t.act(a.DeviceDown(dev, peer.boot))
+            self.t.act(a.DeviceDown(device, peer.boot))
         peer.out, peer.online = reason[: m.MAX_TEXT], False
         for attempt in self.t.state.attempts.values():
-            if dev in attempt.cohort and attempt.cohort[dev].phase in LIVE:
-                self.drop(attempt, dev, "dropped", reason)
-        self.t.act(a.Save(), a.Quarantined(dev, peer.out))
-        self.tell_out(dev)
+            if device in attempt.cohort and attempt.cohort[device].phase in LIVE:
+                self.drop(attempt, device, "dropped", reason)
+        self.t.act(a.Save(), a.Quarantined(device, peer.out))
+        self.tell_out(device)
         self.admit()
 
-    def tell_out(self, dev: str) -> None:
+    def tell_out(self, device: str) -> None:
         """Say to a device that it is shut out, and why; not often."""
-        peer = self.t.peer(dev)
+        peer = self.t.peer(device)
         if self.t.now - peer.told >= TELL_SECONDS:
             peer.told = self.t.now
-            self.say(dev, m.Notice(text=f"shut out by the coordinator: {peer.out}"[: m.MAX_TEXT]))
+            self.say(device, m.Notice(text=f"shut out by the coordinator: {peer.out}"[: m.MAX_TEXT]))
 
-    def heard(self, dev: str) -> None:
+    def heard(self, device: str) -> None:
         """A message of this device came: too many that bring nothing new are a flood."""
-        peer = self.t.peer(dev)
+        peer = self.t.peer(device)
         forgotten = self.rules.pace * max(0.0, self.t.now - peer.heard)
         peer.idle, peer.heard = max(0.0, peer.idle - forgotten) + 1, self.t.now
         if peer.idle > self.rules.burst:
-            self.quarantine(dev, f"flooded the fleet: more than {self.rules.burst} messages without anything new")
+            self.quarantine(device, f"flooded the fleet: more than {self.rules.burst} messages without anything new")
 
-    def useful(self, dev: str) -> None:
+    def useful(self, device: str) -> None:
         """The last message of this device brought something new, or was right to ask."""
-        self.t.peer(dev).idle -= 1
+        self.t.peer(device).idle -= 1
 
     # ---- time ------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Ask again for what did not come; let a stalled upload make room where others wait."""
         state = self.t.state
-        for (dev, xfer), upload in list(state.uploads.items()):
+        for (device, xfer), upload in list(state.uploads.items()):
             receiver = upload.receiver
             if receiver.whole:
                 continue
@@ -304,8 +304,8 @@ class Intake:
             slow = self.t.now - upload.opened >= self.rules.stall * (2 + len(receiver.have) / self.rules.credit)
             if state.waiting and (still or slow):
                 attempt = state.attempts[upload.attempt]
-                self.drop(attempt, dev, "working", "the upload was too slow and others were waiting")
-                attempt.cohort[dev].sha256 = receiver.cut.sha256
+                self.drop(attempt, device, "working", "the upload was too slow and others were waiting")
+                attempt.cohort[device].sha256 = receiver.cut.sha256
                 self.admit()
-            elif self.t.now - receiver.touched >= self.rules.retry and self.t.peer(dev).online:
-                self._ask(dev, xfer, again=True)
+            elif self.t.now - receiver.touched >= self.rules.retry and self.t.peer(device).online:
+                self._ask(device, xfer, again=True)

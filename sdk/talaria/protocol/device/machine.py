@@ -27,8 +27,8 @@ __all__ = ["DeviceLimits", "DeviceMachine", "DeviceState"]
 class DeviceMachine:
     """One device of one fleet. With ``coordinator_key`` nothing that the coordinator did not sign is heard."""
 
-    fed: str
-    dev: str
+    fleet: str
+    device: str
     limits: DeviceLimits = field(default_factory=DeviceLimits)
     profile: bytes = b""
     signer: Signer | None = None
@@ -37,13 +37,13 @@ class DeviceMachine:
     """Some bytes that no other program has: by them the coordinator sees that two have one name."""
 
     def __post_init__(self) -> None:
-        Topic(self.fed, "state", self.dev)
+        Topic(self.fleet, "state", self.device)
         if len(self.profile) > m.MAX_PROFILE:
             raise ConfigError(f"profile has {len(self.profile)} bytes; at most {m.MAX_PROFILE}")
 
     def will(self, state: DeviceState) -> tuple[str, bytes]:
         """Topic and payload of the last will of the present boot. Give it to the transport, retained."""
-        return str(Topic(self.fed, "state", self.dev)), self._birth(state, online=False)
+        return str(Topic(self.fleet, "state", self.device)), self._birth(state, online=False)
 
     def step(self, state: DeviceState, event: object) -> tuple[DeviceState, list[a.Action]]:
         """The state after ``event`` (changed in place) and what to do, in order."""
@@ -148,23 +148,23 @@ class DeviceMachine:
     def _received(self, state: DeviceState, event: e.Received, out: list[a.Action]) -> None:
         try:
             topic = parse(event.topic)
-            if topic.fed != self.fed or topic.kind not in ("co/state", "co/body", "m", "cmd", "dn"):
+            if topic.fleet != self.fleet or topic.kind not in ("co/state", "co/body", "m", "cmd", "dn"):
                 raise WireError(f"topic {event.topic[:80]!r} is not for this device")
-            if topic.dev not in ("", self.dev):
+            if topic.device not in ("", self.device):
                 raise WireError(f"topic {event.topic[:80]!r} is another device's")
             if event.retained and topic.kind in ("m", "cmd", "dn"):
                 raise WireError("a retained message on a topic that never retains; someone planted it")
             if not event.payload and topic.kind in ("co/state", "co/body"):
                 return  # a retained message was cleared, or a coordinator looks whether another one is there
             frame = decode_frame(event.payload)
-            if frame.header.fed != self.fed or frame.header.dev != topic.dev:
-                raise WireError(f"frame for {frame.header.dev!r} on the topic of {topic.dev!r}")
+            if frame.header.fleet != self.fleet or frame.header.device != topic.device:
+                raise WireError(f"frame for {frame.header.device!r} on the topic of {topic.device!r}")
             if topic.kind in ("m", "dn"):
                 self._chunk(state, frame, event.now, out)
             else:
                 self._heard(state, topic, frame, event.now, out, event.retained)
         except WireError as why:
-            out.append(a.FrameRefused(event.topic[:160], self.dev, str(why)))
+            out.append(a.FrameRefused(event.topic[:160], self.device, str(why)))
 
     def _heard(
         self, state: DeviceState, topic: Topic, frame: Frame, now: float, out: list[a.Action], retained: bool
@@ -224,7 +224,14 @@ class DeviceMachine:
                     job.said = now
                     out.append(
                         a.SendChunks(
-                            self.fed, self.dev, name, state.boot, job.attempt, job.cut, wanted[: message.credit], "up"
+                            self.fleet,
+                            self.device,
+                            name,
+                            state.boot,
+                            job.attempt,
+                            job.cut,
+                            wanted[: message.credit],
+                            "up",
                         )
                     )
             case m.Receipt():
@@ -301,7 +308,7 @@ class DeviceMachine:
         if message.sha256 == state.body or fetching:
             return
         if state.fetch is not None:
-            out.append(a.Discard(self.dev, transfer_of(state.fetch.cut.sha256)))
+            out.append(a.Discard(self.device, transfer_of(state.fetch.cut.sha256)))
         state.fetch, state.fetch_version = Receiver(cut_of(message), touched=now, moved=now), message.version
         out.append(a.Save())
         if at_once:  # what is announced live comes by multicast; asking for it too would double it
@@ -322,7 +329,7 @@ class DeviceMachine:
             raise
         if not new:
             return
-        out.append(a.KeepChunk(self.dev, frame.header.xfer, fetch.cut, frame.header.idx, frame.body))
+        out.append(a.KeepChunk(self.device, frame.header.xfer, fetch.cut, frame.header.idx, frame.body))
         if fetch.whole:
             out.append(self._complete(state))
         elif fetch.asked or now - fetch.touched >= self._patience(state):
@@ -383,7 +390,7 @@ class DeviceMachine:
         if job is None or job.cut is None:
             return
         job.said, cut = now, job.cut
-        tag = f"{self.fed}/{self.dev}/{job.attempt}/".encode()
+        tag = f"{self.fleet}/{self.device}/{job.attempt}/".encode()
         offer = m.Offer(
             attempt=job.attempt,
             base_version=job.base_version,
@@ -398,19 +405,21 @@ class DeviceMachine:
 
     def _greet(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
         state.greeted = now
-        out.append(a.Publish(str(Topic(self.fed, "state", self.dev)), self._birth(state, online=True), retain=True))
+        out.append(
+            a.Publish(str(Topic(self.fleet, "state", self.device)), self._birth(state, online=True), retain=True)
+        )
 
     def _say(self, state: DeviceState, message: m.Message, out: list[a.Action]) -> None:
         if not state.linked:
             return
         state.said += 1
-        header = Header(message.TYPE, self.fed, self.dev, boot=state.boot, seq=state.said)
+        header = Header(message.TYPE, self.fleet, self.device, boot=state.boot, seq=state.said)
         payload = encode_frame(header, m.encode_message(message), self.signer)
-        out.append(a.Publish(str(Topic(self.fed, "evt", self.dev)), payload))
+        out.append(a.Publish(str(Topic(self.fleet, "evt", self.device)), payload))
 
     def _birth(self, state: DeviceState, online: bool) -> bytes:
         key = b"" if self.signer is None else self.signer.public
         birth = m.DeviceBirth(online=online, key=key, profile=self.profile, process=self.process)
         return encode_frame(
-            Header(birth.TYPE, self.fed, self.dev, boot=state.boot), m.encode_message(birth), self.signer
+            Header(birth.TYPE, self.fleet, self.device, boot=state.boot), m.encode_message(birth), self.signer
         )
