@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from talaria.aggregate.validation import counters, positions
-from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.model.masks import PREFIX, ChannelLayout, ChannelMask
 from talaria.tensors import Tensors
 from talaria.types import Update
 
@@ -151,9 +151,9 @@ class Kept:
     def bitmaps(self, shared: Tensors, need: int) -> Tensors:
         """``mask/<group>``: uint8, 1 for a channel that at least ``need`` clients kept; a group may have none."""
         if self.layout is None:
-            return {k: torch.full_like(v, self.clients >= need) for k, v in shared.items() if k.startswith("mask/")}
+            return {k: torch.full_like(v, self.clients >= need) for k, v in shared.items() if k.startswith(PREFIX)}
         whole = self.clients - self.masked
-        return {f"mask/{group}": (counts + whole >= need).to(torch.uint8) for group, counts in self.counts.items()}
+        return {PREFIX + group: (counts + whole >= need).to(torch.uint8) for group, counts in self.counts.items()}
 
 
 def outer(where: tuple[Tensor | None, ...] | None, shape: torch.Size) -> tuple[Tensor, ...]:

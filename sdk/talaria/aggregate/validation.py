@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from talaria.errors import AggregationError, ConfigError
-from talaria.model.masks import ChannelLayout, ChannelMask, compact_shape, dense_shape
+from talaria.model.masks import PREFIX, ChannelLayout, ChannelMask, compact_shape, dense_shape
 from talaria.tensors import Tensors
 from talaria.types import Update
 
-RESERVED = ("mask/", "stats/", "frozen/")
+RESERVED = (PREFIX, "stats/", "frozen/")
 """Prefixes of shared names that no update may carry to a plain rule."""
 
 Weighting = Literal["samples", "uniform"]

@@ -23,8 +23,11 @@ def dirichlet(labels: Array, clients: int, alpha: float, seed: int = 0, min_samp
     leaves a client with fewer than ``min_samples`` is drawn again, up to 100 times; after that the largest
     clients give theirs away, at random.
     """
-    _clients(clients, len(labels) // max(1, min_samples))
-    _alpha(alpha)
+    most = len(labels) // max(1, min_samples)
+    if not 1 <= clients <= most:
+        raise ConfigError(f"partition: clients={clients} must be in 1..{most} for these samples")
+    if not 0 < alpha < float("inf"):
+        raise ConfigError(f"partition: alpha={alpha} must be finite and above 0 (0.1 is skewed, 100 nearly even)")
     if min_samples < 1:
         raise ConfigError(f"dirichlet: min_samples={min_samples} must be at least 1")
     rng = np.random.default_rng(seed)
@@ -99,13 +102,3 @@ def _dealt(labels: Array, shares: Array, rng: np.random.Generator) -> list[Indic
         for part, piece in zip(parts, np.split(own, ends), strict=True):
             part.append(piece)
     return [np.concatenate(pieces) for pieces in parts]
-
-
-def _clients(clients: int, most: int) -> None:
-    if not 1 <= clients <= most:
-        raise ConfigError(f"partition: clients={clients} must be in 1..{most} for these samples")
-
-
-def _alpha(alpha: float) -> None:
-    if not 0 < alpha < float("inf"):
-        raise ConfigError(f"partition: alpha={alpha} must be finite and above 0 (0.1 is skewed, 100 nearly even)")

@@ -17,6 +17,7 @@ decay on the private part, label noise or a part too small to fit the data end t
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, ClassVar
 
 from torch.nn import Module
@@ -32,10 +33,6 @@ from talaria.tensors import Tensors, minus, only
 from talaria.training.batching import steps_of
 from talaria.training.loop import Objective, calibrate, cross_entropy, ready, served, train
 from talaria.types import Recipe, Task, Update
-
-
-def _uniform_mean() -> Aggregator:
-    return MaskedMean(weighting="uniform")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +57,7 @@ class FFGG:
     head_lr: Rate = 0.0
     final_epochs: Epochs = 5
     allow_degenerate: bool = False
-    aggregator: Aggregator = field(default_factory=_uniform_mean, repr=False)
+    aggregator: Aggregator = field(default_factory=partial(MaskedMean, weighting="uniform"), repr=False)
     objective: Objective | None = field(default=None, repr=False, compare=False)
 
     card: ClassVar[Card] = Card(

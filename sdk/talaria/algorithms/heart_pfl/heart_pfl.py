@@ -21,6 +21,7 @@ parameters); a model without adapters has no pretrained backbone to freeze, and 
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, ClassVar
 
 from torch.nn import Module
@@ -43,10 +44,6 @@ OWN = "own/"
 ALIGNED = "switches the alignment off, which leaves local training tied to the mean"
 
 
-def _uniform_mean() -> Aggregator:
-    return MaskedMean(weighting="uniform")
-
-
 @dataclass(frozen=True, kw_only=True)
 class HeartPFL:
     """``lam`` is λ (no factor ½); ``align`` the weight of L_HDA. A device that never took part takes the personal
@@ -61,7 +58,7 @@ class HeartPFL:
     trains: Annotated[str, one_of("auto", "adapters", "full")] = "auto"
     join_epochs: Epochs = 10
     allow_degenerate: bool = False
-    aggregator: Aggregator = field(default_factory=_uniform_mean, repr=False)
+    aggregator: Aggregator = field(default_factory=partial(MaskedMean, weighting="uniform"), repr=False)
 
     card: ClassVar[Card] = Card(
         name="heart_pfl",

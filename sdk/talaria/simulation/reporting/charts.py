@@ -95,7 +95,7 @@ def lines(series: Mapping[str, Sequence[tuple[int, float]]], titles: Mapping[str
     """Accuracy over rounds, one line per series, named at its right end."""
     left, right, top, bottom = 48, 150, 16, 40
     width, height = _WIDTH, 300
-    low = _floor([("", _entries(points)) for points in series.values()])
+    low = _floor([("", {str(at): value for at, value in points}) for points in series.values()])
     first = min(r for points in series.values() for r, _ in points)
     last = max(r for points in series.values() for r, _ in points)
 
@@ -153,11 +153,6 @@ def matrix(names: Sequence[str], values: Sequence[Sequence[float]], label: str) 
                 f"{value:.2f}</text>"
             )
     return _svg(width, height, label, parts)
-
-
-def _entries(points: Sequence[tuple[int, float]]) -> dict[str, float]:
-    """The values of a line as a row's entries."""
-    return {str(at): value for at, value in points}
 
 
 def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
