@@ -149,13 +149,5 @@ class AccuracyCheck:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, for bundles and reports."""
-        return {
-            "planned": self.planned,
-            "dense": self.dense,
-            "drop": self.drop,
-            "allowed": self.allowed,
-            "left": self.left,
-            "samples": self.samples,
-            "kept": self.kept,
-            "reason": self.reason,
-        }
+        told = ("planned", "dense", "drop", "allowed", "left", "samples", "kept", "reason")
+        return {name: getattr(self, name) for name in told}

@@ -73,17 +73,10 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; :meth:`from_json` is the inverse. Equal plans, equal text."""
         return {
+            **vars(self),
             "widths": dict(sorted(self.widths.items())),
             "reasons": dict(sorted(self.reasons.items())),
-            "adapter": self.adapter,
-            "rank": self.rank,
             "trained": list(self.trained),
-            "batch": self.batch,
-            "accumulate": self.accumulate,
-            "steps": self.steps,
-            "precision": self.precision,
-            "codec": self.codec,
-            "accuracy_drop": self.accuracy_drop,
             "model": None if self.model is None else dict(self.model),
             "predicted": dict(sorted(self.predicted.items())),
         }

@@ -82,11 +82,8 @@ def write(folder: Path, learned: Learned, marks: Mapping[int, float], fleet: Fle
         "history": [asdict(one) for one in learned.history],
         "marks": sorted(marks.items()),
     }
-    try:
-        whole = {name: value.contiguous().clone() for name, value in tensors.items()}
-        durable.write(folder / STATE, save(whole, {"talaria": json.dumps(facts)}), mode=0o644)
-    except OSError as error:
-        raise StateError(f"{folder}: cannot be written ({error.strerror}); make room, then resume") from error
+    whole = {name: value.contiguous().clone() for name, value in tensors.items()}
+    _keep(folder / STATE, save(whole, {"talaria": json.dumps(facts)}))
 
 
 def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
@@ -120,10 +117,14 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
 
 def finish(folder: Path, document: Mapping[str, Any]) -> None:
     """Write what came out."""
+    _keep(folder / RESULT, json.dumps(document, indent=1).encode())
+
+
+def _keep(path: Path, data: bytes) -> None:
     try:
-        durable.write(folder / RESULT, json.dumps(document, indent=1).encode(), mode=0o644)
+        durable.write(path, data, mode=0o644)
     except OSError as error:
-        raise StateError(f"{folder}: cannot be written ({error.strerror}); make room, then resume") from error
+        raise StateError(f"{path.parent}: cannot be written ({error.strerror}); make room, then resume") from error
 
 
 def _facts(one: Mapping[str, Any]) -> RoundFacts:

@@ -88,14 +88,7 @@ class Written:
             },
             "broker": {"url": "auto", "host": "127.0.0.1", "port": port},
             "rounds": how,
-            "run": {
-                "algorithm": run.algorithm,
-                "rounds": run.rounds,
-                "seed": run.seed,
-                "buffers": run.buffers,
-                "fraction": run.fraction,
-                "codec": run.codec,
-            },
+            "run": {name: getattr(run, name) for name in _RUN},
             "run.spec": spec,
             **({} if adapters is None else {"run.spec.adapters": adapters}),
             **({} if options is None else {"run.spec.options": options}),
@@ -121,6 +114,7 @@ class Written:
         return sorted({package for package in found if package is not None})
 
 
+_RUN = ("algorithm", "rounds", "seed", "buffers", "fraction", "codec")
 _LATER = """
 # Under [device], bundle = "NAME.talaria" also exports this device's model; [guard] says when it may train.
 """
