@@ -25,11 +25,11 @@ from talaria.errors import TransportError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState
-from talaria.protocol.link import Link
+from talaria.protocol.driver import Driver
 from talaria.wire.chunks import FileAssembly, describe
 from talaria.wire.mqtt import Mqtt
 from talaria.wire.topics import device_filters
-from talaria.wire.transport import Arrival, LinkUp, Will
+from talaria.wire.transport import LinkDown, LinkUp, Will
 
 STARTS_AT_ONCE = 20
 
@@ -103,8 +103,7 @@ class Light:
         self._half = DeviceMachine(job.fleet, name, limits, profile=b"{}")
         self._state = DeviceState()
         self._update = b""
-        self._events: asyncio.Queue[object] = asyncio.Queue()
-        self._link = Link(lambda cut: self._update, self._sent)
+        self._driver = Driver(lambda cut: self._update, self._sent, inbox=0)
         self._part: FileAssembly | None = None
         self._parting = False
         self._over = False
@@ -120,6 +119,22 @@ class Light:
             will=self._will, threaded=False, timeout=60.0, keepalive=60,
         )  # fmt: skip
         self._feed(e.Boot(time.monotonic()))
+        try:
+            await self._driver.run(self._live(link, gate))
+        finally:
+            self._tally.dropped += link.dropped
+
+    async def _live(self, link: Mqtt, gate: asyncio.Semaphore) -> None:
+        async with self._driver.linked(link, self._reach(link, gate), self._linked):
+            self._driver.beside(self._tick())
+            while not self._over:
+                event = await self._driver.inbox.get()
+                if isinstance(event, e.Received):
+                    self._tally.down += event.size
+                    self._tally.chunks += is_chunk(event.topic)
+                self._feed(event)
+
+    async def _reach(self, link: Mqtt, gate: asyncio.Semaphore) -> None:
         async with gate:
             while True:
                 try:
@@ -129,41 +144,22 @@ class Light:
                     await asyncio.sleep(random.uniform(0.5, 2.0))
                 else:
                     break
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(work) for work in (self._link.send(link), self._listen(link), self._tick())]
-                while not self._over:
-                    self._feed(await self._events.get())
-                for task in tasks:
-                    task.cancel()
-        finally:
-            self._tally.dropped += link.dropped
-            await link.close()
 
     def _will(self) -> Will:
         self._feed(e.Connecting(time.monotonic()))
         return Will(*self._half.will(self._state))
 
-    async def _listen(self, link: Mqtt) -> None:
-        while True:
-            item = await link.receive()
-            if isinstance(item, Arrival):
-                received = e.Received(time.monotonic(), item.topic, item.payload, item.retained)
-                self._tally.down += received.size
-                self._tally.chunks += is_chunk(item.topic)
-                self._feed(received)
-            elif isinstance(item, LinkUp):
-                self._feed(e.Connected(time.monotonic()))
-            else:
-                self._told("cut", device=self.name, chunks=self._tally.chunks)
+    def _linked(self, change: LinkUp | LinkDown) -> None:
+        if isinstance(change, LinkDown):
+            self._told("cut", device=self.name, chunks=self._tally.chunks)
 
     async def _tick(self) -> None:
         # Idle devices look up now and then; not all of them at once.
         await asyncio.sleep(random.uniform(0, self._job.retry_s))
         while True:
-            self._events.put_nowait(e.Tick(time.monotonic()))
+            self._driver.inbox.put_nowait(e.Tick(time.monotonic()))
             if self._parting:
-                self._events.put_nowait(e.SayGoodbye(time.monotonic()))
+                self._driver.inbox.put_nowait(e.SayGoodbye(time.monotonic()))
             await asyncio.sleep(self._job.retry_s)
 
     def _feed(self, event: object) -> None:
@@ -174,12 +170,12 @@ class Light:
         busy = state.job is not None and state.job.phase in ("fetching", "training", "offering")
         if state.version >= self._job.rounds and state.body and state.fetch is None and not busy and not self._parting:
             self._parting = True
-            self._events.put_nowait(e.SayGoodbye(time.monotonic()))
+            self._driver.inbox.put_nowait(e.SayGoodbye(time.monotonic()))
 
     def _carry_out(self, action: a.Action) -> None:
         match action:
             case a.Publish() | a.SendChunks():
-                self._link.say(action)
+                self._driver.say(action)
             case a.KeepChunk():
                 self._keep(action)
             case a.ModelComplete():
@@ -207,16 +203,16 @@ class Light:
             self._part.close()
         self._tally.bodies += 1
         self._told("body", device=self.name, version=action.version, chunks=self._tally.chunks, count=action.cut.count)
-        self._events.put_nowait(e.ModelStored(time.monotonic(), action.cut.sha256))
+        self._driver.inbox.put_nowait(e.ModelStored(time.monotonic(), action.cut.sha256))
 
     def _train(self, action: a.Train) -> None:
         now = time.monotonic()
         if not self._job.updates:
-            self._events.put_nowait(e.DeclineRound(now, action.attempt, "it only fetches the body"))
+            self._driver.inbox.put_nowait(e.DeclineRound(now, action.attempt, "it only fetches the body"))
             return
         self._update = self._updates.of(self.name, int(json.loads(action.spec)["round"]))
         cut = describe(self._update, self._state.chunk)
-        self._events.put_nowait(e.UpdateReady(now, action.attempt, action.version, cut))
+        self._driver.inbox.put_nowait(e.UpdateReady(now, action.attempt, action.version, cut))
 
 
 async def take_part(job: Job) -> None:

@@ -8,7 +8,7 @@ again: the machine, the chunks on disk, the updates stored. The same updates the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from talaria.errors import ConfigError, StateError, TalariaError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import Rules
-from talaria.protocol.link import Link, Sent
+from talaria.protocol.driver import Driver, Sent
 from talaria.wire.chunks import ROOM, Cut, chunk_within, describe, most_within
 from talaria.wire.mqtt import LinkDown, LinkUp, Transport, Will
 from talaria.wire.topics import Topic
@@ -42,7 +42,7 @@ from talaria_coordinator.storage.store import Store
 
 Report = Callable[[dict[str, Any]], None]
 INBOX = 1024
-GOODBYE_S, PARTING_S = 5.0, 2.0
+PARTING_S = 2.0
 SOON_S = 1.0
 """What may be saved soon is saved once for all that happens in this time: the machine of a large fleet is large."""
 
@@ -83,12 +83,15 @@ class Service:
         self._hearing, self._up = Hearing(max(QUIET_S, rules.grace)), False
         self._tend, self._footing = tend, Footing(max(QUIET_S, rules.grace))
         self._half = self._members.half(rules, spec)
-        self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
-        self._link = Link(self._read, sent)
+        self._driver = Driver(self._read, sent, inbox=INBOX)
         self._uploads = Uploads(config.state / "uploads", config.max_update)
         self._body: tuple[Cut, bytes] | None = None
         self._conductor = Conductor(
-            config, store, self._learning, Hands(self._feed, self._tell, self._spawn, self._inbox.put), rules.grace
+            config,
+            store,
+            self._learning,
+            Hands(self._feed, self._tell, self._driver.spawn, self._driver.inbox.put),
+            rules.grace,
         )
         self.begun = False
         """Whether it has entered its fleet."""
@@ -108,10 +111,7 @@ class Service:
         self._state = self._conductor.begin(above)
         self.begun = True
         try:
-            async with asyncio.TaskGroup() as self._tasks:
-                await self._live(url)
-        except BaseExceptionGroup as group:
-            raise _first(group) from None
+            await self._driver.run(self._live(url))
         finally:
             self._uploads.close()
 
@@ -122,46 +122,32 @@ class Service:
     def stop(self) -> None:
         """Leave in good order; call it in the event loop."""
         self._stopped = True
-        if not self._inbox.full():
-            self._inbox.put_nowait(Stop())
+        if not self._driver.inbox.full():
+            self._driver.inbox.put_nowait(Stop())
 
     # -- life
 
     async def _live(self, url: str) -> None:
         self._resume()
         transport = self._transport = self._open(url, self.config, lambda: Will(*self._half.will(self._state)))
-        try:
-            await transport.start()
-            helpers = [
-                self._spawn(self._link.listen(transport, self._inbox.put, self._linked)),
-                self._spawn(self._link.send(transport)),
-                self._spawn(self._tick(transport)),
-                self._spawn(self._keep_out(transport)),
-                self._spawn(watch(self._members.ending, lambda text: self._tell("certificate", reason=text))),
-            ]
-            try:
-                await self._serve()
-                self._save()
-                topic, payload = self._half.will(self._state)
-                self._link.say(a.Publish(topic, payload, retain=True))
-                await self._link.said(GOODBYE_S)
-                await transport.flush(GOODBYE_S)
-            finally:
-                for helper in helpers:
-                    helper.cancel()
-        finally:
-            await transport.close()
+        async with self._driver.linked(transport, transport.start(), self._linked):
+            self._driver.beside(self._tick(transport))
+            self._driver.beside(self._keep_out(transport))
+            self._driver.beside(watch(self._members.ending, lambda text: self._tell("certificate", reason=text)))
+            await self._serve()
+            self._save()
+            await self._driver.say_goodbye(transport, *self._half.will(self._state))
 
     async def _serve(self) -> None:
         while not self._stopped and not self._may_leave():
-            event = await self._inbox.get()
+            event = await self._driver.inbox.get()
             match event:
                 case Folded():
                     self._conductor.folded(event)
                     self._publish_body(multicast=True)
                     if not self._tidying:
                         self._tidying = True
-                        self._spawn(self._tidy())
+                        self._driver.spawn(self._tidy())
                 case FoldFailed():
                     self._conductor.spoiled(event)
                 case Enrolled():
@@ -173,9 +159,6 @@ class Service:
                 case _:
                     self._feed(event)
             self._conductor.advance(self._state)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._tasks.create_task(work)
 
     def _resume(self) -> None:
         """Tell the machine what is on disk, and settle where machine and store were parted by a crash."""
@@ -207,8 +190,7 @@ class Service:
         while True:
             await self._out_changed.wait()
             self._out_changed.clear()
-            await self._link.said(PARTING_S)
-            await transport.flush(PARTING_S)
+            await self._driver.said(transport, PARTING_S)
             renewed, self._members.renewed = self._members.renewed, set()
             try:
                 left = await self._bar(set(self._state.quarantined()), renewed)
@@ -252,7 +234,7 @@ class Service:
         before = 0
         while True:
             await asyncio.sleep(self.config.retry_s / 2)
-            await self._inbox.put(e.Tick(time.monotonic()))
+            await self._driver.inbox.put(e.Tick(time.monotonic()))
             self._refusals.due(time.monotonic())
             if self._planted and self._planted == before:
                 # All that was told is cleared; what a flood left may be more than the broker tells in one go.
@@ -264,7 +246,7 @@ class Service:
                 self._tell("broker", reason=news)
             try:
                 if self._members.refresh():
-                    await self._inbox.put(Enrolled())
+                    await self._driver.inbox.put(Enrolled())
             except ConfigError as error:
                 self._tell("error", error=str(error))
 
@@ -273,7 +255,7 @@ class Service:
             return
         match self._hearing.next(time.monotonic()):
             case "ask":  # empty, so that it means nothing to anybody
-                self._link.say(a.Publish(str(Topic(self.config.name, "evt", "echo")), b""))
+                self._driver.say(a.Publish(str(Topic(self.config.name, "evt", "echo")), b""))
             case "renew":
                 self._hearing.heard(time.monotonic())
                 transport.renew("deaf: the broker delivers nothing any more")
@@ -306,17 +288,17 @@ class Service:
         match action:
             case a.Publish() | a.SendChunks():
                 self._planted += isinstance(action, a.Publish) and not action.payload
-                self._link.say(action)
+                self._driver.say(action)
             case a.FrameRefused():
                 self._refusals.heard(action, time.monotonic())
             case a.Quarantined():
                 witness(action, name, self.store, self._tell)
-                self._link.say(a.Publish(str(Topic(name, "state", action.device)), b"", retain=True))
+                self._driver.say(a.Publish(str(Topic(name, "state", action.device)), b"", retain=True))
                 self._out_changed.set()
             case a.KeepChunk():
                 self._keep(action)
             case a.Complete():
-                self._spawn(self._take(action))
+                self._driver.spawn(self._take(action))
             case a.Discard():
                 self._uploads.drop((action.device, action.xfer))
             case a.RoundClosed():
@@ -370,13 +352,13 @@ class Service:
                     break
         if isinstance(answer, e.UpdateRejected):
             self._tell("rejected", attempt=action.attempt, device=action.device, reason=answer.reason)
-        await self._inbox.put(answer)
+        await self._driver.inbox.put(answer)
 
     # -- orders and bodies
 
     async def order(self, order: Order) -> None:
         """Put an operator's order in line; its ``answer`` is set once it is carried out, or refused."""
-        await self._inbox.put(order)
+        await self._driver.inbox.put(order)
 
     def _obey(self, order: Order) -> None:
         with order.answering():
@@ -423,8 +405,3 @@ class Service:
 
     def _tell(self, event: str, **facts: Any) -> None:
         self._report({"at": time.time(), "fleet": self.config.name, "event": event, **facts})
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from talaria.federated.run import Run
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine
-from talaria.protocol.link import Link
+from talaria.protocol.driver import Driver
 from talaria.wire.chunks import Cut, chunk_within, describe
 from talaria.wire.mqtt import LinkDown, LinkUp, Will
 from talaria.wire.validity import validities, warnings, watch
@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 Report = Callable[[dict[str, Any]], None]
 INBOX = 256
-GOODBYE_S = 5.0
 WARN_AGAIN_S = 3600.0
 FAREWELL_S = 30.0
 """So long a device that is done says goodbye to a coordinator that does not answer."""
@@ -85,8 +84,7 @@ class Agent:
         self._looked = looked
         self._largest: int | None = None
         self._tls = None if own is None or config.username is not None else own.tls
-        self._inbox: asyncio.Queue[object] = asyncio.Queue(INBOX)
-        self._link = Link(lambda cut: self._upload, lambda size: self._count("up", size))
+        self._driver = Driver(lambda cut: self._upload, lambda size: self._count("up", size), inbox=INBOX)
         self._learner_of = learn
         self._learner: Learner | None = None
         self._called: a.Train | None = None
@@ -116,10 +114,7 @@ class Agent:
             self._arrivals = Arrivals(self._store, self.config.max_body)
             self._settle()
             try:
-                async with asyncio.TaskGroup() as self._tasks:
-                    await self._live()
-            except BaseExceptionGroup as group:
-                raise _first(group) from None
+                await self._driver.run(self._live())
             finally:
                 self._arrivals.close()
         if self._result is None:
@@ -139,31 +134,16 @@ class Agent:
     async def _live(self) -> None:
         self._boot()
         transport = self._transport = self._open(self.config, self._will)
-        await reach(transport, self.config.patience_s, self._tell)
-        helpers = [
-            self._spawn(self._link.listen(transport, self._inbox.put, self._linked)),
-            self._spawn(self._link.send(transport)),
-            self._spawn(self._tick()),
-            self._spawn(watch(self._ending, lambda text: self._tell("certificate", reason=text))),
-        ]
-        try:
+        async with self._driver.linked(transport, reach(transport, self.config.patience_s, self._tell), self._linked):
+            self._driver.beside(self._tick())
+            self._driver.beside(watch(self._ending, lambda text: self._tell("certificate", reason=text)))
             while self._result is None or self.config.stay or not self._parting.over(time.monotonic()):
-                self._feed(await self._inbox.get())
+                self._feed(await self._driver.inbox.get())
                 self._finish_if_over()
                 if self._result is not None and self._parting.due(time.monotonic()):
                     # The coordinator learns that this member has all it came for, and need not wait for it.
                     self._feed(e.SayGoodbye(time.monotonic()))
-            topic, payload = self._half.will(self._state)
-            self._link.say(a.Publish(topic, payload, retain=True))
-            await self._link.said(GOODBYE_S)
-            await transport.flush(GOODBYE_S)
-        finally:
-            for helper in helpers:
-                helper.cancel()
-            await transport.close()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._tasks.create_task(work)
+            await self._driver.say_goodbye(transport, *self._half.will(self._state))
 
     def _boot(self) -> None:
         partial, chunks = self._state.partial(), frozenset[int]()
@@ -201,7 +181,7 @@ class Agent:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self.config.retry_s / 2)
-            await self._inbox.put(e.Tick(time.monotonic()))
+            await self._driver.inbox.put(e.Tick(time.monotonic()))
 
     # -- the machine
 
@@ -227,11 +207,11 @@ class Agent:
             case a.Save():
                 self._store.save_protocol(self._state)
             case a.Publish() | a.SendChunks():
-                self._link.say(action)
+                self._driver.say(action)
             case a.KeepChunk():
                 self._keep(action)
             case a.ModelComplete():
-                self._spawn(self._assemble(action))
+                self._driver.spawn(self._assemble(action))
             case a.Discard():
                 self._arrivals.drop(action.xfer)
             case a.CoordinatorSeen():
@@ -296,7 +276,7 @@ class Agent:
         """Learn what was asked for, once the run is known (after a reboot the request may come first)."""
         if self._called is not None and self._learner is not None:
             action, self._called = self._called, None
-            self._spawn(self._learn(self._learner, action))
+            self._driver.spawn(self._learn(self._learner, action))
 
     async def _learn(self, learner: Learner, action: a.Train) -> None:
         loop = asyncio.get_running_loop()
@@ -313,12 +293,12 @@ class Agent:
         except WireError as error:
             logger.info("%s: round %s: %s", self.config.device, action.attempt, error)
             # Nobody else knows that this body is gone from here; declined, it is asked again for the newer one.
-            await self._inbox.put(e.DeclineRound(time.monotonic(), action.attempt, str(error)))
+            await self._driver.inbox.put(e.DeclineRound(time.monotonic(), action.attempt, str(error)))
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and not the agent's end
             self._log_unforeseen(error, f"attempt {action.attempt}")
             self._tell("error", attempt=action.attempt, error=said(error))
-            await self._inbox.put(e.DeclineRound(time.monotonic(), action.attempt, said(error)[:300]))
+            await self._driver.inbox.put(e.DeclineRound(time.monotonic(), action.attempt, said(error)[:300]))
             return
         job = self._state.job
         if job is None or (job.attempt, job.body) != (action.attempt, action.body):
@@ -326,7 +306,7 @@ class Agent:
         self._upload = trained.update
         self._tell("trained", attempt=action.attempt, round=round, update_bytes=len(trained.update), metrics=metrics)
         cut = self._cut(trained.update)
-        await self._inbox.put(e.UpdateReady(time.monotonic(), action.attempt, action.version, cut))
+        await self._driver.inbox.put(e.UpdateReady(time.monotonic(), action.attempt, action.version, cut))
 
     def _log_unforeseen(self, error: Exception, where: str) -> None:
         """The trace of an error that is none of ours, for whoever mends it."""
@@ -355,7 +335,7 @@ class Agent:
             return False
         if not decision:
             self._tell("declined", attempt=action.attempt, reason=decision.reason)
-            await self._inbox.put(e.DeclineRound(time.monotonic(), action.attempt, decision.reason))
+            await self._driver.inbox.put(e.DeclineRound(time.monotonic(), action.attempt, decision.reason))
         return decision.ok
 
     def _cut(self, update: bytes) -> Cut:
@@ -381,7 +361,7 @@ class Agent:
             self._arrivals.part(action.xfer, action.cut).put(action.index, action.data)
         except StateError as error:
             self._tell("error", error=str(error))
-            self._spawn(self._fetch_again(action.xfer, action.cut))
+            self._driver.spawn(self._fetch_again(action.xfer, action.cut))
 
     async def _assemble(self, action: a.ModelComplete) -> None:
         try:
@@ -393,13 +373,13 @@ class Agent:
             await self._fetch_again(action.xfer, action.cut)
         else:
             self._tell("body", version=action.version, bytes=action.cut.size)
-            await self._inbox.put(e.ModelStored(time.monotonic(), action.cut.sha256))
+            await self._driver.inbox.put(e.ModelStored(time.monotonic(), action.cut.sha256))
 
     async def _fetch_again(self, transfer: str, cut: Cut) -> None:
         """After the disk refused: look what is there, a while later."""
         await asyncio.sleep(self.config.retry_s)
         found = self._arrivals.found_if_readable(transfer, cut)
-        await self._inbox.put(e.ModelDamaged(time.monotonic(), cut.sha256, found))
+        await self._driver.inbox.put(e.ModelDamaged(time.monotonic(), cut.sha256, found))
 
     # -- the end
 
@@ -410,7 +390,7 @@ class Agent:
             return
         if state.version >= learner.run.rounds:
             self._finishing = True
-            self._spawn(self._finish(learner, state.body))
+            self._driver.spawn(self._finish(learner, state.body))
 
     async def _finish(self, learner: Learner, body: bytes) -> None:
         loop = asyncio.get_running_loop()
@@ -429,7 +409,7 @@ class Agent:
         path = self.config.state / "result.json"
         tensor_files.write(path, json.dumps(self._result, indent=2).encode())
         self._tell("done", **self._result, result=str(path))
-        await self._inbox.put(e.Tick(time.monotonic()))
+        await self._driver.inbox.put(e.Tick(time.monotonic()))
 
     def _tell_of_deployment(self, found: Mapping[str, Any]) -> None:
         accuracy = found.get("plan", {}).get("accuracy")
@@ -461,8 +441,3 @@ def work_of(spec: bytes) -> tuple[int, int | None]:
     if type(round) is not int or round < 1:
         raise ConfigError(f"the coordinator's request names no round ({spec[:60]!r}); update this device")
     return round, after if type(after) is int else None
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,128 @@
+"""What coordinator and device do alike with their machines: one inbox of events, one line of what is to be said, the
+tasks of one life, and a goodbye. What the events mean and how the actions are carried out is the program's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from talaria import time
+from talaria.errors import WireError
+from talaria.protocol.actions import Publish, SendChunks
+from talaria.protocol.events import Connected, Received
+from talaria.protocol.transfer import chunk_frames
+from talaria.wire.chunks import Cut
+from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, Transport
+
+logger = logging.getLogger(__name__)
+
+Read = Callable[[Cut], bytes]
+Sent = Callable[[int], None]
+Work = Coroutine[Any, Any, None]
+GOODBYE_S = 5.0
+
+
+class Driver:
+    """``read`` gives the bytes behind a cut (``b""`` where they are gone); ``sent`` is told how many bytes went out,
+    topic and payload together. What came in is for the reader of the events to count, in their order. At most ``inbox``
+    events wait; who puts more waits too."""
+
+    def __init__(self, read: Read, sent: Sent = lambda size: None, *, inbox: int) -> None:
+        self._read, self._sent = read, sent
+        self.inbox: asyncio.Queue[object] = asyncio.Queue(inbox)
+        self._line: asyncio.Queue[Publish | SendChunks] = asyncio.Queue()
+        self._beside: list[asyncio.Task[None]] = []
+
+    async def run(self, life: Work) -> None:
+        """``life`` and all that it spawns, to the end. The first that raises ends the others; its error is raised."""
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await life
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+
+    def spawn(self, work: Work) -> None:
+        """Do this too; :meth:`run` waits for it."""
+        self._tasks.create_task(work)
+
+    def beside(self, work: Work) -> None:
+        """Do this for as long as the link is held, at most."""
+        self._beside.append(self._tasks.create_task(work))
+
+    @asynccontextmanager
+    async def linked(
+        self, transport: Transport, start: Work, changed: Callable[[LinkUp | LinkDown], None]
+    ) -> AsyncIterator[None]:
+        """Hold the link that ``start`` opens, and close it in the end; ``changed`` is told when it goes up or down."""
+        try:
+            await start
+            try:
+                self.beside(self._listen(transport, changed))
+                self.beside(self._send(transport))
+                yield
+            finally:
+                for task in self._beside:
+                    task.cancel()
+        finally:
+            await transport.close()
+
+    def say(self, action: Publish | SendChunks) -> None:
+        """Put something in line; chunks are read only when their turn comes."""
+        self._line.put_nowait(action)
+
+    async def said(self, transport: Transport, timeout: float) -> None:
+        """Wait until the line is empty and the broker has it all; ``timeout`` seconds for each at most."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._line.join(), timeout)
+        await transport.flush(timeout)
+
+    async def say_goodbye(self, transport: Transport, topic: str, payload: bytes) -> None:
+        """The last word, which the broker keeps for whoever comes later."""
+        self.say(Publish(topic, payload, retain=True))
+        await self.said(transport, GOODBYE_S)
+
+    async def _listen(self, transport: Transport, changed: Callable[[LinkUp | LinkDown], None]) -> None:
+        while True:
+            item = await transport.receive()
+            if isinstance(item, Arrival):
+                await self.inbox.put(Received(time.monotonic(), item.topic, item.payload, item.retained))
+                continue
+            changed(item)
+            if isinstance(item, LinkUp):
+                await self.inbox.put(Connected(time.monotonic()))
+
+    async def _send(self, transport: Transport) -> None:
+        """Send what stands in line. While the link is down it is dropped: a machine says again what still waits for
+        an answer."""
+        while True:
+            action = await self._line.get()
+            try:
+                if isinstance(action, Publish):
+                    await self._publish(transport, action.topic, action.payload, action.retain)
+                    continue
+                for topic, payload in chunk_frames(action, _slices(self._read(action.cut))):
+                    if not await self._publish(transport, topic, payload, False):
+                        break
+            except WireError as error:
+                logger.info("not sent on: %s", error)
+            finally:
+                self._line.task_done()
+
+    async def _publish(self, transport: Transport, topic: str, payload: bytes, retain: bool) -> bool:
+        sent = await transport.publish(topic, payload, retain=retain)
+        if sent:
+            self._sent(len(topic) + len(payload))
+        return sent
+
+
+def _slices(data: bytes) -> Callable[[int, int], bytes]:
+    return lambda offset, length: data[offset : offset + length]
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
