@@ -107,8 +107,8 @@ class Keyed:
         with self.store as store:
             store.verify_log()
             rows = [row for row in store.attempts(FLEET) if row.counted is not None]
-            assert [row.step for row in rows] == list(range(1, len(rows) + 1))
-            return {row.step: [device for _, device in row.counted] for row in rows}
+            assert [row.round for row in rows] == list(range(1, len(rows) + 1))
+            return {row.round: [device for _, device in row.counted] for row in rows}
 
     def learned_what_simulation_learns(self):
         """To the bit: nobody's update is missing, and none is there twice."""

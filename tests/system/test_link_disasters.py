@@ -30,7 +30,7 @@ def impatient(monkeypatch):
 def test_links_that_break_every_third_of_a_second_lose_no_update_and_shut_nobody_out(keyed, monkeypatch):
     fleet, often = keyed(ROUNDS, quorum=1.0, deadline_s=0.0), asyncio.Event()
     # More births than are acted on: 3 in 5 seconds, instead of 30 in 60.
-    monkeypatch.setattr("talaria.protocol.coordinator.machine.FLAP_SECONDS", 5.0)
+    monkeypatch.setattr("talaria.protocol.coordinator.presence.FLAP_SECONDS", 5.0)
     monkeypatch.setitem(Rules.__init__.__kwdefaults__, "flaps", 3)
     real = Agent._learn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from talaria.protocol import actions as a
-from talaria.protocol.coordinator.machine import DOUBLED
+from talaria.protocol.coordinator.presence import DOUBLED
 from talaria_coordinator.storage.records import profile_of
 from talaria_coordinator.storage.store import Store
 

@@ -9,9 +9,9 @@ is carried over: the next one begins with what it holds, and asks all who are id
 from __future__ import annotations
 
 from talaria.protocol import actions as a
+from talaria.protocol.coordinator import uploads
 from talaria.protocol.coordinator.state import HELD, LIVE, Attempt, CoordinatorState
 from talaria.protocol.coordinator.step_context import Turn
-from talaria.protocol.coordinator.uploads import Intake
 from talaria.wire import messages as m
 
 RECALLED = "the body it started from is too old by now"
@@ -25,7 +25,7 @@ def busy(state: CoordinatorState, attempt: Attempt, device: str) -> bool:
     return any(phase in LIVE or phase == HELD for phase in earlier)
 
 
-def fill(t: Turn, intake: Intake, attempt: Attempt, before: Attempt | None) -> None:
+def fill(t: Turn, attempt: Attempt, before: Attempt | None) -> None:
     """Begin a buffer with what was carried over and what was held, oldest first; tell those who are too old."""
     if before is not None and before.phase == "carried":
         attempt.counted = list(before.counted)
@@ -34,36 +34,36 @@ def fill(t: Turn, intake: Intake, attempt: Attempt, before: Attempt | None) -> N
             if number == attempt.number or member.phase not in (*LIVE, HELD):
                 continue
             if attempt.version - old.version > attempt.stale:
-                dismiss(t, intake, old, device, RECALLED)
-            elif member.phase == HELD and intake.counted(old, device, member):
-                intake.say(device, m.Receipt(attempt=number, sha256=member.sha256, outcome="stored", reason=""))
+                dismiss(t, old, device, RECALLED)
+            elif member.phase == HELD and uploads.counted(t, old, device, member):
+                t.say(device, m.Receipt(attempt=number, sha256=member.sha256, outcome="stored", reason=""))
 
 
-def end(t: Turn, intake: Intake, attempt: Attempt, reason: str) -> None:
+def end(t: Turn, attempt: Attempt, reason: str) -> None:
     """Let go of the members of a round that is over: of a buffer only those who have not begun, which are asked anew,
     unless it was called off."""
     if attempt.stale and attempt.phase == "failed":
-        dismiss_all(t, intake, reason)
+        dismiss_all(t, reason)
         return
     for device, member in sorted(attempt.cohort.items()):
         if attempt.stale and member.phase == "called":
-            intake.drop(attempt, device, "late")
+            uploads.drop(t, attempt, device, "late")
         elif not attempt.stale and member.phase in LIVE:
-            dismiss(t, intake, attempt, device, reason)
-    intake.admit()
+            dismiss(t, attempt, device, reason)
+    uploads.admit(t)
 
 
-def dismiss_all(t: Turn, intake: Intake, reason: str) -> None:
+def dismiss_all(t: Turn, reason: str) -> None:
     """Nothing that is still under way will count."""
     for attempt in t.state.attempts.values():
         for device, member in sorted(attempt.cohort.items()):
             if member.phase in LIVE or member.phase == HELD:
-                dismiss(t, intake, attempt, device, reason)
+                dismiss(t, attempt, device, reason)
     t.act(a.Save())
-    intake.admit()
+    uploads.admit(t)
 
 
-def dismiss(t: Turn, intake: Intake, attempt: Attempt, device: str, reason: str) -> None:
+def dismiss(t: Turn, attempt: Attempt, device: str, reason: str) -> None:
     """End a member's part in a round, and tell it."""
-    intake.drop(attempt, device, "late")
-    intake.say(device, m.Abort(attempt=attempt.number, reason=reason))
+    uploads.drop(t, attempt, device, "late")
+    t.say(device, m.Abort(attempt=attempt.number, reason=reason))

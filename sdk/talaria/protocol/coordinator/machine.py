@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from talaria.bitmaps import indices_of
-from talaria.errors import StateError, TalariaError, WireError
+from talaria.errors import StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import async_rounds
-from talaria.protocol.coordinator.outbox import Speech
+from talaria.protocol.coordinator import async_rounds, calls, presence, uploads
+from talaria.protocol.coordinator.outbox import Voice
 from talaria.protocol.coordinator.state import LIVE, Attempt, CoordinatorState, GlobalModel, Participant, Peer, Rules
-from talaria.protocol.coordinator.step_context import Turn
-from talaria.protocol.coordinator.uploads import Intake
+from talaria.protocol.coordinator.step_context import IgnoredError, Turn
 from talaria.protocol.transfer import transfer_of
 from talaria.wire import messages as m
 from talaria.wire.frames import Frame, decode_frame, signed_by
@@ -28,13 +27,6 @@ from talaria.wire.topics import Topic, parse
 __all__ = ["CoordinatorMachine", "CoordinatorState", "Rules"]
 
 Keys = Callable[[str], bytes | None]
-FLAP_SECONDS = 60.0
-RETURNS = 3
-"""A broker may bring an old birth again; three times within a minute it is another program that lives."""
-DOUBLED = (
-    "another program has this device's name and keys, and the two put each other out at the broker: stop one of them, "
-    "or enroll one under a name of its own"
-)
 REPEAT_SECONDS = 60.0
 """The coordinator repeats its birth after this long, in case the broker lost it for someone."""
 KEEP_SECONDS = 10.0
@@ -63,18 +55,18 @@ class CoordinatorMachine:
 
     def will(self, state: CoordinatorState) -> tuple[str, bytes]:
         """Topic and payload of the last will: offline, in this epoch. Give it to the transport, retained."""
-        return str(Topic(self.fleet, "co/state")), self._speech.birth(state, online=False)
+        return str(Topic(self.fleet, "co/state")), self._voice.birth(state.epoch, online=False)
 
     def step(self, state: CoordinatorState, event: object) -> tuple[CoordinatorState, list[a.Action]]:
         """The state after ``event`` (changed in place) and what to do, in order."""
-        t = Turn(state, getattr(event, "now", state.clock))
+        t = Turn(self._voice, state, getattr(event, "now", state.clock))
         if state.fenced:
             return state, []
         match event:
             case e.Start():
                 self._start(t, event)
             case e.Connected():
-                self._speech.announce(t)
+                t.announce()
             case e.Received():
                 self._received(t, event)
             case e.Tick():
@@ -86,21 +78,21 @@ class CoordinatorMachine:
             case e.Enlist():
                 self._enlist(t, event)
             case e.Stored() | e.UpdateRejected() | e.Damaged():
-                self._intake(t).answered(event)
+                uploads.answered(t, event)
                 self._settle(t)
             case e.Committed():
                 self._committed(t, event.attempt)
             case e.AbortRound():
                 self._call_off(t, event)
             case e.Dismiss():
-                async_rounds.dismiss_all(t, self._intake(t), event.reason)
+                async_rounds.dismiss_all(t, event.reason)
             case e.Release():
                 self._release(t, event.device)
             case e.Tell():
-                self._say(t, event.device, m.Notice(text=event.text[: m.MAX_TEXT]))
+                t.say(event.device, m.Notice(text=event.text[: m.MAX_TEXT]))
             case e.Revoke():
                 t.peer(event.device)
-                self._intake(t).quarantine(event.device, event.reason)
+                uploads.quarantine(t, event.device, event.reason)
                 self._settle(t)
             case _:
                 raise StateError(f"coordinator: {type(event).__name__} is not an event of this half")
@@ -125,20 +117,16 @@ class CoordinatorMachine:
             for device, member in attempt.cohort.items():
                 member.asked, member.sought = -1e18, None
                 member.boot = 0  # it may have done the round again since, where this record is an older one
-                if (
-                    (attempt.number, device) in event.stored
-                    and member.phase in LIVE
-                    and self._intake(t).countable(attempt)
-                ):
+                if (attempt.number, device) in event.stored and member.phase in LIVE and uploads.countable(t, attempt):
                     member.sha256 = event.stored[attempt.number, device]
                     member.xfer = transfer_of(member.sha256)
                     member.base_version = attempt.version
-                    self._intake(t).counted(attempt, device, member)
+                    uploads.counted(t, attempt, device, member)
                 elif member.phase == "storing":
                     member.phase = "receiving"
             if attempt.phase == "closed":
                 t.act(a.RoundClosed(attempt.number, attempt.roll(), attempt.missing()))
-        self._intake(t).recover(event.chunks)
+        uploads.recover(t, event.chunks)
         t.act(a.Save())
         self._settle(t)
 
@@ -147,7 +135,7 @@ class CoordinatorMachine:
         for peer in t.state.peers.values():
             peer.served = 0
         t.act(a.Save())
-        self._speech.announce_body(t)
+        t.announce_body()
         if event.multicast:
             everything = tuple(range(event.cut.count))
             name = transfer_of(event.cut.sha256)
@@ -175,7 +163,7 @@ class CoordinatorMachine:
         )
         state.current = event.attempt
         if event.stale:
-            async_rounds.fill(t, self._intake(t), attempt, before)
+            async_rounds.fill(t, attempt, before)
         self._enlist(t, e.Enlist(event.now, event.attempt, event.cohort))
 
     def _enlist(self, t: Turn, event: e.Enlist) -> None:
@@ -189,7 +177,7 @@ class CoordinatorMachine:
                 attempt.cohort[device].phase, attempt.cohort[device].reason = "dropped", t.peer(device).out
         t.act(a.Save())
         for device in sorted(event.cohort):
-            self._call(t, attempt, device)
+            calls.call(t, attempt, device)
         self._settle(t)
 
     def _committed(self, t: Turn, number: int) -> None:
@@ -237,7 +225,7 @@ class CoordinatorMachine:
             t.act(a.RoundClosed(number, attempt.roll(), attempt.missing()))
         else:
             t.act(a.RoundFailed(number, len(attempt.counted), reason))
-        async_rounds.end(t, self._intake(t), attempt, reason)
+        async_rounds.end(t, attempt, reason)
 
     # ---- what arrives ----------------------------------------------------------------------------------
 
@@ -260,7 +248,7 @@ class CoordinatorMachine:
                 return
             key = None if frame.header.type == m.CHUNK else self._authentic(device, frame)
             if not t.known(device) and len(t.state.peers) >= self.rules.max_peers:
-                raise _IgnoredError(f"{self.rules.max_peers} devices are known; raise max_peers")
+                raise IgnoredError(f"{self.rules.max_peers} devices are known; raise max_peers")
             if key is not None:
                 proven = True
                 t.bind(device, key)
@@ -268,13 +256,13 @@ class CoordinatorMachine:
                 t.peer(device).heard = t.now
             self._from_device(t, topic, frame, proven)
             if any(isinstance(action, a.KeepChunk | a.SendChunks) for action in t.out):
-                self._intake(t).useful(device)
-        except _IgnoredError as why:
+                uploads.useful(t, device)
+        except IgnoredError as why:
             t.act(a.FrameRefused(event.topic[:160], device, str(why)))
         except WireError as why:
             t.act(a.FrameRefused(event.topic[:160], device, str(why)))
             if proven and device and (t.known(device) or self._answers(device)):
-                self._intake(t).strike(device, str(why))
+                uploads.strike(t, device, str(why))
         self._settle(t)
 
     def _admissible(self, t: Turn, topic: Topic, event: e.Received) -> None:
@@ -285,13 +273,13 @@ class CoordinatorMachine:
             t.act(a.Publish(event.topic, b"", retain=True))
         if out:
             if topic.kind == "state":
-                self._intake(t).tell_out(device)
-            raise _IgnoredError(f"quarantined: {out}")
+                uploads.tell_out(t, device)
+            raise IgnoredError(f"quarantined: {out}")
         if self._answers(device):
-            self._intake(t).heard(device)
+            uploads.heard(t, device)
         if event.retained and stays:
             text = "a retained message on a topic that never retains; it is cleared"
-            raise WireError(text) if self._answers(device) else _IgnoredError(f"{text}: someone planted it")
+            raise WireError(text) if self._answers(device) else IgnoredError(f"{text}: someone planted it")
 
     def _answers(self, device: str) -> bool:
         """Whether what comes on the topics of ``device`` is its own doing."""
@@ -305,20 +293,20 @@ class CoordinatorMachine:
         peer = t.peer(device)
         peer.out, peer.strikes, peer.idle, peer.told = "", 0, 0.0, -1e18
         t.act(a.Save())
-        self._say(t, device, m.Rebirth(above=0))
+        t.say(device, m.Rebirth(above=0))
 
     def _authentic(self, device: str, frame: Frame) -> bytes | None:
         """The key that signed the frame, where the device has one."""
         key = self.keys(device) if callable(self.keys) else self.keys.get(device)
         if key is None and self.enrolled:
-            raise _IgnoredError(f"device {device!r} is not enrolled; give it a key first")
+            raise IgnoredError(f"device {device!r} is not enrolled; give it a key first")
         if key is not None and not signed_by(frame, key):
-            raise _IgnoredError(f"message of {device!r} is not signed by its key; refused")
+            raise IgnoredError(f"message of {device!r} is not signed by its key; refused")
         return key
 
     def _rival(self, t: Turn, frame: Frame) -> None:
         if self.signer is not None and not signed_by(frame, self.signer.public):
-            raise _IgnoredError("a coordinator's birth that the fleet's key did not sign")
+            raise IgnoredError("a coordinator's birth that the fleet's key did not sign")
         birth = m.decode_message(frame)
         if not isinstance(birth, m.CoordinatorBirth):
             raise WireError(f"{birth.TYPE!r} on the coordinator's topic")
@@ -327,116 +315,55 @@ class CoordinatorMachine:
             t.state.fenced = True
             t.act(a.Fenced(frame.header.boot, birth.online))
         elif frame.header.boot == t.state.epoch and not birth.online:
-            self._speech.announce(t)
+            t.announce()
 
     def _from_device(self, t: Turn, topic: Topic, frame: Frame, proven: bool) -> None:
         device, header = topic.device, frame.header
         if topic.kind == "up":
             if header.type != m.CHUNK or header.xfer != topic.xfer:
                 raise WireError(f"{header.type!r} of transfer {header.xfer!r} on the topic of upload {topic.xfer!r}")
-            self._intake(t).chunk(device, frame, proven)
+            uploads.chunk(t, device, frame, proven)
             return
         message = m.decode_message(frame)
         peer = t.peer(device)
         if topic.kind == "state":
             if not isinstance(message, m.DeviceBirth):
                 raise WireError(f"{message.TYPE!r} on a device's state topic")
-            self._lifecycle(t, device, peer, header.boot, message)
+            presence.lifecycle(t, device, peer, header.boot, message)
             return
         if header.boot < peer.boot:
-            self._remind(t, device, peer, header.boot)
+            presence.remind(t, device, peer, header.boot)
             return
         if not peer.guard.fresh(header.boot, header.seq):
             return
         anew = header.boot > peer.boot
         if anew:
             peer.boot = header.boot
-            self._say(t, device, m.Rebirth(above=header.boot - 1))
+            t.say(device, m.Rebirth(above=header.boot - 1))
         # A last will may overtake what was said before it; and one that was cut off without a will is still online.
         if (anew or not peer.online) and header.boot > peer.dead:
             peer.online = True
-            self._came(t, device, peer)
+            presence.came(t, device, peer)
         match message:
             case m.Offer():
-                self._intake(t).offer(device, message)
+                uploads.offer(t, device, message)
             case m.Want():
                 self._serve(t, device, peer, message)
             case m.Accept() | m.Decline() | m.Trouble():
                 self._heard(t, device, message)
             case m.Goodbye():
                 t.act(a.Departed(device))
-                self._say(t, device, m.Farewell())
+                t.say(device, m.Farewell())
             case _:
                 raise WireError(f"{message.TYPE!r} is not for a device to say")
-
-    def _lifecycle(self, t: Turn, device: str, peer: Peer, boot: int, message: m.DeviceBirth) -> None:
-        before = peer.births[-1][1] if peer.births else message.process
-        # Two with one name who are both told where to count on from, come to the same boots.
-        if message.online and (boot != peer.boot or message.process != before):
-            self._count(t, device, peer, message.process, boot > peer.boot)
-        if boot < peer.boot or boot <= peer.dead:
-            if message.online:
-                self._remind(t, device, peer, boot)
-            return
-        if not message.online:
-            peer.boot, peer.dead, peer.left = boot, boot, t.now
-            if peer.online:
-                t.act(a.DeviceDown(device, boot))
-            peer.online = False
-            return
-        if boot > peer.boot:
-            if sum(fresh for *_, fresh in peer.births) > self.rules.flaps:
-                # Its link breaks again and again, which anybody on the way can do to anybody: no offence.
-                # It does not count against the next: what breaks without end has its turns all the same.
-                peer.births[-1] = (t.now, message.process, False)
-                peer.boot, peer.online, peer.profile = boot, False, message.profile
-                raise _IgnoredError(f"more than {self.rules.flaps} births within a minute; it is away until it speaks")
-        elif peer.online and peer.profile == message.profile:
-            return
-        peer.boot, peer.online, peer.profile = boot, True, message.profile
-        self._came(t, device, peer)
-
-    def _came(self, t: Turn, device: str, peer: Peer) -> None:
-        """Told by its birth, or by the first that it says where that came first: ask it again for what is open."""
-        t.act(a.DeviceUp(device, peer.boot, peer.profile))
-        for attempt in t.state.attempts.values():
-            if device in attempt.cohort and self._intake(t).countable(attempt):
-                self._call(t, attempt, device, again=True)
-
-    def _count(self, t: Turn, device: str, peer: Peer, process: bytes, fresh: bool) -> None:
-        """Remember a birth, and tell where two programs have one name: each comes back after the other, for a process
-        that ended never does."""
-        recent = [birth for birth in peer.births if t.now - birth[0] < FLAP_SECONDS]
-        peer.births = [*recent, (t.now, process, fresh)]
-        while len(peer.births) > self.rules.flaps + 1:  # those that were acted on are what is counted, and go last
-            peer.births.remove(next((birth for birth in peer.births if not birth[2]), peer.births[0]))
-        order = [born for _, born, _ in peer.births if born]
-        turns = [born for before, born in zip([b"", *order], order, strict=False) if born != before]
-        if len(turns) - len(set(turns)) < RETURNS:
-            return
-        if t.now - peer.doubled >= FLAP_SECONDS:
-            peer.doubled = t.now
-            t.act(a.Doubled(device))
-        self._say(t, device, m.Trouble(attempt=0, reason=DOUBLED))
-
-    def _remind(self, t: Turn, device: str, peer: Peer, boot: int) -> None:
-        """A device has lost its memory, or an older one was restored: nothing that it says now could count. Tell it
-        where to count on from. A frame played back by a stranger changes nothing for a device that is where it should
-        be: its boot is above what is said here."""
-        if t.now - peer.reminded < self.rules.retry:
-            return
-        peer.reminded = t.now
-        newest = max(peer.boot, peer.dead)
-        t.act(a.Forgot(device, boot, newest))
-        self._say(t, device, m.Rebirth(above=newest if newest == peer.dead else newest - 1))
 
     def _heard(self, t: Turn, device: str, message: m.Accept | m.Decline | m.Trouble) -> None:
         attempt = t.state.attempts.get(message.attempt)
         member = None if attempt is None else attempt.cohort.get(device)
         if member is None or attempt is None:
-            raise _IgnoredError(f"attempt {message.attempt} did not ask {device!r}")
-        if isinstance(message, m.Accept | m.Decline) and self._unconfirmed(t, device, member):
-            self._intake(t).drop(attempt, device, "called", "its device has forgotten this update")
+            raise IgnoredError(f"attempt {message.attempt} did not ask {device!r}")
+        if isinstance(message, m.Accept | m.Decline) and calls.unconfirmed(t, device, member):
+            uploads.drop(t, attempt, device, "called", "its device has forgotten this update")
         match message:
             case m.Accept():
                 if member.phase == "called":
@@ -455,20 +382,20 @@ class CoordinatorMachine:
             return
         if peer.served > self.rules.serve * body.cut.size + self.rules.credit * self.rules.chunk:
             # Not an offence: what a broker loses, or drops as too large, is asked for again by whoever is honest.
-            raise _IgnoredError(
+            raise IgnoredError(
                 f"asked for more than {self.rules.serve} times the body; it gets one more each minute. What is sent to "
                 "it may be lost on the way: look at its link, and at the broker's bound on packets"
             )
         if want.body != body.cut.sha256 or not want.bitmap:
             peer.served += len(body.cut.hashes)  # a manifest of a large body is large itself
-            self._say(t, device, self._speech.manifest(body))
+            t.say_where(device)
             return
         try:
             indices = sorted(indices_of(want.bitmap, body.cut.count))[: self.rules.credit]
         except WireError as why:  # it may know the same body by another cut, from before we began
             peer.served += len(body.cut.hashes)
-            self._say(t, device, self._speech.manifest(body))
-            raise _IgnoredError(str(why)) from None
+            t.say_where(device)
+            raise IgnoredError(str(why)) from None
         peer.served += sum(body.cut.place(i)[1] for i in indices)
         name = transfer_of(body.cut.sha256)
         t.act(a.SendChunks(self.fleet, device, name, t.state.epoch, 0, body.cut, tuple(indices), "dn"))
@@ -476,76 +403,21 @@ class CoordinatorMachine:
     # ---- time ------------------------------------------------------------------------------------------
 
     def _tick(self, t: Turn) -> None:
-        self._intake(t).tick()
+        uploads.tick(t)
         if t.now - t.state.announced >= REPEAT_SECONDS:
-            self._speech.announce(t)
+            t.announce()
             whole = 0 if t.state.body is None else t.state.body.cut.size
             for peer in t.state.peers.values():
                 peer.served = max(0, peer.served - whole)
         attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)
         if attempt is not None and attempt.phase == "open":
-            self._seek(t, attempt)
+            calls.seek(t, attempt)
             for device in attempt.cohort:
-                self._call(t, attempt, device)
+                calls.call(t, attempt, device)
             if attempt.deadline is not None and t.now - t.state.kept >= KEEP_SECONDS:
                 t.act(a.Save(soon=True))
         self._settle(t)
 
-    def _seek(self, t: Turn, attempt: Attempt) -> None:
-        """Where a round waits for the last ones only, ask who is silent whether it is there: a broker that was lost
-        took the last wills with it, and nobody tells of a device that left then."""
-        if attempt.stale or len(attempt.counted) < attempt.quorum:
-            return
-        for device, member in attempt.cohort.items():
-            peer = t.peer(device)
-            if member.phase not in LIVE or member.phase == "storing" or peer.dead >= peer.boot:
-                continue
-            if t.now - peer.heard < self.rules.silence:
-                member.sought = None
-            elif member.sought is None:
-                member.sought = t.now
-                member.phase = "called" if member.phase == "working" else member.phase
-            elif t.now - member.sought >= self.rules.silence:
-                member.sought, peer.dead, peer.left, peer.online = None, peer.boot, t.now, False
-                t.act(a.DeviceDown(device, peer.boot))
-
-    # ---- what is said ----------------------------------------------------------------------------------
-
-    def _call(self, t: Turn, attempt: Attempt, device: str, again: bool = False) -> None:
-        """Ask a member that is online and has not answered; ``again`` also asks one that came back."""
-        member = attempt.cohort[device]
-        open_ = member.phase == "called" or self._unconfirmed(t, device, member)
-        due = open_ and t.now - member.asked >= self.rules.retry
-        if not (t.peer(device).online or member.sought is not None) or not (
-            due or (again and member.phase in ("called", "working", "waiting", "receiving"))
-        ):
-            return
-        if attempt.stale and async_rounds.busy(t.state, attempt, device):
-            return
-        if member.phase == "working":
-            member.phase = "called"  # it may have forgotten, and is asked until it answers
-        member.asked = t.now
-        seconds = 0.0 if attempt.deadline is None or attempt.stale else max(0.001, attempt.deadline - t.now)
-        work = m.Work(
-            attempt=attempt.number, version=attempt.version, body=attempt.body, seconds=seconds, spec=member.spec
-        )
-        self._say(t, device, work)
-
-    def _unconfirmed(self, t: Turn, device: str, member: Participant) -> bool:
-        """Whether its update is on the way in, and its device, which came back since, has not said that it still has
-        it: by a new offer, which each link begins with."""
-        return member.phase in ("waiting", "receiving") and member.boot < t.peer(device).boot
-
-    def _say(self, t: Turn, device: str, message: m.Message) -> None:
-        self._speech.say(t, device, message)
-
     @property
-    def _speech(self) -> Speech:
-        return Speech(self.fleet, self.rules, self.spec, self.signer)
-
-    def _intake(self, t: Turn) -> Intake:
-        return Intake(t, self.rules, lambda device, message: self._say(t, device, message))
-
-
-class _IgnoredError(TalariaError):
-    """Refused without holding it against the device: it may not be the author."""
+    def _voice(self) -> Voice:
+        return Voice(self.fleet, self.rules, self.spec, self.signer)

@@ -5,47 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
-from talaria.protocol import actions as a
-from talaria.protocol.coordinator.state import CoordinatorState, GlobalModel, Rules
-from talaria.protocol.coordinator.step_context import Turn
+from talaria.protocol.coordinator.state import GlobalModel, Rules
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, encode_frame
 from talaria.wire.signing import Signer
-from talaria.wire.topics import Topic
 
 
 @dataclass(frozen=True)
-class Speech:
-    """The coordinator's voice; signed where it has a key."""
+class Voice:
+    """What one coordinator says, signed where it has a key."""
 
     fleet: str
     rules: Rules
     spec: bytes
     signer: Signer | None
 
-    def say(self, t: Turn, device: str, message: m.Message) -> None:
-        """One command to one device, numbered within this epoch."""
-        peer = t.peer(device)
-        peer.said += 1
-        header = Header(message.TYPE, self.fleet, device, boot=t.state.epoch, seq=peer.said)
-        payload = encode_frame(header, m.encode_message(message), self.signer)
-        t.act(a.Publish(str(Topic(self.fleet, "cmd", device)), payload))
+    def sealed(self, message: m.Message, epoch: int, device: str = "", seq: int = 0) -> bytes:
+        """One message as a frame of this epoch."""
+        header = Header(message.TYPE, self.fleet, device, boot=epoch, seq=seq)
+        return encode_frame(header, m.encode_message(message), self.signer)
 
-    def announce(self, t: Turn) -> None:
-        """The birth and the body's manifest, retained."""
-        t.state.announced = t.now
-        t.act(a.Publish(str(Topic(self.fleet, "co/state")), self.birth(t.state, online=True), retain=True))
-        self.announce_body(t)
-
-    def announce_body(self, t: Turn) -> None:
-        """The manifest of the current body, retained."""
-        if t.state.body is None:
-            return
-        header = Header(m.ModelManifest.TYPE, self.fleet, boot=t.state.epoch)
-        payload = encode_frame(header, m.encode_message(self.manifest(t.state.body)), self.signer)
-        t.act(a.Publish(str(Topic(self.fleet, "co/body")), payload, retain=True))
-
-    def birth(self, state: CoordinatorState, online: bool) -> bytes:
+    def birth(self, epoch: int, online: bool) -> bytes:
         """The payload of a birth, or of the last will."""
         birth = m.CoordinatorBirth(
             online=online,
@@ -56,7 +36,7 @@ class Speech:
             retry=self.rules.retry,
             spec=self.spec,
         )
-        return encode_frame(Header(birth.TYPE, self.fleet, boot=state.epoch), m.encode_message(birth), self.signer)
+        return self.sealed(birth, epoch)
 
     def manifest(self, body: GlobalModel) -> m.ModelManifest:
         """What a device must know to fetch ``body``."""

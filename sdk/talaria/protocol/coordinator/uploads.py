@@ -2,310 +2,321 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from talaria.errors import WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator.state import HELD, LIVE, Attempt, Participant, Rules, Upload
+from talaria.protocol.coordinator.state import HELD, LIVE, Attempt, Participant, Upload
 from talaria.protocol.coordinator.step_context import Turn
 from talaria.protocol.transfer import Receiver, transfer_of
 from talaria.wire import messages as m
 from talaria.wire.chunks import cut_of
 from talaria.wire.frames import Frame
 
-Say = Callable[[str, m.Message], None]
 TELL_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Intake:
-    """The receiving side of uploads, for the length of one step."""
+# -- offers
 
-    t: Turn
-    rules: Rules
-    say: Say
 
-    # ---- offers ----------------------------------------------------------------------------------------
-
-    def offer(self, device: str, offer: m.Offer) -> None:
-        """An update is ready. Raises :class:`WireError` where the offer itself is an offence."""
-        state = self.t.state
-        attempt = state.attempts.get(offer.attempt)
-        member = None if attempt is None else attempt.cohort.get(device)
-        if attempt is None or member is None:
-            self._answer(device, offer.attempt, offer.sha256, "late", "this round is not open to this device")
-            self.t.act(a.FrameRefused("", device, f"offer for attempt {offer.attempt}, which did not ask for it"))
+def offer(t: Turn, device: str, offer: m.Offer) -> None:
+    """An update is ready. Raises :class:`WireError` where the offer itself is an offence."""
+    state = t.state
+    attempt = state.attempts.get(offer.attempt)
+    member = None if attempt is None else attempt.cohort.get(device)
+    if attempt is None or member is None:
+        _answer(t, device, offer.attempt, offer.sha256, "late", "this round is not open to this device")
+        t.act(a.FrameRefused("", device, f"offer for attempt {offer.attempt}, which did not ask for it"))
+        return
+    used = state.nonces.get(offer.nonce)
+    if used is not None and used != (offer.attempt, device, offer.sha256):
+        raise WireError(f"offer for attempt {offer.attempt} repeats the nonce of another offer")
+    if offer.base_digest != attempt.body:
+        # Made before the fleet's record was restored or began anew, for a round that had this number then.
+        _answer(t, device, offer.attempt, offer.sha256, "late", "this round began from another body")
+        return
+    if member.sha256 and member.sha256 != offer.sha256 and member.phase != "rejected":
+        if member.boot == t.peer(device).boot:
+            _equivocated(t, attempt, device, member, offer)
             return
-        used = state.nonces.get(offer.nonce)
-        if used is not None and used != (offer.attempt, device, offer.sha256):
-            raise WireError(f"offer for attempt {offer.attempt} repeats the nonce of another offer")
-        if offer.base_digest != attempt.body:
-            # Made before the fleet's record was restored or began anew, for a round that had this number then.
-            self._answer(device, offer.attempt, offer.sha256, "late", "this round began from another body")
+        if not _gave_way(t, attempt, device, member, offer):
             return
-        if member.sha256 and member.sha256 != offer.sha256 and member.phase != "rejected":
-            if member.boot == self.t.peer(device).boot:
-                self._equivocated(attempt, device, member, offer)
-                return
-            if not self._gave_way(attempt, device, member, offer):
-                return
-        elif member.sha256 == offer.sha256:
-            member.boot = self.t.peer(device).boot
-        if member.phase == "stored":
-            self._answer(device, attempt.number, offer.sha256, "stored", "")
-        elif member.phase == "rejected":
-            self._answer(device, attempt.number, offer.sha256, "rejected", member.reason)
-        elif member.phase == HELD:
-            return  # its receipt goes out once it counts
-        elif not self.countable(attempt) or member.phase not in LIVE:
-            self._answer(device, attempt.number, offer.sha256, "late", "the round is over")
-        elif member.phase == "receiving":
-            self._ask(device, member.xfer, again=True)
-        elif member.phase in ("called", "working"):
-            self._welcome(attempt, device, member, offer)
+    elif member.sha256 == offer.sha256:
+        member.boot = t.peer(device).boot
+    if member.phase == "stored":
+        _answer(t, device, attempt.number, offer.sha256, "stored", "")
+    elif member.phase == "rejected":
+        _answer(t, device, attempt.number, offer.sha256, "rejected", member.reason)
+    elif member.phase == HELD:
+        return  # its receipt goes out once it counts
+    elif not countable(t, attempt) or member.phase not in LIVE:
+        _answer(t, device, attempt.number, offer.sha256, "late", "the round is over")
+    elif member.phase == "receiving":
+        _ask(t, device, member.xfer, again=True)
+    elif member.phase in ("called", "working"):
+        _welcome(t, attempt, device, member, offer)
 
-    def _welcome(self, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> None:
-        cut = cut_of(offer)
-        if cut.size > self.rules.max_update or cut.chunk > self.rules.chunk:
-            reason = (
-                f"{cut.size} bytes in chunks of {cut.chunk}; at most {self.rules.max_update} and {self.rules.chunk}"
-            )
-            member.phase, member.sha256, member.reason = "rejected", cut.sha256, reason
-            self._answer(device, attempt.number, cut.sha256, "rejected", reason)
-            raise WireError(f"offer for attempt {attempt.number} is too large: {reason}")
-        if offer.base_version != attempt.version:
-            raise WireError(
-                f"offer for attempt {attempt.number} is based on body {offer.base_version}, not {attempt.version}"
-            )
-        if len(self.t.state.waiting) >= 4 * self.rules.max_open:
-            return  # no room to remember it: the device offers again
-        self.t.state.nonces[offer.nonce] = (attempt.number, device, cut.sha256)
-        member.phase, member.sha256, member.base_version = "waiting", cut.sha256, offer.base_version
-        member.boot = self.t.peer(device).boot
-        member.xfer = transfer_of(cut.sha256)
-        self.t.state.waiting.append((attempt.number, device))
-        self.t.state.offers[attempt.number, device] = cut
-        self.t.act(a.Save(soon=True))
-        self.admit()
 
-    def _equivocated(self, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> None:
-        self.t.act(a.Equivocation(device, attempt.number, member.sha256, offer.sha256))
-        self._answer(device, attempt.number, offer.sha256, "equivocation", "another update of this round came first")
-        self.quarantine(device, f"two different updates for attempt {attempt.number}")
+def _welcome(t: Turn, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> None:
+    cut = cut_of(offer)
+    if cut.size > t.rules.max_update or cut.chunk > t.rules.chunk:
+        reason = f"{cut.size} bytes in chunks of {cut.chunk}; at most {t.rules.max_update} and {t.rules.chunk}"
+        member.phase, member.sha256, member.reason = "rejected", cut.sha256, reason
+        _answer(t, device, attempt.number, cut.sha256, "rejected", reason)
+        raise WireError(f"offer for attempt {attempt.number} is too large: {reason}")
+    if offer.base_version != attempt.version:
+        raise WireError(
+            f"offer for attempt {attempt.number} is based on body {offer.base_version}, not {attempt.version}"
+        )
+    if len(t.state.waiting) >= 4 * t.rules.max_open:
+        return  # no room to remember it: the device offers again
+    t.state.nonces[offer.nonce] = (attempt.number, device, cut.sha256)
+    member.phase, member.sha256, member.base_version = "waiting", cut.sha256, offer.base_version
+    member.boot = t.peer(device).boot
+    member.xfer = transfer_of(cut.sha256)
+    t.state.waiting.append((attempt.number, device))
+    t.state.offers[attempt.number, device] = cut
+    t.act(a.Save(soon=True))
+    admit(t)
 
-    def _gave_way(self, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> bool:
-        """Another update of this round, from another boot of the device, which may have lost the first with its memory,
-        or from before our start, which may have gone back to an older record. What has not come in whole gives way;
-        what has stays, and counts."""
-        if member.phase in ("waiting", "receiving"):
-            self.drop(attempt, device, "working", "this device offers another update since")
-        if member.phase in ("called", "working"):
-            return True
-        if member.phase != "storing":
-            reason = (
-                "another update of this device is here for this round, from before it or the coordinator began anew"
-            )
-            self._answer(device, attempt.number, offer.sha256, "late", reason)
-        return False
 
-    def countable(self, attempt: Attempt) -> bool:
-        """Whether an update of this round may still count: in the open round, or, asynchronously, in a later one."""
-        state = self.t.state
-        if state.current is None:
-            return False
-        now = state.attempts[state.current]
-        if not now.stale:
-            return attempt is now and now.phase == "open"
-        if "failed" in (now.phase, attempt.phase):
-            return False
-        # While a full buffer is folded, what comes is for the version after.
-        version = now.version + (now.phase in ("closed", "committed"))
-        return version - attempt.version <= now.stale
+def _equivocated(t: Turn, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> None:
+    t.act(a.Equivocation(device, attempt.number, member.sha256, offer.sha256))
+    _answer(t, device, attempt.number, offer.sha256, "equivocation", "another update of this round came first")
+    quarantine(t, device, f"two different updates for attempt {attempt.number}")
 
-    def admit(self) -> None:
-        """Give the next offers their place, as many as the bounds on open uploads allow."""
-        state = self.t.state
-        while state.waiting:
-            number, device = state.waiting[0]
-            cut = state.offers[number, device]
-            busy = sum(u.receiver.cut.size for u in state.uploads.values())
-            if len(state.uploads) >= self.rules.max_open or busy + cut.size > self.rules.max_bytes:
-                return
-            state.waiting.pop(0)
-            del state.offers[number, device]
-            member = state.attempts[number].cohort[device]
-            member.phase = "receiving"
-            state.uploads[device, member.xfer] = Upload(device, number, Receiver(cut, moved=self.t.now), self.t.now)
-            self._ask(device, member.xfer, first=True)
 
-    # ---- chunks ----------------------------------------------------------------------------------------
-
-    def _ask(self, device: str, xfer: str, again: bool = False, first: bool = False) -> None:
-        upload = self.t.state.uploads.get((device, xfer))
-        if upload is None:
-            return
-        bitmap = upload.receiver.window(self.t.now, self.rules.credit, again)
-        if bitmap:
-            kind = m.Grant if first or again else m.Need
-            self.say(device, kind(attempt=upload.attempt, xfer=xfer, bitmap=bitmap, credit=self.rules.credit))
-
-    def chunk(self, device: str, frame: Frame, proven: bool = True) -> None:
-        """A piece of an upload. Raises :class:`WireError` where it does not fit; many of those shut the device out,
-        where it is ``proven`` that it sent them."""
-        key = (device, frame.header.xfer)
-        upload = self.t.state.uploads.get(key)
-        if upload is None or upload.receiver.whole:
-            return
-        try:
-            new = upload.receiver.take(frame, self.t.now)
-        except WireError:
-            if proven and upload.receiver.bad >= self.rules.strikes:
-                self.quarantine(device, f"{upload.receiver.bad} wrong chunks in upload {key[1]}")
-            raise
-        if new:
-            self.t.act(a.KeepChunk(device, key[1], upload.receiver.cut, frame.header.idx, frame.body))
-            self._completed(upload, key)
-        if not upload.receiver.whole:
-            self._ask(*key)
-
-    def _completed(self, upload: Upload, key: tuple[str, str]) -> None:
-        if upload.receiver.whole:
-            member = self.t.state.attempts[upload.attempt].cohort[upload.device]
-            member.phase = "storing"
-            self.t.act(a.Complete(upload.attempt, upload.device, key[1], member.base_version, upload.receiver.cut))
-
-    def recover(self, chunks: Mapping[tuple[str, str], frozenset[int]]) -> None:
-        """After a start: the chunks found on disk are those that are there."""
-        for key, upload in list(self.t.state.uploads.items()):
-            upload.receiver.have = set(chunks.get(key, frozenset()))
-            upload.receiver.asked, upload.receiver.touched = set(), self.t.now
-            upload.receiver.moved = upload.opened = self.t.now
-            self._completed(upload, key)
-
-    # ---- the store's answer ----------------------------------------------------------------------------
-
-    def answered(self, event: e.Stored | e.UpdateRejected | e.Damaged) -> None:
-        """What the program says about a complete upload."""
-        attempt = self.t.state.attempts.get(event.attempt)
-        member = None if attempt is None else attempt.cohort.get(event.device)
-        if attempt is None or member is None or member.phase != "storing":
-            if isinstance(event, e.Stored) and member is not None and member.phase == "late":
-                self._answer(event.device, event.attempt, event.sha256, "late", "the round ended first")
-            return
-        upload = self.t.state.uploads.get((event.device, member.xfer))
-        match event:
-            case e.Stored() if not self.countable(attempt):
-                self.drop(attempt, event.device, "late")
-                self._answer(event.device, event.attempt, event.sha256, "late", "the round ended first")
-            case e.Stored():
-                counts = self.counted(attempt, event.device, member)
-                self.t.act(a.Save(soon=True))  # the store holds it: a start without this save learns it there
-                if counts:
-                    self._answer(event.device, event.attempt, event.sha256, "stored", "")
-            case e.Damaged() if upload is not None:
-                member.phase = "receiving"
-                upload.receiver.have = set(event.chunks)
-                upload.receiver.asked = set()
-                self._ask(event.device, member.xfer)
-            case e.UpdateRejected():
-                sha = member.sha256
-                self.drop(attempt, event.device, "rejected", event.reason)
-                self.t.act(a.Save())
-                self._answer(event.device, event.attempt, sha, "rejected", event.reason)
-                self.quarantine(event.device, event.reason)
-        self.admit()
-
-    def counted(self, attempt: Attempt, device: str, member: Participant) -> bool:
-        """This update counts, in the round that is open now, and only once. False where it is held for the next one,
-        because this buffer is full."""
-        self._forget(device, member.xfer)
-        self.t.peer(device).strikes = 0
-        current = self.t.state.current
-        into = attempt if current is None else self.t.state.attempts[current]
-        if into.stale and (into.phase != "open" or len(into.counted) >= into.target):
-            member.phase = HELD
-            return False
-        member.phase = "stored"
-        into.counted.append((device, attempt.number, member.base_version, member.sha256))
+def _gave_way(t: Turn, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> bool:
+    """Another update of this round, from another boot of the device, which may have lost the first with its memory,
+    or from before our start, which may have gone back to an older record. What has not come in whole gives way;
+    what has stays, and counts."""
+    if member.phase in ("waiting", "receiving"):
+        drop(t, attempt, device, "working", "this device offers another update since")
+    if member.phase in ("called", "working"):
         return True
+    if member.phase != "storing":
+        reason = "another update of this device is here for this round, from before it or the coordinator began anew"
+        _answer(t, device, attempt.number, offer.sha256, "late", reason)
+    return False
 
-    def _answer(self, device: str, number: int, sha: bytes, outcome: str, reason: str) -> None:
-        self.say(device, m.Receipt(attempt=number, sha256=sha, outcome=outcome, reason=reason[: m.MAX_TEXT]))
 
-    # ---- leaving ---------------------------------------------------------------------------------------
+def countable(t: Turn, attempt: Attempt) -> bool:
+    """Whether an update of this round may still count: in the open round, or, asynchronously, in a later one."""
+    state = t.state
+    if state.current is None:
+        return False
+    now = state.attempts[state.current]
+    if not now.stale:
+        return attempt is now and now.phase == "open"
+    if "failed" in (now.phase, attempt.phase):
+        return False
+    # While a full buffer is folded, what comes is for the version after.
+    version = now.version + (now.phase in ("closed", "committed"))
+    return version - attempt.version <= now.stale
 
-    def _forget(self, device: str, xfer: str) -> None:
-        if self.t.state.uploads.pop((device, xfer), None) is not None:
-            self.t.act(a.Discard(device, xfer))
 
-    def drop(self, attempt: Attempt, device: str, phase: str, reason: str = "") -> None:
-        """End a member's part in this round without counting it."""
-        member = attempt.cohort[device]
-        if (attempt.number, device) in self.t.state.offers:
-            del self.t.state.offers[attempt.number, device]
-            self.t.state.waiting.remove((attempt.number, device))
-        self._forget(device, member.xfer)
-        member.phase, member.reason = phase, reason[: m.MAX_TEXT]
-        self.t.act(a.Progressed(device, attempt.number, phase, reason=member.reason))
-
-    def strike(self, device: str, reason: str) -> None:
-        """One offence; enough of them shut the device out."""
-        peer = self.t.peer(device)
-        peer.strikes += 1
-        if peer.strikes >= self.rules.strikes:
-            self.quarantine(device, f"{peer.strikes} offences, the last: {reason}")
-
-    def quarantine(self, device: str, reason: str) -> None:
-        """Shut a device out; what it has stored stays counted, what is open is dropped."""
-        peer = self.t.peer(device)
-        if peer.out:
+def admit(t: Turn) -> None:
+    """Give the next offers their place, as many as the bounds on open uploads allow."""
+    state = t.state
+    while state.waiting:
+        number, device = state.waiting[0]
+        cut = state.offers[number, device]
+        busy = sum(u.receiver.cut.size for u in state.uploads.values())
+        if len(state.uploads) >= t.rules.max_open or busy + cut.size > t.rules.max_bytes:
             return
-        if peer.online:  # what it says is not heard any more, its last will neither
-            self.t.act(a.DeviceDown(device, peer.boot))
-        peer.out, peer.online = reason[: m.MAX_TEXT], False
-        for attempt in self.t.state.attempts.values():
-            if device in attempt.cohort and attempt.cohort[device].phase in LIVE:
-                self.drop(attempt, device, "dropped", reason)
-        self.t.act(a.Save(), a.Quarantined(device, peer.out))
-        self.tell_out(device)
-        self.admit()
+        state.waiting.pop(0)
+        del state.offers[number, device]
+        member = state.attempts[number].cohort[device]
+        member.phase = "receiving"
+        state.uploads[device, member.xfer] = Upload(device, number, Receiver(cut, moved=t.now), t.now)
+        _ask(t, device, member.xfer, first=True)
 
-    def tell_out(self, device: str) -> None:
-        """Say to a device that it is shut out, and why; not often."""
-        peer = self.t.peer(device)
-        if self.t.now - peer.told >= TELL_SECONDS:
-            peer.told = self.t.now
-            self.say(device, m.Notice(text=f"shut out by the coordinator: {peer.out}"[: m.MAX_TEXT]))
 
-    def heard(self, device: str) -> None:
-        """A message of this device came: too many that bring nothing new are a flood."""
-        peer = self.t.peer(device)
-        forgotten = self.rules.pace * max(0.0, self.t.now - peer.heard)
-        peer.idle, peer.heard = max(0.0, peer.idle - forgotten) + 1, self.t.now
-        if peer.idle > self.rules.burst:
-            self.quarantine(device, f"flooded the fleet: more than {self.rules.burst} messages without anything new")
+# -- chunks
 
-    def useful(self, device: str) -> None:
-        """The last message of this device brought something new, or was right to ask."""
-        self.t.peer(device).idle -= 1
 
-    # ---- time ------------------------------------------------------------------------------------------
+def _ask(t: Turn, device: str, xfer: str, again: bool = False, first: bool = False) -> None:
+    upload = t.state.uploads.get((device, xfer))
+    if upload is None:
+        return
+    bitmap = upload.receiver.window(t.now, t.rules.credit, again)
+    if bitmap:
+        kind = m.Grant if first or again else m.Need
+        t.say(device, kind(attempt=upload.attempt, xfer=xfer, bitmap=bitmap, credit=t.rules.credit))
 
-    def tick(self) -> None:
-        """Ask again for what did not come; let a stalled upload make room where others wait."""
-        state = self.t.state
-        for (device, xfer), upload in list(state.uploads.items()):
-            receiver = upload.receiver
-            if receiver.whole:
-                continue
-            still = self.t.now - receiver.moved >= self.rules.stall
-            slow = self.t.now - upload.opened >= self.rules.stall * (2 + len(receiver.have) / self.rules.credit)
-            if state.waiting and (still or slow):
-                attempt = state.attempts[upload.attempt]
-                self.drop(attempt, device, "working", "the upload was too slow and others were waiting")
-                attempt.cohort[device].sha256 = receiver.cut.sha256
-                self.admit()
-            elif self.t.now - receiver.touched >= self.rules.retry and self.t.peer(device).online:
-                self._ask(device, xfer, again=True)
+
+def chunk(t: Turn, device: str, frame: Frame, proven: bool = True) -> None:
+    """A piece of an upload. Raises :class:`WireError` where it does not fit; many of those shut the device out,
+    where it is ``proven`` that it sent them."""
+    key = (device, frame.header.xfer)
+    upload = t.state.uploads.get(key)
+    if upload is None or upload.receiver.whole:
+        return
+    try:
+        new = upload.receiver.take(frame, t.now)
+    except WireError:
+        if proven and upload.receiver.bad >= t.rules.strikes:
+            quarantine(t, device, f"{upload.receiver.bad} wrong chunks in upload {key[1]}")
+        raise
+    if new:
+        t.act(a.KeepChunk(device, key[1], upload.receiver.cut, frame.header.idx, frame.body))
+        _completed(t, upload, key)
+    if not upload.receiver.whole:
+        _ask(t, *key)
+
+
+def _completed(t: Turn, upload: Upload, key: tuple[str, str]) -> None:
+    if upload.receiver.whole:
+        member = t.state.attempts[upload.attempt].cohort[upload.device]
+        member.phase = "storing"
+        t.act(a.Complete(upload.attempt, upload.device, key[1], member.base_version, upload.receiver.cut))
+
+
+def recover(t: Turn, chunks: Mapping[tuple[str, str], frozenset[int]]) -> None:
+    """After a start: the chunks found on disk are those that are there."""
+    for key, upload in list(t.state.uploads.items()):
+        upload.receiver.have = set(chunks.get(key, frozenset()))
+        upload.receiver.asked, upload.receiver.touched = set(), t.now
+        upload.receiver.moved = upload.opened = t.now
+        _completed(t, upload, key)
+
+
+# -- the store's answer
+
+
+def answered(t: Turn, event: e.Stored | e.UpdateRejected | e.Damaged) -> None:
+    """What the program says about a complete upload."""
+    attempt = t.state.attempts.get(event.attempt)
+    member = None if attempt is None else attempt.cohort.get(event.device)
+    if attempt is None or member is None or member.phase != "storing":
+        if isinstance(event, e.Stored) and member is not None and member.phase == "late":
+            _answer(t, event.device, event.attempt, event.sha256, "late", "the round ended first")
+        return
+    upload = t.state.uploads.get((event.device, member.xfer))
+    match event:
+        case e.Stored() if not countable(t, attempt):
+            drop(t, attempt, event.device, "late")
+            _answer(t, event.device, event.attempt, event.sha256, "late", "the round ended first")
+        case e.Stored():
+            counts = counted(t, attempt, event.device, member)
+            t.act(a.Save(soon=True))  # the store holds it: a start without this save learns it there
+            if counts:
+                _answer(t, event.device, event.attempt, event.sha256, "stored", "")
+        case e.Damaged() if upload is not None:
+            member.phase = "receiving"
+            upload.receiver.have = set(event.chunks)
+            upload.receiver.asked = set()
+            _ask(t, event.device, member.xfer)
+        case e.UpdateRejected():
+            sha = member.sha256
+            drop(t, attempt, event.device, "rejected", event.reason)
+            t.act(a.Save())
+            _answer(t, event.device, event.attempt, sha, "rejected", event.reason)
+            quarantine(t, event.device, event.reason)
+    admit(t)
+
+
+def counted(t: Turn, attempt: Attempt, device: str, member: Participant) -> bool:
+    """This update counts, in the round that is open now, and only once. False where it is held for the next one,
+    because this buffer is full."""
+    _forget(t, device, member.xfer)
+    t.peer(device).strikes = 0
+    current = t.state.current
+    into = attempt if current is None else t.state.attempts[current]
+    if into.stale and (into.phase != "open" or len(into.counted) >= into.target):
+        member.phase = HELD
+        return False
+    member.phase = "stored"
+    into.counted.append((device, attempt.number, member.base_version, member.sha256))
+    return True
+
+
+def _answer(t: Turn, device: str, number: int, sha: bytes, outcome: str, reason: str) -> None:
+    t.say(device, m.Receipt(attempt=number, sha256=sha, outcome=outcome, reason=reason[: m.MAX_TEXT]))
+
+
+# -- leaving
+
+
+def _forget(t: Turn, device: str, xfer: str) -> None:
+    if t.state.uploads.pop((device, xfer), None) is not None:
+        t.act(a.Discard(device, xfer))
+
+
+def drop(t: Turn, attempt: Attempt, device: str, phase: str, reason: str = "") -> None:
+    """End a member's part in this round without counting it."""
+    member = attempt.cohort[device]
+    if (attempt.number, device) in t.state.offers:
+        del t.state.offers[attempt.number, device]
+        t.state.waiting.remove((attempt.number, device))
+    _forget(t, device, member.xfer)
+    member.phase, member.reason = phase, reason[: m.MAX_TEXT]
+    t.act(a.Progressed(device, attempt.number, phase, reason=member.reason))
+
+
+def strike(t: Turn, device: str, reason: str) -> None:
+    """One offence; enough of them shut the device out."""
+    peer = t.peer(device)
+    peer.strikes += 1
+    if peer.strikes >= t.rules.strikes:
+        quarantine(t, device, f"{peer.strikes} offences, the last: {reason}")
+
+
+def quarantine(t: Turn, device: str, reason: str) -> None:
+    """Shut a device out; what it has stored stays counted, what is open is dropped."""
+    peer = t.peer(device)
+    if peer.out:
+        return
+    if peer.online:  # what it says is not heard any more, its last will neither
+        t.act(a.DeviceDown(device, peer.boot))
+    peer.out, peer.online = reason[: m.MAX_TEXT], False
+    for attempt in t.state.attempts.values():
+        if device in attempt.cohort and attempt.cohort[device].phase in LIVE:
+            drop(t, attempt, device, "dropped", reason)
+    t.act(a.Save(), a.Quarantined(device, peer.out))
+    tell_out(t, device)
+    admit(t)
+
+
+def tell_out(t: Turn, device: str) -> None:
+    """Say to a device that it is shut out, and why; not often."""
+    peer = t.peer(device)
+    if t.now - peer.told >= TELL_SECONDS:
+        peer.told = t.now
+        t.say(device, m.Notice(text=f"shut out by the coordinator: {peer.out}"[: m.MAX_TEXT]))
+
+
+def heard(t: Turn, device: str) -> None:
+    """A message of this device came: too many that bring nothing new are a flood."""
+    peer = t.peer(device)
+    forgotten = t.rules.pace * max(0.0, t.now - peer.heard)
+    peer.idle, peer.heard = max(0.0, peer.idle - forgotten) + 1, t.now
+    if peer.idle > t.rules.burst:
+        quarantine(t, device, f"flooded the fleet: more than {t.rules.burst} messages without anything new")
+
+
+def useful(t: Turn, device: str) -> None:
+    """The last message of this device brought something new, or was right to ask."""
+    t.peer(device).idle -= 1
+
+
+# -- time
+
+
+def tick(t: Turn) -> None:
+    """Ask again for what did not come; let a stalled upload make room where others wait."""
+    state = t.state
+    for (device, xfer), upload in list(state.uploads.items()):
+        receiver = upload.receiver
+        if receiver.whole:
+            continue
+        still = t.now - receiver.moved >= t.rules.stall
+        slow = t.now - upload.opened >= t.rules.stall * (2 + len(receiver.have) / t.rules.credit)
+        if state.waiting and (still or slow):
+            attempt = state.attempts[upload.attempt]
+            drop(t, attempt, device, "working", "the upload was too slow and others were waiting")
+            attempt.cohort[device].sha256 = receiver.cut.sha256
+            admit(t)
+        elif t.now - receiver.touched >= t.rules.retry and t.peer(device).online:
+            _ask(t, device, xfer, again=True)
