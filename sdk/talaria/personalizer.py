@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from talaria import plugins
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.federated.plan_compat import recipe_under
 from talaria.foreign import shown
@@ -378,21 +378,13 @@ def _share(model: Module, samples: Samples) -> float:
 
 
 def _bundler() -> Callable[..., Any]:
-    entries = sorted(entry_points(group=BUNDLERS), key=lambda entry: entry.name)
-    if not entries:
-        raise ConfigError(f"export: no maker of bundles is installed; {onnx_runtime.NEEDS}")
-    try:
-        found: Callable[..., Any] = entries[0].load()
-    except ImportError as error:
-        raise ConfigError(f"export: {error}; {onnx_runtime.NEEDS}") from error
+    lacking = "export: no maker of bundles is installed"
+    found: Callable[..., Any] = plugins.installed(BUNDLERS, "export", lacking, onnx_runtime.NEEDS)
     return found
 
 
 def _runtime(broker: str, fleet: str) -> Runtime:
-    for entry in sorted(entry_points(group=RUNTIMES), key=lambda entry: entry.name):
-        found: Runtime = entry.load()
-        return found
-    raise ConfigError(
-        f"join: taking part in {fleet!r} at {broker} needs the device's agent; pip install talaria, or pass runtime=, "
-        "a function that takes part and gives the model"
-    )
+    lacking = f"join: taking part in {fleet!r} at {broker} needs the device's agent"
+    mend = "pip install talaria, or pass runtime=, a function that takes part and gives the model"
+    found: Runtime = plugins.installed(RUNTIMES, "join", lacking, mend)
+    return found

@@ -181,6 +181,17 @@ def _not_allowed(kind: str, name: str, package: str, mend: str) -> ConfigError:
     )
 
 
+def installed(group: str, why: str, lacking: str, mend: str) -> Any:
+    """What the first of the entry points in ``group`` names. Raises :class:`ConfigError`, with ``mend``, that it is
+    ``lacking`` where there is none, and ``why`` it is needed where it cannot be imported."""
+    for entry in sorted(entry_points(group=group), key=lambda one: one.name):
+        try:
+            return entry.load()
+        except ImportError as error:
+            raise ConfigError(f"{why}: {error}; {mend}") from error
+    raise ConfigError(f"{lacking}; {mend}")
+
+
 @lru_cache(maxsize=256)
 def _entry(group: str, name: str, path: tuple[str, ...]) -> EntryPoint:
     """The entry point of this name, found once for each ``path`` that modules are looked for on. Raises LookupError."""

@@ -11,7 +11,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import Module
 
+from talaria import plugins
 from talaria.errors import ConfigError, ModelError
 from talaria.planning.io_binding import Bound
 from talaria.planning.layer_stats import Anatomy, Widths
@@ -34,13 +34,8 @@ NEEDS = "install the extra: pip install 'talaria[export]'"
 
 def exporter() -> Exporter:
     """The installed exporter. Raises :class:`~talaria.errors.ConfigError` where there is none."""
-    entries = sorted(entry_points(group=EXPORTERS), key=lambda e: e.name)
-    if not entries:
-        raise ConfigError(f"latency is measured on the exported model, and no exporter is installed; {NEEDS}")
-    try:
-        found: Exporter = entries[0].load()
-    except ImportError as error:
-        raise ConfigError(f"latency is measured on the exported model: {error}; {NEEDS}") from error
+    why = "latency is measured on the exported model"
+    found: Exporter = plugins.installed(EXPORTERS, why, f"{why}, and no exporter is installed", NEEDS)
     return found
 
 

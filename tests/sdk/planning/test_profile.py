@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tolerance import roundings
 
+from talaria import plugins
 from talaria.errors import ConfigError, StateError
 from talaria.model.spec import ModelSpec
 from talaria.planning import cpu_timer, measured, microbenchmarks, onnx_runtime
@@ -130,7 +131,7 @@ def test_a_plan_without_a_latency_limit_measures_no_model(profile: Profile, monk
 
 
 def test_without_an_exporter_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_runtime, "entry_points", lambda group: ())
+    monkeypatch.setattr(plugins, "entry_points", lambda group: ())
     with pytest.raises(ConfigError, match=r"talaria\[export\]"):
         onnx_runtime.exporter()
 
