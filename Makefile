@@ -71,7 +71,7 @@ bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
 	$(BIN)/talaria bench chaos --faults 30 --seed 3 --fresh
 	$(BIN)/talaria bench history --seeds 1000
 	$(BIN)/talaria bench load --devices 1000 --rounds 50
-	$(BIN)/talaria bench load --body-mib 100 --cuts 10
+	$(BIN)/talaria bench load --model-mib 100 --cuts 10
 	$(BIN)/talaria bench fuzz --seconds 300
 	$(BIN)/python -m pytest -q tests/sdk/protocol/test_machines.py --hypothesis-profile=minutes --timeout=3600
 	$(BIN)/python benchmarks/aggregate.py

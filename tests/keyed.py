@@ -115,8 +115,8 @@ class Keyed:
         data = {name: data_of(i) for i, name in enumerate(self.members)}
         simulated = simulate(self.run, {name: Member(name, own.train, own.val) for name, own in data.items()})
         with self.store as store:
-            body = FolderBlobs(self.state / "blobs").get(store.fleet(FLEET).body)
-        return tensors.equal(global_model.decode_body(self.run, body), simulated.shared)
+            data = FolderBlobs(self.state / "blobs").get(store.fleet(FLEET).model_digest)
+        return tensors.equal(global_model.decode_model(self.run, data), simulated.shared)
 
     async def told_of(self, event, seconds=60, count=1, **facts):
         """The first ``count`` events of a kind with these facts; AssertionError where they do not come."""

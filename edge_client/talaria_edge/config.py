@@ -84,7 +84,7 @@ class DeviceConfig:
     guard_every_s: float = 10.0
     profile: Mapping[str, Any] = field(default_factory=dict)
     retry_s: float = 2.0
-    max_body: int = 512 << 20
+    max_model: int = 512 << 20
     patience_s: float = 0.0
     """Seconds to wait for a broker that does not answer at first; 0 waits for ever."""
     stay: bool = False
@@ -159,7 +159,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         guard_every_s=guard.number("every_s", 10.0, low=0.05, high=3600),
         profile=dict(top.table("profile").values),
         retry_s=fleet.number("retry_s", 2.0, low=0.05, high=3600),
-        max_body=fleet.whole("max_body", 512 << 20, low=1),
+        max_model=fleet.whole("max_model", 512 << 20, low=1),
         patience_s=fleet.number("patience_s", 0.0),
         stay=device.flag("stay", False),
     )

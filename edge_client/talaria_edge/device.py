@@ -71,7 +71,7 @@ class Device:
         require: Called with the fleet's :class:`talaria.Run` before anything is learned; what it raises ends
             :meth:`run`.
         settings: The other fields of :class:`DeviceConfig`: ``username``, ``password_file``, ``guard_every_s``,
-            ``profile``, ``retry_s``, ``max_body``, ``patience_s`` (seconds to wait for a silent broker; 0 for ever),
+            ``profile``, ``retry_s``, ``max_model``, ``patience_s`` (seconds to wait for a silent broker; 0 for ever),
             ``stay``.
 
     Raises:
@@ -273,7 +273,7 @@ def _require_model(joining: Joining, run: Run) -> None:
 
 
 _SETTINGS = {one.name for one in fields(DeviceConfig)} & {
-    "username", "password_file", "guard_every_s", "profile", "retry_s", "max_body", "patience_s", "stay",
+    "username", "password_file", "guard_every_s", "profile", "retry_s", "max_model", "patience_s", "stay",
 }  # fmt: skip
 
 
@@ -285,8 +285,8 @@ def _fitting(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, (low, high) in {"retry_s": (0.05, 3600), "guard_every_s": (0.05, 3600), "patience_s": (0, 1e300)}.items():
         if name in settings:
             valid.number("device", name, settings[name], f"a number of seconds of at least {low}", low=low, high=high)
-    if "max_body" in settings:
-        valid.whole("device", "max_body", settings["max_body"], 1)
+    if "max_model" in settings:
+        valid.whole("device", "max_model", settings["max_model"], 1)
     if "stay" in settings:
         valid.flag("device", "stay", settings["stay"])
     return {name: Path(value) if name == "password_file" else value for name, value in settings.items()}

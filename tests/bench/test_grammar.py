@@ -20,7 +20,7 @@ def speech(seed, count=3000):
 def test_it_says_all_kinds_of_things():
     said, refused = speech(1), set()
     kinds = {parse(topic).kind for topic, _, _ in said}
-    assert kinds == {"co/state", "co/body", "m", "state", "evt", "cmd", "up", "dn"}
+    assert kinds == {"co/state", "co/model", "m", "state", "evt", "cmd", "up", "dn"}
     assert {retain for *_, retain in said} == {True, False}
     assert max(len(payload) for _, payload, _ in said) > 150_000
     taken = 0

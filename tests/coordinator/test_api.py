@@ -73,7 +73,7 @@ def store(tmp_path):
         store.keep_update("watch", first, device, digest=B, size=100, base_version=1, found=found(device, accuracy))
     store.reject_update("watch", first, "dora", digest=C, size=7, base_version=1, reason="not finite")
     counted = [(first, device) for device in KEPT]
-    store.commit_attempt("watch", first, epoch=fleet.epoch, counted=counted, body=C, server=A, last=False)
+    store.commit_attempt("watch", first, epoch=fleet.epoch, counted=counted, model_digest=C, server=A, last=False)
     store.fail_attempt("watch", store.open_attempt("watch", 2, list(KEPT), C).attempt, "0 of at least 2 updates came")
     store.open_attempt("watch", 2, list(KEPT), C)
     yield store

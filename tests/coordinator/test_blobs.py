@@ -35,13 +35,13 @@ def test_a_large_one(blobs):
 
 
 def test_damage_is_found_and_a_put_mends_what_has_another_size(blobs, depot):
-    digest = blobs.put(b"the body of round 3")
-    for other in (b"the body of round 4", b"", b"the body of round 3 and more"):
+    digest = blobs.put(b"the global model of round 3")
+    for other in (b"the global model of round 4", b"", b"the global model of round 3 and more"):
         depot.spoil(digest, other)
         with pytest.raises(StateError, match=r"is damaged.*backup"):
             blobs.get(digest)
-    assert blobs.put(b"the body of round 3") == digest
-    assert blobs.get(digest) == b"the body of round 3"
+    assert blobs.put(b"the global model of round 3") == digest
+    assert blobs.get(digest) == b"the global model of round 3"
 
 
 def test_missing_and_misnamed_are_refused(blobs, depot):

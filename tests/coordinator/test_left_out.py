@@ -55,9 +55,9 @@ class Desk:
     def __init__(self, folder):
         self.blobs = FolderBlobs(folder)
         self.learning = Learning(RUN, self.blobs)
-        body, server = self.learning.first()
-        self.fleet = Fleet("watch", RUN.to_json(), 1, 0, 1, "running", body, server, ())
-        self.shared = rounds.first_body(RUN)
+        model, server = self.learning.first()
+        self.fleet = Fleet("watch", RUN.to_json(), 1, 0, 1, "running", model, server, ())
+        self.shared = rounds.first_shared(RUN)
 
     def entry(self, name, **changes):
         update = Update(tensors=self.shared, weight=4.0, client=name).but(**changes)
@@ -81,7 +81,7 @@ def test_a_lie_that_was_stored_already_costs_its_sender_and_not_the_round(desk, 
     assert [(out.entry.device, out.liar) for out in made.left] == [(liar, True)]
     assert "kind 'delta'" in made.left[0].reason
     assert made.counted == tuple(honest)
-    assert made.body == desk.fold(*honest).body
+    assert made.model_digest == desk.fold(*honest).model_digest
 
 
 @pytest.mark.parametrize("liar", ["aaron", "zoe"])
@@ -124,7 +124,7 @@ def test_where_nothing_is_left_the_round_fails_and_says_who_spoiled_it(desk):
 def test_differences_that_add_up_to_a_negative_variance_end_at_zero():
     """Honest ones may, asynchronously: each began from another version."""
     run = Run(spec=RUN.spec, algorithm="fedavg", codec="fp16", buffers="aggregate")
-    shared = rounds.first_body(run)
+    shared = rounds.first_shared(run)
     name = next(n for n in shared if n.endswith("running_var"))
     steps = {n: torch.zeros_like(v) for n, v in shared.items()} | {name: torch.full_like(shared[name], -2.0)}
     after, _ = rounds.close(run, shared, {}, [Update(tensors=steps, weight=1.0, client="a", kind="delta")])

@@ -23,26 +23,28 @@ RUN = '{"rounds": 9, "seed": 0}'
 
 def learn(store, blobs, steps=3):
     """A fleet that has committed ``steps`` rounds, failed one, and waits for a device in an open one."""
-    body, server = blobs.put(b"body 0"), blobs.put(b"server 0")
-    epoch = store.enter("watch", RUN, body, server).epoch
+    model_digest, server = blobs.put(b"body 0"), blobs.put(b"server 0")
+    epoch = store.enter("watch", RUN, model_digest, server).epoch
     store.set_roster("watch", ["a", "b"])
     for device in "ab":
         store.see("watch", device, 1, {"cpu": "arm"})
-    store.fail_attempt("watch", store.open_attempt("watch", 1, ["a", "b"], body).attempt, "nobody came")
+    store.fail_attempt("watch", store.open_attempt("watch", 1, ["a", "b"], model_digest).attempt, "nobody came")
     for round in range(1, steps + 1):
-        number = store.open_attempt("watch", round, ["a", "b"], body).attempt
+        number = store.open_attempt("watch", round, ["a", "b"], model_digest).attempt
         for device in "ab":
             digest = blobs.put(b"update %d of " % round + device.encode())
             store.keep_update("watch", number, device, digest=digest, size=13, base_version=round - 1, found="{}")
-        body, server = blobs.put(b"body %d" % round), blobs.put(b"server %d" % round)
+        model_digest, server = blobs.put(b"body %d" % round), blobs.put(b"server %d" % round)
         counted = [(number, "a"), (number, "b")]
-        store.commit_attempt("watch", number, epoch=epoch, counted=counted, body=body, server=server, last=False)
-    number = store.open_attempt("watch", steps + 1, ["a", "b"], body).attempt
+        store.commit_attempt(
+            "watch", number, epoch=epoch, counted=counted, model_digest=model_digest, server=server, last=False
+        )
+    number = store.open_attempt("watch", steps + 1, ["a", "b"], model_digest).attempt
     waiting = blobs.put(b"waiting")
     store.keep_update("watch", number, "a", digest=waiting, size=7, base_version=steps)
     store.save_machine("watch", epoch, b"\0machine\xff")
     blobs.gc(store.blobs_in_use())
-    return SimpleNamespace(body=body, waiting=waiting, open=number, epoch=epoch)
+    return SimpleNamespace(model_digest=model_digest, waiting=waiting, open=number, epoch=epoch)
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def everything(store):
     """All that a fleet is, apart from its epoch and how many rounds were opened, which a restore moves on."""
     fleet = store.fleet("watch")
     return (
-        (fleet.run, fleet.round, fleet.status, fleet.body, fleet.server, fleet.roster),
+        (fleet.run, fleet.round, fleet.status, fleet.model_digest, fleet.server, fleet.roster),
         store.attempts("watch"),
         store.devices("watch"),
         [store.updates("watch", row.attempt) for row in store.attempts("watch")],
@@ -94,7 +96,7 @@ def test_every_damage_is_found(whole):
     def damages():
         return " ".join(check(whole.store, whole.blobs).damage)
 
-    blob = whole.facts.body
+    blob = whole.facts.model_digest
     data = whole.blobs.get(blob)
     whole.damage(blob, b"other")
     assert "is damaged (its sha256 is another)" in damages()
@@ -102,7 +104,7 @@ def test_every_damage_is_found(whole):
     assert f"{blob[:16]} cannot be read" in damages()
     assert whole.blobs.put(data) == blob
     assert damages() == ""
-    ((counted, body),) = whole.place.sql("SELECT counted, body FROM attempts WHERE attempt = 3")
+    ((counted, model_digest),) = whole.place.sql("SELECT counted, model_digest FROM attempts WHERE attempt = 3")
     ((server,),) = whole.place.sql("SELECT server FROM fleets")
     less = json.dumps(json.loads(counted)[:1])
     for table, change, undo, row, text in (
@@ -128,14 +130,38 @@ def test_every_damage_is_found(whole):
             "attempt = 2 AND device = 'a'",
             "but not entered as counted",
         ),
-        ("updates", "status = 'counted'", "status = 'stored'", "attempt = 5", "is entered as counted, but in no body"),
+        ("updates", "status = 'counted'", "status = 'stored'", "attempt = 5", "is entered as counted, but in no model"),
         ("attempts", "closed = NULL", "closed = 1", "attempt = 2", "attempt 2: it is half committed"),
-        ("attempts", "failure = NULL", "failure = 'x'", "attempt = 1", "attempt 1: it was closed without a body"),
-        ("attempts", "body = NULL", f"body = '{body}'", "attempt = 3", "the audit log has a commit of it"),
-        ("attempts", f"body = '{blob}'", f"body = '{body}'", "attempt = 3", "not those that the audit log has"),
+        (
+            "attempts",
+            "failure = NULL",
+            "failure = 'x'",
+            "attempt = 1",
+            "attempt 1: it was closed without a global model",
+        ),
+        (
+            "attempts",
+            "model_digest = NULL",
+            f"model_digest = '{model_digest}'",
+            "attempt = 3",
+            "the audit log has a commit of it",
+        ),
+        (
+            "attempts",
+            f"model_digest = '{blob}'",
+            f"model_digest = '{model_digest}'",
+            "attempt = 3",
+            "not those that the audit log has",
+        ),
         ("fleets", "round = 4", "round = 3", "round = 3", "learned 4 rounds, but the committed ones are 1, 2, 3"),
         ("fleets", "tried = 4", "tried = 5", "tried = 5", "attempt 5 was opened, but only 4"),
-        ("fleets", f"server = '{blob}'", f"server = '{server}'", "round = 3", "its body is not the one that attempt 4"),
+        (
+            "fleets",
+            f"server = '{blob}'",
+            f"server = '{server}'",
+            "round = 3",
+            "its global model is not the one that attempt 4",
+        ),
     ):
         whole.place.sql(f"UPDATE {table} SET {change} WHERE {row}")
         assert text in damages(), (change, damages())
@@ -164,11 +190,17 @@ def test_a_copy_is_restored_whole_into_any_store(whole, tmp_path, request):
         assert store.events("watch")[-1]["kind"] == "restored"
         # It goes on where it was: the open round can be committed by the next coordinator, and a new one opened.
         epoch = store.enter("watch", RUN, "", "").epoch
-        counted, body = [(whole.facts.open, "a")], blobs.put(b"body 4")
+        counted, model_digest = [(whole.facts.open, "a")], blobs.put(b"body 4")
         store.commit_attempt(
-            "watch", whole.facts.open, epoch=epoch, counted=counted, body=body, server=body, last=False
+            "watch",
+            whole.facts.open,
+            epoch=epoch,
+            counted=counted,
+            model_digest=model_digest,
+            server=model_digest,
+            last=False,
         )
-        assert store.open_attempt("watch", 5, ["a"], body).attempt == fleet.tried + 1
+        assert store.open_attempt("watch", 5, ["a"], model_digest).attempt == fleet.tried + 1
         assert check(store, blobs).damage == ()
     with pytest.raises(ConfigError, match="the store holds 'watch' already"):
         restore(other, blobs, dest)
@@ -178,16 +210,17 @@ WRITE = """
 import sys, time
 from talaria_coordinator.storage.blobs import FolderBlobs
 from pathlib import Path
-store, blobs, body = opened(sys.argv[1]), FolderBlobs(Path(sys.argv[2])), ""
-body = server = blobs.put(b"0" * 50_000)
-epoch = store.enter("watch", sys.argv[3], body, server).epoch
+store, blobs, model = opened(sys.argv[1]), FolderBlobs(Path(sys.argv[2])), ""
+model = server = blobs.put(b"0" * 50_000)
+epoch = store.enter("watch", sys.argv[3], model, server).epoch
 for round in range(1, 10_000):
-    number = store.open_attempt("watch", round, ["a", "b"], body).attempt
+    number = store.open_attempt("watch", round, ["a", "b"], model).attempt
     for device in "ab":
         digest = blobs.put(b"%d %s" % (round, device.encode()) * 10_000)
         store.keep_update("watch", number, device, digest=digest, size=1, base_version=round - 1)
-    body, server = blobs.put(b"b%d" % round * 10_000), blobs.put(b"s%d" % round * 10_000)
-    store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=body, server=server,
+    model, server = blobs.put(b"b%d" % round * 10_000), blobs.put(b"s%d" % round * 10_000)
+    store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], model_digest=model,
+                         server=server,
                        last=False)
     blobs.gc(store.blobs_in_use(), older_s=60)
     if round == 3:
@@ -225,12 +258,12 @@ def test_a_copy_begins_again_where_the_coordinator_drops_what_it_was_to_hold(tmp
         def get(self, digest):
             if (round := next(commits, None)) is not None:
                 (number,) = [row.attempt for row in store.attempts("watch") if row.closed is None]
-                body, server = self.put(b"body %d" % round), self.put(b"server %d" % round)
+                model_digest, server = self.put(b"body %d" % round), self.put(b"server %d" % round)
                 counted = [(number, u.device) for u in store.updates("watch", number)]
                 store.commit_attempt(
-                    "watch", number, epoch=epoch, counted=counted, body=body, server=server, last=False
+                    "watch", number, epoch=epoch, counted=counted, model_digest=model_digest, server=server, last=False
                 )
-                store.open_attempt("watch", round + 1, ["a", "b"], body)
+                store.open_attempt("watch", round + 1, ["a", "b"], model_digest)
                 self.gc(store.blobs_in_use())
             return super().get(digest)
 
@@ -253,7 +286,7 @@ def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
         back_up(store, blobs, tmp_path / "copy")
         with pytest.raises(ConfigError, match="is there already"):
             back_up(store, blobs, tmp_path / "copy")
-    body = f"blobs/{facts.body[:2]}/{facts.body[2:]}"
+    model_digest = f"blobs/{facts.model_digest[:2]}/{facts.model_digest[2:]}"
 
     def damaged(name, change):
         copy = tmp_path / uuid.uuid4().hex
@@ -267,8 +300,8 @@ def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
     for name, change, text in (
         ("rows.jsonl", lambda p: p.write_bytes(rows.replace(b"arm", b"x86")), "its sha256 is another"),
         ("rows.jsonl", lambda p: p.unlink(), "cannot be read"),
-        (body, lambda p: p.write_bytes(b"other"), "is damaged"),
-        (body, lambda p: p.unlink(), "the backup lacks 1 blobs"),
+        (model_digest, lambda p: p.write_bytes(b"other"), "is damaged"),
+        (model_digest, lambda p: p.unlink(), "the backup lacks 1 blobs"),
         ("manifest.json", lambda p: p.write_text("{"), "is damaged"),
         ("manifest.json", lambda p: p.write_text("[" * 70_000), "is damaged"),
         ("manifest.json", lambda p: p.unlink(), "cannot be read"),
@@ -298,7 +331,7 @@ def test_a_copy_of_damaged_state_is_not_made(tmp_path):
     blobs = FolderBlobs(tmp_path / "blobs")
     with Store(tmp_path / "db") as store:
         facts = learn(store, blobs)
-        (tmp_path / "blobs" / facts.body[:2] / facts.body[2:]).write_bytes(b"other")
+        (tmp_path / "blobs" / facts.model_digest[:2] / facts.model_digest[2:]).write_bytes(b"other")
         with pytest.raises(StateError, match=r"is damaged.*restore it from a backup"):
             back_up(store, blobs, tmp_path / "copy")
     assert not list(tmp_path.glob("*copy*"))
@@ -365,10 +398,10 @@ def test_the_commands(config):
     done = talaria("backup", config, copy, "--json")
     assert json.loads(done.stdout)["blobs"] == 6, done.output
     assert "already" in str(talaria("restore", config, copy).exception)
-    blobs.gc(set(blobs.digests()) - {facts.body})
+    blobs.gc(set(blobs.digests()) - {facts.model_digest})
     done = talaria("fsck", config, "--json")
     assert done.exit_code == 1
-    assert [facts.body[:16] in text for text in json.loads(done.stdout)["damage"]] == [True]
+    assert [facts.model_digest[:16] in text for text in json.loads(done.stdout)["damage"]] == [True]
     assert "1 things are damaged" in talaria("fsck", config).stdout
     if loaded.store.database is None:
         (config.parent / "state" / "coordinator.db").rename(config.parent / "damaged.db")

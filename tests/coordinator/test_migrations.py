@@ -68,10 +68,16 @@ def written_before_the_names(place):
 def is_what_was_written(store, folder):
     """The rows of :func:`written_before_the_names`, read by this version."""
     fleet = store.fleet("watch")
-    assert (fleet.epoch, fleet.round, fleet.tried, fleet.body, fleet.roster) == (1, 1, 2, C, ("a",))
+    assert (fleet.epoch, fleet.round, fleet.tried, fleet.model_digest, fleet.roster) == (1, 1, 2, C, ("a",))
     first, second = store.attempts("watch")
-    assert (first.attempt, first.round, first.base_digest, first.body, first.counted) == (1, 1, A, C, ((1, "a"),))
-    assert (second.attempt, second.round, second.base_digest, second.body) == (2, 2, C, None)
+    assert (first.attempt, first.round, first.base_digest, first.model_digest, first.counted) == (
+        1,
+        1,
+        A,
+        C,
+        ((1, "a"),),
+    )
+    assert (second.attempt, second.round, second.base_digest, second.model_digest) == (2, 2, C, None)
     versions = [update.base_version for number in (1, 2) for update in store.updates("watch", number)]
     assert versions == [0, 1]
     assert store.equivocations("watch") == [(1, "eve", C)]

@@ -95,8 +95,8 @@ def test_a_fleet_folds_with_knowledge_transfer_as_the_simulation_does(folder):
         sha = blobs.put(codec.encode_update(update, "raw"))
         counted.append(Counted(name, 1, 0, bytes.fromhex(sha)))
     record = Fleet("watch", run.to_json(), 1, 0, 1, "running", first, server, ("anna", "bela"))
-    body = learning.fold(record, counted).body
-    assert equal(global_model.decode_body(run, blobs.get(body)), taught.shared)
+    shared_model = learning.fold(record, counted).model_digest
+    assert equal(global_model.decode_model(run, blobs.get(shared_model)), taught.shared)
 
 
 def test_the_command_takes_it(folder):

@@ -117,5 +117,5 @@ def test_chunks_leave_room_for_all_that_is_beside_them():
         facts = {"size": size, "chunk": chunk, "sha256": cut.sha256, "hashes": cut.hashes, "nonce": bytes(16)}
         offer = Offer(attempt=2**53, base_version=2**53, base_digest=bytes(32), **facts)
         top = Header("offer", "f" * 36, name, 2**53, 2**53, 2**53, "x" * 16, 2**53, 2**53)
-        for body in (encode_message(offer), bytes(chunk)):
-            assert len(topic) + len(encode_frame(top, body, Signer.generate())) + 16 <= largest
+        for payload in (encode_message(offer), bytes(chunk)):
+            assert len(topic) + len(encode_frame(top, payload, Signer.generate())) + 16 <= largest

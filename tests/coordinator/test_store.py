@@ -40,7 +40,7 @@ def test_a_fleet_is_entered_with_a_new_epoch_each_time(store):
     first = store.enter("watch", RUN, A, B)
     again = store.enter("watch", RUN, C, C)
     assert first.epoch < again.epoch
-    assert (again.body, again.server, again.round) == (A, B, 0)
+    assert (again.model_digest, again.server, again.round) == (A, B, 0)
     assert [f.name for f in store.fleets()] == ["watch"]
     assert store.fleet("other") is None
 
@@ -83,13 +83,13 @@ def test_commit_names_body_and_devices_at_once(store):
     number = opened(store).attempt
     keep(store, number, "a"), keep(store, number, "b", C)
     store.commit_attempt(
-        "watch", number, epoch=fleet.epoch, counted=[(number, "b"), (number, "a")], body=C, server=A, last=False
+        "watch", number, epoch=fleet.epoch, counted=[(number, "b"), (number, "a")], model_digest=C, server=A, last=False
     )
     now = store.fleet("watch")
-    assert (now.round, now.body, now.server, now.status) == (1, C, A, "running")
+    assert (now.round, now.model_digest, now.server, now.status) == (1, C, A, "running")
     (row,) = store.attempts("watch")
     assert row.counted == ((number, "a"), (number, "b"))
-    assert row.body == C
+    assert row.model_digest == C
     assert {u.device: u.status for u in store.updates("watch", number)} == {"a": "counted", "b": "counted"}
 
 
@@ -97,12 +97,12 @@ def test_nothing_counts_twice(store):
     fleet = store.enter("watch", RUN, A, B)
     one = opened(store).attempt
     keep(store, one, "a")
-    values = {"epoch": fleet.epoch, "counted": [(one, "a")], "body": C, "server": A, "last": False}
+    values = {"epoch": fleet.epoch, "counted": [(one, "a")], "model_digest": C, "server": A, "last": False}
     store.commit_attempt("watch", one, **values)
     told = store.verify_log()
     store.commit_attempt("watch", one, **values)  # the first answer may have been lost on the way
     assert (store.fleet("watch").round, store.verify_log()) == (1, told)
-    for other in ({"body": "d" * 64}, {"counted": []}):
+    for other in ({"model_digest": "d" * 64}, {"counted": []}):
         with pytest.raises(StateError, match="not the open one"):
             store.commit_attempt("watch", one, **values | other)
     two = opened(store, round=2).attempt
@@ -118,10 +118,16 @@ def test_a_commit_with_a_missing_update_changes_nothing(store):
     keep(store, number, "a")
     with pytest.raises(StateError, match="cannot count 'b'"):
         store.commit_attempt(
-            "watch", number, epoch=fleet.epoch, counted=[(number, "a"), (number, "b")], body=C, server=A, last=False
+            "watch",
+            number,
+            epoch=fleet.epoch,
+            counted=[(number, "a"), (number, "b")],
+            model_digest=C,
+            server=A,
+            last=False,
         )
     assert store.updates("watch", number)[0].status == "stored"
-    assert store.fleet("watch").body == A
+    assert store.fleet("watch").model_digest == A
 
 
 def test_epochs_count_from_the_clock_so_that_a_lost_store_does_not_repeat_one(store, tmp_path):
@@ -214,7 +220,7 @@ def test_an_older_coordinator_is_fenced(store):
     number = opened(store).attempt
     new = store.enter("watch", RUN, A, B)
     with pytest.raises(StateError, match=rf"another coordinator has it \(epoch {new.epoch}, ours {old.epoch}\)"):
-        store.commit_attempt("watch", number, epoch=old.epoch, counted=[], body=C, server=A, last=False)
+        store.commit_attempt("watch", number, epoch=old.epoch, counted=[], model_digest=C, server=A, last=False)
     with pytest.raises(StateError, match="another coordinator"):
         store.save_machine("watch", old.epoch, b"state")
     assert store.machine("watch") is None
@@ -240,9 +246,9 @@ def test_a_failed_round_is_tried_again_under_a_new_number(store):
     second = opened(store)
     assert (first.attempt, first.round, second.attempt, second.round) == (1, 1, 2, 1)
     with pytest.raises(StateError, match="not the open one"):
-        store.commit_attempt("watch", 1, epoch=fleet.epoch, counted=[], body=C, server=A, last=False)
+        store.commit_attempt("watch", 1, epoch=fleet.epoch, counted=[], model_digest=C, server=A, last=False)
     keep(store, 2, "a")
-    store.commit_attempt("watch", 2, epoch=fleet.epoch, counted=[(2, "a")], body=C, server=A, last=True)
+    store.commit_attempt("watch", 2, epoch=fleet.epoch, counted=[(2, "a")], model_digest=C, server=A, last=True)
     assert store.fleet("watch").status == "done"
     assert [r.failure for r in store.attempts("watch")] == ["1 of at least 2 updates came", None]
 
@@ -290,7 +296,9 @@ def test_blobs_in_use(store):
     number = opened(store).attempt
     keep(store, number, "a", C)
     assert store.blobs_in_use() == {A, B, C}
-    store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a")], body="d" * 64, server=B, last=False)
+    store.commit_attempt(
+        "watch", number, epoch=epoch, counted=[(number, "a")], model_digest="d" * 64, server=B, last=False
+    )
     assert C not in store.blobs_in_use()
 
 
@@ -346,7 +354,9 @@ def test_rounds_are_found_by_what_became_of_them(store):
     for round, devices in ((1, "ab"), (2, "a")):
         numbers.append(opened(store, round).attempt)
         counted = [(keep(store, numbers[-1], device) and numbers[-1], device) for device in devices]
-        store.commit_attempt("watch", numbers[-1], epoch=fleet.epoch, counted=counted, body=C, server=A, last=False)
+        store.commit_attempt(
+            "watch", numbers[-1], epoch=fleet.epoch, counted=counted, model_digest=C, server=A, last=False
+        )
     numbers.append(opened(store, 3).attempt)
     keep(store, numbers[-1], "b")
     assert [row.attempt for row in store.attempts("watch")] == numbers
@@ -379,15 +389,15 @@ while not over():
             epoch = store.enter("watch", sys.argv[2], digest, digest).epoch
         for row in store.attempts("watch"):
             if row.closed is None:
-                store.fail_attempt("watch", row.round, "another coordinator opened it")
+                store.fail_attempt("watch", row.attempt, "another coordinator opened it")
         round = store.fleet("watch").round + 1
         number = store.open_attempt("watch", round, ["a", "b"], digest).attempt
         for device in "ab":
             store.keep_update("watch", number, device, digest=digest, size=1, base_version=round - 1)
-        body = f"{round:032x}{epoch:032x}"
-        store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=body,
+        model = f"{round:032x}{epoch:032x}"
+        store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], model_digest=model,
                            server=digest, last=False)
-        won.append([round, body])
+        won.append([round, model])
     except StateError as error:
         if "another coordinator has it" not in str(error):
             raise
@@ -413,9 +423,9 @@ def test_two_processes_race_for_one_fleet(place, store, start):
     assert [racer.returncode for racer in racers] == [0, 0], told
     results = [json.loads(out) for out, _ in told]
     claimed = dict(pair for won, _ in results for pair in won)
-    committed = [r for r in store.attempts("watch") if r.body is not None]
+    committed = [r for r in store.attempts("watch") if r.model_digest is not None]
     assert sorted(claimed) == list(range(1, len(committed) + 1))
-    assert {r.round: r.body for r in committed} == claimed
+    assert {r.round: r.model_digest for r in committed} == claimed
     assert sum(len(won) for won, _ in results) == len(claimed) == store.fleet("watch").round >= 12
     counted = [pair for r in committed for pair in r.counted]
     assert len(counted) == len(set(counted)) == 2 * len(committed)
@@ -461,7 +471,8 @@ while True:
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
         event.listen(store._engine, "after_cursor_execute", die)
-        store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], body=c, server=a,
+        store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], model_digest=c,
+                         server=a,
                            last=False)
         os._exit(0)
     _, status = os.waitpid(pid, 0)
@@ -469,7 +480,7 @@ while True:
         break
     store = opened(where)
     fleet, (row,) = store.fleet("watch"), store.attempts("watch")
-    assert (fleet.round, fleet.body, row.closed, row.counted) == (0, a, None, None), (statements, fleet, row)
+    assert (fleet.round, fleet.model_digest, row.closed, row.counted) == (0, a, None, None), (statements, fleet, row)
     assert {u.status for u in store.updates("watch", number)} == {"stored"}, statements
     assert store.verify_log() == 4
     store.close()
@@ -483,7 +494,7 @@ def test_a_crash_between_any_two_statements_of_a_commit_leaves_nothing_of_it(pla
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 8
     fleet, (row,) = store.fleet("watch"), store.attempts("watch")
-    assert (fleet.round, fleet.body, row.counted) == (1, C, ((1, "a"), (1, "b")))
+    assert (fleet.round, fleet.model_digest, row.counted) == (1, C, ((1, "a"), (1, "b")))
     assert store.verify_log() == 5
 
 
@@ -493,7 +504,9 @@ def test_a_reader_sees_one_state_while_others_write(store):
     keep(store, number, "a", C)
     with store.reading() as tx:
         before = tx.exec_driver_sql("SELECT round FROM fleets").scalar()
-        store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a")], body=C, server=B, last=False)
+        store.commit_attempt(
+            "watch", number, epoch=epoch, counted=[(number, "a")], model_digest=C, server=B, last=False
+        )
         assert tx.exec_driver_sql("SELECT round FROM fleets").scalar() == before == 0
     assert store.fleet("watch").round == 1
 
@@ -518,7 +531,7 @@ def test_a_file_that_is_no_database(tmp_path):
 
 
 class ExactlyOnce(RuleBasedStateMachine):
-    """Whatever order things happen in, each (round, device) is in at most one body."""
+    """Whatever order things happen in, each (round, device) is in at most one global model."""
 
     @initialize()
     def begin(self):
@@ -548,7 +561,9 @@ class ExactlyOnce(RuleBasedStateMachine):
     def commit(self, older):
         rounds = [self.open, self.open - 1] if older else [self.open]
         pairs = [(n, u.device) for n in rounds for u in self.store.updates("watch", n) if u.status == "stored"]
-        self.store.commit_attempt("watch", self.open, epoch=self.epoch, counted=pairs, body=C, server=B, last=False)
+        self.store.commit_attempt(
+            "watch", self.open, epoch=self.epoch, counted=pairs, model_digest=C, server=B, last=False
+        )
         self.open, self.round = None, self.round + 1
 
     @rule()

@@ -80,7 +80,7 @@ class House:
         return [t for t in self.told if t["event"] == event and device in (None, t.get("device"))]
 
     def shared(self):
-        return global_model.decode_body(self.run, self.blobs.get(self.store.fleet("watch").body))
+        return global_model.decode_model(self.run, self.blobs.get(self.store.fleet("watch").model_digest))
 
     def private(self, name):
         with DeviceStore(self.folder / name, "watch", name) as store:
@@ -142,25 +142,25 @@ def _a_run():
 
 @pytest.fixture
 def finished(tmp_path):
-    """Lets one device personalize and deploy from a body that some rounds of ``run`` made, without a link."""
+    """Lets one device personalize and deploy from a global model that some rounds of ``run`` made, without a link."""
 
     def finish(run, shared, data=None, **options):
         config = DeviceConfig(
             device="anna", fleet="watch", broker="mqtt://127.0.0.1", state=tmp_path / "anna",
             source=Given(lambda: data or device_data(0)), **{"variants": ("fp32",), **options},
         )  # fmt: skip
-        body = global_model.encode_body(shared)
+        model = global_model.encode_model(shared)
         with DeviceStore(config.state, "watch", "anna") as store:
-            store.body_part("x").write_bytes(body)
-            store.adopt_body("x")
-            return Learner(config, store, run).finish(hashlib.sha256(body).digest())
+            store.model_part("x").write_bytes(model)
+            store.adopt_model("x")
+            return Learner(config, store, run).finish(hashlib.sha256(model).digest())
 
     return finish
 
 
 @pytest.fixture(scope="session")
 def learned():
-    """A run, its untrained body, and one that a device learned well."""
+    """A run, its untrained global model, and one that a device learned well."""
     run = a_run(recipe=Recipe(batch=8, epochs=8, lr=0.05, momentum=0.0))
     before = torch.get_num_threads()
     torch.set_num_threads(1)

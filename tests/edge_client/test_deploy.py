@@ -19,13 +19,13 @@ from talaria_export.bundle.bundle import open_bundle
 
 @pytest.fixture(scope="module")
 def bundles(learned, tmp_path_factory):
-    """The bundles of the untrained and of the learned body."""
+    """The bundles of the untrained and of the learned global model."""
     from talaria.federated.rounds import template
     from talaria.training.loop import load
 
-    run, *bodies = learned
+    run, *models = learned
     found = []
-    for shared in bodies:
+    for shared in models:
         path = tmp_path_factory.mktemp("made") / "me.talaria"
         model = load(deepcopy(template(run.spec)), {**template(run.spec).state_dict(), **shared}).eval()
         make_bundle(path, model, example=rounds.zoo.example(run.spec), variants=("fp32",), seconds=0)

@@ -39,7 +39,7 @@ def test_a_new_device_has_nothing(store):
     assert store.private() is None
     assert store.trained() is None
     assert not store.publish()
-    assert store.body_digest() == b""
+    assert store.model_digest() == b""
     assert store.protocol().boot > 10**9  # the clock: it may have connected before, and have lost its memory
     assert store.traffic() == {}
 

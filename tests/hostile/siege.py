@@ -55,7 +55,7 @@ def keys(folder: Path, attackers: tuple[str, ...] = ATTACKERS) -> Path:
 
 
 class Light:
-    """An honest device: the real half and keys, a body in memory, and an update that costs nothing to make."""
+    """An honest device: the real half and keys, a global model in memory, and an update that costs nothing to make."""
 
     def __init__(self, siege: Siege, name: str, held: bool) -> None:
         self.held, self.ready = held, []
@@ -63,7 +63,7 @@ class Light:
         self.siege, self.name = siege, name
         self.half = DeviceMachine("watch", name, DeviceLimits(retry=2.0), b"{}", own.signer, own.coordinator_key)
         self.state = DeviceState()
-        self.parts, self.updates, self.body = {}, {}, b""
+        self.parts, self.updates, self.model = {}, {}, b""
         self.refused, self.receipts, self.said = [], [], []
         self.tell(e.Boot(time.monotonic()))
         self.link()
@@ -92,11 +92,11 @@ class Light:
                 case a.KeepChunk():
                     self.parts[action.index] = action.data
                 case a.ModelComplete():
-                    self.body = b"".join(self.parts[i] for i in range(action.cut.count))
-                    assert hashlib.sha256(self.body).digest() == action.cut.sha256
+                    self.model = b"".join(self.parts[i] for i in range(action.cut.count))
+                    assert hashlib.sha256(self.model).digest() == action.cut.sha256
                     self.tell(e.ModelStored(time.monotonic(), action.cut.sha256))
                 case a.Train():
-                    self.updates[action.attempt] = self.siege.update(self.name, self.body, action.version)
+                    self.updates[action.attempt] = self.siege.update(self.name, self.model, action.version)
                     self.ready.append((action.attempt, action.version))
                     self.work()
                 case a.FrameRefused():
@@ -126,7 +126,7 @@ class Siege:
         self.coordinator = membership.load_signer(keys / "fleet")
         self.lights: dict[str, Light] = {}
         self.learned: dict[str, Update] = {}
-        """What devices learned from the first body, where it is not made up."""
+        """What devices learned from the first global model, where it is not made up."""
         names = ATTACKERS[:attackers] if isinstance(attackers, int) else attackers
         if not run.asynchronous:
             options = {"quorum": 2 / (2 + len(names))} | options
@@ -247,11 +247,11 @@ class Siege:
         self.hub.publish(ROOT + topic, payload, retain)
         self.hub.pump()
 
-    def update(self, name: str, body: bytes, base_version: int, **changes: object) -> bytes:
-        """A good update of this body."""
+    def update(self, name: str, model: bytes, base_version: int, **changes: object) -> bytes:
+        """A good update of this global model."""
         if name in self.learned:
             return encode_update(self.learned[name].but(base_version=base_version), compress=False)
-        shared = global_model.decode_body(RUN, body)
+        shared = global_model.decode_model(RUN, model)
         tensors = {n: shared[n] for n in rounds.update_schema(RUN)}
         return encode_update(
             Update(tensors=tensors, weight=8.0, client=name, base_version=base_version).but(**changes), compress=False
@@ -284,8 +284,8 @@ class Mallory:
     def offer(self, data: bytes, number: int = 1, base_version: int = 0, chunk: int = 120 * 1024, **changes: object):
         """Offer these bytes; how they are cut."""
         cut = describe(data, chunk)
-        body = bytes.fromhex(self.siege.store.fleet("watch").body)
-        facts = {"sha256": cut.sha256, "hashes": cut.hashes, "nonce": cut.sha256[:16], "base_digest": body} | changes
+        model = bytes.fromhex(self.siege.store.fleet("watch").model_digest)
+        facts = {"sha256": cut.sha256, "hashes": cut.hashes, "nonce": cut.sha256[:16], "base_digest": model} | changes
         self.say(m.Offer(attempt=number, base_version=base_version, size=cut.size, chunk=cut.chunk, **facts))
         return cut
 
@@ -303,8 +303,8 @@ class Mallory:
 
     def good(self, base_version: int = 0) -> bytes:
         """An update that would count."""
-        body = self.siege.blobs.get(self.siege.store.fleet("watch").body)
-        return self.siege.update(self.name, body, base_version)
+        model = self.siege.blobs.get(self.siege.store.fleet("watch").model_digest)
+        return self.siege.update(self.name, model, base_version)
 
 
 class Cost:

@@ -41,16 +41,16 @@ def header_of(data):
     return json.loads(data[8 : 8 + size]), data[8 + size :]
 
 
-def file_of(header, body):
+def file_of(header, content):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + body
+    return struct.pack("<Q", len(text)) + text + content
 
 
-def changed(change, body=None):
+def changed(change, content=None):
     """The good update with its header changed in place."""
     header, good = header_of(GOOD)
     result = change(header)
-    return file_of(header if result is None else result, good if body is None else body)
+    return file_of(header if result is None else result, good if content is None else content)
 
 
 def test_the_good_one_passes():
@@ -177,10 +177,10 @@ def test_10_a_name_that_is_not_in_the_schema(refused, name):
 
 
 def test_10_a_name_that_stands_twice(refused):
-    header, body = header_of(GOOD)
+    header, content = header_of(GOOD)
     text = json.dumps(header)
     twice = text[:-1] + ',"body.b":' + json.dumps(header["body.b"]) + "}"
-    assert "stands twice" in refused(lambda: decode(file_of(twice.encode(), body)))
+    assert "stands twice" in refused(lambda: decode(file_of(twice.encode(), content)))
     many = ("{" + ",".join(f'"{i}":1' for i in range(60_000)) + ',"0":1}').encode()
     assert "stands twice" in refused(lambda: decode_tensors(file_of(many, b""), schema=None))
 
@@ -235,7 +235,7 @@ def sealed(head: bytes) -> bytes:
 
 # 14
 def test_14_truncated_or_with_something_behind(refused):
-    frame = encode_frame(Header("chunk", "watch", "device"), b"body" * 10)
+    frame = encode_frame(Header("chunk", "watch", "device"), b"model" * 10)
     for cut in range(len(frame)):
         with pytest.raises(WireError):
             decode_frame(frame[:cut])
@@ -254,7 +254,7 @@ def test_14_truncated_or_with_something_behind(refused):
 def test_15_fuzzed_bytes_never_raise_anything_else():
     rng = random.Random(15)
     packed = encode_update(Update(tensors=TENSORS, weight=5.0, kind="delta"), "int8")
-    frame = encode_frame(Header("work", "watch", "device", boot=3), msgpack.packb({"attempt": 1, "body": bytes(32)}))
+    frame = encode_frame(Header("work", "watch", "device", boot=3), msgpack.packb({"attempt": 1, "model": bytes(32)}))
     end = time.thread_time() + 2
     runs = 0
     while time.thread_time() < end:

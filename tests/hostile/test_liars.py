@@ -50,7 +50,7 @@ def samples(seed: int, count: int) -> Samples:
 def learned(name: str, mode: str) -> dict[str, Update]:
     """What the honest, and one who will lie, learn in the first round."""
     run = run_of(name, mode)
-    shared = rounds.first_body(run)
+    shared = rounds.first_shared(run)
     found = {}
     for seed, who in enumerate((*HONEST, LIARS[0])):
         member = Member(who, samples(seed, 12), samples(seed + 9, 6))
@@ -101,7 +101,7 @@ MESSAGES = (
     m.Accept(attempt=1),
     m.Decline(attempt=1, reason="no"),
     m.Trouble(attempt=1, reason="no"),
-    m.Want(body=bytes(32), bitmap=b"\1"),
+    m.Want(model_digest=bytes(32), bitmap=b"\1"),
     m.Offer(
         attempt=1,
         base_version=0,
@@ -128,8 +128,10 @@ def nested(liar, kind: str, facts: dict[str, object]) -> list[bytes]:
     """A message once for each of its fields, which is nested deep there; and once in its header."""
     made = []
     for name in facts:
-        body = msgpack.packb(facts | {name: deep(400)})
-        made.append(encode_frame(Header(kind, "watch", liar.name, boot=1, seq=10**6 + len(made)), body, liar.signer))
+        shared_model = msgpack.packb(facts | {name: deep(400)})
+        made.append(
+            encode_frame(Header(kind, "watch", liar.name, boot=1, seq=10**6 + len(made)), shared_model, liar.signer)
+        )
     return made
 
 

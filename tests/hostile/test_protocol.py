@@ -20,12 +20,12 @@ from talaria.wire.signing import Signer
 
 FED = "watch"
 CO, ANNA, BEN, EVE = (Signer.of(hashlib.sha256(n).digest()) for n in (b"co", b"anna", b"ben", b"eve"))
-BODY = bytes(range(250)) * 10
+MODEL = bytes(range(250)) * 10
 UPDATE = bytes(reversed(range(250))) * 10
 CUT = describe(UPDATE, 500)
 
 
-def offer_of(cut=CUT, number=1, base_version=0, nonce=None, base_digest=hashlib.sha256(BODY).digest()):
+def offer_of(cut=CUT, number=1, base_version=0, nonce=None, base_digest=hashlib.sha256(MODEL).digest()):
     return m.Offer(
         attempt=number,
         base_version=base_version,
@@ -48,7 +48,7 @@ class Bench:
         self.signed, self.state, self.now = signed, CoordinatorState(), 0.0
         self.seq = {}
         self.do(e.Start(0.0, 7))
-        self.do(e.PublishModel(0.0, 0, describe(BODY, 500)))
+        self.do(e.PublishModel(0.0, 0, describe(MODEL, 500)))
         for device in cohort:
             self.birth(device)
         self.do(e.OpenRound(0.0, 1, dict.fromkeys(cohort, b""), None, 1))
@@ -153,24 +153,24 @@ def cmd(half, state, message, epoch=7, seq=1, signer=CO, topic="d/anna/cmd", dev
     return half.step(state, e.Received(0.0, f"fl/1/{FED}/{topic}", payload, retained))[1]
 
 
-def manifest(version=0, data=BODY):
+def manifest(version=0, data=MODEL):
     cut = describe(data, 500)
     return m.ModelManifest(
         version=version, size=cut.size, chunk=500, sha256=cut.sha256, hashes=cut.hashes, nonce=bytes(16)
     )
 
 
-WORK = m.Work(attempt=1, version=0, body=describe(BODY, 500).sha256, seconds=0.0, spec=b"")
+WORK = m.Work(attempt=1, version=0, model_digest=describe(MODEL, 500).sha256, seconds=0.0, spec=b"")
 
 
 def test_25_an_older_coordinator_is_not_obeyed():
     half, state = device()
     assert of(cmd(half, state, WORK, epoch=7), a.Publish)
-    late = m.Work(attempt=2, version=0, body=WORK.body, seconds=0.0, spec=b"")
+    late = m.Work(attempt=2, version=0, model_digest=WORK.model_digest, seconds=0.0, spec=b"")
     assert "took over" in reasons(cmd(half, state, late, epoch=6, seq=50))
     assert state.job is not None
     assert state.job.attempt == 1
-    assert "took over" in reasons(cmd(half, state, manifest(9), epoch=6, topic="co/body", device=""))
+    assert "took over" in reasons(cmd(half, state, manifest(9), epoch=6, topic="co/model", device=""))
 
 
 @pytest.mark.parametrize("signer", [None, EVE, ANNA])
@@ -189,8 +189,8 @@ def test_25_a_coordinator_is_not_fenced_by_a_birth_that_its_key_did_not_sign(sig
 
 def test_25_a_round_before_the_last_one_asked_for_is_not_begun():
     half, state = device()
-    state.body = WORK.body
-    later = m.Work(attempt=5, version=0, body=WORK.body, seconds=0.0, spec=b"")
+    state.model_digest = WORK.model_digest
+    later = m.Work(attempt=5, version=0, model_digest=WORK.model_digest, seconds=0.0, spec=b"")
     assert [x.attempt for x in of(cmd(half, state, later, seq=1), a.Train)] == [5]
     actions = cmd(half, state, WORK, seq=2)
     assert "attempt 1 is older than 5" in reasons(actions)
@@ -203,22 +203,22 @@ def test_25_a_round_before_the_last_one_asked_for_is_not_begun():
 def test_26_an_offer_from_another_body_than_the_rounds_is_refused(base_version):
     bench = Bench(cohort=("anna",))
     bench.do(e.AbortRound(0.0, 1, "anew"))
-    bench.do(e.PublishModel(0.0, 1, describe(BODY + b"!", 500)))
+    bench.do(e.PublishModel(0.0, 1, describe(MODEL + b"!", 500)))
     bench.do(e.OpenRound(0.0, 2, {"anna": b""}, None, 1))
-    body = hashlib.sha256(BODY + b"!").digest()
-    assert f"is based on body {base_version}, not 1" in reasons(
-        bench.say("anna", offer_of(number=2, base_version=base_version, base_digest=body))
+    model = hashlib.sha256(MODEL + b"!").digest()
+    assert f"is based on model {base_version}, not 1" in reasons(
+        bench.say("anna", offer_of(number=2, base_version=base_version, base_digest=model))
     )
     assert bench.state.attempts[2].cohort["anna"].phase == "called"
     assert bench.state.transfers() == {}
-    bench.say("anna", offer_of(number=2, base_version=1, base_digest=body))
+    bench.say("anna", offer_of(number=2, base_version=1, base_digest=model))
     assert bench.state.attempts[2].cohort["anna"].phase == "receiving"
 
 
 @pytest.mark.parametrize("signer", [None, EVE, ANNA])
 def test_26_a_body_that_the_coordinator_did_not_sign_is_not_fetched(signer):
     half, state = device()
-    actions = cmd(half, state, manifest(), signer=signer, topic="co/body", device="", retained=True)
+    actions = cmd(half, state, manifest(), signer=signer, topic="co/model", device="", retained=True)
     assert "not signed" in reasons(actions)
     assert state.fetch is None
     assert "not signed" in reasons(cmd(half, state, WORK, signer=signer))
@@ -227,8 +227,8 @@ def test_26_a_body_that_the_coordinator_did_not_sign_is_not_fetched(signer):
 
 def test_26_chunks_of_another_body_than_the_signed_one_are_not_kept():
     half, state = device()
-    cmd(half, state, manifest(), topic="co/body", device="", retained=True)
-    name = transfer_of(describe(BODY, 500).sha256)
+    cmd(half, state, manifest(), topic="co/model", device="", retained=True)
+    name = transfer_of(describe(MODEL, 500).sha256)
     header = Header(m.CHUNK, FED, "", boot=7, xfer=name, idx=0, off=0)
     forged = encode_frame(header, b"x" * 500)
     actions = half.step(state, e.Received(0.0, f"fl/1/{FED}/m/{name[:8]}/0", forged))[1]
@@ -239,30 +239,32 @@ def test_26_chunks_of_another_body_than_the_signed_one_are_not_kept():
 def test_26_a_body_that_is_cut_anew_is_fetched_by_its_new_cut():
     """As after a coordinator came back by a broker that takes smaller messages."""
     half, state = device()
-    cmd(half, state, manifest(), topic="co/body", device="", retained=True)
+    cmd(half, state, manifest(), topic="co/model", device="", retained=True)
     assert state.fetch.cut.count == 5
-    cut = describe(BODY, 250)
+    cut = describe(MODEL, 250)
     smaller = m.ModelManifest(
         version=0, size=cut.size, chunk=250, sha256=cut.sha256, hashes=cut.hashes, nonce=bytes(16)
     )
-    actions = cmd(half, state, smaller, topic="co/body", device="", retained=True)
+    actions = cmd(half, state, smaller, topic="co/model", device="", retained=True)
     assert state.fetch.cut == cut
     assert of(actions, a.Discard)
     bench = Bench()
-    answer = bench.say("anna", m.Want(body=cut.sha256, bitmap=b"\xff\x03"))  # ten chunks; the coordinator has five
-    assert [decode_frame(x.payload).header.type for x in of(answer, a.Publish)] == ["body"]
+    answer = bench.say(
+        "anna", m.Want(model_digest=cut.sha256, bitmap=b"\xff\x03")
+    )  # ten chunks; the coordinator has five
+    assert [decode_frame(x.payload).header.type for x in of(answer, a.Publish)] == ["model"]
     assert bench.state.peers["anna"].strikes == 0
 
 
 def test_26_an_old_body_is_not_brought_back():
     half, state = device()
-    cmd(half, state, manifest(5, UPDATE), topic="co/body", device="", retained=True)
-    assert "older" in reasons(cmd(half, state, manifest(4), topic="co/body", device="", retained=True))
+    cmd(half, state, manifest(5, UPDATE), topic="co/model", device="", retained=True)
+    assert "older" in reasons(cmd(half, state, manifest(4), topic="co/model", device="", retained=True))
 
 
 def test_26_a_body_above_the_devices_limit_is_not_fetched():
-    half, state = device(max_body=1000)
-    assert "limit of 1000" in reasons(cmd(half, state, manifest(), topic="co/body", device=""))
+    half, state = device(max_model=1000)
+    assert "limit of 1000" in reasons(cmd(half, state, manifest(), topic="co/model", device=""))
 
 
 # 27
@@ -309,11 +311,11 @@ def test_30_a_chunk_beyond_the_manifest_or_out_of_its_place(index, off):
 
 def test_30_wants_and_grants_that_do_not_fit():
     bench = Bench()
-    body = describe(BODY, 500)
-    assert "bitmap" in reasons(bench.say("anna", m.Want(body=body.sha256, bitmap=b"\xff\xff\xff")))
+    model = describe(MODEL, 500)
+    assert "bitmap" in reasons(bench.say("anna", m.Want(model_digest=model.sha256, bitmap=b"\xff\xff\xff")))
     half, state = device()
     cmd(half, state, WORK)
-    state.body = WORK.body
+    state.model_digest = WORK.model_digest
     half.step(state, e.Tick(5.0))
     state.job.phase = "training"
     half.step(state, e.UpdateReady(5.0, 1, 0, CUT))
@@ -336,8 +338,8 @@ def test_31_wrong_chunks_again_and_again_end_in_quarantine():
 
 def test_31_a_body_that_never_fits_is_reported_and_does_not_loop():
     half, state = device(strikes=3)
-    cmd(half, state, manifest(), topic="co/body", device="", retained=True)
-    name = transfer_of(describe(BODY, 500).sha256)
+    cmd(half, state, manifest(), topic="co/model", device="", retained=True)
+    name = transfer_of(describe(MODEL, 500).sha256)
     forged = encode_frame(Header(m.CHUNK, FED, "anna", boot=7, xfer=name, idx=0, off=0), b"x" * 500)
     sent = []
     for _ in range(10):
@@ -376,18 +378,18 @@ def test_32_one_device_has_one_transfer_and_bytes_are_bounded():
 
 def test_32_a_device_cannot_pull_the_body_without_end():
     bench = Bench(serve=2)
-    body = describe(BODY, 500)
+    model = describe(MODEL, 500)
     sent, last = 0, []
     for _ in range(100):
-        last = bench.say("anna", m.Want(body=body.sha256, bitmap=b"\x1f"))
-        sent += sum(body.place(i)[1] for x in of(last, a.SendChunks) for i in x.indices)
-    assert "more than 2 times the body" in reasons(last)
-    assert sent <= 2 * len(BODY) + 2 * 8 * 500
+        last = bench.say("anna", m.Want(model_digest=model.sha256, bitmap=b"\x1f"))
+        sent += sum(model.place(i)[1] for x in of(last, a.SendChunks) for i in x.indices)
+    assert "more than 2 times the model" in reasons(last)
+    assert sent <= 2 * len(MODEL) + 2 * 8 * 500
     assert bench.state.quarantined() == {}  # a broker that drops what is sent makes an honest device ask like this
     for _ in range(3):
         bench.now += 60.0
         bench.do(e.Tick(bench.now))
-    again = bench.say("anna", m.Want(body=body.sha256, bitmap=b"\x1f"))
+    again = bench.say("anna", m.Want(model_digest=model.sha256, bitmap=b"\x1f"))
     assert of(again, a.SendChunks)
     bench.finishes_with("anna", "ben")
 
@@ -515,7 +517,7 @@ def test_34_a_false_last_will_of_the_coordinator_is_corrected():
     bench = Bench()
     topic, payload = bench.half.will(bench.state)
     actions = bench.do(e.Received(1.0, topic, payload))
-    assert [x.topic for x in of(actions, a.Publish)] == [f"fl/1/{FED}/co/state", f"fl/1/{FED}/co/body"]
+    assert [x.topic for x in of(actions, a.Publish)] == [f"fl/1/{FED}/co/state", f"fl/1/{FED}/co/model"]
 
 
 # 35
@@ -580,7 +582,7 @@ def test_messages_that_are_not_a_devices_to_say():
     for message in (WORK, manifest(), m.Abort(attempt=1, reason="x"), m.Rebirth(above=0)):
         assert of(bench.say("anna", message), a.FrameRefused)
     half, state = device()
-    for seq, message in enumerate((m.Accept(attempt=1), offer_of(), m.Want(body=bytes(32), bitmap=b"")), 1):
+    for seq, message in enumerate((m.Accept(attempt=1), offer_of(), m.Want(model_digest=bytes(32), bitmap=b"")), 1):
         assert of(cmd(half, state, message, seq=seq), a.FrameRefused)
 
 
@@ -680,14 +682,14 @@ def test_an_older_boot_is_told_where_to_count_on_from_and_connects_anew():
 
 def test_a_coordinator_that_went_back_may_ask_for_older_rounds_in_a_later_epoch_only():
     half, state = device()
-    later = m.Work(attempt=5, version=4, body=bytes(32), seconds=0.0, spec=b"{}")
-    older = m.Work(attempt=3, version=2, body=bytes(32), seconds=0.0, spec=b"{}")
+    later = m.Work(attempt=5, version=4, model_digest=bytes(32), seconds=0.0, spec=b"{}")
+    older = m.Work(attempt=3, version=2, model_digest=bytes(32), seconds=0.0, spec=b"{}")
     cmd(half, state, later, epoch=7, seq=1)
     assert "older than 5" in reasons(cmd(half, state, older, epoch=7, seq=2))
     cmd(half, state, older, epoch=8, seq=1)
     assert (state.job.attempt, state.job.epoch) == (3, 8)
-    assert "from body 9 and not 2" in reasons(
-        cmd(half, state, m.Work(attempt=3, version=9, body=bytes(32), seconds=0.0, spec=b"{}"), epoch=8, seq=2)
+    assert "from global model 9 and not 2" in reasons(
+        cmd(half, state, m.Work(attempt=3, version=9, model_digest=bytes(32), seconds=0.0, spec=b"{}"), epoch=8, seq=2)
     )
 
 

@@ -23,10 +23,10 @@ from talaria.wire.topics import device_filters
 STRIKES = Rules().strikes
 
 
-def signed(mallory: Mallory, kind: str, body: bytes) -> bytes:
+def signed(mallory: Mallory, kind: str, model: bytes) -> bytes:
     """Any bytes as a message of this type, well framed and signed."""
     mallory.seq += 1
-    return encode_frame(Header(kind, "watch", mallory.name, boot=1, seq=mallory.seq), body, mallory.signer)
+    return encode_frame(Header(kind, "watch", mallory.name, boot=1, seq=mallory.seq), model, mallory.signer)
 
 
 async def struck(s, *payloads: bytes) -> None:
@@ -44,7 +44,7 @@ async def struck(s, *payloads: bytes) -> None:
 
 def test_12_deep_msgpack_nesting(siege):
     deep = (b"\x91" * 100_000 + b"\x90", b"\x81\xa1a" * 30_000 + b"\x90")
-    siege(lambda s: struck(s, *(signed(s.mallory, "offer", body) for body in deep)))
+    siege(lambda s: struck(s, *(signed(s.mallory, "offer", model) for model in deep)))
 
 
 def test_13_an_array_of_four_billion_entries(siege):
@@ -74,7 +74,7 @@ def test_15_fuzzed_frames(siege):
     async def story(s):
         await s.opened("bela")
         await s.stored("anna")
-        good = [s.mallory.frame(m.Accept(attempt=1)), s.mallory.frame(m.Want(body=bytes(32), bitmap=b""))]
+        good = [s.mallory.frame(m.Accept(attempt=1)), s.mallory.frame(m.Want(model_digest=bytes(32), bitmap=b""))]
         with Cost(messages=600):
             for _ in range(600):
                 s.mallory.publish(rng.choice(["evt", "state", "up/0123456789abcdef"]), fuzzed(rng.choice(good)))
@@ -113,7 +113,7 @@ def test_23_an_update_that_says_it_was_made_from_a_later_body(siege, base_versio
         await s.opened("bela")
         await s.stored("anna")
         s.mallory.upload(s.mallory.good(base_version=base_version), base_version=0)
-        await s.shut_out(f"made from body {base_version}", "round 1 began from 0")
+        await s.shut_out(f"made from global model {base_version}", "round 1 began from 0")
         s.release("bela")
         await s.finishes("anna", "bela")
 
@@ -137,7 +137,7 @@ def test_24_the_same_nonce_twice(siege):
 
 
 def work_of(s, epoch: int) -> bytes:
-    work = m.Work(attempt=9, version=0, body=bytes(32), seconds=0.0, spec=b'{"round":9}')
+    work = m.Work(attempt=9, version=0, model_digest=bytes(32), seconds=0.0, spec=b'{"round":9}')
     header = Header(work.TYPE, "watch", "anna", boot=epoch, seq=10**6)
     return encode_frame(header, m.encode_message(work), s.coordinator)
 
@@ -164,10 +164,10 @@ def test_26_a_forged_body(siege):
         await s.opened("anna", "bela")
         cut = describe(b"forged" * 100)
         facts = {"size": cut.size, "chunk": cut.chunk, "sha256": cut.sha256, "hashes": cut.hashes, "nonce": bytes(16)}
-        body = m.encode_message(m.ModelManifest(version=9, **facts))
+        model = m.encode_message(m.ModelManifest(version=9, **facts))
         for signer in (None, s.mallory.signer, Signer.generate()):
             with Cost():
-                s.publish("co/body", encode_frame(Header("body", "watch", boot=1), body, signer), retain=True)
+                s.publish("co/model", encode_frame(Header("model", "watch", boot=1), model, signer), retain=True)
             for name in ("anna", "bela"):
                 assert "not signed by the coordinator's key" in s.lights[name].refused[-1]
                 assert s.lights[name].state.version == 0
@@ -367,7 +367,7 @@ def test_35_two_different_updates_of_one_round(siege):
         s.mallory.upload(first)
         while [u.status for u in s.store.updates("watch", 1) if u.device == "mallory"] != ["stored"]:
             await asyncio.sleep(0.1)
-        second = s.update("mallory", s.blobs.get(s.store.fleet("watch").body), 0, weight=9.0)
+        second = s.update("mallory", s.blobs.get(s.store.fleet("watch").model_digest), 0, weight=9.0)
         with Cost():
             s.mallory.offer(second)
             await s.until("quarantined", device="mallory")
@@ -383,20 +383,20 @@ def test_35_two_different_updates_of_one_round(siege):
 
 
 def test_a_member_cannot_ask_for_a_large_manifest_without_end(siege):
-    """A want of a hundred bytes is answered by a manifest, which for a large body is large."""
+    """A want of a hundred bytes is answered by a manifest, which for a large global model is large."""
 
     async def story(s):
         await s.opened("bela")
         await s.stored("anna")
-        body = s.blobs.get(s.store.fleet("watch").body)
-        allowed = Rules().serve * len(body) + Rules().credit * Rules().chunk
+        model = s.blobs.get(s.store.fleet("watch").model_digest)
+        allowed = Rules().serve * len(model) + Rules().credit * Rules().chunk
         s.service._state.peers["mallory"].served = allowed  # as after very many of them
         with Cost(messages=STRIKES + 1):
             for _ in range(STRIKES + 1):
-                s.mallory.say(m.Want(body=describe(body).sha256, bitmap=b""))
+                s.mallory.say(m.Want(model_digest=describe(model).sha256, bitmap=b""))
                 await asyncio.sleep(0)
             told = await s.until("refused", STRIKES, device="mallory")
-        assert "times the body" in told[-1]["reason"]
+        assert "times the model" in told[-1]["reason"]
         assert s.views.devices("watch", quarantined=True) == []  # a broker that drops what is sent makes many ask so
         s.mallory.upload(s.mallory.good())
         s.release("bela")

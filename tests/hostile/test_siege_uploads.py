@@ -81,9 +81,9 @@ def plain(**changes):
     return encode_update(base(**changes), compress=False)
 
 
-def file_of(header, body=b""):
+def file_of(header, content=b""):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + body
+    return struct.pack("<Q", len(text)) + text + content
 
 
 def changed(change):

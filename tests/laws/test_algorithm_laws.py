@@ -132,7 +132,7 @@ def test_inputs_stay_untouched(name: str, setting: str) -> None:
 def require_arrives(run: Run, shared: Tensors, update: Update, how: str = "raw") -> None:
     """What a coordinator asks of the update's bytes when they arrive."""
     data = codec.encode_update(update, how)
-    schema, layout = codec.schema_of(rounds.first_body(run)), rounds.layout_of(run.spec)
+    schema, layout = codec.schema_of(rounds.first_shared(run)), rounds.layout_of(run.spec)
     rounds.require_update(run, shared, codec.decode_update(data, schema=schema, layout=layout, client=update.client))
 
 
@@ -160,7 +160,7 @@ def test_nor_is_what_it_learns_from_little_or_sends_in_short(
     name: str, changes: dict[str, object], count: int, classes: int
 ) -> None:
     run = replace(run_of(name, "plain"), **changes)
-    shared, private = rounds.first_body(run), None
+    shared, private = rounds.first_shared(run), None
     who = member("anna", 0, count=count, classes=classes)
     for number in (1, 2):
         update, private = rounds.participate(run, who, shared, private, number)

@@ -56,7 +56,7 @@ def test_its_head_is_found_or_named() -> None:
 def test_it_learns(algorithm: str) -> None:
     data = load("mypkg.sets:rings", clients=3)
     done = simulate(run_of(PLAIN, algorithm), members_of(data.clients))
-    assert not equal(done.shared, rounds.first_body(done.run))
+    assert not equal(done.shared, rounds.first_shared(done.run))
     assert ("2.weight" in done.shared) == (algorithm == "fedavg")
 
 
@@ -67,7 +67,7 @@ def test_a_module_of_this_process_learns_from_its_own_weights() -> None:
     assert equal(state_of(zoo.build(spec)), state_of(own))
     data = load("mypkg.sets:rings")
     done = simulate(run_of(spec), members_of(data.clients))
-    assert not equal(done.shared, rounds.first_body(done.run))
+    assert not equal(done.shared, rounds.first_shared(done.run))
     with torch.no_grad():
         own[0].weight.zero_()
     assert not equal(state_of(zoo.build(spec)), state_of(own)), "it was copied"

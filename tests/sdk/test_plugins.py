@@ -278,7 +278,7 @@ def test_the_command_takes_a_package_of_ones_own(home: Path) -> None:
     by_entry = ("-a", "fedhalf", "-o", "pull=0.25", "--aggregator", "first:f=2")
     again = talaria(home, *words, *by_entry, path=elsewhere)
     assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["body"] == told["body"]
+    assert json.loads(again.stdout)["model_digest"] == told["model_digest"]
     listed = talaria(home, "algorithms", "--json", path=elsewhere)
     assert "fedhalf" in [row["name"] for row in json.loads(listed.stdout)], listed.stderr
 

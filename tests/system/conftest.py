@@ -209,14 +209,14 @@ path = "{device}.npz"
         return self.folder / "state" / device
 
     def shared(self, database=None, blobs=None):
-        """The last body, from the store of ``[store]`` where that is not the state folder."""
+        """The last global model, from the store of ``[store]`` where that is not the state folder."""
         store = Store(database or self.folder / "state" / "coordinator.db")
         try:
             fleet = store.fleet("watch")
             assert fleet.round == self.run.rounds
             store.verify_log()
-            body = (blobs or FolderBlobs(self.folder / "state" / "blobs")).get(fleet.body)
-            return global_model.decode_body(self.run, body)
+            shared_model = (blobs or FolderBlobs(self.folder / "state" / "blobs")).get(fleet.model_digest)
+            return global_model.decode_model(self.run, shared_model)
         finally:
             store.close()
 

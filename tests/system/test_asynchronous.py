@@ -109,7 +109,7 @@ class Fleet:
 
     def shared(self):
         self.store.verify_log()
-        return global_model.decode_body(self.run, self.blobs.get(self.store.fleet(self.name).body))
+        return global_model.decode_model(self.run, self.blobs.get(self.store.fleet(self.name).model_digest))
 
     def replayed(self):
         members = {name: Member(name, data.train, data.val) for name, data in DATA.items()}

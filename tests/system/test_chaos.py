@@ -23,7 +23,7 @@ def test_a_disturbed_fleet_keeps_its_promises(command, tmp_path):
     assert found["faults"] == 15
     assert min(found["by_kind"].values()) >= 1
     assert (found["lost"], found["twice"], found["wrong"]) == (0, 0, [])
-    assert found["rounds"] == found["bodies_equal"] == 8
+    assert found["rounds"] == found["models_equal"] == 8
     assert found["equal"] is True
     assert found["receipts"] > 0
     assert found["private_equal"] == 3

@@ -45,7 +45,7 @@ def test_a_fleet_that_nothing_happens_to_learns():
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 8])
 def test_a_write_that_fails_costs_a_device_no_more_than_that_round(number):
-    """Each write of a round in turn: the body's chunk, its flush, the private state, the update, the protocol."""
+    """Each write of a round in turn: the model's chunk, its flush, the private state, the update, the protocol."""
     kept(live(plan(fault(8.0, "failed-write", "anna", strength=float(number)))))
 
 
@@ -131,7 +131,7 @@ def shuts_out_who_was_away(service):
 @pytest.mark.parametrize(
     ("flaw", "faults", "broken"),
     [
-        (folds_one_update_twice, [], "body"),
+        (folds_one_update_twice, [], "model"),
         (takes_what_was_made_for_another_round, [fault(5.0, "lie", "anna", how="replay")], "twice"),
         (gives_receipts_for_what_it_did_not_keep, [], "lost"),
         (never_opens_again_after_a_round, [], "stuck"),

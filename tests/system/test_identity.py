@@ -240,11 +240,11 @@ def test_27_a_device_can_neither_speak_as_another_nor_hear_its_commands(broker, 
         bela = link(broker, "bela", ("fl/1/watch/#",), device_tls(keyed, "bela"))
         for transport in (coordinator, anna, bela):
             await transport.start()
-        for topic in ("d/anna/evt", "d/anna/state", "d/bela/evt", "co/state", "co/body", "d/anna/cmd"):
+        for topic in ("d/anna/evt", "d/anna/state", "d/bela/evt", "co/state", "co/model", "d/anna/cmd"):
             await bela.publish(f"fl/1/watch/{topic}", f"bela on {topic}".encode())
         await coordinator.publish("fl/1/watch/d/anna/cmd", b"for anna")
         await coordinator.publish("fl/1/watch/d/bela/cmd", b"for bela")
-        await coordinator.publish("fl/1/watch/co/body", b"for all")
+        await coordinator.publish("fl/1/watch/co/model", b"for all")
         found_ = await asyncio.gather(hears(coordinator), hears(anna), hears(bela))
         for transport in (coordinator, anna, bela):
             await transport.close()
@@ -253,7 +253,7 @@ def test_27_a_device_can_neither_speak_as_another_nor_hear_its_commands(broker, 
     heard, of_anna, of_bela = asyncio.run(trial())
     assert heard == [("fl/1/watch/d/bela/evt", b"bela on d/bela/evt")]
     assert of_anna == [("fl/1/watch/d/anna/cmd", b"for anna")]
-    assert sorted(of_bela) == [("fl/1/watch/co/body", b"for all"), ("fl/1/watch/d/bela/cmd", b"for bela")]
+    assert sorted(of_bela) == [("fl/1/watch/co/model", b"for all"), ("fl/1/watch/d/bela/cmd", b"for bela")]
 
 
 def test_28_nothing_can_be_planted_on_a_devices_commands(broker, keyed):
@@ -309,7 +309,7 @@ def test_a_revoked_device_is_denied_at_once_and_not_let_in_after_a_restart(keyed
         running.reload()
         await asyncio.sleep(0.5)
         await transport.publish("fl/1/watch/d/carl/evt", b"after")
-        await coordinator.publish("fl/1/watch/co/body", b"for members")
+        await coordinator.publish("fl/1/watch/co/model", b"for members")
         after = await asyncio.gather(hears(coordinator), hears(transport))
         await transport.close()
         await coordinator.close()
@@ -335,8 +335,8 @@ def test_26_what_a_hostile_broker_says_in_the_coordinators_name_is_refused(fleet
     keys = tmp_path / "keys"
     found(keys, "watch", ["localhost"], made.port, 1)
     enrol(keys, tmp_path / "id-anna", "anna")
-    body = m.ModelManifest(version=9, size=4, chunk=4, sha256=bytes(32), hashes=bytes(32), nonce=bytes(16))
-    forged = encode_frame(Header(body.TYPE, "watch", boot=99), m.encode_message(body), Signer.generate())
+    model = m.ModelManifest(version=9, size=4, chunk=4, sha256=bytes(32), hashes=bytes(32), nonce=bytes(16))
+    forged = encode_frame(Header(model.TYPE, "watch", boot=99), m.encode_message(model), Signer.generate())
 
     async def hostile(url, agent):
         transport = Mqtt(url, "mallory", ("fl/1/watch/d/+/state",))
@@ -344,9 +344,9 @@ def test_26_what_a_hostile_broker_says_in_the_coordinators_name_is_refused(fleet
         got = []
         while not got:
             got = await hears(transport, 1)
-        for topic in ("fl/1/watch/co/body", "fl/1/watch/co/state"):
+        for topic in ("fl/1/watch/co/model", "fl/1/watch/co/state"):
             await transport.publish(topic, forged, retain=True)
-        for topic in ("fl/1/watch/co/body", "fl/1/watch/co/state"):
+        for topic in ("fl/1/watch/co/model", "fl/1/watch/co/state"):
             refused = await asyncio.to_thread(agent.wait_for, "refused", topic=topic)
             assert "not signed by the coordinator's key" in refused["reason"]
         await transport.close()

@@ -87,7 +87,7 @@ class House:
 
     def shared(self):
         self.store.verify_log()
-        return global_model.decode_body(self.run, self.blobs.get(self.store.fleet("watch").body))
+        return global_model.decode_model(self.run, self.blobs.get(self.store.fleet("watch").model_digest))
 
     def private(self, name):
         with DeviceStore(self.folder / name, "watch", name) as store:
@@ -141,7 +141,7 @@ def test_bytes_that_come_all_at_once_are_counted_for_the_rounds_they_are_for(hou
     receive = Loop.receive
 
     async def in_bursts(link):
-        """The receipt, the next body and the next request stand in line together, as behind a busy process."""
+        """The receipt, the next global model and the next request stand in line together, as behind a busy process."""
         if link._name in one.data and link._inbox.empty():
             await asyncio.sleep(0.3)
         return await receive(link)
@@ -149,9 +149,9 @@ def test_bytes_that_come_all_at_once_are_counted_for_the_rounds_they_are_for(hou
     monkeypatch.setattr(Loop, "receive", in_bursts)
     _, *results = run_all(one.serve(), *map(one.agent, one.data))
     for result in results:
-        body = len(one.blobs.get(one.store.fleet("watch").body))
+        shared_model = len(one.blobs.get(one.store.fleet("watch").model_digest))
         assert list(result["traffic"]) == ["1", "2", "3", "4"]
-        assert all(round["down"] > body for round in result["traffic"].values())
+        assert all(round["down"] > shared_model for round in result["traffic"].values())
 
 
 def test_a_newcomer_gets_the_last_body_and_a_model_of_its_own(house, a_run):
@@ -350,10 +350,10 @@ def test_whatever_goes_wrong_while_it_learns_costs_a_device_the_round_and_not_it
     one = house(a_run(rounds=2))
     learned = Learner._trained
 
-    def sometimes(self, round, body, own):
+    def sometimes(self, round, shared_model, own):
         if self.config.device == "carl" and round == 1:
             raise trouble
-        return learned(self, round, body, own)
+        return learned(self, round, shared_model, own)
 
     monkeypatch.setattr(Learner, "_trained", sometimes)
 
@@ -372,10 +372,10 @@ def test_whatever_goes_wrong_while_it_personalizes_is_said_and_ends_no_agent(hou
     one = house(a_run(rounds=1))
     finished = Learner.finish
 
-    def sometimes(self, body):
+    def sometimes(self, shared_model):
         if self.config.device == "carl":
             raise RuntimeError("no kernel")
-        return finished(self, body)
+        return finished(self, shared_model)
 
     monkeypatch.setattr(Learner, "finish", sometimes)
     results = {}

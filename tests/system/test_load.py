@@ -1,4 +1,4 @@
-"""Light devices with real bytes on a real coordinator, in small; and a body over a link that is cut."""
+"""Light devices with real bytes on a real coordinator, in small; and a global model over a link that is cut."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 @pytest.mark.timeout(600)
 def test_light_devices_lose_nothing(command):
     status, out, errors = command(
-        "bench", "load", "--devices", 12, "--rounds", 3, "--ask", 4, "--body-mib", 0.3, "--processes", 2,
+        "bench", "load", "--devices", 12, "--rounds", 3, "--ask", 4, "--model-mib", 0.3, "--processes", 2,
         "--retry-s", 3, "--json", seconds=580,
     )  # fmt: skip
     found = json.loads(out)
@@ -17,13 +17,15 @@ def test_light_devices_lose_nothing(command):
     assert found["outcomes"] == {"stored": 12}
     assert (found["rounds"], found["lost"], found["twice"], found["links_lost"]) == (3, 0, 0, 0)
     assert found["up_mib"] >= 12 * 0.29
-    assert found["down_mib"] >= 24 * 0.29, "each update began with a body, and every device left with the last one"
+    assert found["down_mib"] >= 24 * 0.29, (
+        "each update began with a global model, and every device left with the last one"
+    )
     assert found["coordinator_ms_per_mib"] > 0
 
 
 @pytest.mark.timeout(600)
 def test_a_body_survives_cuts_with_two_windows_each(command):
-    status, out, errors = command("bench", "load", "--body-mib", 12, "--cuts", 3, "--json", seconds=580)
+    status, out, errors = command("bench", "load", "--model-mib", 12, "--cuts", 3, "--json", seconds=580)
     found = json.loads(out)
     assert status == 0, (found["wrong"], errors[-2000:])
     assert found["cuts"] >= 3

@@ -52,10 +52,10 @@ def test_no_private_tensor_crosses_the_broker(fleet, a_run, algorithm):
     for topic, payload in filter(lambda heard: heard[1], recorder.heard):  # without a payload something is cleared
         frame = decode_frame(payload)
         if frame.header.type == CHUNK:
-            transfers[parse(topic).kind, frame.header.device, frame.header.xfer][frame.header.off] = frame.body
+            transfers[parse(topic).kind, frame.header.device, frame.header.xfer][frame.header.off] = frame.payload
         else:
             decode_message(frame)
-    parcels = {key: b"".join(body for _, body in sorted(parts.items())) for key, parts in transfers.items()}
+    parcels = {key: b"".join(model for _, model in sorted(parts.items())) for key, parts in transfers.items()}
     uploads = [key for key in parcels if key[0] == "up"]
     assert len(uploads) == 2 * 3
 

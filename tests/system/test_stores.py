@@ -1,4 +1,4 @@
-"""A coordinator that keeps its state in PostgreSQL and its bodies in a bucket, killed in the middle of a run."""
+"""A coordinator that keeps its state in PostgreSQL and its global models in a bucket, killed in the middle of a run."""
 
 import json
 from uuid import uuid4

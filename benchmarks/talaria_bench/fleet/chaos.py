@@ -3,7 +3,7 @@
 A Mosquitto, a coordinator and some agents run as processes of their own, with a proxy between them and the broker.
 Programs are killed and started again, links are cut, delayed, doubled and turned round, disks fill up, clocks jump.
 Afterwards every promise is looked up in the store, and all rounds are learned again in this process, undisturbed,
-from the same contributions: each body must be the same to the byte.
+from the same contributions: each global model must be the same to the byte.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ class Chaos:
             "lost": ledger.lost,
             "twice": ledger.twice,
             "equal": ledger.equal,
-            "bodies_equal": ledger.bodies_equal,
+            "models_equal": ledger.models_equal,
             "updates_equal": ledger.updates_equal,
             "private_equal": ledger.private_equal,
             "final": ledger.final,
@@ -330,7 +330,7 @@ def _show(found: dict[str, Any]) -> None:
     typer.echo(f"{found['faults']} faults by seed {found['seed']} ({kinds}) over {found['rounds']} rounds")
     typer.echo(
         f"{found['receipts']} receipts, {found['lost']} lost, {found['twice']} counted twice; "
-        f"{found['bodies_equal']} of {found['rounds']} bodies equal to the undisturbed ones"
+        f"{found['models_equal']} of {found['rounds']} global models equal to the undisturbed ones"
     )
     restart = found["restart"]
     if restart["undisturbed"]:

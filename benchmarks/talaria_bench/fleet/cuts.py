@@ -1,4 +1,5 @@
-"""One large body to one device over a link that is cut again and again: what is sent twice, and what it takes."""
+"""One large global model to one device over a link that is cut again and again: what is sent twice, and what it
+takes."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ MOST_S = 900.0
 SPARE_MIB = 32
 
 
-async def fetched(folder: Path, body_mib: float, cuts: int, *, retry_s: float) -> dict[str, Any]:
-    """Let one device fetch the body while its link is cut ``cuts`` times, evenly spread."""
-    run = run_of(body_mib, 1, 1.0)
+async def fetched(folder: Path, model_mib: float, cuts: int, *, retry_s: float) -> dict[str, Any]:
+    """Let one device fetch the global model while its link is cut ``cuts`` times, evenly spread."""
+    run = run_of(model_mib, 1, 1.0)
     told: list[dict[str, Any]] = []
     before = {"rss": 0.0}
     with open_broker("mosquitto", state=folder / "broker") as broker:
@@ -51,12 +52,12 @@ async def fetched(folder: Path, body_mib: float, cuts: int, *, retry_s: float) -
         begin, done, peak = time.monotonic(), 0, 0.0
         try:
             while time.monotonic() - begin < MOST_S:
-                if done < cuts and proxy.carried[DEVICE] > body_mib * MIB * (done + 1) / (cuts + 1):
+                if done < cuts and proxy.carried[DEVICE] > model_mib * MIB * (done + 1) / (cuts + 1):
                     proxy.make(Trouble("cut", DEVICE, 0.2))
                     done += 1
                 if device.process is not None and device.alive.is_set():
                     peak = meters.peak_mib(device.process.pid)
-                if any(event["event"] == "body" for event in told):
+                if any(event["event"] == "model" for event in told):
                     break
                 await asyncio.sleep(0.005)
         finally:
@@ -66,28 +67,28 @@ async def fetched(folder: Path, body_mib: float, cuts: int, *, retry_s: float) -
             await asyncio.gather(*keepers, return_exceptions=True)
             await proxy.close()
     lost = sum(event["event"] == "cut" for event in told)
-    body = next((event for event in told if event["event"] == "body"), None)
+    model = next((event for event in told if event["event"] == "model"), None)
     credit, wrong = Rules().credit, []
-    # All that the coordinator sent beyond one body, what it said of other things included.
-    again = math.ceil((proxy.taken["coordinator"] - body_mib * MIB) / CHUNK)
-    if body is None:
-        wrong.append(f"the body did not come within {MOST_S:g} s; last words: {list(device.errors)[-3:]}")
+    # All that the coordinator sent beyond one global model, what it said of other things included.
+    again = math.ceil((proxy.taken["coordinator"] - model_mib * MIB) / CHUNK)
+    if model is None:
+        wrong.append(f"the global model did not come within {MOST_S:g} s; last words: {list(device.errors)[-3:]}")
     elif again > 2 * credit * cuts:
         wrong.append(f"{again} chunks came again, more than two windows of {credit} for each of {cuts} cuts")
     if lost < cuts:
         wrong.append(f"the link was lost {lost} times, not {cuts}")
     grown = peak - before["rss"]
-    if grown > body_mib + SPARE_MIB:
-        wrong.append(f"the receiver grew by {grown:.1f} MiB, more than the body and {SPARE_MIB} MiB")
+    if grown > model_mib + SPARE_MIB:
+        wrong.append(f"the receiver grew by {grown:.1f} MiB, more than the global model and {SPARE_MIB} MiB")
     return {
-        "body_mib": body_mib,
+        "model_mib": model_mib,
         "cuts": lost,
-        "chunks": 0 if body is None else body["count"],
-        "chunks_came": 0 if body is None else body["chunks"],
+        "chunks": 0 if model is None else model["count"],
+        "chunks_came": 0 if model is None else model["chunks"],
         "chunks_sent_again": again,
         "allowed_again": 2 * credit * cuts,
         "receiver_grew_mib": round(grown, 1),
-        "receiver_allowed_mib": body_mib + SPARE_MIB,
+        "receiver_allowed_mib": model_mib + SPARE_MIB,
         "seconds": round(time.monotonic() - begin, 1),
         "wrong": wrong,
         "kept": not wrong,

@@ -1,8 +1,8 @@
 """Many light devices in one process: the real protocol and real bytes, but nothing is learned and nothing kept.
 
-Each device verifies every chunk of the body and forgets it, and answers with an update that is one template but for
-one value of its own. ``python -c "from talaria_bench.fleet.fake_devices import main; main()" JOB`` runs the devices
-that the JSON ``JOB`` names and tells, one JSON line each, what happened to them.
+Each device verifies every chunk of the global model and forgets it, and answers with an update that is one template
+but for one value of its own. ``python -c "from talaria_bench.fleet.fake_devices import main; main()" JOB`` runs the
+devices that the JSON ``JOB`` names and tells, one JSON line each, what happened to them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ STARTS_AT_ONCE = 20
 @dataclass(frozen=True)
 class Job:
     """What one process does. ``updates`` is a folder with ``head-N`` for each round N and ``tail``: both make an update
-    of device ``alike``, and the first value of the tail is each device's own. Empty: devices fetch the body and decline
-    to learn. ``disk`` is where bodies are put together; empty: they are verified and forgotten."""
+    of device ``alike``, and the first value of the tail is each device's own. Empty: devices fetch the global model
+    and decline to learn. ``disk`` is where global models are put together; empty: they are verified and forgotten."""
 
     fleet: str
     url: str
@@ -64,8 +64,8 @@ class Tally:
     down: int = 0
     up: int = 0
     chunks: int = 0
-    """Chunks of bodies that came, whether new or not."""
-    bodies: int = 0
+    """Chunks of global models that came, whether new or not."""
+    models: int = 0
     receipts: dict[str, int] = field(default_factory=dict)
     dropped: int = 0
 
@@ -76,7 +76,7 @@ def value_of(device: str) -> float:
 
 
 def is_chunk(topic: str) -> bool:
-    """Whether a piece of a body travels on ``topic``."""
+    """Whether a piece of a global model travels on ``topic``."""
     parts = topic.split("/")
     return len(parts) > 4 and (parts[3] == "m" or parts[-2] == "dn")
 
@@ -99,7 +99,7 @@ class Light:
 
     def __init__(self, name: str, job: Job, updates: Updates, tally: Tally, told: Callable[..., None]) -> None:
         self.name, self._job, self._updates, self._tally, self._told = name, job, updates, tally, told
-        limits = DeviceLimits(retry=job.retry_s, max_body=1 << 31)
+        limits = DeviceLimits(retry=job.retry_s, max_model=1 << 31)
         self._half = DeviceMachine(job.fleet, name, limits, profile=b"{}")
         self._state = DeviceState()
         self._update = b""
@@ -112,7 +112,7 @@ class Light:
         self._tally.up += size
 
     async def run(self, gate: asyncio.Semaphore) -> None:
-        """Take part until the last body is here and the coordinator has heard the goodbye."""
+        """Take part until the last global model is here and the coordinator has heard the goodbye."""
         job = self._job
         link = Mqtt(
             job.url, f"{job.fleet}.{self.name}", device_filters(job.fleet, self.name),
@@ -168,7 +168,13 @@ class Light:
             self._carry_out(action)
         state = self._state
         busy = state.job is not None and state.job.phase in ("fetching", "training", "offering")
-        if state.version >= self._job.rounds and state.body and state.fetch is None and not busy and not self._parting:
+        if (
+            state.version >= self._job.rounds
+            and state.model_digest
+            and state.fetch is None
+            and not busy
+            and not self._parting
+        ):
             self._parting = True
             self._driver.inbox.put_nowait(e.SayGoodbye(time.monotonic()))
 
@@ -201,14 +207,14 @@ class Light:
         if self._part is not None:
             self._part.finish()
             self._part.close()
-        self._tally.bodies += 1
-        self._told("body", device=self.name, version=action.version, chunks=self._tally.chunks, count=action.cut.count)
+        self._tally.models += 1
+        self._told("model", device=self.name, version=action.version, chunks=self._tally.chunks, count=action.cut.count)
         self._driver.inbox.put_nowait(e.ModelStored(time.monotonic(), action.cut.sha256))
 
     def _train(self, action: a.Train) -> None:
         now = time.monotonic()
         if not self._job.updates:
-            self._driver.inbox.put_nowait(e.DeclineRound(now, action.attempt, "it only fetches the body"))
+            self._driver.inbox.put_nowait(e.DeclineRound(now, action.attempt, "it only fetches the model"))
             return
         self._update = self._updates.of(self.name, int(json.loads(action.spec)["round"]))
         cut = describe(self._update, self._state.chunk)

@@ -15,7 +15,7 @@ from talaria.types import Recipe, Samples
 
 FLEET = "bench"
 FEATURES, CLASSES = 768, 3
-"""The body of ``mlp`` on so many features is four chunks long."""
+"""The global model of ``mlp`` on so many features is four chunks long."""
 
 
 def run_of(algorithm: str, rounds: int, seed: int) -> Run:

@@ -1,8 +1,8 @@
 """``talaria bench load``: what one coordinator on one machine carries, and what that costs.
 
 A Mosquitto, a coordinator as it is started by hand, and many light devices (:mod:`.light`) in a few processes: the
-protocol and the bytes are real, the learning is not. With ``--cuts`` one device fetches one large body over a link that
-is cut so often.
+protocol and the bytes are real, the learning is not. With ``--cuts`` one device fetches one large global model over a
+link that is cut so often.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ def load(
     devices: Annotated[int, typer.Option(help="Light devices, all connected.", min=1, max=9999)] = 1000,
     rounds: Annotated[int, typer.Option(help="Rounds of learning.", min=1, max=9999)] = 50,
     ask: Annotated[int, typer.Option(help="Devices asked each round; 0: a fifth.", min=0)] = 0,
-    body_mib: Annotated[float, typer.Option(help="Size of the body, and of each update.", min=0.1, max=512)] = 1.0,
+    model_mib: Annotated[
+        float, typer.Option(help="Size of the global model, and of each update.", min=0.1, max=512)
+    ] = 1.0,
     processes: Annotated[int, typer.Option(help="Processes that hold the devices.", min=1, max=64)] = 4,
     retry_s: Annotated[float, typer.Option(help="[rounds] retry_s of the fleet.", min=0.1)] = 10.0,
-    cuts: Annotated[int, typer.Option(help="Instead: one device fetches the body over as many cuts.", min=0)] = 0,
+    cuts: Annotated[
+        int, typer.Option(help="Instead: one device fetches the global model over as many cuts.", min=0)
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load one coordinator with many devices and real bytes: no loss, memory, CPU per MiB. Needs Mosquitto."""
@@ -52,10 +56,10 @@ def load(
         if cuts:
             from talaria_bench.fleet.cuts import fetched
 
-            found = asyncio.run(fetched(folder, body_mib, cuts, retry_s=min(retry_s, 1.0)))
+            found = asyncio.run(fetched(folder, model_mib, cuts, retry_s=min(retry_s, 1.0)))
         else:
             asked = ask or max(1, devices // 5)
-            found = asyncio.run(Load(folder, devices, rounds, asked, body_mib, processes, retry_s).run())
+            found = asyncio.run(Load(folder, devices, rounds, asked, model_mib, processes, retry_s).run())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if as_json:
@@ -84,7 +88,7 @@ class Load:
     devices: int
     rounds: int
     asked: int
-    body_mib: float
+    model_mib: float
     processes: int
     retry_s: float
     _samples: list[Sample] = field(default_factory=list, init=False)
@@ -98,7 +102,7 @@ class Load:
         """Everything, from the broker's start to the report."""
         room()
         names = [f"dev-{i:04}" for i in range(self.devices)]
-        run = run_of(self.body_mib, self.rounds, self.asked / self.devices)
+        run = run_of(self.model_mib, self.rounds, self.asked / self.devices)
         size = write_updates(self.folder / "updates", run, names[0])
         begin = time.monotonic()
         with open_broker("mosquitto", state=self.folder / "broker", devices=self.devices) as self._broker:
@@ -175,7 +179,7 @@ class Load:
         if ledger.counted != due:
             wrong.append(f"{ledger.counted} of {due} updates counted")
         if value is None or expected is None or abs(value - expected) > 1e-6:
-            wrong.append(f"the last body's first value is {value}, the mean of what was counted is {expected}")
+            wrong.append(f"the last model's first value is {value}, the mean of what was counted is {expected}")
         if self._coordinator.starts != 1:
             wrong.append(f"the coordinator was started {self._coordinator.starts} times")
         warm = min(max(3, int(WARM_UP * self.rounds)), max(0, self.rounds - 2))
@@ -186,7 +190,7 @@ class Load:
             "devices": self.devices,
             "asked": self.asked,
             "rounds": ledger.rounds,
-            "body_mib": self.body_mib,
+            "model_mib": self.model_mib,
             "update_bytes": size,
             "counted": ledger.counted,
             "receipts": ledger.receipts,

@@ -41,8 +41,8 @@ class Ledger:
     receipts: int = 0
     lost: int = 0
     twice: int = 0
-    bodies: int = 0
-    bodies_equal: int = 0
+    models: int = 0
+    models_equal: int = 0
     updates_equal: int = 0
     private_equal: int = 0
     log: int = 0
@@ -51,8 +51,8 @@ class Ledger:
 
     @property
     def equal(self) -> bool:
-        """Every committed body is the undisturbed one, to the byte."""
-        return self.rounds > 0 and self.bodies == self.bodies_equal == self.rounds
+        """Every committed global model is the undisturbed one, to the byte."""
+        return self.rounds > 0 and self.models == self.models_equal == self.rounds
 
 
 def audit(
@@ -100,7 +100,7 @@ def _promised(
 
 
 def last_counted(state: Path, fleet: str) -> list[str]:
-    """The devices in the last committed body."""
+    """The devices in the last committed global model."""
     with Store(state / "coordinator.db") as store:
         return next(
             ([device for _, device in row.counted] for row in reversed(store.attempts(fleet)) if row.counted), []
@@ -131,7 +131,8 @@ def twice(
     events: Sequence[Mapping[str, Any]],
     updates: Mapping[int, Sequence[Received]],
 ) -> None:
-    """No update stands in two bodies, and no device in one body twice: by the rounds and by the audit log."""
+    """No update stands in two global models, and no device in one global model twice: by the rounds and by the audit
+    log."""
     by_rows = Counter((made, device) for row in every for made, device in row.counted or ())
     by_log = Counter((int(m), str(d)) for e in events if e["kind"] == "round-closed" for m, d in e["counted"])
     round = {row.attempt: row.round for row in every}
@@ -181,13 +182,13 @@ def _replay(
             ledger.wrong.append(f"attempt {row.attempt}: counted {missing}, of whom no update is stored")
             continue
         shared, server = rounds.close(run, shared, server, [counted[device] for device in named])
-        ledger.bodies += 1
-        ledger.final = hashlib.sha256(global_model.encode_body(shared)).hexdigest()
-        if ledger.final == row.body:
-            ledger.bodies_equal += 1
+        ledger.models += 1
+        ledger.final = hashlib.sha256(global_model.encode_model(shared)).hexdigest()
+        if ledger.final == row.model_digest:
+            ledger.models_equal += 1
         else:
             ledger.wrong.append(
-                f"attempt {row.attempt}: the body is {str(row.body)[:16]}, undisturbed {ledger.final[:16]}"
+                f"attempt {row.attempt}: its model is {str(row.model_digest)[:16]}, undisturbed {ledger.final[:16]}"
             )
     return private
 

@@ -1,4 +1,5 @@
-"""What a fleet of light devices pretends to learn: a body of a given size, and updates made from one template."""
+"""What a fleet of light devices pretends to learn: a global model of a given size, and updates made from one
+template."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ HIDDEN, REST = 128, 128 + 128 * 64 + 64 + 64 * CLASSES + CLASSES
 """Of ``mlp``: outputs of its first layer, and parameters beside that layer's weights."""
 
 
-def run_of(body_mib: float, count: int, fraction: float) -> Run:
-    """``count`` rounds of plain averaging over a body of about ``body_mib`` MiB."""
-    features = max(1, round((body_mib * MIB / 4 - REST) / HIDDEN))
+def run_of(model_mib: float, count: int, fraction: float) -> Run:
+    """``count`` rounds of plain averaging over a global model of about ``model_mib`` MiB."""
+    features = max(1, round((model_mib * MIB / 4 - REST) / HIDDEN))
     spec = ModelSpec("mlp", (features,), CLASSES, seed=1)
     return Run(spec=spec, algorithm="fedavg", rounds=count, fraction=fraction, recipe=Recipe(epochs=1, batch=8))
 
@@ -49,13 +50,13 @@ def write_config(folder: Path, run: Run, devices: int, url: str, *, retry_s: flo
 
 
 def first_value(state: Path, fleet: str) -> float | None:
-    """The value of the last body at the place that each device makes its own: the first in the file."""
+    """The value of the last global model at the place that each device makes its own: the first in the file."""
     with Store(state / "coordinator.db") as store:
         known = store.fleet(fleet)
     if known is None:
         return None
     run = Run.from_json(known.run, allow=None)
-    data = FolderBlobs(state / "blobs").get(known.body)
+    data = FolderBlobs(state / "blobs").get(known.model_digest)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     (name,) = (k for k, v in header.items() if k != "__metadata__" and v["data_offsets"][0] == 0)
-    return float(global_model.decode_body(run, data)[name].flatten()[0])
+    return float(global_model.decode_model(run, data)[name].flatten()[0])

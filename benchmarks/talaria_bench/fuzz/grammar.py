@@ -63,7 +63,7 @@ class Stranger:
     def _topic(self) -> str:
         draw = self._random
         device, name = draw.choice((*self._devices, "stranger")), f"{draw.getrandbits(64):016x}"
-        below = ("co/state", "co/body", f"m/{name[:8]}/0", *(f"d/{device}/{kind}" for kind in ("state", "evt", "cmd")))
+        below = ("co/state", "co/model", f"m/{name[:8]}/0", *(f"d/{device}/{kind}" for kind in ("state", "evt", "cmd")))
         return f"fl/1/{self._fleet}/{draw.choice((*below, f'd/{device}/up/{name}', f'd/{device}/dn/{name}'))}"
 
     def _owner(self, topic: str) -> str:
@@ -112,8 +112,8 @@ class Stranger:
         for where in (head, told):
             if draw.random() < 0.6:
                 where[draw.choice((*where, "x"))] = draw.choice(ODD)
-        body = msgpack.packb(told)
-        return topic, _framed(msgpack.packb({"l": len(body)} | head), body)
+        payload = msgpack.packb(told)
+        return topic, _framed(msgpack.packb({"l": len(payload)} | head), payload)
 
     def _nested(self) -> tuple[str, bytes]:
         """Lists in lists, in the header, in a message, or in a profile."""
@@ -123,8 +123,8 @@ class Stranger:
         if draw.random() < 0.5:
             packed = msgpack.packb(head).replace(b"\xa1" + draw.choice(b"vltd").to_bytes(1, "big"), b"\xa1q", 1)
             return topic, _framed(bytes([packed[0] + 1]) + packed[1:] + b"\xa1v" + deep, b"")
-        body = msgpack.packb({"online": True, "key": b"", "process": b"", "profile": deep[:4000]})
-        return topic, _framed(msgpack.packb(head | {"l": len(body)}), draw.choice((body, deep)))
+        payload = msgpack.packb({"online": True, "key": b"", "process": b"", "profile": deep[:4000]})
+        return topic, _framed(msgpack.packb(head | {"l": len(payload)}), draw.choice((payload, deep)))
 
     def _noise(self) -> tuple[str, bytes]:
         """Any bytes, few or very many."""
@@ -133,8 +133,8 @@ class Stranger:
         return self._topic(), draw.choice((b"", MAGIC)) + draw.randbytes(size)
 
 
-def _framed(head: bytes, body: bytes) -> bytes:
+def _framed(head: bytes, payload: bytes) -> bytes:
     """A frame with a right checksum around anything."""
     head = head[: MAX_HEADER + 64]
-    whole = MAGIC + struct.pack("<H", len(head)) + head + body
+    whole = MAGIC + struct.pack("<H", len(head)) + head + payload
     return whole + struct.pack("<I", zlib.crc32(whole))

@@ -15,16 +15,16 @@ from talaria.protocol.coordinator.machine import CoordinatorMachine, Coordinator
 from talaria.protocol.device.machine import DeviceMachine, DeviceState
 from talaria.protocol.transfer import transfer_of
 from talaria.wire import messages
-from talaria.wire.frames import MAX_BODY, Header, encode_frame
+from talaria.wire.frames import MAX_PAYLOAD, Header, encode_frame
 from talaria_bench.fuzz.target import Defect, Target
-from talaria_bench.fuzz.wire import BODY, CUT, TYPES, every_message
+from talaria_bench.fuzz.wire import CUT, MODEL, TYPES, every_message
 
 RULES = Rules(chunk=300, retry=1.0, max_update=10_000, max_bytes=20_000)
 XFER = transfer_of(CUT.sha256)
 ROOT = "fl/1/watch/"
 UP, DOWN = (f"d/anna/{kind}" for kind in (f"up/{XFER}", f"dn/{XFER}"))
 TO_COORDINATOR = ("co/state", "d/anna/state", "d/anna/evt", UP, "d/eve/evt")
-TO_DEVICE = ("co/state", "co/body", "d/anna/cmd", DOWN, f"m/{XFER[:8]}/0")
+TO_DEVICE = ("co/state", "co/model", "d/anna/cmd", DOWN, f"m/{XFER[:8]}/0")
 
 
 def targets() -> list[Target]:
@@ -32,19 +32,19 @@ def targets() -> list[Target]:
     up = [_event(4, 2, m) for m in every_message() if m.TYPE in ("accept", "offer", "want", "decline")]
     chunks = [_chunk(3, i) for i in range(CUT.count)]
     down = [_event(4, 2, m) for m in every_message() if m.TYPE in ("work", "grant", "need", "receipt", "abort")]
-    body = [_event(0, 0, m) for m in every_message() if m.TYPE == "co"]
-    body += [_event(0, 1, m) for m in every_message() if m.TYPE == "body"]
+    model = [_event(0, 0, m) for m in every_message() if m.TYPE == "co"]
+    model += [_event(0, 1, m) for m in every_message() if m.TYPE == "model"]
     coordinator, device = CoordinatorState(), DeviceState()
     for item in (*up, *chunks):
         _coordinator(item, coordinator)
     down = [*chunks, *down]
-    for item in (*body, *down):
+    for item in (*model, *down):
         _device(item, device)
     run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="hermes").to_json().encode()
     own = (StateError,)
     return [
         Target("coordinator half", _coordinator, (), [b"".join(up), b"".join((up[1], *chunks)), *up]),
-        Target("device half", _device, (), [b"".join(body + down), b"".join(body), *down]),
+        Target("device half", _device, (), [b"".join(model + down), b"".join(model), *down]),
         Target("coordinator state", _again(CoordinatorState.load), own, [coordinator.dump()]),
         Target("device state", _again(DeviceState.load), own, [device.dump()]),
         Target("run", lambda data: Run.from_json(data.decode("utf-8", "replace")), (ConfigError,), [run]),
@@ -52,13 +52,13 @@ def targets() -> list[Target]:
 
 
 def _event(boot: int, topic: int, message: messages.Message) -> bytes:
-    """One message as fuzzed bytes: topic, type, boot and sequence number, length, body."""
+    """One message as fuzzed bytes: topic, type, boot and sequence number, length, global model."""
     packed = messages.encode_message(message)
     return struct.pack("<BBBBH", topic, TYPES.index(message.TYPE), boot, 1, len(packed)) + packed
 
 
 def _chunk(topic: int, index: int) -> bytes:
-    piece = BODY[300 * index : 300 * index + 300]
+    piece = MODEL[300 * index : 300 * index + 300]
     return struct.pack("<BBBBH", topic, len(TYPES), 1, index, len(piece)) + piece
 
 
@@ -67,14 +67,14 @@ def _events(data: bytes, known: tuple[str, ...]) -> Iterable[e.Received]:
     at, count = 0, 0
     while at + 6 <= len(data) and count < 16:
         place, kind, boot, seq, size = struct.unpack_from("<BBBBH", data, at)
-        body, at, count = data[at + 6 : at + 6 + size][:MAX_BODY], at + 6 + size, count + 1
+        model, at, count = data[at + 6 : at + 6 + size][:MAX_PAYLOAD], at + 6 + size, count + 1
         topic = known[place % len(known)]
         device = topic.split("/")[1] if topic.startswith("d/") else ""
         if kind < len(TYPES):
             header = Header(TYPES[kind], "watch", device, boot=boot, seq=count * (seq % 4))
         else:
             header = Header(messages.CHUNK, "watch", device, boot=boot, xfer=XFER, idx=seq, off=300 * seq)
-        yield e.Received(float(count), ROOT + topic, encode_frame(header, body), retained=place > 200)
+        yield e.Received(float(count), ROOT + topic, encode_frame(header, model), retained=place > 200)
 
 
 def _coordinator(data: bytes, state: CoordinatorState | None = None) -> None:

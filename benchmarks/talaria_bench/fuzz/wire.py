@@ -32,8 +32,8 @@ DENSE = {"w": torch.linspace(-1, 1, 24).reshape(4, 6), "b": torch.ones(4), "n": 
 COMPACT = {"w": torch.ones(2, 6), "b": torch.ones(2), "n": torch.arange(3)}
 SCHEMA = codec.schema_of(DENSE)
 LIMITS = codec.Limits(total=1 << 20)
-BODY = bytes(range(250)) * 4
-CUT = describe(BODY, 300)
+MODEL = bytes(range(250)) * 4
+CUT = describe(MODEL, 300)
 CAP = 1 << 16
 WORD = messages.encode_message(messages.Rebirth(above=0))
 """The message behind a fuzzed header."""
@@ -51,7 +51,7 @@ def every_message() -> list[messages.Message]:
         messages.DeviceBirth(online=True, key=SIGNER.public, profile=b"{}"),
         messages.ModelManifest(version=1, **parcel),  # type: ignore[arg-type]
         messages.Offer(attempt=1, base_version=1, base_digest=CUT.sha256, **parcel),  # type: ignore[arg-type]
-        messages.Work(attempt=1, version=1, body=CUT.sha256, seconds=10.0, spec=b'{"round":1}'),
+        messages.Work(attempt=1, version=1, model_digest=CUT.sha256, seconds=10.0, spec=b'{"round":1}'),
         messages.Accept(attempt=1),
         messages.Decline(**told),  # type: ignore[arg-type]
         messages.Grant(**asked),  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def every_message() -> list[messages.Message]:
         messages.Abort(**told),  # type: ignore[arg-type]
         messages.Rebirth(above=0),
         messages.Notice(text="asked once others have left"),
-        messages.Want(body=CUT.sha256, bitmap=b"\x0f"),
+        messages.Want(model_digest=CUT.sha256, bitmap=b"\x0f"),
         messages.Trouble(**told),  # type: ignore[arg-type]
         messages.Goodbye(version=1),
         messages.Farewell(),
@@ -82,11 +82,11 @@ def targets() -> list[Target]:
     """All of them."""
     spoken = every_message()
     frames = [encode_frame(Header(m.TYPE, "watch", "anna", 1, 2), messages.encode_message(m), SIGNER) for m in spoken]
-    bodies = [bytes([TYPES.index(m.TYPE)]) + messages.encode_message(m) for m in spoken]
+    models = [bytes([TYPES.index(m.TYPE)]) + messages.encode_message(m) for m in spoken]
     heads = [
         msgpack.packb({"v": VERSION, "l": len(WORD), "t": "rebirth", "f": "watch", "d": "anna", "b": 1, "k": bytes(64)})
     ]
-    kinds = ("co/state", "co/body", "m/00112233/7", "d/anna/state", "d/anna/evt", "d/anna/up/ab", "d/anna/dn/ab")
+    kinds = ("co/state", "co/model", "m/00112233/7", "d/anna/state", "d/anna/evt", "d/anna/up/ab", "d/anna/dn/ab")
     code = enrolment.Code("watch", "anna", bytes(16), bytes(16))
     request = enrolment.Request("watch", "anna", "-----BEGIN-----", SIGNER.public).signed(SIGNER, code)
     answer = enrolment.Answer("watch", "anna", "ca", "crt", SIGNER.public, "mqtts://b.example").signed(SIGNER)
@@ -95,10 +95,10 @@ def targets() -> list[Target]:
     return [
         Target("frame", _frame, wire, frames),
         Target("frame header", _header, wire, heads),
-        Target("message", _message, wire, bodies),
+        Target("message", _message, wire, models),
         Target("topic", _topic, wire, [f"fl/1/watch/{kind}".encode() for kind in kinds]),
-        Target("chunk", _chunk, wire, [struct.pack("<HH", i, 300 * i) + BODY[300 * i :][:300] for i in range(4)]),
-        Target("zstd", _unsqueeze, wire, [squeeze(bytes(1000) + BODY), b"plain"]),
+        Target("chunk", _chunk, wire, [struct.pack("<HH", i, 300 * i) + MODEL[300 * i :][:300] for i in range(4)]),
+        Target("zstd", _unsqueeze, wire, [squeeze(bytes(1000) + MODEL), b"plain"]),
         Target("tensors", _tensors, wire, [raw, squeeze(raw), codec.encode_tensors(DENSE, codec="int8")]),
         Target("own tensors", _own, wire, [raw]),
         Target("update", _update, wire, updates()),
@@ -121,8 +121,8 @@ def _frame(data: bytes) -> None:
 
 
 def _header(data: bytes) -> None:
-    head, body = data[: MAX_HEADER + 8], WORD
-    whole = b"".join((b"FLF1", struct.pack("<H", len(head)), head, body))
+    head, model = data[: MAX_HEADER + 8], WORD
+    whole = b"".join((b"FLF1", struct.pack("<H", len(head)), head, model))
     _said(decode_frame(whole + struct.pack("<I", zlib.crc32(whole))))
 
 
@@ -153,7 +153,7 @@ def _chunk(data: bytes) -> None:
     index, offset = struct.unpack("<HH", data[:4].ljust(4, b"\0"))
     receiver = Receiver(CUT)
     receiver.take(Frame(Header(messages.CHUNK, "watch", idx=index, off=offset), data[4:]), 0.0)
-    if data[4:] != BODY[300 * index :][:300]:
+    if data[4:] != MODEL[300 * index :][:300]:
         raise Defect(f"chunk {index} was taken with other bytes")
 
 

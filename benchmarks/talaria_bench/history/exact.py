@@ -1,8 +1,8 @@
-"""Learning that is exact: each device adds whole numbers of its own, so that a body says who counted in it, and how
-often. All that stands around it (staging, checks on arrival, folds, commits) is the programs' own.
+"""Learning that is exact: each device adds whole numbers of its own, so that a global model says who counted in it,
+and how often. All that stands around it (staging, checks on arrival, folds, commits) is the programs' own.
 
-A body is ``marks``, one per device of :data:`NAMES` (how often it counted), and ``notes`` (sums of what the updates
-say of their round). A device's private part counts its own rounds.
+A global model is ``marks``, one per device of :data:`NAMES` (how often it counted), and ``notes`` (sums of what the
+updates say of their round). A device's private part counts its own rounds.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def shares(device: str, round: int, private: int) -> Tensors:
     return {"marks": marks, "notes": notes}
 
 
-def added(body: Tensors, update: Update) -> Tensors:
-    """The body with one update more."""
-    return {name: body[name] + update.tensors[name] for name in body}
+def added(model: Tensors, update: Update) -> Tensors:
+    """The global model with one update more."""
+    return {name: model[name] + update.tensors[name] for name in model}
 
 
 def opened(data: bytes) -> Tensors:
-    """A body's tensors."""
+    """A global model's tensors."""
     return codec.decode_tensors(data, schema=SCHEMA)
 
 
@@ -76,7 +76,7 @@ class ExactLearning(Learning):
     def _start(self) -> tuple[Tensors, Tensors]:
         return dict(ZERO), {}
 
-    def _body(self, data: bytes) -> Tensors:
+    def _model(self, data: bytes) -> Tensors:
         return opened(data)
 
     def _decoded(self, data: bytes, device: str) -> Update:
@@ -86,12 +86,12 @@ class ExactLearning(Learning):
         """The codec has looked at names, shapes and norms."""
 
     def _close(self, shared: Tensors, server: Tensors, updates: Iterator[Update]) -> tuple[Tensors, Tensors]:
-        body = shared
+        model = shared
         for update in updates:
             if POISON in update.tensors["marks"]:
                 raise WireError("there is an update that cannot be folded")
-            body = added(body, update)
-        return body, server
+            model = added(model, update)
+        return model, server
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ class ExactLearner(Learner):
 
     lie: Callable[[], str] = field(default=lambda: "", compare=False)
 
-    def _trained(self, round: int, body: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
-        data = self.store.body()
-        if hashlib.sha256(data).digest() != body:
-            raise WireError("the body on flash is another one by now; the coordinator will ask again")
+    def _trained(self, round: int, model: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
+        data = self.store.model()
+        if hashlib.sha256(data).digest() != model:
+            raise WireError("the global model on flash is another one by now; the coordinator will ask again")
         opened(data)
         done = 0 if own is None else int(own["rounds"])
         name, lie = self.config.device, self.lie()

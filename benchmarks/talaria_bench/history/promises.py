@@ -32,7 +32,7 @@ class Record:
     checked: int = 0
     """The round up to which rounds were looked at."""
     round: int = 0
-    body: Tensors = field(default_factory=lambda: dict(exact.ZERO), repr=False)
+    model: Tensors = field(default_factory=lambda: dict(exact.ZERO), repr=False)
     counted: frozenset[tuple[str, str]] = frozenset()
     """(device, digest) of all updates that counted."""
     receipts: frozenset[tuple[int, str, str]] = frozenset()
@@ -88,7 +88,7 @@ class Promises:
             if row.closed is None:
                 break
             if row.counted is not None:
-                self._committed(store, blobs, row.attempt, row.round, str(row.body), row.counted)
+                self._committed(store, blobs, row.attempt, row.round, str(row.model_digest), row.counted)
             self.record = replace(self.record, checked=row.attempt)
         for number, device, digest in sorted(self._unsettled):
             mine = [u for u in store.updates(self.fleet, number) if u.device == device]
@@ -112,11 +112,17 @@ class Promises:
         self._unsettled.discard((number, device, digest))
 
     def _committed(
-        self, store: Store, blobs: Blobs, number: int, round: int, body: str, counted: tuple[tuple[int, str], ...]
+        self,
+        store: Store,
+        blobs: Blobs,
+        number: int,
+        round: int,
+        model_digest: str,
+        counted: tuple[tuple[int, str], ...],
     ) -> None:
         if round != self.record.round + 1:
-            raise BrokenError("body", f"attempt {number} committed round {round} after {self.record.round}")
-        now, seen = self.record.body, self.record.counted
+            raise BrokenError("model", f"attempt {number} committed round {round} after {self.record.round}")
+        now, seen = self.record.model, self.record.counted
         for made, device in sorted(counted, key=lambda pair: (pair[1], pair[0])):
             row = next(u for u in store.updates(self.fleet, made) if u.device == device)
             if (device, row.digest) in seen:
@@ -125,11 +131,11 @@ class Promises:
             try:
                 now = exact.added(now, exact.checked(blobs.get(row.digest), device))
             except StateError as error:
-                raise BrokenError("body", f"attempt {number} counts an update that cannot be read: {error}") from None
+                raise BrokenError("model", f"attempt {number} counts an update that cannot be read: {error}") from None
             self.since[device] += 1
-        self._same(number, exact.opened(blobs.get(body)), now)
+        self._same(number, exact.opened(blobs.get(model_digest)), now)
         self.commits += 1
-        self.record = replace(self.record, round=round, body=now, counted=seen)
+        self.record = replace(self.record, round=round, model=now, counted=seen)
 
     def finally_(self, store: Store, blobs: Blobs) -> None:
         """The whole record once more, from its beginning, and the chain of its log."""
@@ -137,14 +143,14 @@ class Promises:
         try:
             store.verify_log()
         except StateError as error:
-            raise BrokenError("body", str(error)) from None
+            raise BrokenError("model", str(error)) from None
         before = dict(exact.ZERO)
         for row in store.attempts(self.fleet):
-            if row.body is None or row.counted is None:
+            if row.model_digest is None or row.counted is None:
                 continue
             mine = [u for made, device in row.counted for u in store.updates(self.fleet, made) if u.device == device]
-            after = exact.opened(blobs.get(row.body))
-            # A backup holds bodies, and no updates that are folded into them.
+            after = exact.opened(blobs.get(row.model_digest))
+            # A backup holds global models, and no updates that are folded into them.
             if all(blobs.has(u.digest) and u.digest not in self.damaged for u in mine):
                 made = before
                 for u in mine:
@@ -155,7 +161,7 @@ class Promises:
     def _same(self, number: int, have: Tensors, made: Tensors) -> None:
         if any(not torch.equal(have[name], made[name]) for name in made):
             told, right = have["marks"].tolist(), made["marks"].tolist()
-            raise BrokenError("body", f"the body of attempt {number} has marks {told}, by its record {right}")
+            raise BrokenError("model", f"the global model of attempt {number} has marks {told}, by its record {right}")
 
     def went_back(self, to: Record) -> None:
         """The record is that of a backup again: what came after it is known to be gone."""

@@ -683,7 +683,7 @@ class World:
 
 
 Flaw = Callable[[Service], None]
-_DULL = ("progress", "coordinator", "body", "training", "trained", "refused", "connected", "disconnected")
+_DULL = ("progress", "coordinator", "model", "training", "trained", "refused", "connected", "disconnected")
 
 
 @cache

@@ -33,7 +33,7 @@ def acl(fleet: str, coordinator: str, out: Iterable[str]) -> str:
     lines = [
         f"user {coordinator}",
         f"topic readwrite {root}/co/state",
-        f"topic write {root}/co/body",
+        f"topic write {root}/co/model",
         f"topic write {root}/m/#",
         f"topic write {root}/d/+/cmd",
         f"topic write {root}/d/+/dn/+",

@@ -38,7 +38,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
             "round": fleet.round,
             "rounds": config.run.rounds,
             "epoch": fleet.epoch,
-            "body": fleet.body,
+            "model_digest": fleet.model_digest,
             "roster": list(fleet.roster),
             "waiting": None if missing is None else missing.facts(),
             "history": [
@@ -84,7 +84,7 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         console.clear()
     console.print(
         f"fleet {found['fleet']}: {found['status']}, {found['round']} of {found['rounds']} rounds, "
-        f"epoch {found['epoch']}, body {found['body'][:12]}",
+        f"epoch {found['epoch']}, global model {found['model_digest'][:12]}",
         highlight=False,
     )
     if found["waiting"] is not None:

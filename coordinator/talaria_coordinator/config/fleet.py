@@ -21,7 +21,7 @@ quorum = 0.5                # share of the cohort without which a round is tried
     #                           # "mypkg.mine:First:f=1" from a package of your own, and "akt:proxy=own.npz"
     #                           # teaches the mean on samples that the coordinator holds
     # mode = "asynchronous"     # no rounds in step (FedBuff); then without quorum and over, with:
-    # buffer = 10               # updates, one of each device, that make a version of the body
+    # buffer = 10               # updates, one of each device, that make a version of the global model
     # max_staleness = 20        # versions that an update may be behind
     # damping = 0.5             # an update s versions behind counts (1 + s)^-damping
 
@@ -114,7 +114,7 @@ class FleetConfig:
     store: StoreConfig = field(default_factory=StoreConfig)
     """Which database and which blobs hold the state."""
     stay: bool = True
-    """Serve the final body to newcomers after the last round, instead of leaving once all members have it."""
+    """Serve the final global model to newcomers after the last round, instead of leaving once all members have it."""
 
     def __post_init__(self) -> None:
         require_no_password(self.broker)

@@ -1,4 +1,4 @@
-"""What a coordinator computes: is this update sound, and what do these updates make of the body? No network."""
+"""What a coordinator computes: is this update sound, and what do these updates make of the global model? No network."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Learning:
         return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
     def first(self) -> tuple[str, str]:
-        """The digests of the first body and server state."""
+        """The digests of the first global model and server state."""
         shared, server = self._start()
-        return self.blobs.put(global_model.encode_body(shared)), self.blobs.put(codec.encode_tensors(server))
+        return self.blobs.put(global_model.encode_model(shared)), self.blobs.put(codec.encode_tensors(server))
 
     def require(self, fleet: Fleet) -> None:
         """Read what the next round begins from. Raises :class:`~talaria.errors.StateError` where it is missing or
         damaged."""
-        for digest in (fleet.body, fleet.server):
+        for digest in (fleet.model_digest, fleet.server):
             self.blobs.get(digest)
 
     def require_unused(self) -> None:
         """Raise :class:`~talaria.errors.StateError` where a fleet has learned into these blobs: what a database without
-        any fleet goes with holds at most the first body and server state, from a start that was cut off."""
+        any fleet goes with holds at most the first global model and server state, from a start that was cut off."""
         first = self.first()
         if next((digest for digest in self.blobs.digests() if digest not in first), None) is not None:
             raise StateError(
@@ -70,14 +70,14 @@ class Learning:
 
     def checked(self, data: bytes, device: str, round: int | None, base_digest: str) -> Update:
         """The update in ``data``. Raises :class:`~talaria.errors.WireError` where it may not count; ``round`` is the
-        round that it must have been made for (None: any), and ``base_digest`` the digest of the body that it
+        round that it must have been made for (None: any), and ``base_digest`` the digest of the global model that it
         began from, with which it is compared as the fold will."""
         shared = self._shared(base_digest)
         try:
             update = self._decoded(data, device)
             if round is not None and update.base_version != round - 1:
                 raise WireError(
-                    f"update says it was made from body {update.base_version}, but round {round} began from "
+                    f"update says it was made from global model {update.base_version}, but round {round} began from "
                     f"{round - 1}; it may be replayed"
                 )
             self._require(shared, update)
@@ -101,10 +101,11 @@ class Learning:
         )
 
     def _shared(self, digest: str) -> Tensors:
-        """The body of this digest; the latest one asked for is kept, since all updates of a round name the same."""
-        held: tuple[str, Tensors] = self._latest.get("body", ("", {}))  # one value: several threads ask
+        """The global model of this digest; the latest one asked for is kept, since all updates of a round name the
+        same."""
+        held: tuple[str, Tensors] = self._latest.get("model", ("", {}))  # one value: several threads ask
         if held[0] != digest:
-            held = self._latest["body"] = digest, self._body(self.blobs.get(digest))
+            held = self._latest["model"] = digest, self._model(self.blobs.get(digest))
         return held[1]
 
     # What follows from the run alone.
@@ -112,8 +113,8 @@ class Learning:
     def _start(self) -> tuple[Tensors, Tensors]:
         return rounds.start(self.run, self.aggregator)
 
-    def _body(self, data: bytes) -> Tensors:
-        return global_model.decode_body(self.run, data)
+    def _model(self, data: bytes) -> Tensors:
+        return global_model.decode_model(self.run, data)
 
     def _require(self, shared: Tensors, update: Update) -> None:
         rounds.require_update(self.run, shared, update, self.aggregator)
@@ -124,13 +125,13 @@ class Learning:
     # -- folding
 
     def fold(self, fleet: Fleet, counted: Sequence[Counted]) -> Made:
-        """The body and server state after these updates, one of them in memory at a time.
+        """The global model and server state after these updates, one of them in memory at a time.
 
         An update that is damaged by now, or cannot be folded, is left out, and said to be. Where none does not fit by
         itself, but they do not fold together, a minority without which the others do is found by leaving out. Raises
         :class:`NothingLeft` where too few stay.
         """
-        shared = self._body(self.blobs.get(fleet.body))
+        shared = self._model(self.blobs.get(fleet.model_digest))
         server = codec.decode_tensors(self.blobs.get(fleet.server), schema=None)
         kept, left = list(counted), list[LeftOut]()
 
@@ -149,7 +150,7 @@ class Learning:
                 left += found
                 kept = [entry for entry in kept if entry not in {out.entry for out in found}]
             else:
-                new = self.blobs.put(global_model.encode_body(after))
+                new = self.blobs.put(global_model.encode_model(after))
                 return Made(new, self.blobs.put(codec.encode_tensors(state)), tuple(kept), tuple(left))
         raise NothingLeft(
             f"{len(kept)} of {len(counted)} updates can be folded, and {self.least} are needed", tuple(left)
@@ -215,9 +216,10 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Made:
-    """What a fold made: digests of the new body and server state, what counts in them, and what was left out."""
+    """What a fold made: digests of the new global model and server state, what counts in them, and what was left
+    out."""
 
-    body: str
+    model_digest: str
     server: str
     counted: tuple[Counted, ...]
     left: tuple[LeftOut, ...]

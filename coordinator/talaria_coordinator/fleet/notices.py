@@ -9,7 +9,7 @@ from talaria_coordinator.fleet.aggregation import LeftOut
 
 @dataclass(frozen=True)
 class Folded:
-    """A round's new body is committed."""
+    """A round's new global model is committed."""
 
     number: int
     counted: int

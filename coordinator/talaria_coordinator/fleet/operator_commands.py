@@ -1,8 +1,8 @@
 """What an operator may tell a running coordinator, and what that means; pure decisions over what is known.
 
 ``pause`` opens no further round; the open one runs to its end. ``abort`` also calls off the open round, or one that is
-closed and cannot be committed: nothing of it counts. Either way the last committed body stays and is served, and
-``resume`` goes on from it. ``quarantine`` shuts a device out, ``release`` lets it in again.
+closed and cannot be committed: nothing of it counts. Either way the last committed global model stays and is served,
+and ``resume`` goes on from it. ``quarantine`` shuts a device out, ``release`` lets it in again.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ class Conductor:
         """Enter the store as a new epoch, above ``above``; the machine as it was saved last."""
         name, run = self.config.name, self.config.run.to_json()
         known = self.store.fleet(name)
-        body, server = (known.body, known.server) if known else self._learning.first()
-        self.fleet: Fleet = self.store.enter(name, run, body, server, above=above)
+        model_digest, server = (known.model_digest, known.server) if known else self._learning.first()
+        self.fleet: Fleet = self.store.enter(name, run, model_digest, server, above=above)
         return self._machine()
 
     def _machine(self) -> CoordinatorState:
@@ -141,7 +141,7 @@ class Conductor:
             self._wait(roster)
             return
         self._waiting.over(time.monotonic())
-        row = self.store.open_attempt(self.config.name, asked.round, asked.cohort, self.fleet.body)
+        row = self.store.open_attempt(self.config.name, asked.round, asked.cohort, self.fleet.model_digest)
         self._hands.tell(
             "round-opened", attempt=row.attempt, round=asked.round, cohort=len(asked.cohort), online=asked.online
         )
@@ -244,7 +244,7 @@ class Conductor:
             action.attempt,
             epoch=self.fleet.epoch,
             counted=[(entry.attempt, entry.device) for entry in made.counted],
-            body=made.body,
+            model_digest=made.model_digest,
             server=made.server,
             last=self.fleet.round + 1 >= self.config.run.rounds,
         )
@@ -254,7 +254,11 @@ class Conductor:
         """A round is committed."""
         self.refresh()
         self._failures = 0
-        facts: Mapping[str, Any] = {"counted": event.counted, "missing": list(event.missing), "body": self.fleet.body}
+        facts: Mapping[str, Any] = {
+            "counted": event.counted,
+            "missing": list(event.missing),
+            "model_digest": self.fleet.model_digest,
+        }
         self._hands.tell("round-closed", attempt=event.number, round=self.fleet.round, **facts)
         self._hands.feed(e.Committed(time.monotonic(), event.number))
         self._left_out(event.number, event.left)

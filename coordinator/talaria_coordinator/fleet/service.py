@@ -2,7 +2,7 @@
 by :mod:`talaria_coordinator.fleet.scheduler`. All tasks of a fleet are started here.
 
 It may be killed at any point. What was promised is in the store before it is said, and a start reads all of it
-again: the machine, the chunks on disk, the updates stored. The same updates then make the same body.
+again: the machine, the chunks on disk, the updates stored. The same updates then make the same global model.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Service:
         self._half = self._members.half(rules, spec)
         self._driver = Driver(self._read, sent, inbox=INBOX)
         self._uploads = Uploads(config.state / "uploads", config.max_update)
-        self._body: tuple[Cut, bytes] | None = None
+        self._model: tuple[Cut, bytes] | None = None
         self._conductor = Conductor(
             config,
             store,
@@ -144,7 +144,7 @@ class Service:
             match event:
                 case Folded():
                     self._conductor.folded(event)
-                    self._publish_body(multicast=True)
+                    self._publish_model(multicast=True)
                     if not self._tidying:
                         self._tidying = True
                         self._driver.spawn(self._tidy())
@@ -173,7 +173,7 @@ class Service:
         }
         self._tell("started", **facts, chunks=kept)
         self._feed(e.Start(now, self._conductor.fleet.epoch, chunks, stored))
-        self._publish_body(multicast=False)
+        self._publish_model(multicast=False)
         self._settle_members()
         self._conductor.settle(self._state)
 
@@ -214,7 +214,7 @@ class Service:
     def _fit(self, largest: int | None) -> None:
         """Send in chunks that the broker takes. Raises :class:`ConfigError` where that is not possible."""
         rules, most = self._half.rules, most_within(largest)
-        need = max(len(self._body[1]) if self._body else 0, 1)
+        need = max(len(self._model[1]) if self._model else 0, 1)
         if need > most or (largest is not None and len(self._half.spec) + ROOM > largest):
             raise ConfigError(
                 f"the broker takes at most {largest} bytes as one message, in which at most {most} can be sent; the "
@@ -224,11 +224,11 @@ class Service:
         chunk = chunk_within(largest)
         if chunk != rules.chunk:
             self._half = replace(self._half, rules=replace(rules, chunk=chunk, max_update=min(rules.max_update, most)))
-            self._publish_body(multicast=False)
+            self._publish_model(multicast=False)
 
     def _read(self, cut: Cut) -> bytes:
-        """The bytes of the current body; none for one that is no longer current."""
-        return self._body[1] if self._body and self._body[0].sha256 == cut.sha256 else b""
+        """The bytes of the current global model; none for one that is no longer current."""
+        return self._model[1] if self._model and self._model[0].sha256 == cut.sha256 else b""
 
     async def _tick(self, transport: Transport) -> None:
         before = 0
@@ -354,7 +354,7 @@ class Service:
             self._tell("rejected", attempt=action.attempt, device=action.device, reason=answer.reason)
         await self._driver.inbox.put(answer)
 
-    # -- orders and bodies
+    # -- orders and global models
 
     async def order(self, order: Order) -> None:
         """Put an operator's order in line; its ``answer`` is set once it is carried out, or refused."""
@@ -377,14 +377,14 @@ class Service:
                 self._feed(event)
             order.done(self._conductor.fleet.status)
 
-    def _publish_body(self, multicast: bool) -> None:
-        data = self.blobs.get(self._conductor.fleet.body)
-        self._body = (describe(data, self._half.rules.chunk), data)
-        self._feed(e.PublishModel(time.monotonic(), self._conductor.fleet.round, self._body[0], multicast))
+    def _publish_model(self, multicast: bool) -> None:
+        data = self.blobs.get(self._conductor.fleet.model_digest)
+        self._model = (describe(data, self._half.rules.chunk), data)
+        self._feed(e.PublishModel(time.monotonic(), self._conductor.fleet.round, self._model[0], multicast))
         if self._conductor.over and self._done_at is None:
             self._done_at = time.monotonic()
             self._feed(e.Dismiss(self._done_at, "the run is over"))
-            self._tell("done", round=self._conductor.fleet.round, body=self._conductor.fleet.body)
+            self._tell("done", round=self._conductor.fleet.round, model_digest=self._conductor.fleet.model_digest)
 
     async def _tidy(self) -> None:
         """Free what nothing names any more, beside the rounds: a bucket takes long to list, and may not answer."""

@@ -2,7 +2,7 @@
 
     DEST/manifest.json    what it is, how much, and the sha256 of the rows
     DEST/rows.jsonl       every row, of one snapshot of the database
-    DEST/blobs/ab/cd...   every body, server state and waiting update that the rows name
+    DEST/blobs/ab/cd...   every global model, server state and waiting update that the rows name
 
 It holds no keys and no passwords.
 """

@@ -70,15 +70,15 @@ def _fleet(tx: Connection, fleet: Row[Any]) -> Iterator[str]:
     """What does not agree among a fleet's row, its rounds, its updates and what the audit log says of them."""
     found = tx.execute(select(ATTEMPTS).where(ATTEMPTS.c.fleet == fleet.fleet).order_by(ATTEMPTS.c.attempt)).all()
     told = _told(tx, fleet.fleet)
-    committed = [row for row in found if row.body is not None]
+    committed = [row for row in found if row.model_digest is not None]
     learned = [row.round for row in committed]
     if learned != list(range(1, fleet.round + 1)):
         yield f"it has learned {fleet.round} rounds, but the committed ones are {_short(learned)}; restore a backup"
-    if committed and (committed[-1].body, committed[-1].server) != (fleet.body, fleet.server):
-        yield f"its body is not the one that attempt {committed[-1].attempt} committed; restore a backup"
+    if committed and (committed[-1].model_digest, committed[-1].server) != (fleet.model_digest, fleet.server):
+        yield f"its global model is not the one that attempt {committed[-1].attempt} committed; restore a backup"
     if found and found[-1].attempt > fleet.tried:
         yield f"attempt {found[-1].attempt} was opened, but only {fleet.tried} are said to have been; restore a backup"
-    in_bodies: Counter[tuple[int, str]] = Counter()
+    in_models: Counter[tuple[int, str]] = Counter()
     for row in found:
         try:
             pairs = (
@@ -87,7 +87,7 @@ def _fleet(tx: Connection, fleet: Row[Any]) -> Iterator[str]:
         except (ValueError, TypeError):
             yield f"attempt {row.attempt}: its list of counted updates is damaged; restore a backup"
             continue
-        in_bodies.update(pairs)
+        in_models.update(pairs)
         yield from (f"attempt {row.attempt}: {text}; restore a backup" for text in _round(row, pairs, told))
     counted = tx.execute(
         select(UPDATES.c.attempt, UPDATES.c.device).where(
@@ -95,35 +95,39 @@ def _fleet(tx: Connection, fleet: Row[Any]) -> Iterator[str]:
         )
     )
     entered = {(made, device) for made, device in counted}
-    for made, device in sorted(pair for pair, times in in_bodies.items() if times > 1):
-        times = in_bodies[made, device]
+    for made, device in sorted(pair for pair, times in in_models.items() if times > 1):
+        times = in_models[made, device]
         yield f"the update of {device!r} for attempt {made} is counted {times} times; restore a backup"
-    for made, device in sorted(set(in_bodies) - entered):
-        yield f"the update of {device!r} for attempt {made} is in a body, but not entered as counted; restore a backup"
-    for made, device in sorted(entered - set(in_bodies)):
-        yield f"the update of {device!r} for attempt {made} is entered as counted, but in no body; restore a backup"
+    for made, device in sorted(set(in_models) - entered):
+        yield f"the update of {device!r} for attempt {made} is in a model, but not entered as counted; restore a backup"
+    for made, device in sorted(entered - set(in_models)):
+        yield f"the update of {device!r} for attempt {made} is entered as counted, but in no model; restore a backup"
 
 
 def _round(row: Row[Any], pairs: list[tuple[int, str]], told: dict[int, dict[str, Any]]) -> Iterator[str]:
-    if (row.body is None) != (row.counted is None) or (row.body is not None and row.closed is None):
+    if (row.model_digest is None) != (row.counted is None) or (row.model_digest is not None and row.closed is None):
         yield "it is half committed"
-    if row.closed is not None and row.body is None and row.failure is None:
-        yield "it was closed without a body and without a reason"
+    if row.closed is not None and row.model_digest is None and row.failure is None:
+        yield "it was closed without a global model and without a reason"
     if row.counted is not None and hashlib.sha256(row.counted.encode()).hexdigest() != row.counted_sha256:
         yield "its list of counted updates was altered (its sha256 is another)"
     said = told.get(row.attempt)
-    if (row.body is None) != (said is None):
+    if (row.model_digest is None) != (said is None):
         yield (
             "the audit log does not agree that it was committed" if said is None else "the audit log has a commit of it"
         )
     elif said is not None:
         listed = [tuple(pair) for pair in said.get("counted", ())]
-        if (said.get("body"), said.get("round", said.get("step")), listed) != (row.body, row.round, pairs):
-            yield "its body or counted updates are not those that the audit log has"
+        if (said.get("model_digest", said.get("body")), said.get("round", said.get("step")), listed) != (
+            row.model_digest,
+            row.round,
+            pairs,
+        ):
+            yield "its global model or counted updates are not those that the audit log has"
 
 
 def _told(tx: Connection, fleet: str) -> dict[int, dict[str, Any]]:
-    """What the audit log says of each committed round."""
+    """What the audit log says of each committed round; up to revision 0003 it said `step` and `body`."""
     asked = select(EVENTS.c.attempt, EVENTS.c.detail).where(
         (EVENTS.c.fleet == fleet) & (EVENTS.c.kind == "round-closed")
     )

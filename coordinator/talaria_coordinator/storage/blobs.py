@@ -26,7 +26,7 @@ class BlobLost(StateError):  # noqa: N818 - it is a state of affairs, which only
 
 
 class Blobs(Protocol):
-    """Where bodies and updates lie. All digests are lower-case hex sha256."""
+    """Where global models and updates lie. All digests are lower-case hex sha256."""
 
     def put(self, data: bytes | memoryview) -> str:
         """Keep ``data`` durably and return its digest; the same bytes are kept once, and count as young again."""

@@ -23,9 +23,11 @@ REVISIONS = ("0001", "0002", "0003", "0004")
 HEAD = REVISIONS[-1]
 RENAMED = (
     ("fleets", "step", "round"),
+    ("fleets", "body", "model_digest"),
     ("attempts", "round", "attempt"),
     ("attempts", "step", "round"),
     ("attempts", "base", "base_digest"),
+    ("attempts", "body", "model_digest"),
     ("updates", "round", "attempt"),
     ("updates", "base", "base_version"),
     ("findings", "round", "attempt"),

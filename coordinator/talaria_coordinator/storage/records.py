@@ -17,7 +17,7 @@ Status = Literal["stored", "counted", "rejected"]
 class Fleet:
     """A fleet after ``round`` committed rounds of learning, out of ``tried`` that were opened.
 
-    ``body`` and ``server`` are blob digests of the shared tensors and of the
+    ``model_digest`` and ``server`` are blob digests of the shared tensors and of the
     aggregator's state. ``roster`` is empty until the first round."""
 
     name: str
@@ -26,7 +26,7 @@ class Fleet:
     round: int
     tried: int
     status: str
-    body: str
+    model_digest: str
     server: str
     roster: tuple[str, ...]
 
@@ -34,7 +34,7 @@ class Fleet:
 @dataclass(frozen=True)
 class Attempt:
     """One try at round ``round``, under its own number ``attempt``. ``closed`` is None while it is open;
-    ``failure`` says why nothing of it counts; ``body`` and ``counted`` are set where it was committed."""
+    ``failure`` says why nothing of it counts; ``model_digest`` and ``counted`` are set where it was committed."""
 
     attempt: int
     round: int
@@ -43,7 +43,7 @@ class Attempt:
     opened: float
     closed: float | None
     failure: str | None
-    body: str | None
+    model_digest: str | None
     counted: tuple[tuple[int, str], ...] | None
 
 
@@ -63,8 +63,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Received:
-    """One device's complete update of one round, made from version ``base_version`` of the body; ``digest`` names its
-    blob."""
+    """One device's complete update of one round, made from version ``base_version`` of the global model; ``digest``
+    names its blob."""
 
     attempt: int
     device: str
@@ -77,7 +77,7 @@ class Received:
 
 def fleet_of(row: Row[Any]) -> Fleet:
     roster = tuple(json.loads(row.roster)) if row.roster else ()
-    return Fleet(row.fleet, row.run, row.epoch, row.round, row.tried, row.status, row.body, row.server, roster)
+    return Fleet(row.fleet, row.run, row.epoch, row.round, row.tried, row.status, row.model_digest, row.server, roster)
 
 
 def attempt_of(row: Row[Any]) -> Attempt:
@@ -86,7 +86,7 @@ def attempt_of(row: Row[Any]) -> Attempt:
     )
     cohort = tuple(json.loads(row.cohort))
     return Attempt(
-        row.attempt, row.round, cohort, row.base_digest, row.opened, row.closed, row.failure, row.body, counted
+        row.attempt, row.round, cohort, row.base_digest, row.opened, row.closed, row.failure, row.model_digest, counted
     )
 
 

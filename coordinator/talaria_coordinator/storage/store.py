@@ -6,7 +6,7 @@ cut) and PostgreSQL (a URL). Every method is one transaction; those that write a
 
 The protocol's own machine decides what happens to an update from offer to upload and is kept here as a whole
 (:meth:`Store.save_machine`). A complete update is entered as ``stored`` or ``rejected`` under (fleet, round,
-device), and ``stored`` becomes ``counted`` in the one transaction that also names the new body.
+device), and ``stored`` becomes ``counted`` in the one transaction that also names the new global model.
 """
 
 from __future__ import annotations
@@ -105,9 +105,10 @@ class Store:
 
     # -- fleets
 
-    def enter(self, fleet: str, run: str, body: str, server: str, *, above: int = 0) -> Fleet:
-        """Begin a new epoch of a fleet, creating it with its first ``body`` and ``server`` where it is new. The epoch
-        is above ``above``, and later than any that a store of this fleet ever began: it counts from the clock.
+    def enter(self, fleet: str, run: str, model_digest: str, server: str, *, above: int = 0) -> Fleet:
+        """Begin a new epoch of a fleet, creating it with its first ``model_digest`` and ``server`` where it is new.
+        The epoch is above ``above``, and later than any that a store of this fleet ever began: it counts from the
+        clock.
 
         Raises :class:`~talaria.errors.ConfigError` where the stored fleet learns another run.
         """
@@ -123,12 +124,12 @@ class Store:
                         round=0,
                         tried=0,
                         status="running",
-                        body=body,
+                        model_digest=model_digest,
                         server=server,
                         created=time.time(),
                     )
                 )
-                append(tx, "fleet-created", {"body": body}, fleet=fleet)
+                append(tx, "fleet-created", {"model_digest": model_digest}, fleet=fleet)
             else:
                 require_same_run(fleet_of(row), run)
                 tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(epoch=epoch))
@@ -195,7 +196,11 @@ class Store:
                 # The audit log has them all; their cohorts would fill the disk of a fleet that declines.
                 old = (ATTEMPTS.c.fleet == fleet) & (ATTEMPTS.c.attempt <= number - FAILED_KEPT)
                 came = select(UPDATES.c.attempt).where(UPDATES.c.fleet == fleet)
-                spent = ATTEMPTS.c.failure.is_not(None) & ATTEMPTS.c.body.is_(None) & ATTEMPTS.c.attempt.not_in(came)
+                spent = (
+                    ATTEMPTS.c.failure.is_not(None)
+                    & ATTEMPTS.c.model_digest.is_(None)
+                    & ATTEMPTS.c.attempt.not_in(came)
+                )
                 tx.execute(delete(ATTEMPTS).where(old & spent))
 
     def attempts(self, fleet: str, *, last: int | None = None) -> list[Attempt]:
@@ -241,12 +246,12 @@ class Store:
         *,
         epoch: int,
         counted: Sequence[tuple[int, str]],
-        body: str,
+        model_digest: str,
         server: str,
         last: bool,
     ) -> None:
-        """Commit the new body and the exact set of updates in it, as (round, device), at once. What is committed
-        already just so, stays: a database may fall silent after it did what it was asked.
+        """Commit the new global model and the exact set of updates in it, as (round, device), at once. What is
+        committed already just so, stays: a database may fall silent after it did what it was asked.
 
         Raises :class:`~talaria.errors.StateError` where another coordinator has taken the fleet over, the round
         is closed already, or an update is not stored.
@@ -258,7 +263,7 @@ class Store:
             round = tx.execute(select(ATTEMPTS.c.round).where(mine & ATTEMPTS.c.closed.is_(None))).scalar_one_or_none()
             _require_epoch(fleet, row.epoch, epoch)
             listed = json.dumps(pairs)
-            same = mine & (ATTEMPTS.c.body == body) & (ATTEMPTS.c.counted == listed)
+            same = mine & (ATTEMPTS.c.model_digest == model_digest) & (ATTEMPTS.c.counted == listed)
             if tx.execute(select(ATTEMPTS.c.attempt).where(same)).one_or_none() is not None:
                 return
             if round != row.round + 1:
@@ -272,15 +277,27 @@ class Store:
                         "stored, or counted already)"
                     )
             digest = hashlib.sha256(listed.encode()).hexdigest()
-            values = {"closed": now, "body": body, "server": server, "counted": listed, "counted_sha256": digest}
+            values = {
+                "closed": now,
+                "model_digest": model_digest,
+                "server": server,
+                "counted": listed,
+                "counted_sha256": digest,
+            }
             tx.execute(update(ATTEMPTS).where(mine).values(**values))
             status = "done" if last else row.status
             tx.execute(
                 update(FLEETS)
                 .where(FLEETS.c.fleet == fleet)
-                .values(round=round, body=body, server=server, status=status)
+                .values(round=round, model_digest=model_digest, server=server, status=status)
             )
-            append(tx, "round-closed", {"round": round, "counted": pairs, "body": body}, fleet=fleet, attempt=number)
+            append(
+                tx,
+                "round-closed",
+                {"round": round, "counted": pairs, "model_digest": model_digest},
+                fleet=fleet,
+                attempt=number,
+            )
 
     def machine(self, fleet: str) -> bytes | None:
         """The protocol machine as it was saved last, or None."""
@@ -408,7 +425,7 @@ class Store:
     # -- blobs in use and the audit log
 
     def blobs_in_use(self) -> set[str]:
-        """Digests that must be kept: every body and server state of a round, and updates not yet folded."""
+        """Digests that must be kept: every global model and server state of a round, and updates not yet folded."""
         with self.reading() as tx:
             return in_use(tx)
 

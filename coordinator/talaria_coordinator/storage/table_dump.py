@@ -18,12 +18,12 @@ BATCH = 500
 
 
 def in_use(tx: Connection) -> set[str]:
-    """Digests that must be kept: every body and server state of a round, and updates not yet folded."""
+    """Digests that must be kept: every global model and server state of a round, and updates not yet folded."""
     keep: set[str | None] = set()
-    for row in tx.execute(select(FLEETS.c.body, FLEETS.c.server)):
-        keep |= {row.body, row.server}
-    for row in tx.execute(select(ATTEMPTS.c.base_digest, ATTEMPTS.c.body)):
-        keep |= {row.base_digest, row.body}
+    for row in tx.execute(select(FLEETS.c.model_digest, FLEETS.c.server)):
+        keep |= {row.model_digest, row.server}
+    for row in tx.execute(select(ATTEMPTS.c.base_digest, ATTEMPTS.c.model_digest)):
+        keep |= {row.base_digest, row.model_digest}
     keep |= set(tx.execute(select(UPDATES.c.digest).where(UPDATES.c.status == "stored")).scalars())
     return {digest for digest in keep if digest}
 

@@ -21,7 +21,7 @@ METADATA = MetaData()
 CLAIMED = Integer().with_variant(BigInteger(), "postgresql")
 
 # `round` counts the rounds of learning that are committed, `tried` the rounds that were opened: a round without
-# quorum is tried again under a new number. `body` and `server` are digests of what `round` rounds have learned.
+# quorum is tried again under a new number. `model_digest` and `server` are digests of what `round` rounds have learned.
 FLEETS = Table(
     "fleets",
     METADATA,
@@ -32,7 +32,7 @@ FLEETS = Table(
     Column("tried", Integer, nullable=False),
     Column("status", String(16), nullable=False),
     Column("roster", Text),
-    Column("body", String(64), nullable=False),
+    Column("model_digest", String(64), nullable=False),
     Column("server", String(64), nullable=False),
     Column("created", Float, nullable=False),
 )
@@ -48,7 +48,7 @@ ATTEMPTS = Table(
     Column("opened", Float, nullable=False),
     Column("closed", Float),
     Column("failure", Text),
-    Column("body", String(64)),
+    Column("model_digest", String(64)),
     Column("server", String(64)),
     Column("counted", Text),
     Column("counted_sha256", String(64)),

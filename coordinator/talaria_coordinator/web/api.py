@@ -217,7 +217,7 @@ def _orders(app: FastAPI, views: Views, give: Mapping[str, Give]) -> None:
 
     told: dict[Verb, str] = {
         "pause": "Open no further round; the open one runs to its end",
-        "resume": "Go on from the last committed body",
+        "resume": "Go on from the last committed model",
         "abort": "Call the open round off, and open no further one",
     }
     for verb, summary in told.items():

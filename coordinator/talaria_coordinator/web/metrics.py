@@ -26,7 +26,7 @@ from talaria_coordinator.web.schemas import AttemptView, FleetView
 _CLASSES = (
     ("finite", ("finite", "nan", "infinit")),
     ("signature", ("signed", "signature", "enrolled", "key")),
-    ("replay", ("replay", "nonce", "was made in", "based on body", "retained")),
+    ("replay", ("replay", "nonce", "was made in", "based on model", "retained")),
     ("quarantined", ("quarantined",)),
     ("size", ("too large", "at most", "bytes", "more than")),
     ("checksum", ("checksum", "sha256", "match")),
@@ -80,7 +80,10 @@ class Metrics:
             "talaria_transfer_bytes", "Bytes on the link, topics included", ["fleet", "way"], registry=here
         )
         self._chunks = Counter(
-            "talaria_chunks", "Chunks of updates that came, and of bodies that went", ["fleet", "way"], registry=here
+            "talaria_chunks",
+            "Chunks of updates that came, and of global models that went",
+            ["fleet", "way"],
+            registry=here,
         )
         self._again = Counter(
             "talaria_retransmitted_chunks",

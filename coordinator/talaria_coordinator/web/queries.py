@@ -183,7 +183,7 @@ def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
         epoch=row.epoch,
         algorithm=str(run.get("algorithm", "")),
         model=str((run.get("spec") or {}).get("name", "")) if isinstance(run.get("spec"), dict) else "",
-        body=row.body,
+        model_digest=row.model_digest,
         created=row.created,
         devices=known,
         online=online,
@@ -214,7 +214,7 @@ def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
         accuracy=_spread([one.accuracy for one in found if one.accuracy is not None]),
         kept=_spread([one.kept for one in found if one.bits]),
         overlap=_overlap(found),
-        body=row.body,
+        model_digest=row.model_digest,
     )
 
 

@@ -27,7 +27,7 @@ class FleetView:
     epoch: int
     algorithm: str
     model: str
-    body: str
+    model_digest: str
     created: float
     devices: int
     online: int
@@ -56,7 +56,7 @@ class AttemptView:
     accuracy: Spread | None
     kept: Spread | None
     overlap: float | None
-    body: str | None
+    model_digest: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

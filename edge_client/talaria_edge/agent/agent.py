@@ -74,7 +74,7 @@ class Agent:
         self._half = DeviceMachine(
             config.fleet,
             config.device,
-            limits=DeviceLimits(max_body=config.max_body, retry=config.retry_s),
+            limits=DeviceLimits(max_model=config.max_model, retry=config.retry_s),
             profile=json.dumps(dict(config.profile)).encode(),
             signer=None if own is None else own.signer,
             coordinator_key=None if own is None else own.coordinator_key,
@@ -111,7 +111,7 @@ class Agent:
             self._round = 1 if private is None else private.round + 1
             self._traffic = self._store.traffic()
             self._state = self._store.protocol()
-            self._arrivals = Arrivals(self._store, self.config.max_body)
+            self._arrivals = Arrivals(self._store, self.config.max_model)
             self._settle()
             try:
                 await self._driver.run(self._live())
@@ -153,7 +153,7 @@ class Agent:
         done = self._store.trained()
         self._upload = done.update if done else b""
         update = hashlib.sha256(self._upload).digest() if done else b""
-        self._feed(e.Boot(time.monotonic(), self._store.body_digest(), chunks, update))
+        self._feed(e.Boot(time.monotonic(), self._store.model_digest(), chunks, update))
 
     def _will(self) -> Will:
         """Called before each attempt to connect: counts the boot, so that births and deaths pair up."""
@@ -287,12 +287,12 @@ class Agent:
                 return
             self._tell("training", attempt=action.attempt, round=round)
             begun = time.monotonic()
-            work = partial(learner.learn, round, action.body, after, action.epoch)
+            work = partial(learner.learn, round, action.model_digest, after, action.epoch)
             trained, metrics = await loop.run_in_executor(self._worker, work)
             self._took = time.monotonic() - begun
         except WireError as error:
             logger.info("%s: round %s: %s", self.config.device, action.attempt, error)
-            # Nobody else knows that this body is gone from here; declined, it is asked again for the newer one.
+            # Nobody else knows that this global model is gone from here; declined, it is asked again for the newer one.
             await self._driver.inbox.put(e.DeclineRound(time.monotonic(), action.attempt, str(error)))
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and not the agent's end
@@ -301,7 +301,7 @@ class Agent:
             await self._driver.inbox.put(e.DeclineRound(time.monotonic(), action.attempt, said(error)[:300]))
             return
         job = self._state.job
-        if job is None or (job.attempt, job.body) != (action.attempt, action.body):
+        if job is None or (job.attempt, job.model_digest) != (action.attempt, action.model_digest):
             return  # another round began meanwhile
         self._upload = trained.update
         self._tell("trained", attempt=action.attempt, round=round, update_bytes=len(trained.update), metrics=metrics)
@@ -354,7 +354,7 @@ class Agent:
         self._tell("received", **facts, traffic=self._traffic.get(self._round))
         self._round += 1
 
-    # -- the body
+    # -- the global model
 
     def _keep(self, action: a.KeepChunk) -> None:
         try:
@@ -372,7 +372,7 @@ class Agent:
             self._tell("error", error=str(error))
             await self._fetch_again(action.xfer, action.cut)
         else:
-            self._tell("body", version=action.version, bytes=action.cut.size)
+            self._tell("model", version=action.version, bytes=action.cut.size)
             await self._driver.inbox.put(e.ModelStored(time.monotonic(), action.cut.sha256))
 
     async def _fetch_again(self, transfer: str, cut: Cut) -> None:
@@ -386,18 +386,18 @@ class Agent:
     def _finish_if_over(self) -> None:
         state, learner = self._state, self._learner
         busy = state.job is not None and state.job.phase in ("fetching", "training", "offering")
-        if learner is None or self._finishing or busy or state.fetch is not None or not state.body:
+        if learner is None or self._finishing or busy or state.fetch is not None or not state.model_digest:
             return
         if state.version >= learner.run.rounds:
             self._finishing = True
-            self._driver.spawn(self._finish(learner, state.body))
+            self._driver.spawn(self._finish(learner, state.model_digest))
 
-    async def _finish(self, learner: Learner, body: bytes) -> None:
+    async def _finish(self, learner: Learner, model_digest: bytes) -> None:
         loop = asyncio.get_running_loop()
         await self._leave.wait(self._tell, lambda: math.inf)
         self._tell("personalizing")
         try:
-            found = await loop.run_in_executor(self._worker, learner.finish, body)
+            found = await loop.run_in_executor(self._worker, learner.finish, model_digest)
         except Exception as error:  # noqa: BLE001 - what was learned is on flash, and other agents share the process
             self._log_unforeseen(error, "personalizing")
             self._tell("error", error=said(error))

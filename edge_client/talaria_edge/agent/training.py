@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from talaria.errors import AggregationError, DataError, ModelError, StateError, WireError
 from talaria.federated import rounds
-from talaria.federated.global_model import decode_body
+from talaria.federated.global_model import decode_model
 from talaria.federated.run import Member, Run
 from talaria.model.widths import widths_of
 from talaria.planning.budget import AccuracyCheck
@@ -56,16 +56,17 @@ class Learner:
         return found
 
     def learn(
-        self, round: int, body: bytes, after: int | None = None, epoch: int = 0
+        self, round: int, model_digest: bytes, after: int | None = None, epoch: int = 0
     ) -> tuple[Trained, dict[str, float]]:
-        """Learn round ``round`` from the body with this sha256, or find it done; ``(update, metrics)``. ``after`` is
-        this device's last round that counted, where the run is asynchronous; ``epoch`` is the coordinator's. A later
-        one may have gone back to an older record of the fleet: the private state goes on from what it has learned.
+        """Learn round ``round`` from the global model with this sha256, or find it done; ``(update, metrics)``.
+        ``after`` is this device's last round that counted, where the run is asynchronous; ``epoch`` is the
+        coordinator's. A later one may have gone back to an older record of the fleet: the private state goes on from
+        what it has learned.
 
         The update and the new private state are on flash when this returns.
         """
         done = self.store.trained()
-        if done is not None and (done.round, done.base_digest, done.run) == (round, body.hex(), self.digest):
+        if done is not None and (done.round, done.base_digest, done.run) == (round, model_digest.hex(), self.digest):
             return done, {}
         self._settle(after)
         private = self.private()
@@ -77,18 +78,18 @@ class Learner:
             )  # fmt: skip
         elif private is not None and private.round >= round:
             raise StateError(
-                f"round {round} was learned before, from another body (the private state is at round {private.round})"
+                f"round {round} was learned before, from another model (the private state is at round {private.round})"
             )
         own = None if private is None else private.tensors
-        data, moved, metrics = self._trained(round, body, own)
-        trained = Trained(data, round, body.hex(), self.digest, epoch)
+        data, moved, metrics = self._trained(round, model_digest, own)
+        trained = Trained(data, round, model_digest.hex(), self.digest, epoch)
         self.store.stage(trained, moved)
         return trained, metrics
 
-    def _trained(self, round: int, body: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
+    def _trained(self, round: int, model_digest: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
         """The update as it travels, the new private tensors and the metrics of round ``round``."""
         member = self.member(self._data())
-        shared = self._shared(body)
+        shared = self._shared(model_digest)
         update, moved = rounds.participate(self.run, member, shared, own, round)
         data = codec.encode_update(update, rounds.codec_of(self.run, member))
         self._require_sound(shared, data)
@@ -96,7 +97,7 @@ class Learner:
 
     def _require_sound(self, shared: Tensors, data: bytes) -> None:
         """Nothing leaves that the coordinator would refuse, and shut this device out for: training that went astray,
-        on a body that a liar spoiled, costs a round and not the place in the fleet."""
+        on a global model that a liar spoiled, costs a round and not the place in the fleet."""
         schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
         try:
             sent = codec.decode_update(data, schema=schema, layout=layout, client=self.config.device)
@@ -120,14 +121,14 @@ class Learner:
     def _data(self) -> DeviceData:
         return checked(self.config.source.load(), self.run.spec.input_shape, self.run.spec.classes)
 
-    def _shared(self, body: bytes) -> Tensors:
-        data = self.store.body()
-        if hashlib.sha256(data).digest() != body:
-            raise WireError("the body on flash is another one by now; the coordinator will ask again")
-        return decode_body(self.run, data)
+    def _shared(self, model_digest: bytes) -> Tensors:
+        data = self.store.model()
+        if hashlib.sha256(data).digest() != model_digest:
+            raise WireError("the global model on flash is another one by now; the coordinator will ask again")
+        return decode_model(self.run, data)
 
-    def finish(self, body: bytes) -> dict[str, Any]:
-        """Personalize from the last body and the private state in force, and write what stays on this device:
+    def finish(self, model_digest: bytes) -> dict[str, Any]:
+        """Personalize from the last global model and the private state in force, and write what stays on this device:
         ``personal.safetensors`` and, where asked for, the bundle. Says where they are and what was measured."""
         if self.run.asynchronous:
             self.store.discard()  # what is staged still, did not count
@@ -135,7 +136,7 @@ class Learner:
             self.store.publish()
         private, data = self.private(), self._data()
         tensors = None if private is None else private.tensors
-        member, shared = self.member(data), self._shared(body)
+        member, shared = self.member(data), self._shared(model_digest)
         model = rounds.personalize(self.run, member, shared, tensors)
         self.keep(model)
         state = state_of(model)
@@ -185,7 +186,7 @@ class Learner:
     def _check(self, allowed: float, member: Member, shared: Tensors, model: Module, *, pruned: bool) -> dict[str, Any]:
         """The planned model against its dense twin on this user's validation samples.
 
-        The twin is the best that this device could run without pruning: the fleet's body with all its channels,
+        The twin is the best that this device could run without pruning: the fleet's global model with all its channels,
         personalized from the same samples as on a device that never took part. What the device learned privately is as
         narrow as its model, and cannot be widened.
         """

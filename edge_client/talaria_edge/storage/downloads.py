@@ -1,4 +1,4 @@
-"""Bodies on their way: chunks on flash until one is whole, checked, and becomes the body in force."""
+"""Global models on their way: chunks on flash until one is whole, checked, and becomes the global model in force."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from talaria_edge.storage.state import DeviceStore
 
 
 class Arrivals(Assemblies[str]):
-    """The unfinished bodies of one device, by transfer."""
+    """The unfinished global models of one device, by transfer."""
 
     def __init__(self, store: DeviceStore, limit: int) -> None:
-        super().__init__(store.body_part, limit)
+        super().__init__(store.model_part, limit)
         self._store = store
 
     def found_if_readable(self, transfer: str, cut: Cut) -> frozenset[int]:
@@ -25,8 +25,8 @@ class Arrivals(Assemblies[str]):
         return frozenset()
 
     async def finish(self, action: a.ModelComplete) -> None:
-        """Check the whole body, and put it in force. Raises :class:`~talaria.errors.StateError` and
+        """Check the whole global model, and put it in force. Raises :class:`~talaria.errors.StateError` and
         :class:`~talaria.errors.WireError` where it cannot be."""
         with self.take(action.xfer, action.cut) as part:
             await asyncio.to_thread(part.finish)
-        self._store.adopt_body(action.xfer)
+        self._store.adopt_model(action.xfer)

@@ -1,9 +1,10 @@
-"""One device's memory on flash: its private tensors, the round that is not yet received, the body, the protocol.
+"""One device's memory on flash: its private tensors, the round that is not yet received, the global model, the
+protocol.
 
     private.safetensors           the private state after its latest round; replaced by rename only
     pending-private.safetensors   what replaces it once the coordinator has our update, or went on without us
     update.bin                    the update of the latest round, to be offered again after a reboot
-    body.bin, body-*.part         the newest shared body received, and one on its way
+    model.bin, model-*.part       the newest global model received, and one on its way
     protocol.bin                  the protocol's memory (boot counter, round, transfer)
     traffic.json                  bytes up and down by round
     lock                          held by the process that uses the folder
@@ -38,7 +39,7 @@ _BEFORE = {"step": "round", "base": "base_digest"}
 
 @dataclass(frozen=True)
 class Private:
-    """The private tensors after round ``round``, trained from body ``base_digest`` (hex) of run ``run`` (hex),
+    """The private tensors after round ``round``, trained from global model ``base_digest`` (hex) of run ``run`` (hex),
     for the coordinator of epoch ``epoch``."""
 
     tensors: Tensors = field(repr=False)
@@ -68,7 +69,7 @@ class DeviceStore:
         self.private_path = folder / "private.safetensors"
         self._next = folder / "pending-private.safetensors"
         self._update = folder / "update.bin"
-        self._body = folder / "body.bin"
+        self._model = folder / "model.bin"
         self._protocol = folder / "protocol.bin"
         self._traffic = folder / "traffic.json"
         self._staging = threading.Lock()  # a round is staged by the worker, and its end may be told meanwhile
@@ -184,35 +185,37 @@ class DeviceStore:
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"state: {path} is damaged ({error}); {mend}") from None
 
-    # -- the body
+    # -- the global model
 
-    def body_part(self, transfer: str) -> Path:
-        """Where the body of this transfer is put together."""
-        return self.folder / f"body-{transfer}.part"
+    def model_part(self, transfer: str) -> Path:
+        """Where the global model of this transfer is put together."""
+        return self.folder / f"model-{transfer}.part"
 
-    def adopt_body(self, transfer: str) -> None:
-        """The finished transfer becomes the body on flash, by one rename."""
+    def adopt_model(self, transfer: str) -> None:
+        """The finished transfer becomes the global model on flash, by one rename."""
         try:
-            durable.rename(self.body_part(transfer), self._body)
+            durable.rename(self.model_part(transfer), self._model)
         except OSError as error:
             raise tensor_files.DiskError(
-                f"state: {self._body} could not be replaced: {error.strerror}; {so_that_it_can_be_written(error)}"
+                f"state: {self._model} could not be replaced: {error.strerror}; {so_that_it_can_be_written(error)}"
             ) from None
 
-    def body_digest(self) -> bytes:
-        """sha256 of the body on flash, read again; empty where there is none."""
-        if not self._body.exists():
+    def model_digest(self) -> bytes:
+        """sha256 of the global model on flash, read again; empty where there is none."""
+        if not self._model.exists():
             return b""
-        return hashlib.sha256(tensor_files.read(self._body, "delete it; it is fetched again")).digest()
+        return hashlib.sha256(tensor_files.read(self._model, "delete it; it is fetched again")).digest()
 
-    def body(self) -> bytes:
-        """The body on flash."""
-        return tensor_files.read(self._body, "delete it; it is fetched again")
+    def model(self) -> bytes:
+        """The global model on flash."""
+        return tensor_files.read(self._model, "delete it; it is fetched again")
 
     def clear_parts(self, keep: str = "") -> None:
-        """Remove unfinished bodies, except that of the transfer ``keep``."""
-        for part in self.folder.glob("body-*.part"):
-            if not keep or part != self.body_part(keep):
+        """Remove unfinished global models, except that of the transfer ``keep``."""
+        for old in (self.folder / "body.bin", *self.folder.glob("body-*.part")):  # what format 1 called them
+            old.unlink(missing_ok=True)
+        for part in self.folder.glob("model-*.part"):
+            if not keep or part != self.model_part(keep):
                 part.unlink(missing_ok=True)
 
     # -- the protocol's memory and the traffic
@@ -235,8 +238,8 @@ class DeviceStore:
         tensor_files.write(self._protocol, hashlib.sha256(data).digest() + data)
 
     def traffic(self) -> dict[int, dict[str, int]]:
-        """Bytes ``up`` and ``down`` by round; the body that a round begins from is its own download, and the
-        last body stands under the round after the last."""
+        """Bytes ``up`` and ``down`` by round; the global model that a round begins from is its own download, and the
+        last global model stands under the round after the last."""
         with suppress(OSError, ValueError, AttributeError, TypeError, KeyError, OverflowError, RecursionError):
             return {
                 int(k): {n: int(v[n]) for n in ("up", "down")} for k, v in json.loads(self._traffic.read_text()).items()

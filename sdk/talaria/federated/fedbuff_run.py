@@ -1,7 +1,8 @@
-"""Asynchronous runs: the rule that makes a version of the body from a buffer of updates, and who cannot learn so.
+"""Asynchronous runs: the rule that makes a version of the global model from a buffer of updates, and who cannot learn
+so.
 
-A device trains from the body it has, while others make newer ones; when ``buffer`` updates are there, one of each
-device, they are folded into the next version (:class:`~talaria.aggregate.fedbuff.FedBuff`). An update says by its
+A device trains from the global model it has, while others make newer ones; when ``buffer`` updates are there, one of
+each device, they are folded into the next version (:class:`~talaria.aggregate.fedbuff.FedBuff`). An update says by its
 ``base_version`` which version it started from. Its values travel as differences to that version, so that an old update
 adds what its device learned, and takes nothing back of what others did meanwhile.
 """
@@ -84,9 +85,9 @@ def _require_asynchronous(run: Run, rule: Aggregator) -> None:
 def _against(rule: Aggregator) -> str:
     match rule:
         case PooledStatistics():
-            return "its class statistics are taken and pooled around one and the same body"
+            return "its class statistics are taken and pooled around one and the same global model"
         case Distilled():
-            return "its distillation needs the clients' whole models, all trained from one body"
+            return "its distillation needs the clients' whole models, all trained from one version"
         case MaskedMean(mode="intersection"):
             return "mode='intersection' needs the masks of all devices together to know what every one kept"
         case _:

@@ -8,15 +8,15 @@ from talaria.wire import codec, strict_safetensors
 from talaria.wire.codec import TensorSpec
 
 MOST = 40_000
-"""Tensors that a body may hold."""
+"""Tensors that a global model may hold."""
 
 
-def encode_body(shared: Tensors) -> bytes:
+def encode_model(shared: Tensors) -> bytes:
     """``shared`` as a plain safetensors file; equal tensors give equal bytes."""
     return codec.encode_tensors(shared)
 
 
-def decode_body(run: Run, data: bytes) -> Tensors:
+def decode_model(run: Run, data: bytes) -> Tensors:
     """The shared state of ``run`` in ``data``, in the run's own order.
 
     Names, shapes and dtypes must be those of the run's model. Beside them stand what an aggregator writes under a

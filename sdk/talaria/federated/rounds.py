@@ -68,7 +68,7 @@ def require_travels(run: Run) -> None:
     zoo.GROUP.require_travels(run.spec.name)
 
 
-def first_body(run: Run) -> Tensors:
+def first_shared(run: Run) -> Tensors:
     """The shared state that all begin from, version 0. Raises :class:`ConfigError` where the algorithm prunes and the
     model has no channels that may go."""
     if algorithm_of(run).card.prunes and not layout_of(run.spec).sizes:
@@ -82,13 +82,13 @@ def first_body(run: Run) -> Tensors:
 
 @lru_cache(maxsize=16)
 def update_schema(run: Run) -> Mapping[str, TensorSpec]:
-    """The dense shapes of what an update may hold, those of :func:`first_body`; worked out once for a run."""
-    return schema_of(first_body(run))
+    """The dense shapes of what an update may hold, those of :func:`first_shared`; worked out once for a run."""
+    return schema_of(first_shared(run))
 
 
 def start(run: Run, aggregator: Aggregator | None = None) -> tuple[Tensors, Tensors]:
     """The coordinator's first ``(shared, server state)``; ``aggregator`` as in :func:`close`."""
-    shared = first_body(run)
+    shared = first_shared(run)
     return shared, rule_of(run, aggregator).init(shared)
 
 
@@ -161,8 +161,9 @@ def participate(
     """The device's half of a round: ``(update, private)``. ``private=None`` is a first participation. What a coarse
     codec leaves out of this update is private state, and is added to the next one (:mod:`talaria.wire.feedback`).
 
-    Round ``n`` from 1 trains from version ``n - 1`` of the body, which is the update's ``base_version``: in an
-    asynchronous run the round is that of the body which the device downloaded, however many versions there are by now.
+    Round ``n`` from 1 trains from version ``n - 1`` of the global model, which is the update's ``base_version``: in an
+    asynchronous run the round is that of the global model which the device downloaded, however many versions there are
+    by now.
     """
     task, compact, own = _enter(run, member, shared, private, round)
     update, own = algorithm_of(run).fit(task, compact, own)

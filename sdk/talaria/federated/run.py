@@ -40,7 +40,7 @@ class Run:
     """Share of the members that takes part in a round."""
     codec: str = "raw"
     asynchronous: bool = False
-    """No rounds in step: some updates, each from its own version of the body, make the next one
+    """No rounds in step: some updates, each from its own version of the global model, make the next one
     (:mod:`talaria.federated.fedbuff_run`). ``rounds`` then counts versions."""
 
     def __post_init__(self) -> None:

@@ -78,7 +78,7 @@ def _akt(run: Run, options: Mapping[str, Any]) -> Aggregator:
     options = _AKT.read("aggregator 'akt'", options)
     own = rounds.algorithm_of(run).aggregator
     model = rounds.template(run.spec)
-    foreign = sorted(set(rounds.first_body(run)) - set(model.state_dict()))
+    foreign = sorted(set(rounds.first_shared(run)) - set(model.state_dict()))
     if isinstance(own, PooledStatistics) or foreign:
         raise ConfigError(
             f"aggregator 'akt' teaches the weights of one model, but {run.algorithm} shares more than that "

@@ -38,7 +38,8 @@ class SendChunks:
 
 @dataclass(frozen=True)
 class KeepChunk:
-    """Write this verified chunk at its place in the file of transfer ``xfer`` (for a body: its hex sha256[:16])."""
+    """Write this verified chunk at its place in the file of transfer ``xfer`` (for a global model: its hex
+    sha256[:16])."""
 
     device: str
     xfer: str
@@ -92,7 +93,7 @@ class Complete:
 
 @dataclass(frozen=True)
 class Counted:
-    """One update that counts: made by ``device`` for ``attempt`` from body version ``base_version``."""
+    """One update that counts: made by ``device`` for ``attempt`` from global model version ``base_version``."""
 
     device: str
     attempt: int
@@ -166,7 +167,7 @@ class Doubled:
 
 @dataclass(frozen=True)
 class Departed:
-    """A device has its last body and its model, and leaves."""
+    """A device has its last global model and its model, and leaves."""
 
     device: str
 
@@ -202,7 +203,7 @@ class Fenced:
 
 @dataclass(frozen=True)
 class ModelComplete:
-    """All chunks of this body are in its file: check the whole sha256, make it durable, then answer with
+    """All chunks of this global model are in its file: check the whole sha256, make it durable, then answer with
     :class:`ModelStored` or :class:`ModelDamaged`."""
 
     version: int
@@ -212,12 +213,12 @@ class ModelComplete:
 
 @dataclass(frozen=True)
 class Train:
-    """Begin ``attempt`` from the body on flash. Said again after a reboot until there is an update. ``epoch`` is that
-    of the coordinator which asked."""
+    """Begin ``attempt`` from the global model on flash. Said again after a reboot until there is an update. ``epoch``
+    is that of the coordinator which asked."""
 
     attempt: int
     version: int
-    body: bytes
+    model_digest: bytes
     spec: bytes
     seconds: float
     epoch: int = 0

@@ -61,7 +61,7 @@ class Start:
 
 @dataclass(frozen=True)
 class PublishModel:
-    """Make these bytes the current body and send them to all, once."""
+    """Make these bytes the current global model and send them to all, once."""
 
     now: float
     version: int
@@ -71,12 +71,12 @@ class PublishModel:
 
 @dataclass(frozen=True)
 class OpenRound:
-    """Begin ``attempt`` on the current body with this cohort (device -> its opaque plan).
+    """Begin ``attempt`` on the current global model with this cohort (device -> its opaque plan).
 
     It closes when ``target`` updates are stored (default: all of the cohort), when everyone has answered and
     at least ``quorum`` are stored, or at the deadline with at least ``quorum``. With fewer it fails.
     ``stale`` makes it a buffer of an asynchronous run, which closes at ``target`` alone and counts what was trained
-    from a body up to that many versions older; see :mod:`talaria.protocol.coordinator.async_rounds`.
+    from a global model up to that many versions older; see :mod:`talaria.protocol.coordinator.async_rounds`.
     """
 
     now: float
@@ -183,12 +183,12 @@ class Revoke:
 
 @dataclass(frozen=True)
 class Boot:
-    """The process began. ``body`` is the sha256 of the body on flash, if any; ``chunks`` the intact chunks of a
-    partial one (of the body that the saved state names); ``update`` the sha256 of the update on flash, empty where
-    there is none (None: it is where the saved state says)."""
+    """The process began. ``model_digest`` is the sha256 of the global model on flash, if any; ``chunks`` the intact
+    chunks of a partial one (of the global model that the saved state names); ``update`` the sha256 of the update on
+    flash, empty where there is none (None: it is where the saved state says)."""
 
     now: float
-    body: bytes = b""
+    model_digest: bytes = b""
     chunks: frozenset[int] = frozenset()
     update: bytes | None = None
 
@@ -202,7 +202,7 @@ class Connecting:
 
 @dataclass(frozen=True)
 class ModelStored:
-    """The body with this sha256 is durable on flash."""
+    """The global model with this sha256 is durable on flash."""
 
     now: float
     sha256: bytes
@@ -210,7 +210,7 @@ class ModelStored:
 
 @dataclass(frozen=True)
 class ModelDamaged:
-    """The joined body fails its sha256 or could not be written; these chunks are intact."""
+    """The joined global model fails its sha256 or could not be written; these chunks are intact."""
 
     now: float
     sha256: bytes

@@ -42,7 +42,7 @@ class Receiver:
 
     def take(self, frame: Frame, now: float) -> bool:
         """True where this chunk is new and right. Raises :class:`WireError` (and counts it) where it is wrong."""
-        index, offset, data = frame.header.idx, frame.header.off, frame.body
+        index, offset, data = frame.header.idx, frame.header.off, frame.payload
         try:
             place, _ = self.cut.place(index)
             if place != offset:
@@ -104,7 +104,7 @@ def chunk_frames(action: SendChunks, read: Callable[[int, int], bytes]) -> Itera
             off=offset,
         )
         if action.kind == "m":
-            topic = Topic(action.fleet, "m", body8=action.xfer[:8], index=index)
+            topic = Topic(action.fleet, "m", model8=action.xfer[:8], index=index)
         else:
             topic = Topic(action.fleet, "up" if action.kind == "up" else "dn", action.device, action.xfer)
         yield str(topic), encode_frame(header, data)

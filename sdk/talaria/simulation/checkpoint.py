@@ -1,8 +1,8 @@
 """A simulation on disk: a folder that holds what was asked for and, as of its last round, everything it has learned.
 
     experiment.json     the run, its data by name, plans and server rule; written once
-    state.safetensors   body, server state and every private state after the last whole round; replaced after each
-    result.json         what came out, once the run is whole
+    state.safetensors   global model, server state and every private state after the last whole round; replaced after
+    each result.json         what came out, once the run is whole
 
 A run that was killed goes on from ``state.safetensors`` and comes to the same bytes.
 """
@@ -28,7 +28,7 @@ from talaria.simulation.run import Learned
 from talaria.simulation.simulator import Fleet, RoundFacts
 from talaria.tensors import prefixed, under
 
-FORMAT = 1
+FORMAT = 2
 EXPERIMENT, STATE, RESULT = "experiment.json", "state.safetensors", "result.json"
 
 
@@ -67,18 +67,18 @@ def write(folder: Path, learned: Learned, marks: Mapping[int, float], fleet: Fle
     """Keep what was ``learned``, and ``marks``, the mean accuracy after the rounds where it was measured; of a run that
     goes on, also who of its ``fleet`` trains from which version."""
     names = sorted(learned.private)
-    bodies, under_way = ({}, []) if fleet is None else (fleet.bodies, fleet.under_way)
+    models, under_way = ({}, []) if fleet is None else (fleet.models, fleet.under_way)
     tensors = {**prefixed(learned.shared, "shared/"), **prefixed(learned.server, "server/")}
     for number, name in enumerate(names):
         tensors |= prefixed(learned.private[name], f"private/{number}/")
-    for version, body in bodies.items():
-        tensors |= prefixed(body, f"bodies/{version}/")
+    for version, shared in models.items():
+        tensors |= prefixed(shared, f"models/{version}/")
     facts = {
         "format": FORMAT,
         "private": names,
         "sent": learned.bytes_up,
         "under_way": under_way,
-        "bodies": sorted(bodies),
+        "models": sorted(models),
         "history": [asdict(one) for one in learned.history],
         "marks": sorted(marks.items()),
     }
@@ -102,7 +102,7 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
             raise StateError(f"{path}: format {shown(facts['format'])} is not {FORMAT}, which this version reads")
         fleet.shared, fleet.server = under(tensors, "shared/"), under(tensors, "server/")
         fleet.private = {name: under(tensors, f"private/{i}/") for i, name in enumerate(facts["private"])}
-        fleet.bodies = {version: under(tensors, f"bodies/{version}/") for version in facts["bodies"]}
+        fleet.models = {version: under(tensors, f"models/{version}/") for version in facts["models"]}
         fleet.sent = facts["sent"]
         fleet.under_way = [(clock, name, base_version) for clock, name, base_version in facts["under_way"]]
         fleet.history = [_facts(one) for one in facts["history"]]

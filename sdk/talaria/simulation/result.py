@@ -123,7 +123,7 @@ class Result:
             "recipe": asdict(run.recipe),
             "rounds": run.rounds,
             "seed": run.seed,
-            "body": hashlib.sha256(codec.encode_tensors(learned.shared)).hexdigest(),
+            "model_digest": hashlib.sha256(codec.encode_tensors(learned.shared)).hexdigest(),
             "aggregator": self.asked["aggregator"],
             "over": self.asked["over"],
             "accuracy": asdict(self.accuracy),

@@ -24,7 +24,7 @@ class Record:
 
 
 def in_rounds(fleet: Fleet, over: float) -> Iterator[RoundFacts]:
-    """Everybody asked trains from one body. With ``over``, those who come first are counted, as many as needed.
+    """Everybody asked trains from one global model. With ``over``, those who come first are counted, as many as needed.
 
     Goes on from the version that ``fleet`` is at, and yields after each; so does :func:`as_they_come`.
     """
@@ -46,13 +46,13 @@ def as_they_come(fleet: Fleet, rule: FedBuff) -> Iterator[RoundFacts]:
     """
     run = fleet.run
     if not fleet.version:
-        fleet.bodies = {0: fleet.shared}
+        fleet.models = {0: fleet.shared}
         fleet.under_way = [(delay(run.seed, name, 1), name, 0) for name in sorted(fleet.members)]
     heapify(fleet.under_way)
     waiting: list[Arrived] = []
     while fleet.version < run.rounds:
         clock, name, base_version = heappop(fleet.under_way)
-        waiting.append(fleet.train(name, base_version, fleet.bodies[base_version]))
+        waiting.append(fleet.train(name, base_version, fleet.models[base_version]))
         if len(waiting) < rule.capacity:
             continue
         oldest = fleet.version + 1 - rule.max_staleness
@@ -63,9 +63,9 @@ def as_they_come(fleet: Fleet, rule: FedBuff) -> Iterator[RoundFacts]:
         for idle in [one.client for one in waiting] + [entry[1] for entry in recalled]:
             heappush(fleet.under_way, (clock + delay(run.seed, idle, fleet.version + 1), idle, fleet.version))
         waiting = []
-        fleet.bodies[fleet.version] = fleet.shared
+        fleet.models[fleet.version] = fleet.shared
         used = {entry[2] for entry in fleet.under_way}
-        fleet.bodies = {version: body for version, body in fleet.bodies.items() if version in used}
+        fleet.models = {version: shared for version, shared in fleet.models.items() if version in used}
         yield facts
 
 
@@ -73,17 +73,19 @@ def as_recorded(fleet: Fleet, records: Iterable[Record]) -> Fleet:
     """Each device trains from the versions that the records name, in that order; they count where the records say."""
     todo = [(record, sorted({*record.counted, *record.late}, key=lambda one: (one[1], one[0]))) for record in records]
     last = {base_version: index for index, (_, trainings) in enumerate(todo) for _, base_version in trainings}
-    bodies = {0: fleet.shared}
+    models = {0: fleet.shared}
     for index, (record, trainings) in enumerate(todo):
-        unknown = [base_version for _, base_version in trainings if base_version not in bodies]
+        unknown = [base_version for _, base_version in trainings if base_version not in models]
         if unknown:
-            raise ConfigError(f"record {index + 1}: no version {unknown[0]} of the body is there yet; check the record")
+            raise ConfigError(
+                f"record {index + 1}: no version {unknown[0]} of the global model is there yet; check the record"
+            )
         arrived = {
-            (name, base_version): fleet.train(name, base_version, bodies[base_version])
+            (name, base_version): fleet.train(name, base_version, models[base_version])
             for name, base_version in trainings
         }
         counted = [arrived.pop(one) for one in record.counted]
         fleet.fold(counted, tuple(arrived.values()))
-        bodies[fleet.version] = fleet.shared
-        bodies = {version: body for version, body in bodies.items() if last.get(version, -1) > index}
+        models[fleet.version] = fleet.shared
+        models = {version: shared for version, shared in models.items() if last.get(version, -1) > index}
     return fleet

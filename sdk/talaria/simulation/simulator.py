@@ -13,7 +13,7 @@ from talaria.types import Update
 from talaria.wire import codec
 
 Trained = tuple[str, int]
-"""A training: the client, and the version of the body that it started from (0 is the first)."""
+"""A training: the client, and the version of the global model that it started from (0 is the first)."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Arrived:
 class RoundFacts:
     """What one round was: its number from 1, who took part, bytes sent up, and the devices' mean metrics.
 
-    ``counted`` are the trainings whose updates made the next version of the body, ``late`` those whose updates came
-    after that, both in order of clients. Where arrival was drawn, ``time`` is when the round ended, and ``recalled``
-    how many devices were told to stop, because their update would have been too old.
+    ``counted`` are the trainings whose updates made the next version of the global model, ``late`` those whose updates
+    came after that, both in order of clients. Where arrival was drawn, ``time`` is when the round ended, and
+    ``recalled`` how many devices were told to stop, because their update would have been too old.
     """
 
     round: int
@@ -51,7 +51,8 @@ class RoundFacts:
 
 
 class Fleet:
-    """The devices' private states, the body and the server's state of one ``run``; every update crosses the codec."""
+    """The devices' private states, the global model and the server's state of one ``run``; every update crosses the
+    codec."""
 
     def __init__(self, run: Run, members: Mapping[str, Member], aggregator: Aggregator | None) -> None:
         self.run, self.members, self._aggregator = run, members, aggregator
@@ -62,24 +63,24 @@ class Fleet:
         self.history: list[RoundFacts] = []
         self.under_way: list[tuple[float, str, int]] = []
         """In an asynchronous run: who trains, until when, from which version."""
-        self.bodies: dict[int, Tensors] = {}
+        self.models: dict[int, Tensors] = {}
         """The versions that somebody still trains from."""
 
-    def train(self, client: str, base_version: int, body: Tensors) -> Arrived:
-        """Let a device train from ``body``, which is version ``base_version``."""
+    def train(self, client: str, base_version: int, shared: Tensors) -> Arrived:
+        """Let a device train from ``shared``, which is version ``base_version``."""
         if client not in self.members:
             raise ConfigError(f"client {client!r} is no member of this run; members are {sorted(self.members)[:8]}")
         member = self.members[client]
         update, self.private[client] = rounds.participate(
-            self.run, member, body, self.private.get(client), base_version + 1
+            self.run, member, shared, self.private.get(client), base_version + 1
         )
         frame = codec.encode_update(update, rounds.codec_of(self.run, member))
         self.sent[client] += len(frame)
         return Arrived(client, base_version, frame, update.metrics)
 
     def fold(self, counted: Sequence[Arrived], late: Sequence[Arrived] = (), **more: Any) -> RoundFacts:
-        """Make the next version of the body; one update is decoded at a time, in client order. ``more`` goes into the
-        facts."""
+        """Make the next version of the global model; one update is decoded at a time, in client order. ``more`` goes
+        into the facts."""
         ordered = sorted(counted, key=lambda one: (one.client, one.base_version))
         self.shared, self.server = rounds.close(
             self.run, self.shared, self.server, self._decoded(ordered), self._aggregator

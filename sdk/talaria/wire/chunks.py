@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from talaria.errors import ConfigError, StateError, TooLarge, WireError
-from talaria.wire.frames import MAX_BODY
+from talaria.wire.frames import MAX_PAYLOAD
 from talaria.wire.messages import MAX_CHUNKS, Parcel
 
-CHUNK = MAX_BODY
+CHUNK = MAX_PAYLOAD
 ROOM = 1280
 """Bytes of a message beside what it carries, at most: its topic, the frame's header and checksum, MQTT's own."""
 LEAST = 4096

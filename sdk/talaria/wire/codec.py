@@ -62,7 +62,7 @@ def schema_of(tensors: Tensors) -> dict[str, TensorSpec]:
     return {name: TensorSpec(tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
-# ---- bodies and states ---------------------------------------------------------------------------------
+# ---- global models and states ---------------------------------------------------------------------------------
 
 
 def encode_tensors(tensors: Tensors, *, codec: str = "raw", compress: bool = False) -> bytes:
@@ -180,7 +180,7 @@ def _about(about: dict[str, Any], limits: Limits) -> dict[str, Any]:
     if type(weight) not in (int, float) or not 0 < weight <= limits.max_weight:
         raise WireError(f"weight={shown(weight)} must be above 0 and at most {limits.max_weight:g}")
     if type(base_version) is not int or not 0 <= base_version <= 2**53:
-        raise WireError(f"base_version={shown(base_version)} must be a body version")
+        raise WireError(f"base_version={shown(base_version)} must be a version of the global model")
     if about["kind"] not in ("value", "delta"):
         raise WireError(f"kind={shown(about['kind'])} must be 'value' or 'delta'")
     if not isinstance(about["client"], str) or not 0 < len(about["client"]) <= 64:

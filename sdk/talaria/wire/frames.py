@@ -1,4 +1,4 @@
-"""The envelope of everything that travels: ``"FLF1" | u16 header | msgpack header | body | crc32``.
+"""The envelope of everything that travels: ``"FLF1" | u16 header | msgpack header | payload | crc32``.
 
 A frame is whole in itself. MQTT 5 properties may repeat parts of it as hints; nothing reads them, so the
 same bytes work over MQTT 3.1.1.
@@ -20,9 +20,9 @@ from talaria.wire.signing import SIGNATURE_BYTES, Signer, verified
 MAGIC = b"FLF1"
 VERSION = 3
 MAX_HEADER = 1024
-MAX_BODY = 120 * 1024
+MAX_PAYLOAD = 120 * 1024
 OVERHEAD = len(MAGIC) + 2 + 4
-MAX_FRAME = OVERHEAD + MAX_HEADER + MAX_BODY
+MAX_FRAME = OVERHEAD + MAX_HEADER + MAX_PAYLOAD
 LARGEST_INT = 2**53
 
 
@@ -33,7 +33,7 @@ class Header:
     ``device`` is the device spoken of (empty on the coordinator's own topics). ``boot`` counts a device's
     connections; on what a coordinator sends it is its epoch. ``seq`` counts frames within that boot.
     ``xfer``, ``idx`` and ``off`` place a
-    chunk. ``sig`` signs the other fields and the body.
+    chunk. ``sig`` signs the other fields and the payload.
     """
 
     type: str
@@ -62,10 +62,10 @@ class Header:
 
 @dataclass(frozen=True)
 class Frame:
-    """A header and at most 120 KiB of body."""
+    """A header and at most 120 KiB of payload."""
 
     header: Header
-    body: bytes
+    payload: bytes
 
 
 _KEYS = {
@@ -82,22 +82,22 @@ _KEYS = {
 }
 
 
-def encode_frame(header: Header, body: bytes, signer: Signer | None = None) -> bytes:
+def encode_frame(header: Header, payload: bytes, signer: Signer | None = None) -> bytes:
     """The bytes of one frame, signed where a ``signer`` is given. Raises :class:`TooLarge` beyond 120 KiB."""
-    if len(body) > MAX_BODY:
-        raise TooLarge(f"frame: body of {len(body)} bytes is above {MAX_BODY}; send it in chunks")
-    plain = _pack(header, len(body), b"")
-    head = plain if signer is None else _pack(header, len(body), signer.sign(plain + body))
+    if len(payload) > MAX_PAYLOAD:
+        raise TooLarge(f"frame: payload of {len(payload)} bytes is above {MAX_PAYLOAD}; send it in chunks")
+    plain = _pack(header, len(payload), b"")
+    head = plain if signer is None else _pack(header, len(payload), signer.sign(plain + payload))
     if len(head) > MAX_HEADER:
         raise TooLarge(f"frame: header of {len(head)} bytes is above {MAX_HEADER}; shorten the names")
-    whole = b"".join((MAGIC, struct.pack("<H", len(head)), head, body))
+    whole = b"".join((MAGIC, struct.pack("<H", len(head)), head, payload))
     return whole + struct.pack("<I", zlib.crc32(whole))
 
 
 def decode_frame(data: bytes) -> Frame:
     """The frame that ``data`` holds, nothing before it and nothing after.
 
-    Raises :class:`TooLarge` before reading a header or body above its bound and :class:`WireError` for
+    Raises :class:`TooLarge` before reading a header or payload above its bound and :class:`WireError` for
     every other damage: wrong magic, truncation, trailing bytes, wrong checksum, unknown header fields.
     """
     with reading("frame"):
@@ -123,17 +123,17 @@ def _decoded(data: bytes) -> Frame:
     version, length = fields.pop("v", None), fields.pop("l", None)
     if version != VERSION:
         raise WireError(f"frame: version {shown(version, 20)} is unknown; this side speaks {VERSION}")
-    body = data[6 + size : -4]
-    if length != len(body):
-        raise WireError(f"frame: declares a body of {shown(length, 20)} bytes but holds {len(body)}")
+    payload = data[6 + size : -4]
+    if length != len(payload):
+        raise WireError(f"frame: declares a payload of {shown(length, 20)} bytes but holds {len(payload)}")
     if set(fields) - set(_KEYS) or not {"t", "f"} <= set(fields):
         raise WireError(f"frame: header fields {named(fields)} are not those of version {VERSION}")
-    return Frame(Header(**{_KEYS[k]: v for k, v in fields.items()}), body)
+    return Frame(Header(**{_KEYS[k]: v for k, v in fields.items()}), payload)
 
 
 def signed_by(frame: Frame, public: bytes) -> bool:
     """True where the holder of ``public`` signed this frame."""
-    return verified(public, frame.header.sig, _pack(frame.header, len(frame.body), b"") + frame.body)
+    return verified(public, frame.header.sig, _pack(frame.header, len(frame.payload), b"") + frame.payload)
 
 
 def _pack(header: Header, length: int, sig: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """What the two halves say to each other. Every message is valid from birth and checked again when decoded.
 
-A message travels as the msgpack map of its fields in the body of a frame whose header names its type.
+A message travels as the msgpack map of its fields in the payload of a frame whose header names its type.
 Opaque ``spec`` and ``profile`` bytes belong to the programs: the protocol carries them and never looks in.
 """
 
@@ -14,7 +14,7 @@ import msgpack
 
 from talaria.errors import TooLarge, WireError
 from talaria.foreign import named, reading, shown
-from talaria.wire.frames import LARGEST_INT, MAX_BODY, Frame, unpack
+from talaria.wire.frames import LARGEST_INT, MAX_PAYLOAD, Frame, unpack
 
 MAX_CHUNKS = 3600
 MAX_SPEC = 64 * 1024
@@ -97,7 +97,7 @@ class CoordinatorBirth(Message):
     TYPE: ClassVar[str] = "co"
     online: bool = _flag()
     key: bytes = _bytes(0, 32)
-    chunk: int = _int(1, MAX_BODY)
+    chunk: int = _int(1, MAX_PAYLOAD)
     credit: int = _int(1, 64)
     max_update: int = _int(1, MAX_TRANSFER)
     retry: float = _seconds()
@@ -118,10 +118,10 @@ class DeviceBirth(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Parcel(Message):
-    """What body and offer have in common: bytes, how they are cut, and the sha256 of each piece."""
+    """What global model and offer have in common: bytes, how they are cut, and the sha256 of each piece."""
 
     size: int = _int(1, MAX_TRANSFER)
-    chunk: int = _int(1, MAX_BODY)
+    chunk: int = _int(1, MAX_PAYLOAD)
     sha256: bytes = _bytes(32, 32)
     hashes: bytes = _bytes(32, 32 * MAX_CHUNKS)
     nonce: bytes = _bytes(16, 16)
@@ -142,16 +142,16 @@ class Parcel(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelManifest(Parcel):
-    """The current shared body, version by version. Retained; also sent to one device that lacks it."""
+    """The current global model, version by version. Retained; also sent to one device that lacks it."""
 
-    TYPE: ClassVar[str] = "body"
+    TYPE: ClassVar[str] = "model"
     version: int = _int()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer(Parcel):
-    """A device has its update of ``attempt`` ready, made from version ``base_version`` of the body, whose sha256 is
-    ``base_digest``."""
+    """A device has its update of ``attempt`` ready, made from version ``base_version`` of the global model, whose
+    sha256 is ``base_digest``."""
 
     TYPE: ClassVar[str] = "offer"
     attempt: int = _int()
@@ -161,7 +161,7 @@ class Offer(Parcel):
 
 @dataclass(frozen=True, kw_only=True)
 class Work(Message):
-    """The coordinator asks a device to take part in ``attempt``, from the body with this version and sha256.
+    """The coordinator asks a device to take part in ``attempt``, from the global model with this version and sha256.
 
     ``seconds`` are left until the deadline (0: no deadline). ``spec`` is this device's plan, opaque here.
     """
@@ -169,7 +169,7 @@ class Work(Message):
     TYPE: ClassVar[str] = "work"
     attempt: int = _int()
     version: int = _int()
-    body: bytes = _bytes(32, 32)
+    model_digest: bytes = _bytes(32, 32)
     seconds: float = _seconds()
     spec: bytes = _bytes(0, MAX_SPEC)
 
@@ -244,10 +244,10 @@ class Rebirth(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Want(Message):
-    """The device asks for exactly these chunks of a body; an empty bitmap asks for the manifest."""
+    """The device asks for exactly these chunks of a global model; an empty bitmap asks for the manifest."""
 
     TYPE: ClassVar[str] = "want"
-    body: bytes = _bytes(32, 32)
+    model_digest: bytes = _bytes(32, 32)
     bitmap: bytes = _bytes(0, MAX_CHUNKS // 8)
 
 
@@ -262,7 +262,8 @@ class Trouble(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Goodbye(Message):
-    """The device has all it came for, from body ``version``, and leaves; said again until there is an answer."""
+    """The device has all it came for, from global model ``version``, and leaves; said again until there is an
+    answer."""
 
     TYPE: ClassVar[str] = "goodbye"
     version: int = _int()
@@ -284,7 +285,7 @@ class Notice(Message):
 
 
 CHUNK = "chunk"
-"""Header type of a frame whose body is raw bytes of a transfer."""
+"""Header type of a frame whose payload is raw bytes of a transfer."""
 
 _ALL: tuple[type[Message], ...] = (
     CoordinatorBirth,
@@ -309,7 +310,7 @@ BY_TYPE: dict[str, type[Message]] = {m.TYPE: m for m in _ALL}
 
 
 def encode_message(message: Message) -> bytes:
-    """The body of the frame that carries ``message``."""
+    """The payload of the frame that carries ``message``."""
     # A reason may quote a file name, which need not be text: it loses a character, not the message.
     packed: bytes = msgpack.packb({f.name: getattr(message, f.name) for f in fields(message)}, unicode_errors="replace")
     return packed
@@ -326,7 +327,7 @@ def _decoded(frame: Frame) -> Message:
     cls = BY_TYPE.get(frame.header.type)
     if cls is None:
         raise WireError(f"message type {frame.header.type[:20]!r} is unknown; known are {', '.join(BY_TYPE)}")
-    values = unpack(frame.body, f"message {cls.TYPE!r}")
+    values = unpack(frame.payload, f"message {cls.TYPE!r}")
     names = {f.name for f in fields(cls)}
     if not isinstance(values, dict) or set(values) != names:
         got = named(values) if isinstance(values, dict) else type(values).__name__

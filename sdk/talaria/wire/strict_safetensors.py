@@ -121,19 +121,19 @@ def unpack(data: bytes, *, most: int) -> tuple[dict[str, Entry], dict[str, str]]
         raise WireError("the metadata is not a map of texts")
     if len(header) > most:
         raise TooLarge(f"declares {len(header)} tensors, above {most}")
-    body = memoryview(data)[8 + size :]
-    found = {name: _entry(name, value, body) for name, value in header.items()}
+    content = memoryview(data)[8 + size :]
+    found = {name: _entry(name, value, content) for name, value in header.items()}
     end = 0
     for start, stop, name in sorted((*v["data_offsets"], n) for n, v in header.items()):
         if start != end:
             raise WireError(f"tensor {name[:80]!r} begins at {start}, not at {end}: a hole or an overlap")
         end = stop
-    if end != len(body):
-        raise WireError(f"{len(body) - end} bytes follow the last tensor" if end < len(body) else "truncated")
+    if end != len(content):
+        raise WireError(f"{len(content) - end} bytes follow the last tensor" if end < len(content) else "truncated")
     return found, meta
 
 
-def _entry(name: str, value: Any, body: memoryview) -> Entry:
+def _entry(name: str, value: Any, content: memoryview) -> Entry:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise WireError(f"tensor {name[:80]!r} needs dtype, shape and data_offsets")
     dtype = _DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
@@ -145,9 +145,9 @@ def _entry(name: str, value: Any, body: memoryview) -> Entry:
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(o) is int for o in offsets):
         raise WireError(f"tensor {name[:80]!r}: data_offsets {_figures(offsets)} must be two numbers")
     start, stop = offsets
-    if not 0 <= start <= stop <= len(body) or stop - start != math.prod(shape) * dtype.itemsize:
+    if not 0 <= start <= stop <= len(content) or stop - start != math.prod(shape) * dtype.itemsize:
         raise WireError(f"tensor {name[:80]!r}: bytes {start}..{stop} do not hold shape {_figures(shape)} of {dtype}")
-    return Entry(dtype, tuple(shape), body[start:stop])
+    return Entry(dtype, tuple(shape), content[start:stop])
 
 
 def _figures(value: Any) -> str:

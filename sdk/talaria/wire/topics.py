@@ -1,13 +1,13 @@
 """The topic tree of one fleet. A topic holds at most six slashes, so that every known broker carries it.
 
 fl/1/{fleet}/co/state             retained   the coordinator's birth, or its last will
-fl/1/{fleet}/co/body              retained   the signed manifest of the current body
-fl/1/{fleet}/m/{body8}/{k}                   a chunk of the body, to all
+fl/1/{fleet}/co/model              retained   the signed manifest of the current global model
+fl/1/{fleet}/m/{model8}/{k}                   a chunk of the global model, to all
 fl/1/{fleet}/d/{device}/state     retained   a device's birth, or its last will
 fl/1/{fleet}/d/{device}/cmd                  coordinator to device
 fl/1/{fleet}/d/{device}/evt                  device to coordinator
 fl/1/{fleet}/d/{device}/up/{x}               chunks of upload x
-fl/1/{fleet}/d/{device}/dn/{x}               chunks of the body that this device asked for again
+fl/1/{fleet}/d/{device}/dn/{x}               chunks of the global model that this device asked for again
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal
 
 from talaria.errors import WireError
 
-Kind = Literal["co/state", "co/body", "m", "state", "cmd", "evt", "up", "dn"]
+Kind = Literal["co/state", "co/model", "m", "state", "cmd", "evt", "up", "dn"]
 
 FLEET_NAME = r"[a-z0-9][a-z0-9_-]{0,35}"
 FLEET_RULE = "1 to 36 of a-z, 0-9, '-' and '_', a letter or digit first"
@@ -27,7 +27,7 @@ DEVICE_RULE = "1 to 36 of a-z, 0-9 and '-', a letter or digit first"
 """How fleets and devices may be called, as a pattern and in words; whoever asks for a name asks for these."""
 _FLEET, _DEVICE = re.compile(FLEET_NAME), re.compile(DEVICE_NAME)
 _XFER = re.compile(r"[a-z0-9]{1,32}")
-_BODY8 = re.compile(r"[0-9a-f]{8}")
+_MODEL8 = re.compile(r"[0-9a-f]{8}")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 _LONGEST = 160
 
@@ -40,7 +40,7 @@ class Topic:
     kind: Kind
     device: str = ""
     xfer: str = ""
-    body8: str = ""
+    model8: str = ""
     index: int = 0
 
     def __post_init__(self) -> None:
@@ -51,15 +51,15 @@ class Topic:
         if self.kind in ("up", "dn"):
             _need(_XFER, "transfer", self.xfer, "1 to 32 of a-z and 0-9")
         if self.kind == "m":
-            _need(_BODY8, "body", self.body8, "the first 8 hex digits of its sha256")
+            _need(_MODEL8, "model", self.model8, "the first 8 hex digits of its sha256")
             _need(_INDEX, "chunk", str(self.index), "a number of at most 6 digits")
 
     def __str__(self) -> str:
         root = f"fl/1/{self.fleet}"
-        if self.kind in ("co/state", "co/body"):
+        if self.kind in ("co/state", "co/model"):
             return f"{root}/{self.kind}"
         if self.kind == "m":
-            return f"{root}/m/{self.body8}/{self.index}"
+            return f"{root}/m/{self.model8}/{self.index}"
         tail = f"/{self.xfer}" if self.kind in ("up", "dn") else ""
         return f"{root}/d/{self.device}/{self.kind}{tail}"
 
@@ -80,10 +80,10 @@ def parse(text: str) -> Topic:
     match parts[2:]:
         case [fleet, "co", "state"]:
             return Topic(fleet, "co/state")
-        case [fleet, "co", "body"]:
-            return Topic(fleet, "co/body")
-        case [fleet, "m", body8, index] if _INDEX.fullmatch(index):
-            return Topic(fleet, "m", body8=body8, index=int(index))
+        case [fleet, "co", "model"]:
+            return Topic(fleet, "co/model")
+        case [fleet, "m", model8, index] if _INDEX.fullmatch(index):
+            return Topic(fleet, "m", model8=model8, index=int(index))
         case [fleet, "d", device, ("state" | "cmd" | "evt") as kind]:
             return Topic(fleet, kind, device)
         case [fleet, "d", device, ("up" | "dn") as kind, xfer]:
@@ -92,7 +92,7 @@ def parse(text: str) -> Topic:
 
 
 def device_filters(fleet: str, device: str) -> tuple[str, ...]:
-    """What a device subscribes to: the coordinator, the body, and its own commands."""
+    """What a device subscribes to: the coordinator, the global model, and its own commands."""
     Topic(fleet, "cmd", device)
     root = f"fl/1/{fleet}"
     return (f"{root}/co/#", f"{root}/m/#", f"{root}/d/{device}/cmd", f"{root}/d/{device}/dn/#")

@@ -36,7 +36,7 @@ class Disk:
     firm: bytes = b""
     """The last state that was saved at once; later ones may wait, and be lost with the process."""
     files: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
-    bodies: dict[bytes, bytes] = field(default_factory=dict)
+    models: dict[bytes, bytes] = field(default_factory=dict)
     updates: dict[tuple[int, str], bytes] = field(default_factory=dict)
 
 
@@ -94,7 +94,7 @@ class World:
                 case a.Publish():
                     self.hub.publish(action.topic, action.payload, action.retain)
                 case a.SendChunks():
-                    self._send(action, self.disk.bodies[action.cut.sha256])
+                    self._send(action, self.disk.models[action.cut.sha256])
                 case a.KeepChunk():
                     self.disk.files.setdefault((action.device, action.xfer), {})[action.index] = action.data
                 case a.Discard():
@@ -119,9 +119,9 @@ class World:
             self.hub.publish(topic, payload)
 
     def publish_body(self, version: int, size: int = 5500, multicast: bool = True) -> Cut:
-        data = made("body", version, size=size)
+        data = made("model", version, size=size)
         cut = describe(data, self.rules.chunk)
-        self.disk.bodies[cut.sha256] = data
+        self.disk.models[cut.sha256] = data
         self.tell(e.PublishModel(self.now, version, cut, multicast))
         return cut
 
@@ -138,10 +138,10 @@ class World:
         limits = DeviceLimits(retry=1.0, credit=4)
         half = DeviceMachine(FED, name, limits, f"profile {name}".encode(), self.signers.get(name), key)
         self.devices[name] = (half, state)
-        body = next(iter(disk.bodies), b"")
+        model = next(iter(disk.models), b"")
         partial = state.partial()
         chunks = frozenset() if partial is None else frozenset(disk.files.get((name, partial[0]), {}))
-        self.say(name, e.Boot(self.now, body, chunks))
+        self.say(name, e.Boot(self.now, model, chunks))
         self.link_device(name)
 
     def link_device(self, name: str) -> None:
@@ -183,10 +183,10 @@ class World:
                     data = b"".join(pieces[i] for i in sorted(pieces))
                     assert hashlib.sha256(data).digest() == action.cut.sha256
                     assert transfer_of(action.cut.sha256) == action.xfer
-                    disk.bodies = {action.cut.sha256: data}
+                    disk.models = {action.cut.sha256: data}
                     self.say(name, e.ModelStored(self.now, action.cut.sha256))
                 case a.Train():
-                    assert action.body in disk.bodies
+                    assert action.model_digest in disk.models
                     assert action.spec == f"plan of {name}".encode()
                     self.trained.append((name, action.attempt))
                     self.work(name, action.attempt, action.version)

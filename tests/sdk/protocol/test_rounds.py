@@ -302,7 +302,11 @@ def _work(w, device, number):
 
     attempt = w.state.attempts[number]
     work = m.Work(
-        attempt=number, version=attempt.version, body=attempt.body, seconds=0.0, spec=f"plan of {device}".encode()
+        attempt=number,
+        version=attempt.version,
+        model_digest=attempt.model_digest,
+        seconds=0.0,
+        spec=f"plan of {device}".encode(),
     )
     peer = w.state.peers[device]
     peer.said += 1
@@ -404,7 +408,7 @@ def test_a_body_reaches_all_by_one_multicast_and_repairs_go_to_one(world):
     sends = [x for x in w.events if isinstance(x, a.SendChunks)]
     assert [len(x.indices) for x in sends if x.kind == "m"] == [50]
     assert {x.device for x in sends if x.kind == "dn"} == {"dev-3"}
-    assert all(len(d.bodies) == 1 for d in w.disks.values())
+    assert all(len(d.models) == 1 for d in w.disks.values())
 
 
 def test_a_body_that_was_cut_ten_times_resends_at_most_two_windows_each(world):
@@ -548,7 +552,7 @@ def test_a_device_whose_body_was_replaced_before_it_had_it_declines(world):
     w = world(1, QUIET)
     w.begin()
     w.crash_device("dev-0")
-    w.disks["dev-0"].bodies.clear()
+    w.disks["dev-0"].models.clear()
     w.open(1)
     w.hub.pump()
     w.publish_body(1)  # in mid-round

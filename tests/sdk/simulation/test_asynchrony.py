@@ -71,7 +71,7 @@ def test_every_algorithm_learns_asynchronously_and_replays_to_the_same_bytes_or_
     assert all(equal(done.private[n], again.private[n]) for n in done.private)
     assert done.private.keys() == again.private.keys()
     assert done.bytes_up == again.bytes_up
-    assert not equal(done.shared, rounds.first_body(run))
+    assert not equal(done.shared, rounds.first_shared(run))
 
 
 def test_some_updates_are_old_and_each_says_what_it_started_from() -> None:
@@ -85,7 +85,7 @@ def test_some_updates_are_old_and_each_says_what_it_started_from() -> None:
         assert len(clients) == 2
     for name in NAMES:
         bases = [base for facts in done.history for client, base in facts.counted if client == name]
-        assert all(a < b for a, b in itertools.pairwise(bases)), "never twice from one body"
+        assert all(a < b for a, b in itertools.pairwise(bases)), "never twice from one version"
     times = [facts.time for facts in done.history]
     assert times == sorted(times)
     assert int(done.server["version"]) == 12

@@ -69,7 +69,7 @@ def test_objects_do_what_names_do(data: talaria.Federated) -> None:
 
     named = talaria.simulate("fedprox", data, rounds=2, options={"mu": 0.5}, aggregator="median:f=1")
     given = talaria.simulate(FedProx(mu=0.5), data, rounds=2, aggregator=Median(f=1))
-    assert named.as_dict()["body"] == given.as_dict()["body"]
+    assert named.as_dict()["model"] == given.as_dict()["model"]
 
 
 def test_a_module_of_ones_own_is_learned_and_served(data: talaria.Federated) -> None:
@@ -164,7 +164,7 @@ def test_what_cannot_be_resumed_is_said(data: talaria.Federated, tmp_path: Path)
         talaria.resume(kept, data=data)
     text = json.loads((kept / checkpoint.EXPERIMENT).read_text())
     (kept / checkpoint.EXPERIMENT).write_text(json.dumps(text | {"format": 99}))
-    with pytest.raises(StateError, match="format 99 is not 1"):
+    with pytest.raises(StateError, match="format 99 is not 2"):
         talaria.resume(kept, data=data)
 
 

@@ -168,12 +168,12 @@ def test_a_state_comes_back_from_flash_and_opens_in_safetensors(tensors):
 
 
 def test_a_body_in_a_lossy_codec_keeps_its_schema():
-    body = dense()
-    got = decode_tensors(encode_tensors(body, codec="bf16", compress=True), schema=SCHEMA)
+    model = dense()
+    got = decode_tensors(encode_tensors(model, codec="bf16", compress=True), schema=SCHEMA)
     assert schema_of(got) == SCHEMA
-    assert torch.equal(got["conv.weight"], body["conv.weight"].to(torch.bfloat16).float())
+    assert torch.equal(got["conv.weight"], model["conv.weight"].to(torch.bfloat16).float())
     with pytest.raises(ConfigError, match="topk"):
-        encode_tensors(body, codec="topk")
+        encode_tensors(model, codec="topk")
 
 
 def test_a_tensor_that_is_a_strided_view_is_stored_by_value():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from talaria.errors import ConfigError, TooLarge, WireError
 from talaria.wire import messages as m
-from talaria.wire.frames import MAX_BODY, MAX_FRAME, Frame, Header, decode_frame, encode_frame, signed_by
+from talaria.wire.frames import MAX_FRAME, MAX_PAYLOAD, Frame, Header, decode_frame, encode_frame, signed_by
 from talaria.wire.signing import Signer, verified
 from talaria.wire.topics import Topic, coordinator_filters, device_filters, matches, parse
 
@@ -34,17 +34,17 @@ KEY = Signer.of(bytes(range(32)))
 
 
 @given(HEADERS, st.binary(max_size=500), st.booleans())
-def test_a_frame_comes_back(header, body, signed):
-    data = encode_frame(header, body, KEY if signed else None)
+def test_a_frame_comes_back(header, payload, signed):
+    data = encode_frame(header, payload, KEY if signed else None)
     frame = decode_frame(data)
-    assert (dataclasses.replace(frame.header, sig=b""), frame.body) == (header, body)
+    assert (dataclasses.replace(frame.header, sig=b""), frame.payload) == (header, payload)
     assert signed_by(frame, KEY.public) == signed
     assert not signed_by(frame, Signer.generate().public)
 
 
 @given(HEADERS, st.binary(max_size=100), st.data())
-def test_a_frame_with_one_flipped_bit_is_refused(header, body, data):
-    good = bytearray(encode_frame(header, body, KEY))
+def test_a_frame_with_one_flipped_bit_is_refused(header, payload, data):
+    good = bytearray(encode_frame(header, payload, KEY))
     bit = data.draw(st.integers(0, 8 * len(good) - 1))
     good[bit // 8] ^= 1 << bit % 8
     with pytest.raises(WireError):
@@ -60,30 +60,30 @@ def test_random_bytes_are_refused(data):
 
 
 def test_a_signature_covers_header_and_body():
-    frame = decode_frame(encode_frame(Header("work", "watch", "dev-1", boot=3, seq=9), b"body", KEY))
+    frame = decode_frame(encode_frame(Header("work", "watch", "dev-1", boot=3, seq=9), b"model", KEY))
     assert signed_by(frame, KEY.public)
     for other in (
         Frame(frame.header, b"bodx"),
-        Frame(dataclasses.replace(frame.header, device="dev-2"), b"body"),
-        Frame(dataclasses.replace(frame.header, seq=10), b"body"),
-        Frame(dataclasses.replace(frame.header, boot=4), b"body"),
-        Frame(dataclasses.replace(frame.header, sig=b""), b"body"),
+        Frame(dataclasses.replace(frame.header, device="dev-2"), b"model"),
+        Frame(dataclasses.replace(frame.header, seq=10), b"model"),
+        Frame(dataclasses.replace(frame.header, boot=4), b"model"),
+        Frame(dataclasses.replace(frame.header, sig=b""), b"model"),
     ):
         assert not signed_by(other, KEY.public)
 
 
 def test_the_largest_frame_passes_and_one_byte_more_does_not():
-    assert len(decode_frame(encode_frame(Header("c", "f"), bytes(MAX_BODY))).body) == MAX_BODY
+    assert len(decode_frame(encode_frame(Header("c", "f"), bytes(MAX_PAYLOAD))).payload) == MAX_PAYLOAD
     with pytest.raises(TooLarge, match="chunks"):
-        encode_frame(Header("c", "f"), bytes(MAX_BODY + 1))
+        encode_frame(Header("c", "f"), bytes(MAX_PAYLOAD + 1))
     with pytest.raises(TooLarge, match="unread"):
         decode_frame(bytes(MAX_FRAME + 1))
 
 
-def sealed(fields: object, body: bytes = b"") -> bytes:
+def sealed(fields: object, payload: bytes = b"") -> bytes:
     """A frame with any header and a right checksum."""
     head = fields if isinstance(fields, bytes) else msgpack.packb(fields)
-    whole = b"FLF1" + struct.pack("<H", len(head)) + head + body
+    whole = b"FLF1" + struct.pack("<H", len(head)) + head + payload
     return whole + struct.pack("<I", zlib.crc32(whole))
 
 
@@ -92,7 +92,7 @@ def sealed(fields: object, body: bytes = b"") -> bytes:
     [
         ({"v": 4, "l": 0, "t": "x", "f": "y"}, "version 4 is unknown; this side speaks 3"),
         ({"v": 2, "l": 0, "t": "x", "f": "y"}, "version 2 is unknown; this side speaks 3"),
-        ({"v": 3, "l": 5, "t": "x", "f": "y"}, "declares a body of 5"),
+        ({"v": 3, "l": 5, "t": "x", "f": "y"}, "declares a payload of 5"),
         ({"v": 3, "l": 0, "t": "x"}, "header fields"),
         ({"v": 3, "l": 0, "t": "x", "f": "y", "z": 1}, "header fields"),
         ({"v": 3, "l": 0, "t": 3, "f": "y"}, "type"),
@@ -120,7 +120,7 @@ EXAMPLES = [
     m.DeviceBirth(online=False, key=b"", profile=b"p"),
     m.ModelManifest(version=3, size=2500, chunk=1000, sha256=HASH, hashes=bytes(96), nonce=bytes(16)),
     m.Offer(attempt=1, base_version=0, base_digest=HASH, size=1, chunk=1000, sha256=HASH, hashes=HASH, nonce=bytes(16)),
-    m.Work(attempt=1, version=2, body=HASH, seconds=1.5, spec=b""),
+    m.Work(attempt=1, version=2, model_digest=HASH, seconds=1.5, spec=b""),
     m.Accept(attempt=1),
     m.Decline(attempt=1, reason="no power"),
     m.Grant(attempt=1, xfer="ab", bitmap=b"\x01", credit=8),
@@ -128,7 +128,7 @@ EXAMPLES = [
     m.Receipt(attempt=1, sha256=HASH, outcome="stored", reason=""),
     m.Abort(attempt=1, reason="over"),
     m.Rebirth(above=0),
-    m.Want(body=HASH, bitmap=b""),
+    m.Want(model_digest=HASH, bitmap=b""),
     m.Trouble(attempt=1, reason="disk full"),
     m.Goodbye(version=3),
     m.Farewell(),
@@ -169,7 +169,7 @@ def test_an_unknown_message_and_a_wrong_count_of_hashes_are_refused():
 
 NAMES = st.from_regex("[a-z0-9][a-z0-9-]{0,35}", fullmatch=True)
 TOPICS = st.one_of(
-    st.builds(Topic, fleet=st.just("watch"), kind=st.sampled_from(["co/state", "co/body"])),
+    st.builds(Topic, fleet=st.just("watch"), kind=st.sampled_from(["co/state", "co/model"])),
     st.builds(Topic, fleet=st.just("watch"), kind=st.sampled_from(["state", "cmd", "evt"]), device=NAMES),
     st.builds(
         Topic,
@@ -179,7 +179,7 @@ TOPICS = st.one_of(
         xfer=st.text("0af", min_size=1, max_size=32),
     ),
     st.builds(
-        Topic, fleet=st.just("watch"), kind=st.just("m"), body8=st.just("0123abcd"), index=st.integers(0, 999_999)
+        Topic, fleet=st.just("watch"), kind=st.just("m"), model8=st.just("0123abcd"), index=st.integers(0, 999_999)
     ),
 )
 
@@ -225,13 +225,13 @@ def test_each_side_hears_what_it_must_and_no_more():
         return any(matches(f, topic) for f in filters)
 
     device, coordinator = device_filters("watch", "a"), coordinator_filters("watch")
-    for topic in ("co/state", "co/body", "m/0123abcd/3", "d/a/cmd", "d/a/dn/x"):
+    for topic in ("co/state", "co/model", "m/0123abcd/3", "d/a/cmd", "d/a/dn/x"):
         assert heard(device, f"fl/1/watch/{topic}")
     for topic in ("d/b/cmd", "d/b/dn/x", "d/a/evt", "d/a/up/x", "d/b/state"):
         assert not heard(device, f"fl/1/watch/{topic}")
     for topic in ("co/state", "d/a/state", "d/b/evt", "d/b/up/x"):
         assert heard(coordinator, f"fl/1/watch/{topic}")
-    for topic in ("co/body", "m/0123abcd/3", "d/a/cmd", "d/a/dn/x"):
+    for topic in ("co/model", "m/0123abcd/3", "d/a/cmd", "d/a/dn/x"):
         assert not heard(coordinator, f"fl/1/watch/{topic}")
     assert not heard(device, "fl/1/other/co/state")
     with pytest.raises(WireError):

@@ -1,5 +1,5 @@
 """Asynchronous rounds: a round is a buffer. It closes when it is full, and leaves those alone who still train from its
-body; their updates count in later rounds, while these are at most ``stale`` versions ahead.
+global model; their updates count in later rounds, while these are at most ``stale`` versions ahead.
 
 A device has one place in a buffer: it is asked again once the version that holds its update is made. What is stored
 while a full buffer is folded is held, without a receipt, until the next round opens. A round that is not full in time
@@ -14,7 +14,7 @@ from talaria.protocol.coordinator.state import HELD, LIVE, Attempt, CoordinatorS
 from talaria.protocol.coordinator.step_context import Turn
 from talaria.wire import messages as m
 
-RECALLED = "the body it started from is too old by now"
+RECALLED = "the global model it started from is too old by now"
 
 
 def busy(state: CoordinatorState, attempt: Attempt, device: str) -> bool:

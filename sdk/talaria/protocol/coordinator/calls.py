@@ -43,7 +43,13 @@ def call(t: Turn, attempt: Attempt, device: str, again: bool = False) -> None:
         member.phase = "called"  # it may have forgotten, and is asked until it answers
     member.asked = t.now
     seconds = 0.0 if attempt.deadline is None or attempt.stale else max(0.001, attempt.deadline - t.now)
-    work = m.Work(attempt=attempt.number, version=attempt.version, body=attempt.body, seconds=seconds, spec=member.spec)
+    work = m.Work(
+        attempt=attempt.number,
+        version=attempt.version,
+        model_digest=attempt.model_digest,
+        seconds=seconds,
+        spec=member.spec,
+    )
     t.say(device, work)
 
 

@@ -131,11 +131,11 @@ class CoordinatorMachine:
         self._settle(t)
 
     def _publish(self, t: Turn, event: e.PublishModel) -> None:
-        t.state.body = GlobalModel(event.version, event.cut)
+        t.state.model = GlobalModel(event.version, event.cut)
         for peer in t.state.peers.values():
             peer.served = 0
         t.act(a.Save())
-        t.announce_body()
+        t.announce_model()
         if event.multicast:
             everything = tuple(range(event.cut.count))
             name = transfer_of(event.cut.sha256)
@@ -143,8 +143,10 @@ class CoordinatorMachine:
 
     def _open(self, t: Turn, event: e.OpenRound) -> None:
         state = t.state
-        if state.body is None:
-            raise StateError(f"attempt {event.attempt}: there is no body to start from; give PublishModel first")
+        if state.model is None:
+            raise StateError(
+                f"attempt {event.attempt}: there is no global model to start from; give PublishModel first"
+            )
         if event.attempt in state.attempts or event.attempt <= max(state.attempts, default=-1):
             raise StateError(f"attempt {event.attempt} is not after {max(state.attempts)}; count attempts upward")
         if state.current is not None and state.attempts[state.current].phase in ("open", "closed"):
@@ -159,7 +161,7 @@ class CoordinatorMachine:
         deadline = None if event.seconds is None else event.now + event.seconds
         before = None if state.current is None else state.attempts[state.current]
         state.attempts[event.attempt] = attempt = Attempt(
-            event.attempt, state.body.version, state.body.cut.sha256, deadline, event.quorum, target, event.stale, {}
+            event.attempt, state.model.version, state.model.cut.sha256, deadline, event.quorum, target, event.stale, {}
         )
         state.current = event.attempt
         if event.stale:
@@ -377,28 +379,28 @@ class CoordinatorMachine:
                 t.act(a.Progressed(device, attempt.number, "trouble", reason=message.reason))
 
     def _serve(self, t: Turn, device: str, peer: Peer, want: m.Want) -> None:
-        body = t.state.body
-        if body is None:
+        model = t.state.model
+        if model is None:
             return
-        if peer.served > self.rules.serve * body.cut.size + self.rules.credit * self.rules.chunk:
+        if peer.served > self.rules.serve * model.cut.size + self.rules.credit * self.rules.chunk:
             # Not an offence: what a broker loses, or drops as too large, is asked for again by whoever is honest.
             raise IgnoredError(
-                f"asked for more than {self.rules.serve} times the body; it gets one more each minute. What is sent to "
-                "it may be lost on the way: look at its link, and at the broker's bound on packets"
+                f"asked for more than {self.rules.serve} times the model; it gets one more each minute. What is sent "
+                "to it may be lost on the way: look at its link, and at the broker's bound on packets"
             )
-        if want.body != body.cut.sha256 or not want.bitmap:
-            peer.served += len(body.cut.hashes)  # a manifest of a large body is large itself
+        if want.model_digest != model.cut.sha256 or not want.bitmap:
+            peer.served += len(model.cut.hashes)  # a manifest of a large global model is large itself
             t.say_where(device)
             return
         try:
-            indices = sorted(indices_of(want.bitmap, body.cut.count))[: self.rules.credit]
-        except WireError as why:  # it may know the same body by another cut, from before we began
-            peer.served += len(body.cut.hashes)
+            indices = sorted(indices_of(want.bitmap, model.cut.count))[: self.rules.credit]
+        except WireError as why:  # it may know the same global model by another cut, from before we began
+            peer.served += len(model.cut.hashes)
             t.say_where(device)
             raise IgnoredError(str(why)) from None
-        peer.served += sum(body.cut.place(i)[1] for i in indices)
-        name = transfer_of(body.cut.sha256)
-        t.act(a.SendChunks(self.fleet, device, name, t.state.epoch, 0, body.cut, tuple(indices), "dn"))
+        peer.served += sum(model.cut.place(i)[1] for i in indices)
+        name = transfer_of(model.cut.sha256)
+        t.act(a.SendChunks(self.fleet, device, name, t.state.epoch, 0, model.cut, tuple(indices), "dn"))
 
     # ---- time ------------------------------------------------------------------------------------------
 
@@ -406,7 +408,7 @@ class CoordinatorMachine:
         uploads.tick(t)
         if t.now - t.state.announced >= REPEAT_SECONDS:
             t.announce()
-            whole = 0 if t.state.body is None else t.state.body.cut.size
+            whole = 0 if t.state.model is None else t.state.model.cut.size
             for peer in t.state.peers.values():
                 peer.served = max(0, peer.served - whole)
         attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)

@@ -1,4 +1,5 @@
-"""What a coordinator says: its birth, the body's manifest, and commands to one device, each sealed in a frame."""
+"""What a coordinator says: its birth, the global model's manifest, and commands to one device, each sealed in a
+frame."""
 
 from __future__ import annotations
 
@@ -38,10 +39,10 @@ class Voice:
         )
         return self.sealed(birth, epoch)
 
-    def manifest(self, body: GlobalModel) -> m.ModelManifest:
-        """What a device must know to fetch ``body``."""
-        cut = body.cut
-        nonce = sha256(f"{self.fleet}/{body.version}/".encode() + cut.sha256).digest()[:16]
+    def manifest(self, model: GlobalModel) -> m.ModelManifest:
+        """What a device must know to fetch ``model``."""
+        cut = model.cut
+        nonce = sha256(f"{self.fleet}/{model.version}/".encode() + cut.sha256).digest()[:16]
         return m.ModelManifest(
-            version=body.version, size=cut.size, chunk=cut.chunk, sha256=cut.sha256, hashes=cut.hashes, nonce=nonce
+            version=model.version, size=cut.size, chunk=cut.chunk, sha256=cut.sha256, hashes=cut.hashes, nonce=nonce
         )

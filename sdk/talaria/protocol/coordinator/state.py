@@ -11,7 +11,7 @@ from talaria.protocol import state_codec
 from talaria.protocol.actions import Counted
 from talaria.protocol.transfer import Receiver, ReplayWindow
 from talaria.wire.chunks import CHUNK, Cut
-from talaria.wire.frames import MAX_BODY
+from talaria.wire.frames import MAX_PAYLOAD
 from talaria.wire.messages import MAX_TRANSFER
 
 LIVE = ("called", "working", "waiting", "receiving", "storing")
@@ -46,7 +46,7 @@ class Rules:
     pace: float = 50.0
     """How many of them a second are forgotten."""
     serve: int = 20
-    """How many times its own size a body is sent to one device before that is refused."""
+    """How many times its own size a global model is sent to one device before that is refused."""
     keep: int = 16
     """Finished rounds that are remembered, so that a late offer gets its receipt again."""
     max_peers: int = 100_000
@@ -65,7 +65,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("chunk", 1, MAX_BODY),
+            ("chunk", 1, MAX_PAYLOAD),
             ("credit", 1, 64),
             ("max_update", 1, MAX_TRANSFER),
             ("max_open", 1, 100_000),
@@ -113,7 +113,7 @@ class Peer:
     told: float = -1e18
     """When it was last told that it is shut out."""
     served: int = 0
-    """Body bytes sent to it alone, of the current body."""
+    """Bytes sent to it alone, of the current global model."""
     out: str = ""
     """Why it is quarantined; empty where it is not."""
     key: bytes = b""
@@ -149,7 +149,7 @@ class Attempt:
 
     number: int
     version: int
-    body: bytes
+    model_digest: bytes
     deadline: float | None
     quorum: int
     target: int
@@ -206,7 +206,7 @@ class Upload:
 
 @dataclass
 class GlobalModel:
-    """The current body."""
+    """The current global model."""
 
     version: int
     cut: Cut
@@ -222,7 +222,7 @@ class CoordinatorState:
     """The clock when this state was last to be saved."""
     announced: float = 0.0
     fenced: bool = False
-    body: GlobalModel | None = None
+    model: GlobalModel | None = None
     current: int | None = None
     attempts: dict[int, Attempt] = field(default_factory=dict)
     peers: dict[str, Peer] = field(default_factory=dict)

@@ -55,18 +55,18 @@ class Turn:
 
     def say_where(self, device: str) -> None:
         """Which global model is there, and how it is cut."""
-        if self.state.body is not None:
-            self.say(device, self._voice.manifest(self.state.body))
+        if self.state.model is not None:
+            self.say(device, self._voice.manifest(self.state.model))
 
     def announce(self) -> None:
         """The birth and the manifest of the global model, retained."""
         self.state.announced = self.now
         birth = self._voice.birth(self.state.epoch, online=True)
         self.act(Publish(str(Topic(self._voice.fleet, "co/state")), birth, retain=True))
-        self.announce_body()
+        self.announce_model()
 
-    def announce_body(self) -> None:
+    def announce_model(self) -> None:
         """The manifest of the global model, retained."""
-        if self.state.body is not None:
-            manifest = self._voice.sealed(self._voice.manifest(self.state.body), self.state.epoch)
-            self.act(Publish(str(Topic(self._voice.fleet, "co/body")), manifest, retain=True))
+        if self.state.model is not None:
+            manifest = self._voice.sealed(self._voice.manifest(self.state.model), self.state.epoch)
+            self.act(Publish(str(Topic(self._voice.fleet, "co/model")), manifest, retain=True))

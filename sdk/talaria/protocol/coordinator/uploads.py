@@ -32,9 +32,9 @@ def offer(t: Turn, device: str, offer: m.Offer) -> None:
     used = state.nonces.get(offer.nonce)
     if used is not None and used != (offer.attempt, device, offer.sha256):
         raise WireError(f"offer for attempt {offer.attempt} repeats the nonce of another offer")
-    if offer.base_digest != attempt.body:
+    if offer.base_digest != attempt.model_digest:
         # Made before the fleet's record was restored or began anew, for a round that had this number then.
-        _answer(t, device, offer.attempt, offer.sha256, "late", "this round began from another body")
+        _answer(t, device, offer.attempt, offer.sha256, "late", "this round began from another model")
         return
     if member.sha256 and member.sha256 != offer.sha256 and member.phase != "rejected":
         if member.boot == t.peer(device).boot:
@@ -67,7 +67,7 @@ def _welcome(t: Turn, attempt: Attempt, device: str, member: Participant, offer:
         raise WireError(f"offer for attempt {attempt.number} is too large: {reason}")
     if offer.base_version != attempt.version:
         raise WireError(
-            f"offer for attempt {attempt.number} is based on body {offer.base_version}, not {attempt.version}"
+            f"offer for attempt {attempt.number} is based on model {offer.base_version}, not {attempt.version}"
         )
     if len(t.state.waiting) >= 4 * t.rules.max_open:
         return  # no room to remember it: the device offers again
@@ -160,7 +160,7 @@ def chunk(t: Turn, device: str, frame: Frame, proven: bool = True) -> None:
             quarantine(t, device, f"{upload.receiver.bad} wrong chunks in upload {key[1]}")
         raise
     if new:
-        t.act(a.KeepChunk(device, key[1], upload.receiver.cut, frame.header.idx, frame.body))
+        t.act(a.KeepChunk(device, key[1], upload.receiver.cut, frame.header.idx, frame.payload))
         _completed(t, upload, key)
     if not upload.receiver.whole:
         _ask(t, *key)

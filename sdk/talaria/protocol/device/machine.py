@@ -1,4 +1,4 @@
-"""The device's half of a round: fetch the body, train when asked, deliver the update once.
+"""The device's half of a round: fetch the global model, train when asked, deliver the update once.
 
 It owes nothing to memory: after a reboot or a cut it says again what still waits for an answer.
 """
@@ -64,7 +64,7 @@ class DeviceMachine:
             case e.Tick():
                 self._tick(state, now, out)
             case e.ModelStored():
-                self._body_stored(state, event, out)
+                self._model_stored(state, event, out)
             case e.ModelDamaged():
                 if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
                     state.fetch.have, state.fetch.asked = set(event.chunks), set()
@@ -93,11 +93,11 @@ class DeviceMachine:
 
     def _boot(self, state: DeviceState, event: e.Boot, out: list[a.Action]) -> None:
         shift = event.now - state.clock
-        state.linked, state.body = False, event.body
+        state.linked, state.model_digest = False, event.model_digest
         if state.fetch is not None:
             state.fetch.have, state.fetch.asked = set(event.chunks), set()
             state.fetch.touched = event.now
-            if state.fetch.cut.sha256 == event.body:
+            if state.fetch.cut.sha256 == event.model_digest:
                 state.fetch = None
             elif state.fetch.whole:
                 out.append(self._complete(state))
@@ -114,20 +114,20 @@ class DeviceMachine:
             job.phase = "fetching"
             self._begin(state, event.now, out)
 
-    def _body_stored(self, state: DeviceState, event: e.ModelStored, out: list[a.Action]) -> None:
-        state.body = event.sha256
+    def _model_stored(self, state: DeviceState, event: e.ModelStored, out: list[a.Action]) -> None:
+        state.model_digest = event.sha256
         if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
             state.fetch = None
         out.append(a.Save())
         self._begin(state, event.now, out)
 
     def _begin(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
-        """Train where the body that the job starts from is here."""
+        """Train where the global model that the job starts from is here."""
         job = state.job
-        if job is not None and job.phase == "fetching" and job.body == state.body:
+        if job is not None and job.phase == "fetching" and job.model_digest == state.model_digest:
             job.phase = "training"
             seconds = 0.0 if job.deadline is None else max(0.0, job.deadline - now)
-            out.append(a.Train(job.attempt, job.version, job.body, job.spec, seconds, job.epoch))
+            out.append(a.Train(job.attempt, job.version, job.model_digest, job.spec, seconds, job.epoch))
 
     def _ready(self, state: DeviceState, event: e.UpdateReady, out: list[a.Action]) -> None:
         job = state.job
@@ -148,13 +148,13 @@ class DeviceMachine:
     def _received(self, state: DeviceState, event: e.Received, out: list[a.Action]) -> None:
         try:
             topic = parse(event.topic)
-            if topic.fleet != self.fleet or topic.kind not in ("co/state", "co/body", "m", "cmd", "dn"):
+            if topic.fleet != self.fleet or topic.kind not in ("co/state", "co/model", "m", "cmd", "dn"):
                 raise WireError(f"topic {event.topic[:80]!r} is not for this device")
             if topic.device not in ("", self.device):
                 raise WireError(f"topic {event.topic[:80]!r} is another device's")
             if event.retained and topic.kind in ("m", "cmd", "dn"):
                 raise WireError("a retained message on a topic that never retains; someone planted it")
-            if not event.payload and topic.kind in ("co/state", "co/body"):
+            if not event.payload and topic.kind in ("co/state", "co/model"):
                 return  # a retained message was cleared, or a coordinator looks whether another one is there
             frame = decode_frame(event.payload)
             if frame.header.fleet != self.fleet or frame.header.device != topic.device:
@@ -187,7 +187,7 @@ class DeviceMachine:
             came, state.online = message.online and not state.online, message.online
             if came:
                 self._again(state, now, out)
-        elif topic.kind == "co/body":
+        elif topic.kind == "co/model":
             self._manifest(state, message, now, out, at_once=retained)
         elif state.guard.fresh(epoch, frame.header.seq):
             self._command(state, message, now, out)
@@ -251,7 +251,7 @@ class DeviceMachine:
         newer = job is not None and job.epoch < state.epoch
         deadline = None if work.seconds == 0 else now + work.seconds
         if job is not None and work.attempt == job.attempt:
-            if (work.version, work.body) == (job.version, job.body) and not (newer and job.spent()):
+            if (work.version, work.model_digest) == (job.version, job.model_digest) and not (newer and job.spent()):
                 if newer and job.phase == "done":
                     job.phase = "offering"  # its record of our update may be gone; if not, it says so
                 job.epoch, job.deadline = state.epoch, deadline
@@ -259,7 +259,7 @@ class DeviceMachine:
                 return
             if not newer:
                 raise WireError(
-                    f"attempt {work.attempt} is asked again, from body {work.version} and not {job.version}"
+                    f"attempt {work.attempt} is asked again, from global model {work.version} and not {job.version}"
                 )
         if job is not None and work.attempt < job.attempt and not newer:
             raise WireError(
@@ -267,7 +267,7 @@ class DeviceMachine:
             )
         if job is not None and job.phase != "done":
             out.append(a.Cancel(job.attempt, f"attempt {work.attempt} began"))
-        state.job = Job(work.attempt, work.version, work.body, work.spec, deadline, state.epoch)
+        state.job = Job(work.attempt, work.version, work.model_digest, work.spec, deadline, state.epoch)
         out.append(a.Save())
         self._say(state, m.Accept(attempt=work.attempt), out)
         self._begin(state, now, out)
@@ -294,18 +294,22 @@ class DeviceMachine:
         job.phase, job.outcome, job.reason = "done", receipt.outcome, receipt.reason
         out.extend((a.Save(), a.Receipted(job.attempt, receipt.outcome, receipt.reason)))
 
-    # ---- the body --------------------------------------------------------------------------------------
+    # ---- the global model --------------------------------------------------------------------------------------
 
     def _manifest(self, state: DeviceState, message: m.Message, now: float, out: list[a.Action], at_once: bool) -> None:
         if not isinstance(message, m.ModelManifest):
-            raise WireError(f"{message.TYPE!r} on the body's topic")
+            raise WireError(f"{message.TYPE!r} on the model's topic")
         if message.version < state.version:
-            raise WireError(f"body {message.version} is older than {state.version}, which was announced already")
-        if message.size > self.limits.max_body:
-            raise WireError(f"body of {message.size} bytes is above this device's limit of {self.limits.max_body}")
+            raise WireError(
+                f"global model {message.version} is older than {state.version}, which was announced already"
+            )
+        if message.size > self.limits.max_model:
+            raise WireError(
+                f"global model of {message.size} bytes is above this device's limit of {self.limits.max_model}"
+            )
         state.version = message.version
         fetching = state.fetch is not None and state.fetch.cut == cut_of(message)
-        if message.sha256 == state.body or fetching:
+        if message.sha256 == state.model_digest or fetching:
             return
         if state.fetch is not None:
             out.append(a.Discard(self.device, transfer_of(state.fetch.cut.sha256)))
@@ -324,12 +328,12 @@ class DeviceMachine:
             new = fetch.take(frame, now)
         except WireError:
             if fetch.bad == self.limits.strikes:
-                reason = f"{fetch.bad} wrong chunks of body {frame.header.xfer}"
+                reason = f"{fetch.bad} wrong chunks of global model {frame.header.xfer}"
                 self._say(state, m.Trouble(attempt=0 if state.job is None else state.job.attempt, reason=reason), out)
             raise
         if not new:
             return
-        out.append(a.KeepChunk(self.device, frame.header.xfer, fetch.cut, frame.header.idx, frame.body))
+        out.append(a.KeepChunk(self.device, frame.header.xfer, fetch.cut, frame.header.idx, frame.payload))
         if fetch.whole:
             out.append(self._complete(state))
         elif fetch.asked or now - fetch.touched >= self._patience(state):
@@ -337,23 +341,28 @@ class DeviceMachine:
 
     def _complete(self, state: DeviceState) -> a.ModelComplete:
         if state.fetch is None:
-            raise StateError("device: no body is on its way")
+            raise StateError("device: no global model is on its way")
         return a.ModelComplete(state.fetch_version, transfer_of(state.fetch.cut.sha256), state.fetch.cut)
 
     def _want(self, state: DeviceState, now: float, out: list[a.Action], again: bool = False) -> None:
-        """Ask for missing chunks of the body, or for the manifest of the one that the job needs."""
+        """Ask for missing chunks of the global model, or for the manifest of the one that the job needs."""
         job, fetch = state.job, state.fetch
         if fetch is not None:
             if not fetch.whole:
                 bitmap = fetch.window(now, state.credit, again)
                 if bitmap:
-                    self._say(state, m.Want(body=fetch.cut.sha256, bitmap=bitmap), out)
-        elif job is not None and job.phase == "fetching" and job.body != state.body and job.version < state.version:
-            job.phase, job.reason = "refused", f"body {job.version} was replaced by {state.version}"
+                    self._say(state, m.Want(model_digest=fetch.cut.sha256, bitmap=bitmap), out)
+        elif (
+            job is not None
+            and job.phase == "fetching"
+            and job.model_digest != state.model_digest
+            and job.version < state.version
+        ):
+            job.phase, job.reason = "refused", f"global model {job.version} was replaced by {state.version}"
             out.append(a.Save())
             self._say(state, m.Decline(attempt=job.attempt, reason=job.reason), out)
-        elif job is not None and job.phase == "fetching" and job.body != state.body:
-            self._say(state, m.Want(body=job.body, bitmap=b""), out)
+        elif job is not None and job.phase == "fetching" and job.model_digest != state.model_digest:
+            self._say(state, m.Want(model_digest=job.model_digest, bitmap=b""), out)
 
     # ---- time ------------------------------------------------------------------------------------------
 
@@ -394,7 +403,7 @@ class DeviceMachine:
         offer = m.Offer(
             attempt=job.attempt,
             base_version=job.base_version,
-            base_digest=job.body,
+            base_digest=job.model_digest,
             size=cut.size,
             chunk=cut.chunk,
             sha256=cut.sha256,

@@ -15,19 +15,19 @@ from talaria.wire.chunks import CHUNK, Cut
 class DeviceLimits:
     """What a device takes in. Sizes in bytes, times in seconds."""
 
-    max_body: int = 512 * 2**20
+    max_model: int = 512 * 2**20
     credit: int = 8
     """Chunks asked for at a time."""
     retry: float = 2.0
     """After this long without an answer a message is said again (the coordinator's own figure if longer)."""
     strikes: int = 20
-    """Wrong chunks of one body until the coordinator is told."""
+    """Wrong chunks of one global model until the coordinator is told."""
     hello: float = 60.0
     """An idle device repeats its birth after this long, in case the broker lost it."""
 
     def __post_init__(self) -> None:
         if not (
-            self.max_body >= 1 and 1 <= self.credit <= 64 and self.retry > 0 and self.strikes >= 1 and self.hello > 0
+            self.max_model >= 1 and 1 <= self.credit <= 64 and self.retry > 0 and self.strikes >= 1 and self.hello > 0
         ):
             raise ConfigError(f"device limits {self} must be above 0, and credit at most 64")
 
@@ -38,7 +38,7 @@ class Job:
 
     attempt: int
     version: int
-    body: bytes
+    model_digest: bytes
     spec: bytes
     deadline: float | None
     epoch: int = 0
@@ -74,8 +74,8 @@ class DeviceState:
     credit: int = 8
     retry: float = 0.0
     max_update: int = m.MAX_TRANSFER
-    body: bytes = b""
-    """sha256 of the body on flash."""
+    model_digest: bytes = b""
+    """sha256 of the global model on flash."""
     version: int = -1
     """Newest version that a manifest named, in ``epoch`` or before."""
     fetch: Receiver | None = None
@@ -92,5 +92,5 @@ class DeviceState:
         return state_codec.load(cls, data)
 
     def partial(self) -> tuple[str, Cut] | None:
-        """The name and cut of the body that is on its way, if any."""
+        """The name and cut of the global model that is on its way, if any."""
         return None if self.fetch is None else (transfer_of(self.fetch.cut.sha256), self.fetch.cut)
