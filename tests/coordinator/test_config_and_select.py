@@ -209,29 +209,29 @@ def test_the_roster_takes_the_first_to_come():
 def test_a_round_waits_for_a_quorum():
     half = config(devices=4, quorum=0.5)
     names = ("a", "b", "c", "d")
-    assert cohort.ask(half, 1, names, {"a"}, ()) is None
-    asked = cohort.ask(half, 1, names, {"a", "b", "x"}, ())
+    assert cohort.ask(half.draw, 1, names, {"a"}, ()) is None
+    asked = cohort.ask(half.draw, 1, names, {"a", "b", "x"}, ())
     assert (asked.cohort, asked.quorum, asked.online) == (names, 2, 2)
-    assert cohort.ask(half, 1, names, set(names), set(names)) is None
-    assert cohort.ask(half, 1, names, set(names), {"b"}).cohort == ("a", "c", "d")
+    assert cohort.ask(half.draw, 1, names, set(names), set(names)) is None
+    assert cohort.ask(half.draw, 1, names, set(names), {"b"}).cohort == ("a", "c", "d")
 
 
 def test_asking_more_than_needed():
     more = config(devices=10, fraction=0.5, over=0.3)
     names = tuple("abcdefghij")
-    asked = cohort.ask(more, 1, names, set(names), ())
+    asked = cohort.ask(more.draw, 1, names, set(names), ())
     assert (len(asked.cohort), asked.target, asked.quorum) == (7, 5, 3)
     assert set(rounds.cohort(more.run, 1, names)) < set(asked.cohort)
     out = set(asked.cohort[:3])
-    assert cohort.ask(more, 1, names, set(names), out).target == 4, "no more than there are"
+    assert cohort.ask(more.draw, 1, names, set(names), out).target == 4, "no more than there are"
 
 
 def test_an_asynchronous_run_asks_all_who_are_in():
     run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", asynchronous=True)
     many = FleetConfig(name="watch", run=run, state=".", devices=4, buffering=Buffering(buffer=2, max_staleness=7))
-    asked = cohort.ask(many, 3, tuple("abcd"), {"b"}, {"d"})
+    asked = cohort.ask(many.draw, 3, tuple("abcd"), {"b"}, {"d"})
     assert (asked.cohort, asked.target, asked.quorum, asked.stale) == (("a", "b", "c"), 2, 1, 7)
-    assert cohort.ask(many, 3, tuple("abcd"), set(), ()) is None
+    assert cohort.ask(many.draw, 3, tuple("abcd"), set(), ()) is None
     with pytest.raises(ConfigError, match="give both or neither"):
         FleetConfig(name="watch", run=run, state=".", devices=4)
 
@@ -239,7 +239,7 @@ def test_an_asynchronous_run_asks_all_who_are_in():
 @given(st.sets(st.sampled_from("abcdefgh"), min_size=1), st.floats(0.01, 1), st.integers(1, 50))
 def test_cohorts_are_those_of_the_simulation(names, fraction, round):
     chosen = config(devices=1, fraction=fraction)
-    asked = cohort.ask(chosen, round, sorted(names), names, ())
+    asked = cohort.ask(chosen.draw, round, sorted(names), names, ())
     assert asked.cohort == rounds.cohort(chosen.run, round, tuple(names))
 
 
@@ -252,17 +252,17 @@ def test_who_is_shut_out_gives_its_place_to_the_next_who_came():
 def test_a_draw_that_hit_those_who_have_gone_is_made_again_among_those_who_stay():
     few = config(devices=10, fraction=0.2)
     names = tuple(f"d{i}" for i in range(10))
-    drawn = cohort.ask(few, 1, names, set(names), ()).cohort
+    drawn = cohort.ask(few.draw, 1, names, set(names), ()).cohort
     here = set(names) - set(drawn)
-    assert cohort.ask(few, 1, names, here, ()) is None  # not heard yet, which is not gone
-    again = cohort.ask(few, 1, names, here, (), gone=set(drawn))
+    assert cohort.ask(few.draw, 1, names, here, ()) is None  # not heard yet, which is not gone
+    again = cohort.ask(few.draw, 1, names, here, (), gone=set(drawn))
     assert len(again.cohort) == 2
     assert set(again.cohort) <= here
-    assert cohort.ask(few, 1, names, set(names), (), gone=set()).cohort == drawn
+    assert cohort.ask(few.draw, 1, names, set(names), (), gone=set()).cohort == drawn
 
 
 def test_no_round_has_a_smaller_quorum_than_its_rule_can_fold():
     robust = config(devices=8, quorum=0.1, aggregator="median")
     names = tuple(f"d{i}" for i in range(8))
-    assert cohort.ask(robust, 1, names, set(names), ()).quorum == 3
-    assert cohort.ask(robust, 1, names, {"d1", "d2"}, ()) is None
+    assert cohort.ask(robust.draw, 1, names, set(names), ()).quorum == 3
+    assert cohort.ask(robust.draw, 1, names, {"d1", "d2"}, ()) is None

@@ -23,15 +23,15 @@ def device(name, quarantine=None):
 
 def test_members_that_never_came_are_named():
     named = config(members=("anna", "bela", "carl"))
-    found = waits(named, 1, (), [device("anna"), device("bela", "lied"), device("eve")], {"anna"})
+    found = waits(named.draw, 1, (), [device("anna"), device("bela", "lied"), device("eve")], {"anna"})
     assert (found.here, found.needed, found.missing) == (1, 3, ("bela", "carl"))
     assert "1 of 3 devices have come" in found.reason
     assert "in quarantine: bela" in found.reason
-    assert waits(named, 1, (), [device(n) for n in named.members], ()) is None
+    assert waits(named.draw, 1, (), [device(n) for n in named.members], ()) is None
 
 
 def test_devices_that_have_no_names_yet_are_counted():
-    found = waits(config(devices=300), 1, (), [device(f"d{i}") for i in range(248)], ())
+    found = waits(config(devices=300).draw, 1, (), [device(f"d{i}") for i in range(248)], ())
     assert (found.here, found.needed, found.missing) == (248, 300, ())
     assert "248 of 300 devices have come" in found.reason
 
@@ -40,13 +40,13 @@ def test_who_is_away_is_named_once_the_roster_stands():
     half = config(devices=4)
     roster = ("a", "b", "c", "d")
     devices = [*map(device, "abc"), device("d", "lied")]
-    found = waits(half, 3, roster, devices, {"a"})
+    found = waits(half.draw, 3, roster, devices, {"a"})
     assert (found.here, found.needed, found.missing) == (1, 2, ("b", "c"))
     assert "1 of the 3 devices" in found.reason
-    assert waits(half, 3, roster, devices, {"a", "b"}) is None
-    assert "in quarantine" in waits(half, 3, roster, [device(n, "lied") for n in roster], set(roster)).reason
+    assert waits(half.draw, 3, roster, devices, {"a", "b"}) is None
+    assert "in quarantine" in waits(half.draw, 3, roster, [device(n, "lied") for n in roster], set(roster)).reason
     many = config(members=tuple(f"d{i:03}" for i in range(99)))
-    assert waits(many, 1, (), [], ()).facts()["missing"][NAMED:] == [f"and {99 - NAMED} more"]
+    assert waits(many.draw, 1, (), [], ()).facts()["missing"][NAMED:] == [f"and {99 - NAMED} more"]
 
 
 def test_it_is_told_after_a_while_and_then_each_minute():
@@ -62,14 +62,14 @@ def test_it_is_told_after_a_while_and_then_each_minute():
 
 def test_a_fleet_begins_without_members_that_do_not_come_while_a_quorum_is_here():
     named, one = config(members=("anna", "bela", "carl"), quorum=0.6), Gathering()
-    assert not one.over(named, 1, {"anna"}, {"anna"}, 0.0)
-    assert not one.over(named, 1, {"anna"}, {"anna"}, 2 * GATHER_S), "one of three is no quorum"
-    assert not one.over(named, 1, {"anna", "bela", "eve"}, {"anna", "bela"}, 2 * GATHER_S), "somebody new came"
-    assert not one.over(named, 1, {"anna", "bela"}, {"anna", "bela"}, 3 * GATHER_S - 1)
-    assert not one.over(named, 1, {"anna", "bela"}, {"anna"}, 3 * GATHER_S)
-    assert one.over(named, 1, {"anna", "bela"}, {"anna", "bela"}, 3 * GATHER_S)
+    assert not one.over(named.draw, 1, {"anna"}, {"anna"}, 0.0)
+    assert not one.over(named.draw, 1, {"anna"}, {"anna"}, 2 * GATHER_S), "one of three is no quorum"
+    assert not one.over(named.draw, 1, {"anna", "bela", "eve"}, {"anna", "bela"}, 2 * GATHER_S), "somebody new came"
+    assert not one.over(named.draw, 1, {"anna", "bela"}, {"anna", "bela"}, 3 * GATHER_S - 1)
+    assert not one.over(named.draw, 1, {"anna", "bela"}, {"anna"}, 3 * GATHER_S)
+    assert one.over(named.draw, 1, {"anna", "bela"}, {"anna", "bela"}, 3 * GATHER_S)
     everybody = config(members=named.members, quorum=1.0)
-    assert not one.over(everybody, 1, {"anna", "bela"}, {"anna", "bela"}, 9 * GATHER_S)
+    assert not one.over(everybody.draw, 1, {"anna", "bela"}, {"anna", "bela"}, 9 * GATHER_S)
 
 
 def test_status_says_who_is_missing(tmp_path, capsys):

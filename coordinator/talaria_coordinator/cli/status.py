@@ -31,7 +31,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
         rounds, devices = store.attempts(config.name, last=SHOWN), store.devices(config.name)
         idle = fleet.status == "running" and fleet.round < config.run.rounds and not store.open_attempts(config.name)
         here = {d.device for d in devices if d.online}
-        missing = waits(config, fleet.round + 1, fleet.roster, devices, here) if idle else None
+        missing = waits(config.draw, fleet.round + 1, fleet.roster, devices, here) if idle else None
         return {
             "fleet": fleet.name,
             "status": fleet.status,

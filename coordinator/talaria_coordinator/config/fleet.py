@@ -80,6 +80,20 @@ _STEP = ("quorum", "over")
 _BUFFER = ("buffer", "max_staleness", "damping")
 
 
+@dataclass(frozen=True)
+class Draw:
+    """Whom a fleet's rounds ask. ``least``: the fewest updates that the rule folds; no round has a smaller quorum. The
+    others are those of :class:`FleetConfig`."""
+
+    run: Run
+    members: tuple[str, ...]
+    expected: int
+    quorum: float
+    over: float
+    least: int
+    buffering: Buffering | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
     """Everything that a coordinator needs for one fleet. ``members`` (or, where empty, the first ``devices`` to
@@ -140,9 +154,10 @@ class FleetConfig:
         return len(self.members) or self.devices
 
     @cached_property
-    def least(self) -> int:
-        """The fewest updates that the rule folds: no round has a smaller quorum."""
-        return least_of(self.run, aggregator_of(self.run, self.aggregator, self.buffering))
+    def draw(self) -> Draw:
+        """Whom its rounds ask."""
+        least = least_of(self.run, aggregator_of(self.run, self.aggregator, self.buffering))
+        return Draw(self.run, self.members, self.expected, self.quorum, self.over, least, self.buffering)
 
     @property
     def database(self) -> Path | URL:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from talaria.federated import rounds
-from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.config.fleet import Draw
 from talaria_coordinator.storage.records import Device
 
 
@@ -56,7 +56,7 @@ def why_not(named: Sequence[str], members: Sequence[str], device: str) -> str:
 
 
 def ask(
-    config: FleetConfig,
+    draw: Draw,
     round: int,
     members: Sequence[str],
     online: Collection[str],
@@ -69,29 +69,25 @@ def ask(
     The draw depends on run, step and roster alone, as in simulation; who is quarantined (``out``) is left out of it.
     Only where it hit so many who have left (``gone``) that it could not begin, is it made again among those who stay.
     """
-    first = _ask(config, round, members, online, out)
-    if first is not None or config.run.fraction == 1:
+    first = _ask(draw, round, members, online, out)
+    if first is not None or draw.run.fraction == 1:
         return first
     here = [name for name in members if name not in gone]
-    return _ask(config, round, here, online, out) if 0 < len(here) < len(members) else None
+    return _ask(draw, round, here, online, out) if 0 < len(here) < len(members) else None
 
 
-def _ask(
-    config: FleetConfig, round: int, members: Sequence[str], online: Collection[str], out: Collection[str]
-) -> Asked | None:
-    asked = wanted(config, round, members, online, out)
+def _ask(draw: Draw, round: int, members: Sequence[str], online: Collection[str], out: Collection[str]) -> Asked | None:
+    asked = wanted(draw, round, members, online, out)
     return asked if asked.cohort and asked.online >= asked.quorum else None
 
 
-def wanted(
-    config: FleetConfig, round: int, members: Sequence[str], online: Collection[str], out: Collection[str]
-) -> Asked:
+def wanted(draw: Draw, round: int, members: Sequence[str], online: Collection[str], out: Collection[str]) -> Asked:
     """The round that would be opened were enough of its cohort here."""
-    cohort = tuple(name for name in rounds.cohort(config.run, round, members, config.over) if name not in out)
+    cohort = tuple(name for name in rounds.cohort(draw.run, round, members, draw.over) if name not in out)
     here = sum(name in online for name in cohort)
-    if config.buffering is not None:
-        return Asked(round, cohort, 1, here, config.buffering.buffer, config.buffering.max_staleness)
-    target = min(len(cohort), rounds.needed(config.run, len(members))) if config.over else len(cohort)
+    if draw.buffering is not None:
+        return Asked(round, cohort, 1, here, draw.buffering.buffer, draw.buffering.max_staleness)
+    target = min(len(cohort), rounds.needed(draw.run, len(members))) if draw.over else len(cohort)
     # Fewer than the rule can fold would be no quorum: the round could only fail.
-    quorum = min(target, max(1, math.ceil(config.quorum * target), config.least))
+    quorum = min(target, max(1, math.ceil(draw.quorum * target), draw.least))
     return Asked(round, cohort, quorum, here, target)

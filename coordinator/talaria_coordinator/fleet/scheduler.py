@@ -47,6 +47,7 @@ class Conductor:
     def __init__(self, config: FleetConfig, store: Store, learning: Learning, hands: Hands, grace: float) -> None:
         """A device that has been away for ``grace`` seconds has left."""
         self.config, self.store, self._learning, self._hands = config, store, learning, hands
+        self._draw = config.draw
         self._grace, self._not_before = grace, 0.0
         self._failures = 0
         self._called_off: set[int] = set()
@@ -136,7 +137,7 @@ class Conductor:
         roster = self._refilled() or self._gathered()
         now = time.monotonic()
         gone = {name for name in roster if name not in state.peers or state.peers[name].away(now, self._grace)}
-        asked = cohort.ask(self.config, self.fleet.round + 1, roster, online, state.quarantined(), gone)
+        asked = cohort.ask(self._draw, self.fleet.round + 1, roster, online, state.quarantined(), gone)
         if asked is None:
             self._wait(roster)
             return
@@ -155,7 +156,7 @@ class Conductor:
         if not self._waiting.due(time.monotonic()):
             return
         devices = self.store.devices(self.config.name)
-        found = waits(self.config, self.fleet.round + 1, roster, devices, self._here)
+        found = waits(self._draw, self.fleet.round + 1, roster, devices, self._here)
         if found is not None:
             self._hands.tell("waiting", **found.facts())
 
@@ -196,7 +197,7 @@ class Conductor:
         roster, now = cohort.roster(self.config.members, self.config.devices, devices), time.monotonic()
         if not roster and self.config.members:
             come = {d.device for d in devices if d.quarantine is None}
-            if self._gathering.over(self.config, self.fleet.round + 1, come, self._here, now):
+            if self._gathering.over(self._draw, self.fleet.round + 1, come, self._here, now):
                 roster = tuple(sorted(self.config.members))
                 self._hands.tell("begun-without", missing=sorted(set(roster) - come))
         if roster:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.config.fleet import Draw
 from talaria_coordinator.fleet import cohort
 from talaria_coordinator.storage.records import Device
 
@@ -34,17 +34,17 @@ class Waiting:
 
 
 def waits(
-    config: FleetConfig, round: int, roster: Sequence[str], devices: Sequence[Device], online: Collection[str]
+    draw: Draw, round: int, roster: Sequence[str], devices: Sequence[Device], online: Collection[str]
 ) -> Waiting | None:
     """What stands in the way of round ``round``; None where nothing is missing."""
     out = {d.device for d in devices if d.quarantine is not None}
     if not roster:
         come = {d.device for d in devices} - out
-        missing = tuple(sorted(set(config.members) - come))
-        need = config.expected
-        here = need - len(missing) if config.members else min(need, len(come))
+        missing = tuple(sorted(set(draw.members) - come))
+        need = draw.expected
+        here = need - len(missing) if draw.members else min(need, len(come))
         reason = f"{here} of {need} devices have come; learning begins with the last of them"
-        if config.members:
+        if draw.members:
             reason += f", or with a quorum of those here once nobody new has come for {GATHER_S:.0f} s"
         else:
             reason += "; where fewer will come, set [fleet] devices and start again"
@@ -52,7 +52,7 @@ def waits(
         if shut:
             reason += f"; in quarantine: {', '.join(shut[:NAMED])}"
         return Waiting(here, need, missing, reason) if here < need else None
-    asked = cohort.wanted(config, round, roster, online, out)
+    asked = cohort.wanted(draw, round, roster, online, out)
     if asked.cohort and asked.online >= asked.quorum:
         return None
     missing = tuple(sorted(name for name in asked.cohort if name not in online))
@@ -70,14 +70,14 @@ class Gathering:
     _come: frozenset[str] = frozenset()
     _last: float | None = None
 
-    def over(self, config: FleetConfig, round: int, come: Collection[str], online: Collection[str], now: float) -> bool:
+    def over(self, draw: Draw, round: int, come: Collection[str], online: Collection[str], now: float) -> bool:
         """Whether to begin at ``now``, a clock that only goes on, without the members that have not ``come``, of
         which ``online`` are here."""
-        here = frozenset(set(config.members) & set(come))
+        here = frozenset(set(draw.members) & set(come))
         if here != self._come or self._last is None:
             self._come, self._last = here, now
-        out = set(config.members) - here
-        ready = cohort.ask(config, round, config.members, here & set(online), (), out) is not None
+        out = set(draw.members) - here
+        ready = cohort.ask(draw, round, draw.members, here & set(online), (), out) is not None
         return ready and now - self._last >= GATHER_S
 
 
