@@ -60,6 +60,16 @@ def test_every_file_of_ours_that_the_pages_name_exists() -> None:
             assert any((root / named).exists() for root in (*roots, *programs)), f"{page.name}: there is no {named}"
 
 
+def test_a_module_above_500_lines_says_why() -> None:
+    """As CONTRIBUTING.md asks; the product's modules."""
+    for root in ("sdk", "coordinator", "edge_client", "export"):
+        for module in sorted((ROOT / root).glob("talaria*/**/*.py")):
+            text = module.read_text()
+            assert text.count("\n") <= 500 or "500 lines" in text.split('"""')[1], (
+                f"{module} says not why it is so long"
+            )
+
+
 class Page(HTMLParser):
     """What one page of the site links to, what it loads, and the anchors that it has."""
 

@@ -7,6 +7,8 @@ cut) and PostgreSQL (a URL). Every method is one transaction; those that write a
 The protocol's own machine decides what happens to an update from offer to upload and is kept here as a whole
 (:meth:`Store.save_machine`). A complete update is entered as ``stored`` or ``rejected`` under (fleet, round,
 device), and ``stored`` becomes ``counted`` in the one transaction that also names the new global model.
+
+It is longer than 500 lines because all that is ever written to the record stands here, and nowhere else.
 """
 
 from __future__ import annotations

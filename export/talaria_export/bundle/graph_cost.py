@@ -3,6 +3,9 @@
 Only operators that `talaria export` and ONNX Runtime's optimizer write are known; every other one is refused. A shape
 that the graph computes (for windows of a recording) is worked out here from its few numbers; one that depends on the
 values of an input is refused. Needs nothing but Python.
+
+It is longer than 500 lines because each operator says in a few of its own what it makes: apart, they would be as many
+files that nobody reads alone.
 """
 
 from __future__ import annotations
