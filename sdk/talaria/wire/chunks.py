@@ -129,17 +129,27 @@ class FileAssembly:
         """The chunks that lie intact in the file, each hashed again."""
         return {i for i in range(self.cut.count) if self.cut.fits(i, self.read(i))}
 
+    def joined(self) -> bytes:
+        """All bytes, read once; :class:`WireError` where their sha256 differs."""
+        data = b"".join(self.read(i) for i in range(self.cut.count))
+        if hashlib.sha256(data).digest() != self.cut.sha256:
+            raise WireError(self._differs())
+        return data
+
     def finish(self) -> None:
         """Make the file durable after checking the whole sha256 (:class:`WireError` where it differs)."""
         whole = hashlib.sha256()
         for i in range(self.cut.count):
             whole.update(self.read(i))
         if whole.digest() != self.cut.sha256:
-            raise WireError(f"{self.path.name}: the joined chunks do not match the whole sha256 of the manifest")
+            raise WireError(self._differs())
         try:
             os.fsync(self._fd)
         except OSError as why:
             raise StateError(f"cannot make {self.path} durable: {why.strerror}; free space") from why
+
+    def _differs(self) -> str:
+        return f"{self.path.name}: the joined chunks do not match the whole sha256 of the manifest"
 
     def close(self) -> None:
         if self._fd >= 0:

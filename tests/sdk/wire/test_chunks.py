@@ -30,6 +30,7 @@ def test_chunks_in_any_order_and_doubled_give_the_bytes_again(tmp_path, data, ch
         for i, part in parts:
             whole.put(i, part)
         assert whole.found() == set(range(cut.count))
+        assert whole.joined() == data
         whole.finish()
     assert (tmp_path / "x").read_bytes() == data
 
@@ -66,8 +67,9 @@ def test_a_wrong_whole_is_noticed(tmp_path):
     with FileAssembly(tmp_path / "x", lying, limit=10_000) as whole:
         for index, part in pieces(DATA, 1000):
             whole.put(index, part)
-        with pytest.raises(WireError, match="whole sha256"):
-            whole.finish()
+        for check in (whole.finish, whole.joined):
+            with pytest.raises(WireError, match="whole sha256"):
+                check()
 
 
 def test_bounds_hold_before_anything_is_allocated(tmp_path):
