@@ -2,25 +2,29 @@
 
 import hashlib
 import json
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect
+from sqlalchemy import MetaData, inspect
 
 from talaria.errors import StateError
 from talaria_coordinator.fleet.scheduler import Conductor
+from talaria_coordinator.maintenance.backup import Manifest
 from talaria_coordinator.maintenance.fsck import check
+from talaria_coordinator.maintenance.restore import restore
 from talaria_coordinator.storage import migrate
 from talaria_coordinator.storage.audit import GENESIS, link
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.engine import open_engine
+from talaria_coordinator.storage.store import Store
 from talaria_coordinator.storage.tables import METADATA
 from talaria_coordinator.web.queries import Views
 
-A, B, C = "a" * 64, "b" * 64, "c" * 64
+A, B, C = (hashlib.sha256(data).hexdigest() for data in (b"a", b"b", b"c"))
 FOUND = '{"metrics": {}, "weight": 1.0, "dense": 4}'
 RUN = '{"rounds": 3, "seed": 0}'
 
@@ -156,6 +160,32 @@ def test_one_that_lacks_the_newest_tables_gets_them(place):
     place.sql("DROP TABLE findings")
     filled(place)
     assert len(everything(place)["findings"]) == 1
+
+
+def test_a_backup_with_the_old_names_is_restored_under_the_new_ones(place, tmp_path):
+    older(place, "0003")
+    written_before_the_names(place)
+    place.sql("DELETE FROM machines")
+    engine, tables, lines = open_engine(place.where), MetaData(), b""
+    with engine.begin() as tx:
+        tables.reflect(tx)
+        for table in tables.sorted_tables:
+            if table.name != "alembic_version":
+                rows = tx.execute(table.select()).mappings().all()
+                lines += b"".join(json.dumps([table.name, dict(row)]).encode() + b"\n" for row in rows)
+    engine.dispose()
+    backup, blobs = tmp_path / "backup", FolderBlobs(tmp_path / "blobs")
+    for data in (b"a", b"b", b"c"):
+        FolderBlobs(backup / "blobs").put(data)
+    (backup / "rows.jsonl").write_bytes(lines)
+    manifest = Manifest(1, "0003", 1.0, lines.count(b"\n"), hashlib.sha256(lines).hexdigest(), 3, 3)
+    (backup / "manifest.json").write_text(json.dumps(asdict(manifest)))
+    assert restore(tmp_path / "new" / "coordinator.db", blobs, backup) == manifest
+    with Store(tmp_path / "new" / "coordinator.db") as store:
+        assert (store.fleet("watch").round, store.fleet("watch").model_digest) == (1, C)
+        assert [(row.attempt, row.round, row.base_digest) for row in store.attempts("watch")] == [(1, 1, A), (2, 2, C)]
+        assert [event["kind"] for event in store.events("watch")] == ["round-closed", "restored"]
+        assert check(store, blobs).damage == ()
 
 
 def test_a_newer_database_is_refused_and_left_alone(place):
