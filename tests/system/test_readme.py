@@ -100,6 +100,6 @@ def test_the_programs_of_a_fleet_learn_together(tmp_path):
         for process in running:
             process.kill()
     assert "'ready'" in served
-    assert "'steps': 2" in device
+    assert "'rounds': 2" in device
     assert (tmp_path / "me.talaria").is_file()
     assert (tmp_path / "state" / "device" / "result.json").is_file()
