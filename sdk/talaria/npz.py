@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from talaria.errors import DataError
+from talaria.foreign import named
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -47,7 +48,7 @@ def read(path: Path, needed: Iterable[str], optional: Iterable[str] = (), limit:
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path}: not a .npz file ({error}); write it with numpy.savez") from None
+        raise DataError(f"{path}: not a .npz file ({str(error)[:200]}); write it with numpy.savez") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); check the path and its rights") from None
 
@@ -88,7 +89,7 @@ def _require(path: Path, needed: tuple[str, ...], there: Iterable[str]) -> None:
     missing = [key for key in needed if key not in there]
     if missing:
         raise DataError(
-            f"{path}: array {missing[0]!r} is missing, it holds {sorted(there)[:8]}; write it with "
+            f"{path}: array {missing[0]!r} is missing, it holds {named(sorted(there)[:8])}; write it with "
             f"numpy.savez({path.name!r}, {missing[0]}=...)"
         )
 
@@ -109,7 +110,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> Array
         with archive.open(info) as stream:
             return _array(stream, info.file_size, what)
     except (zlib.error, RuntimeError, zipfile.BadZipFile, struct.error) as error:
-        raise DataError(f"{what} is damaged ({error}); write it again with numpy.savez") from None
+        raise DataError(f"{what} is damaged ({str(error)[:200]}); write it again with numpy.savez") from None
 
 
 def _array(stream: IO[bytes], size: int, what: str) -> Array:

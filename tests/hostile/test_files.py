@@ -126,6 +126,23 @@ def test_a_file_of_samples_that_means_harm_is_refused_at_every_door(tmp_path, ha
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("door", doors(None))
+def test_names_that_mean_harm_are_quoted_by_their_beginning(tmp_path, door):
+    """Of an archive that holds other arrays, and of one whose two names of an array differ."""
+    path, long = tmp_path / "mine.npz", "n" * 60_000
+    np.savez(path, **{long: np.zeros(1)})
+    with pytest.raises(DataError, match="is missing") as other:
+        doors(path)[door]()
+    np.savez(path, **good())
+    whole = path.read_bytes()
+    header = bytearray(whole[: whole.index(b"PK\x03\x04", 4)])
+    struct.pack_into("<H", header, 26, len(whole) - 100)  # its name is all that follows
+    path.write_bytes(bytes(header) + whole[len(header) :])
+    with pytest.raises(DataError) as differing:
+        doors(path)[door]()
+    assert max(len(str(other.value)), len(str(differing.value))) < 1500
+
+
 def test_the_same_file_is_read_at_every_door(tmp_path):
     path = tmp_path / "mine.npz"
     np.savez_compressed(path, **good())
