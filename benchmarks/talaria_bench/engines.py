@@ -1,0 +1,156 @@
+"""``talaria bench engines``: a training step as a program in ONNX Runtime, against the same step in torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from talaria.programs.program import Program
+
+CASES: tuple[tuple[str, tuple[int, ...], int, int, str, float], ...] = (
+    ("imu_cnn", (6, 100), 7, 16, "all", 1.0),
+    ("imu_cnn", (6, 100), 7, 16, "all", 0.5),
+    ("imu_cnn", (6, 100), 7, 16, "head", 1.0),
+    ("mlp", (20,), 4, 16, "all", 1.0),
+    ("fmnist_cnn", (1, 28, 28), 10, 10, "all", 1.0),
+)
+"""Model, input, classes, batch, what is trained, share of the channels that is kept."""
+AIMS = {"imu_cnn all 1.0": 0.75, "imu_cnn all 0.5": 0.75, "imu_cnn head 1.0": 0.3, "mlp all 1.0": 0.14}
+AIMS |= {"fmnist_cnn all 1.0": 1.0}
+ALONE = """
+import resource, sys
+from talaria.programs import vector
+from talaria.programs.program import Program
+program = Program.open(sys.argv[1])
+feed = vector.inputs(program.graph, program.manifest)
+weights = {name.removeprefix("weight/"): value for name, value in feed.items() if name.startswith("weight/")}
+momentum = program.momentum(weights)
+weights, momentum, _ = program.step(weights, momentum, feed["x"], feed["y"], lr=0.01)
+used = resource.getrusage(resource.RUSAGE_SELF)
+first = used.ru_utime + used.ru_stime
+for _ in range(100):
+    weights, momentum, _ = program.step(weights, momentum, feed["x"], feed["y"], lr=0.01)
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(first, int(peak.split()[1]) / 1024, "torch" in sys.modules)
+"""
+
+
+def engines(
+    rounds: Annotated[int, typer.Option(help="Rounds in which both engines run side by side.")] = 15,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
+) -> None:
+    """Measure a step of SGD with momentum on both engines: thread CPU time, interleaved, as ratios in one run.
+
+    Torch's step is the training loop's own; the program's is `Program.step`, with all its checks. A process of its own
+    says what the program takes where torch is never imported.
+    """
+    figures = measure(rounds)
+    if as_json:
+        typer.echo(json.dumps(figures, indent=1))
+        return
+    typer.echo(
+        f"{'model':12}{'trains':>8}{'kept':>6}{'batch':>7}{'bytes':>8}{'torch ms':>10}{'ms':>8}{'ratio':>7}{'aim':>6}"
+    )
+    for row in figures["steps"]:
+        typer.echo(
+            f"{row['model']:12}{row['trained']:>8}{row['keep']:>6}{row['batch']:>7}{row['bytes']:>8}"
+            f"{row['torch_ms']:>10.3f}{row['program_ms']:>8.3f}{row['ratio']:>7.2f}{row['aim']:>6}"
+        )
+    alone = figures["process"]
+    typer.echo(f"a process without torch: first step after {alone['cpu_s']:.2f} CPU s, peak {alone['peak_mb']:.0f} MiB")
+
+
+def measure(rounds: int = 15) -> dict[str, Any]:
+    """The figures of every case and of a process alone; plain data."""
+    import torch
+
+    from talaria.planning.onnx_runtime import versions
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        steps = [_row(*case, rounds=rounds) for case in CASES]
+    finally:
+        torch.set_num_threads(before)
+    return {"versions": versions(), "load": os.getloadavg()[0], "steps": steps, "process": _alone()}
+
+
+def _row(
+    model: str, shape: tuple[int, ...], classes: int, batch: int, trained: str, keep: float, rounds: int
+) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    from talaria.model import pruning, zoo
+    from talaria.model.spec import ModelSpec
+    from talaria.planning import cpu_timer
+    from talaria.programs.build import build
+    from talaria.programs.program import Program
+    from talaria.training import loop
+    from talaria.types import Recipe
+
+    spec = ModelSpec(model, shape, classes)
+    data, recipe = build(spec, trained), Recipe()
+    layout, module = zoo.layout(spec), zoo.build(spec)
+    scores = pruning.importance(module, layout)
+    module = pruning.compact(module, pruning.choose(scores, layout.full(), keep=keep))
+    only = None if trained == "all" else zoo.split(spec, module).of("head")
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((batch, *shape), np.float32), rng.integers(0, classes, batch)
+    weights = {name: value.numpy() for name, value in loop.state_of(module).items()}
+    optimizer = loop.sgd(loop.freeze_but(module, only), recipe)
+    objective, xs, ys = loop.cross_entropy(), torch.from_numpy(x), torch.from_numpy(y)
+
+    def eager() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        objective(module, xs, ys).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    program = _Running(Program(data), weights, x, y, recipe.lr)
+    took = cpu_timer.interleaved({"torch": eager, "program": program}, rounds=rounds, burst=0.03)
+    return {
+        "model": model,
+        "trained": trained,
+        "keep": keep,
+        "batch": batch,
+        "bytes": len(data),
+        "torch_ms": median(took["torch"]) * 1e3,
+        "program_ms": median(took["program"]) * 1e3,
+        "ratio": cpu_timer.ratios(took, "torch")["program"],
+        "aim": AIMS[f"{model} {trained} {keep}"],
+        "parity": program.program.manifest.parity,
+    }
+
+
+class _Running:
+    """A program that goes on from what its last step gave."""
+
+    def __init__(self, program: Program, weights: dict[str, Any], x: Any, y: Any, lr: float) -> None:
+        self.program, self.weights, self.batch, self.lr = program, weights, (x, y), lr
+        self.momentum = program.momentum(weights)
+
+    def __call__(self) -> None:
+        self.weights, self.momentum, _ = self.program.step(self.weights, self.momentum, *self.batch, lr=self.lr)
+
+
+def _alone() -> dict[str, Any]:
+    """What a process takes that runs the program of imu_cnn, and never imports torch."""
+    from talaria.model.spec import ModelSpec
+    from talaria.programs.build import build
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "imu_cnn.program")
+        path.write_bytes(build(ModelSpec("imu_cnn", (6, 100), 7)))
+        command = [sys.executable, "-c", ALONE, str(path)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    cpu, peak, torch = done.stdout.split()
+    return {"cpu_s": float(cpu), "peak_mb": float(peak), "torch_imported": torch == "True"}

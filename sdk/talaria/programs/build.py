@@ -1,0 +1,89 @@
+"""A model becomes a program: its step written as a graph, measured against float64, and packed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from importlib.metadata import version
+
+import torch
+from torch.nn import Module
+
+from talaria.errors import ConfigError, ModelError
+from talaria.model import zoo
+from talaria.model.spec import ModelSpec
+from talaria.programs import onnx_file, reference, vector
+from talaria.programs.graph import Graph
+from talaria.programs.manifest import Manifest
+from talaria.programs.program import Program
+from talaria.programs.session import Session
+from talaria.programs.step import BATCH, graph_of
+from talaria.types import Recipe
+
+PARTS = ("body", "adapters", "head")
+
+
+def build(spec: ModelSpec, trained: str = "all", recipe: Recipe = Recipe()) -> bytes:
+    """The file of the program that trains ``trained`` of ``spec``: ``all``, or parts with commas between, such as
+    ``adapters,head``.
+
+    ``recipe`` gives momentum, weight decay and smoothing; the rate is an input, and what else it says is the loop's.
+    Raises :class:`~talaria.errors.ModelError` for a layer without a rule, and where the program errs more than twice as
+    much against float64 as torch does in float32.
+    """
+    module = zoo.build(spec)
+    only = _named(spec, module, trained)
+    graph = graph_of(module, zoo.head(spec), spec.input_shape, spec.classes, recipe, only)
+    facts = Manifest(
+        model=spec.to_json(),
+        trained=trained,
+        recipe={name: getattr(recipe, name) for name in ("momentum", "smoothing", "weight_decay")},
+        classes=spec.classes,
+        sizes=_sizes(graph, module),
+        parity={"program": 0.0, "torch": 0.0},
+        expected={},
+        made_with={name: version(name) for name in ("onnxruntime", "talaria", "torch")},
+    )
+    data = onnx_file.write(graph, _measured(graph, facts, module, recipe, only).text())
+    Program(data)
+    return data
+
+
+def _measured(graph: Graph, facts: Manifest, module: Module, recipe: Recipe, only: Collection[str] | None) -> Manifest:
+    """``facts`` with the errors on the test vector and what float64 gives there."""
+    feed, names = vector.inputs(graph, facts), [port.name for port in graph.outputs]
+    exact, plain = (reference.step(module, recipe, only, feed, dtype) for dtype in (torch.float64, torch.float32))
+    if exact.keys() != {*names}:
+        raise ModelError(f"program: it would change {sorted(exact.keys() ^ {*names})[:4]} otherwise than torch does")
+    found = dict(zip(names, Session(onnx_file.write(graph, ""))(names, feed), strict=True))
+    parity = {"program": vector.distance(found, exact), "torch": vector.distance(plain, exact)}
+    out = Manifest(**{**vars(facts), "parity": parity, "expected": vector.projections(exact)})
+    if not parity["program"] <= out.allowed:
+        raise ModelError(
+            f"program: errs by {parity['program']:.1e} against float64 where torch errs by {parity['torch']:.1e}; "
+            "train this model with torch"
+        )
+    return out
+
+
+def _named(spec: ModelSpec, module: Module, trained: str) -> Sequence[str] | None:
+    if trained == "all":
+        return None
+    parts = trained.split(",")
+    if not {*parts} <= {*PARTS}:
+        raise ConfigError(f"trained={trained!r} is unknown; use all, or parts among {', '.join(PARTS)} with commas")
+    split = zoo.split(spec, module)
+    return [key for part in PARTS if part in parts for key in getattr(split, part)]
+
+
+def _sizes(graph: Graph, module: Module) -> dict[str, int]:
+    """The widths of the unpruned model by their names in the ports, and the batch of the test vector."""
+    state, sizes = module.state_dict(), {BATCH: vector.BATCH}
+    for port in graph.inputs:
+        if port.name.startswith("weight/"):
+            shape = state[port.name.removeprefix("weight/")].shape
+            sizes |= {
+                label: size
+                for label, size in zip(port.shape, shape, strict=True)
+                if isinstance(label, str) and "*" not in label
+            }
+    return sizes

@@ -1,0 +1,141 @@
+"""An ONNX graph as plain values, and a draft that grows one: equal operators are made once, unread ones fall away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Attribute = int | float | tuple[int, ...]
+"""What an operator's attribute may be here; no text, no tensor and no graph."""
+Size = int | str
+"""A size that is known, or the name of one that each call decides."""
+
+FLOAT, INT, BOOL = "float32", "int64", "bool"
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output: its name, its dtype (``float32`` or ``int64``) and its sizes."""
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator of ONNX's default domain; ``attributes`` in the order of their names."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The attribute ``name``, or ``default``."""
+        return next((value for key, value in self.attributes if key == name), default)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operators in an order in which each finds its inputs made; ``constants`` are part of the file."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Array]
+
+
+@dataclass
+class Draft:
+    """A graph that is being written; each method gives the name of a value."""
+
+    inputs: list[Port] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
+    _made: dict[Any, tuple[str, ...]] = field(default_factory=dict)
+    _maker: dict[str, Node] = field(default_factory=dict)
+
+    def input(self, name: str, shape: Sequence[Size], dtype: str = FLOAT) -> str:
+        """A value that each call brings."""
+        self.inputs.append(Port(name, dtype, tuple(shape)))
+        return name
+
+    def has(self, name: str) -> bool:
+        """Whether there is an input of this name."""
+        return any(port.name == name for port in self.inputs)
+
+    def constant(self, value: Any, dtype: str = FLOAT) -> str:
+        """A value that stands in the file."""
+        array = np.asarray(value, dtype)
+        key = ("constant", array.tobytes(), array.dtype.str, array.shape)
+        if key not in self._made:
+            self._made[key] = (f"c{len(self.constants)}",)
+            self.constants[self._made[key][0]] = array
+        return self._made[key][0]
+
+    def ints(self, *values: int) -> str:
+        """A constant int64 vector: shapes, axes, pads."""
+        return self.constant(values, INT)
+
+    def op(self, kind: str, *inputs: str, **attributes: Attribute) -> str:
+        """The one output of an operator; the same operator over the same inputs is made once."""
+        own = tuple(sorted(attributes.items()))
+        key = (kind, inputs, own)
+        if key not in self._made:
+            node = Node(kind, inputs, (f"v{len(self.nodes)}",), own)
+            self.nodes.append(node)
+            self._made[key] = node.outputs
+            self._maker[node.outputs[0]] = node
+        return self._made[key][0]
+
+    def reshape(self, value: str, *shape: int) -> str:
+        """``value`` in another shape: 0 keeps a size, -1 is what remains."""
+        return self.op("Reshape", value, self.ints(*shape))
+
+    def transpose(self, value: str, *order: int) -> str:
+        """``value`` with its dimensions in ``order``; what only undoes another transposition is not made."""
+        made = self._maker.get(value)
+        if made is not None and made.kind == "Transpose":
+            before = made.get("perm")
+            value, order = made.inputs[0], tuple(before[i] for i in order)
+        return value if order == tuple(range(len(order))) else self.op("Transpose", value, perm=order)
+
+    def sum(self, value: str, *axes: int, keep: bool = False) -> str:
+        """The sum over ``axes``."""
+        return self.op("ReduceSum", value, self.ints(*axes), keepdims=int(keep))
+
+    def mean(self, value: str, *axes: int, keep: bool = False) -> str:
+        """The mean over ``axes``."""
+        return self.op("ReduceMean", value, self.ints(*axes), keepdims=int(keep))
+
+    def total(self, values: Sequence[str]) -> str:
+        """The sum of one or more values of one shape."""
+        out = values[0]
+        for value in values[1:]:
+            out = self.op("Add", out, value)
+        return out
+
+    def product(self, a: str, b: str, *, rank: int, turn_a: bool = False, turn_b: bool = False) -> str:
+        """The matrix product of ``a`` and ``b``, either of them turned; a batch of products where ``rank`` is 3."""
+        if rank == 2 and (turn_a or turn_b):
+            return self.op("Gemm", a, b, transA=int(turn_a), transB=int(turn_b))
+        a = self.transpose(a, 0, 2, 1) if turn_a else a
+        b = self.transpose(b, 0, 2, 1) if turn_b else b
+        return self.op("MatMul", a, b)
+
+    def finish(self, outputs: Sequence[tuple[Port, str]]) -> Graph:
+        """The graph whose ``outputs`` are these values under the names of their ports; nothing unread stays."""
+        nodes = [*self.nodes, *(Node("Identity", (value,), (port.name,)) for port, value in outputs)]
+        read, kept = {port.name for port, _ in outputs}, list[Node]()
+        for node in reversed(nodes):
+            if read.intersection(node.outputs):
+                kept.append(node)
+                read.update(node.inputs)
+        constants = {name: value for name, value in self.constants.items() if name in read}
+        inputs = tuple(port for port in self.inputs if port.name in read)
+        return Graph(inputs, tuple(port for port, _ in outputs), tuple(kept[::-1]), constants)

@@ -1,0 +1,112 @@
+"""Activations, value by value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from torch import nn
+from torch.nn import Module
+
+from talaria.programs.graph import Draft
+from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
+
+Slope = Callable[[str], str]
+"""``gradient of the output -> gradient of the input``."""
+
+
+def _rule(of: Callable[[Draft, str, Module], tuple[str, Slope]]) -> Rule:
+    def rule(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+        (x,) = given
+        if getattr(module, "approximate", "none") != "none":
+            raise refused(layer, "approximates its curve", "use approximate='none'")
+        y, slope = of(step.draft, x.value, module)
+        return x.like(y), lambda g, wanted: [slope(g)]
+
+    return rule
+
+
+def _relu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    y = draft.op("Relu", x)
+    return y, lambda g: draft.op("Mul", g, draft.op("Sign", y))
+
+
+def _hardtanh(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    """ReLU6 is one of them."""
+    own = cast(nn.Hardtanh, module)
+    low, high = draft.constant(float(own.min_val)), draft.constant(float(own.max_val))
+
+    def slope(g: str) -> str:
+        inside = draft.op("And", draft.op("Greater", x, low), draft.op("Less", x, high))
+        return draft.op("Where", inside, g, draft.constant(0.0))
+
+    return draft.op("Clip", x, low, high), slope
+
+
+def _leaky_relu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    rate = draft.constant(float(cast(nn.LeakyReLU, module).negative_slope))
+    up = draft.op("Greater", x, draft.constant(0.0))
+    return (
+        draft.op("Where", up, x, draft.op("Mul", x, rate)),
+        lambda g: draft.op("Where", up, g, draft.op("Mul", g, rate)),
+    )
+
+
+def _sigmoid(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    y = draft.op("Sigmoid", x)
+    return y, lambda g: draft.op("Mul", g, draft.op("Mul", y, draft.op("Sub", draft.constant(1.0), y)))
+
+
+def _tanh(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    y = draft.op("Tanh", x)
+    return y, lambda g: draft.op("Mul", g, draft.op("Sub", draft.constant(1.0), draft.op("Mul", y, y)))
+
+
+def _silu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    s = draft.op("Sigmoid", x)
+    y = draft.op("Mul", x, s)
+
+    def slope(g: str) -> str:
+        rest = draft.op("Mul", y, draft.op("Sub", draft.constant(1.0), s))
+        return draft.op("Mul", g, draft.op("Add", s, rest))
+
+    return y, slope
+
+
+def _gelu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    half, one = draft.constant(0.5), draft.constant(1.0)
+    curve = draft.op("Erf", draft.op("Mul", x, draft.constant(math.sqrt(0.5))))
+    below = draft.op("Mul", half, draft.op("Add", one, curve))
+
+    def slope(g: str) -> str:
+        squared = draft.op("Mul", draft.op("Mul", x, x), draft.constant(-0.5))
+        density = draft.op("Mul", draft.op("Exp", squared), draft.constant(1 / math.sqrt(2 * math.pi)))
+        return draft.op("Mul", g, draft.op("Add", below, draft.op("Mul", x, density)))
+
+    return draft.op("Mul", x, below), slope
+
+
+def _hardswish(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    shifted = draft.op("Add", x, draft.constant(3.0))
+    share = draft.op("Mul", draft.op("Clip", shifted, draft.constant(0.0), draft.constant(6.0)), draft.constant(1 / 6))
+
+    def slope(g: str) -> str:
+        inside = draft.op("And", draft.op("Greater", x, draft.constant(-3.0)), draft.op("Less", x, draft.constant(3.0)))
+        third = draft.op("Where", inside, draft.op("Mul", x, draft.constant(1 / 6)), draft.constant(0.0))
+        return draft.op("Mul", g, draft.op("Add", share, third))
+
+    return draft.op("Mul", x, share), slope
+
+
+RULES: dict[type[Module], Rule] = {
+    nn.ReLU: _rule(_relu),
+    nn.ReLU6: _rule(_hardtanh),
+    nn.Hardtanh: _rule(_hardtanh),
+    nn.LeakyReLU: _rule(_leaky_relu),
+    nn.Sigmoid: _rule(_sigmoid),
+    nn.Tanh: _rule(_tanh),
+    nn.SiLU: _rule(_silu),
+    nn.GELU: _rule(_gelu),
+    nn.Hardswish: _rule(_hardswish),
+}

@@ -1,0 +1,110 @@
+"""What a layer's rule is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from torch.nn import Module
+
+from talaria.errors import ModelError
+from talaria.programs.graph import Draft, Size
+
+CHANNELS = 0
+"""The dimension of a map's channels; the batch follows it."""
+
+
+@dataclass(frozen=True)
+class Map:
+    """What flows between layers: (channels, batch, *space), or (batch, channels) where ``space`` is empty.
+
+    ``channels`` is a number, or the name of a width that a mask may narrow.
+    """
+
+    value: str
+    channels: Size
+    space: tuple[int, ...] = ()
+
+    def like(self, value: str) -> Map:
+        """Another map of the same sizes."""
+        return Map(value, self.channels, self.space)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The dimensions over which a channel's statistics go."""
+        return tuple(range(1, 2 + len(self.space))) if self.space else (0,)
+
+
+Pullback = Callable[[str, Sequence[bool]], Sequence[str | None]]
+"""``(gradient of the output, which inputs want theirs) -> their gradients``, None where not wanted; gradients of the
+layer's own parameters are given to :meth:`Step.trained`."""
+Rule = Callable[["Step", str, Module, Sequence[Map]], tuple[Map, Pullback]]
+
+
+@dataclass
+class Step:
+    """The training step that is being written: its draft, its parameters, and what has become of them."""
+
+    draft: Draft
+    head: str
+    """The layer whose width no mask narrows."""
+    gradients: dict[str, str] = field(default_factory=dict)
+    buffers: dict[str, str] = field(default_factory=dict)
+    """New values of buffers that follow training."""
+
+    def weight(
+        self, layer: str, name: str, tensor: object, shape: Sequence[Size], dtype: str = "float32"
+    ) -> str | None:
+        """The value of a layer's parameter or buffer, an input of the program; None where the layer has none."""
+        if tensor is None:
+            return None
+        port = f"weight/{key(layer, name)}"
+        return port if self.draft.has(port) else self.draft.input(port, shape, dtype)
+
+    def trained(self, module: Module, layer: str, name: str, gradient: Callable[[], str]) -> None:
+        """Keep the gradient of a parameter, if it is trained; a layer that is used twice gives two, which add up."""
+        parameter = getattr(module, name)
+        if parameter is None or not parameter.requires_grad:
+            return
+        made, place = gradient(), key(layer, name)
+        self.gradients[place] = self.draft.op("Add", self.gradients[place], made) if place in self.gradients else made
+
+    @property
+    def samples(self) -> str:
+        """The batch's size as a float32 number."""
+        rows = self.draft.op("Shape", "y", start=0, end=1)
+        return self.draft.op("Cast", self.draft.op("Reshape", rows, self.draft.ints()), to=1)
+
+    @property
+    def several(self) -> str:
+        """Whether the batch holds more than one sample: BatchNorm stands still otherwise."""
+        return self.draft.op("Greater", self.samples, self.draft.constant(1.0))
+
+    def entries(self, at: Map) -> str:
+        """How many values each channel of a map has, as a float32 number."""
+        return self.draft.op("Mul", self.samples, self.draft.constant(float(prod(at.space))))
+
+
+def key(layer: str, name: str) -> str:
+    """The state-dict key of a layer's tensor."""
+    return f"{layer}.{name}" if layer else name
+
+
+def refused(layer: str, what: str, mend: str) -> ModelError:
+    """The error for a layer that no program can hold."""
+    return ModelError(f"program: layer {layer!r} {what}; {mend}, or train this model with torch")
+
+
+def no_dilation(layer: str, module: Module) -> None:
+    """Refuse windows with holes, and those that round up at the edge."""
+    dilation = getattr(module, "dilation", 1)
+    if any(d != 1 for d in (dilation if isinstance(dilation, tuple) else (dilation,))):
+        raise refused(layer, f"has dilation={dilation}", "use a larger kernel without it")
+    if getattr(module, "ceil_mode", False):
+        raise refused(layer, "has ceil_mode=True", "use padding instead")
+
+
+def spread(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """One number for each dimension of space."""
+    return (value,) * rank if isinstance(value, int) else tuple(value)

@@ -1,0 +1,159 @@
+"""Convolutions as one matrix product over columns, dense, grouped and depthwise.
+
+The columns under the taps are made once, for the forward pass and the weight gradient. The input gradient is a
+convolution too, phase by phase. Grouped products have the groups as a third dimension in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import cast
+
+from torch.nn import Conv1d, Conv2d, Module
+
+from talaria.programs.graph import Draft, Size
+from talaria.programs.layers.base import Map, Pullback, Step, no_dilation, refused
+from talaria.programs.layers.windows import Phase, Tap, Windows
+
+LARGE = 16
+"""Taps of a flat kernel from which on ONNX Runtime's transposed convolution beats columns of the gradient: 1.0 against
+4.4 ms for 5x5, 32 to 64 channels, 12x12, batch 10."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How channels stand in the products: of one group, of each its own, or of several with known sizes."""
+
+    draft: Draft
+    groups: int
+    inputs: int
+    outputs: int
+    """Channels of each group; unknown where ``groups`` is 1."""
+
+    @property
+    def dense(self) -> bool:
+        return self.groups == 1
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups > 1 and self.inputs == self.outputs == 1
+
+    @property
+    def rank(self) -> int:
+        return 2 if self.dense else 3
+
+    def rows(self, value: str, channels: int) -> str:
+        """(channels, batch, *space) as the rows of a product."""
+        if self.dense:
+            return self.draft.reshape(value, 0, -1)
+        if self.depthwise:
+            return self.draft.op("Unsqueeze", self.draft.reshape(value, 0, -1), self.draft.ints(1))
+        return self.draft.reshape(value, self.groups, channels, -1)
+
+    def columns(self, pieces: Sequence[str], channels: int) -> str:
+        """All taps of all channels below each other."""
+        if len(pieces) == 1:
+            return self.rows(pieces[0], channels)
+        if self.dense:
+            return self.draft.reshape(self.draft.op("Concat", *pieces, axis=0), 0, -1)
+        return self.draft.op("Concat", *(self.rows(piece, channels) for piece in pieces), axis=1)
+
+    def map(self, value: str, space: tuple[int, ...], channels: int) -> str:
+        """The rows of a product as (channels, batch, *space)."""
+        first = 0 if self.dense or self.depthwise else self.groups * channels
+        return self.draft.reshape(value, first, -1, *space)
+
+    def forward(self, weight: str, taps: int) -> str:
+        """The weight (outputs, inputs, *kernel) against columns."""
+        if taps == 1 and self.dense:
+            return self.draft.reshape(weight, 0, -1)
+        if self.dense:
+            turned = self.draft.transpose(self.draft.reshape(weight, 0, 0, taps), 0, 2, 1)
+            return self.draft.reshape(turned, 0, -1)
+        if self.depthwise:
+            return self.draft.reshape(weight, 0, 1, taps)
+        turned = self.draft.transpose(
+            self.draft.reshape(weight, self.groups, self.outputs, self.inputs, taps), 0, 1, 3, 2
+        )
+        return self.draft.reshape(turned, self.groups, self.outputs, taps * self.inputs)
+
+    def weight(self, value: str, kernel: tuple[int, ...]) -> str:
+        """The inverse of :meth:`forward`."""
+        taps = prod(kernel)
+        if self.dense:
+            if taps > 1:
+                value = self.draft.transpose(self.draft.reshape(value, 0, taps, -1), 0, 2, 1)
+            return self.draft.reshape(value, 0, -1 if taps == 1 else 0, *kernel)
+        if self.depthwise:
+            return self.draft.reshape(value, 0, 1, *kernel)
+        value = self.draft.reshape(value, self.groups, self.outputs, taps, self.inputs)
+        turned = self.draft.transpose(value, 0, 1, 3, 2)
+        return self.draft.reshape(turned, self.groups * self.outputs, self.inputs, *kernel)
+
+    def backward(self, weight: str, kernel: tuple[int, ...], taps: Sequence[Tap]) -> str:
+        """The weight of ``taps`` from outputs to inputs, against the columns of a gradient."""
+        many = prod(kernel)
+        if self.dense:
+            turned, axis = self.draft.transpose(self.draft.reshape(weight, 0, 0, many), 1, 2, 0), 1
+        elif self.depthwise:
+            turned, axis = self.draft.reshape(weight, 0, 1, many), 2
+        else:
+            apart = self.draft.reshape(weight, self.groups, self.outputs, self.inputs, many)
+            turned, axis = self.draft.transpose(apart, 0, 2, 3, 1), 2
+        if len(taps) < many:
+            at = [sum(k * prod(kernel[i + 1 :]) for i, k in enumerate(tap)) for tap in taps]
+            turned = self.draft.op("Gather", turned, self.draft.ints(*at), axis=axis)
+        if self.depthwise:
+            return turned
+        if self.dense:
+            return self.draft.reshape(turned, 0, -1)
+        return self.draft.reshape(turned, self.groups, self.inputs, len(taps) * self.outputs)
+
+
+def convolution(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """A convolution with zero padding, of one or two dimensions."""
+    own, draft, (x,) = cast("Conv1d | Conv2d", module), step.draft, given
+    no_dilation(layer, own)
+    if isinstance(own.padding, str) or own.padding_mode != "zeros":
+        raise refused(layer, f"has padding={own.padding!r} of {own.padding_mode!r}", "pad with zeros, by numbers")
+    windows = Windows(x.space, own.kernel_size, own.stride, own.padding)
+    form = _Form(draft, own.groups, own.in_channels // own.groups, own.out_channels // own.groups)
+    kernel, taps = own.kernel_size, prod(own.kernel_size)
+    out: Size = layer if form.dense else x.channels if form.depthwise else own.out_channels
+    held = x.channels if form.dense else form.inputs
+    weight = step.weight(layer, "weight", own.weight, (out, held, *kernel))
+    bias = step.weight(layer, "bias", own.bias, (out,))
+    assert weight is not None
+    columns = form.columns(windows.under(draft, x.value), form.inputs)
+    y = form.map(draft.op("MatMul", form.forward(weight, taps), columns), windows.out, form.outputs)
+    if bias:
+        y = draft.op("Add", y, draft.reshape(bias, -1, *[1] * (1 + len(x.space))))
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        rows = form.rows(g, form.outputs)
+        step.trained(
+            own, layer, "weight", lambda: form.weight(draft.product(rows, columns, rank=form.rank, turn_b=True), kernel)
+        )
+        step.trained(own, layer, "bias", lambda: draft.sum(draft.reshape(g, 0, -1), 1))
+        if not wanted[0]:
+            return [None]
+
+        if form.dense and len(x.space) == 2 and set(windows.stride) == {1} and taps >= LARGE:
+            turned = draft.transpose(g, 1, 0, 2, 3)
+            dx = draft.op(
+                "ConvTranspose", turned, weight, kernel_shape=kernel, pads=windows.padding * 2, strides=(1, 1)
+            )
+            return [draft.transpose(dx, 1, 0, 2, 3)]
+        return [windows.back(draft, x.value, lambda phase: _of(form, weight, windows, phase, g))]
+
+    return Map(y, out, windows.out), back
+
+
+def _of(form: _Form, weight: str, windows: Windows, phase: Phase, g: str) -> str:
+    """The input gradient at the positions of one phase."""
+    taps = list(phase.taps)
+    columns = form.columns(phase.shifted(form.draft, g, windows.out, taps), form.outputs)
+    product = form.draft.op("MatMul", form.backward(weight, windows.kernel, taps), columns)
+    return form.map(product, phase.sizes, form.inputs)

@@ -1,0 +1,144 @@
+"""Windows that slide over a map: the slices under each tap of a kernel, and their way back by phases.
+
+A position p of the map lies in phase p mod stride. Where the taps meet it is known before any size is: no scattering is
+needed, only slices, pads and one interleaving of the phases.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from talaria.programs.graph import Draft
+
+Tap = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows over ``space``, all numbers per dimension."""
+
+    space: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """How many windows there are."""
+        zipped = zip(self.space, self.kernel, self.stride, self.padding, strict=True)
+        return tuple((n + 2 * p - k) // s + 1 for n, k, s, p in zipped)
+
+    @property
+    def whole(self) -> bool:
+        """Whether one window covers the whole map."""
+        return self.kernel == self.space and not any(self.padding)
+
+    @property
+    def apart(self) -> bool:
+        """Whether no two windows share a position."""
+        return all(k <= s for k, s in zip(self.kernel, self.stride, strict=True))
+
+    def taps(self) -> Iterator[Tap]:
+        """All places in a kernel, in their order in memory."""
+        return itertools.product(*map(range, self.kernel))
+
+    def under(self, draft: Draft, value: str, fill: float = 0.0) -> list[str]:
+        """What lies under each tap: (channels, batch, *out) each; ``fill`` stands beyond the edge."""
+        value = pad(draft, value, self.padding, self.padding, fill)
+        wide = tuple(n + 2 * p for n, p in zip(self.space, self.padding, strict=True))
+        return [cut(draft, value, wide, tap, self.out, self.stride) for tap in self.taps()]
+
+    def phases(self) -> Iterator[Phase]:
+        """The phases, the last dimension's first."""
+        for start in itertools.product(*map(range, self.stride)):
+            sizes = tuple(len(range(b, n, s)) for b, n, s in zip(start, self.space, self.stride, strict=True))
+            edges = [b + p for b, p in zip(start, self.padding, strict=True)]
+            per = [
+                [(k, (e - k) // s) for k in range(n) if (e - k) % s == 0]
+                for e, n, s in zip(edges, self.kernel, self.stride, strict=True)
+            ]
+            taps = {tuple(k for k, _ in one): tuple(o for _, o in one) for one in itertools.product(*per)}
+            yield Phase(sizes, taps if prod(sizes) else {})
+
+    def back(self, draft: Draft, like: str, of: Callable[[Phase], str]) -> str:
+        """The map (channels, batch, *space) whose phases ``of`` gives; zero where no tap meets one. ``like`` is any
+        value with the map's channels and batch."""
+        longest = tuple(-(-n // s) for n, s in zip(self.space, self.stride, strict=True))
+        none = (0,) * len(longest)
+        pieces = []
+        for phase in self.phases():
+            missing = [a - b for a, b in zip(longest, phase.sizes, strict=True)]
+            pieces.append(pad(draft, of(phase), none, missing) if phase.taps else zeros(draft, like, longest))
+        made = list(longest)
+        for axis in reversed(range(len(longest))):
+            many = self.stride[axis]
+            made[axis] *= many
+            groups = [pieces[i : i + many] for i in range(0, len(pieces), many)]
+            pieces = [_interleaved(draft, group, axis, made) for group in groups]
+        return cut(draft, pieces[0], tuple(made), none, self.space, (1,) * len(longest))
+
+    def fold(self, draft: Draft, like: str, pieces: Mapping[Tap, str]) -> str:
+        """The sum, at each position, of what the taps over it brought: the inverse of :meth:`under`."""
+
+        def summed(phase: Phase) -> str:
+            return draft.total([phase.shifted(draft, pieces[tap], self.out, [tap])[0] for tap in phase.taps])
+
+        return self.back(draft, like, summed)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The positions of one phase: ``sizes``, and how far each tap that meets them is off its windows' places."""
+
+    sizes: tuple[int, ...]
+    taps: Mapping[Tap, tuple[int, ...]]
+
+    def shifted(self, draft: Draft, value: str, out: tuple[int, ...], taps: Sequence[Tap]) -> list[str]:
+        """``value``, one entry for each window, as the positions of this phase meet it under each of ``taps``."""
+        offsets = [self.taps[tap] for tap in taps]
+        low = [max(0, -min(one)) for one in zip(*offsets, strict=True)]
+        high = [
+            max(0, max(one) + size - n)
+            for one, size, n in zip(zip(*offsets, strict=True), self.sizes, out, strict=True)
+        ]
+        value = pad(draft, value, low, high)
+        wide = tuple(n + a + b for n, a, b in zip(out, low, high, strict=True))
+        step = (1,) * len(out)
+        return [
+            cut(draft, value, wide, tuple(o + a for o, a in zip(offset, low, strict=True)), self.sizes, step)
+            for offset in offsets
+        ]
+
+
+def pad(draft: Draft, value: str, low: Sequence[int], high: Sequence[int], fill: float = 0.0) -> str:
+    """``value`` with so much more at the beginning and end of each dimension of space."""
+    if not any(low) and not any(high):
+        return value
+    return draft.op("Pad", value, draft.ints(0, 0, *low, 0, 0, *high), draft.constant(fill))
+
+
+def cut(
+    draft: Draft, value: str, wide: tuple[int, ...], start: Sequence[int], count: Sequence[int], step: Sequence[int]
+) -> str:
+    """From ``start`` on, ``count`` entries of each dimension of space, ``step`` apart."""
+    if tuple(count) == wide and set(step) == {1}:
+        return value
+    end = [b + s * (n - 1) + 1 for b, n, s in zip(start, count, step, strict=True)]
+    axes = range(2, 2 + len(wide))
+    return draft.op("Slice", value, draft.ints(*start), draft.ints(*end), draft.ints(*axes), draft.ints(*step))
+
+
+def zeros(draft: Draft, like: str, space: Sequence[int]) -> str:
+    """Zeros with the first two sizes of ``like``, and ``space``."""
+    shape = draft.op("Concat", draft.op("Shape", like, start=0, end=2), draft.ints(*space), axis=0)
+    return draft.op("Expand", draft.constant(0.0), shape)
+
+
+def _interleaved(draft: Draft, pieces: Sequence[str], axis: int, space: Sequence[int]) -> str:
+    if len(pieces) == 1:
+        return pieces[0]
+    apart = [draft.op("Unsqueeze", piece, draft.ints(3 + axis)) for piece in pieces]
+    return draft.reshape(draft.op("Concat", *apart, axis=3 + axis), 0, 0, *space)

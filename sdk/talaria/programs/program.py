@@ -1,0 +1,184 @@
+"""A program, opened within limits, and run on arrays: what a device trains with where torch is not installed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from talaria.errors import ConfigError, DataError, ModelError, TooLarge, WireError
+from talaria.programs import manifest as manifests
+from talaria.programs import onnx_file
+from talaria.programs.graph import FLOAT, INT, Array, Graph, Port
+from talaria.programs.manifest import Manifest
+from talaria.programs.session import Session
+from talaria.programs.shapes import Cost, Limits, Value, measure
+
+Arrays = dict[str, Array]
+_PARTS = ("weight", "momentum", "draw")
+_KEPT = 64
+"""Combinations of shapes whose check is remembered."""
+
+
+class Program:
+    """One training step of one model and trained part, for every mask and batch size.
+
+    >>> program = Program.open("imu_cnn.program")  # doctest: +SKIP
+    >>> weights, momentum, loss = program.step(weights, momentum, x, y, lr=0.02)  # doctest: +SKIP
+    """
+
+    def __init__(self, data: bytes, limits: Limits = Limits()) -> None:
+        """Check the bytes of a program's file; ONNX Runtime sees them at the first step only.
+
+        Raises :class:`~talaria.errors.WireError` for what is no program, and :class:`~talaria.errors.TooLarge` for one
+        beyond ``limits`` at the sizes of its test vector.
+        """
+        if len(data) > limits.file_bytes:
+            raise TooLarge(f"program: {len(data)} bytes, at most {limits.file_bytes} are read; raise Limits.file_bytes")
+        self.graph, note = onnx_file.read(data)
+        self.manifest = manifests.read(note)
+        self.digest = hashlib.sha256(data).hexdigest()
+        """Hex sha256 of the file: its name wherever it is kept or sent."""
+        self.file_bytes = len(data)
+        self.limits, self._data, self._checked = limits, data, dict[object, Cost]()
+        if len(self.graph.nodes) > limits.nodes:
+            raise TooLarge(
+                f"program: {len(self.graph.nodes)} operators, at most {limits.nodes} are run; raise Limits.nodes"
+            )
+        self._ports = _ports(self.graph)
+        named = [(name, *name.partition("/")[::2]) for name in self._ports]
+        self._reads = [[(port, key) for port, kind, key in named if kind == part] for part in _PARTS]
+        self.cost = self._measured(_sizes(self.graph, self.manifest))
+
+    @staticmethod
+    def open(path: str | Path, limits: Limits = Limits()) -> Program:
+        """The program of a file; a file that is too large is not read."""
+        try:
+            with Path(path).open("rb") as file:
+                return Program(file.read(limits.file_bytes + 1), limits)
+        except OSError as why:
+            raise ConfigError(f"cannot read {path}: {why.strerror or why}; check the path") from None
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The weights that a step changes, and the statistics that follow."""
+        names = (port.name for port in self.graph.outputs)
+        return tuple(name.removeprefix("next/weight/") for name in names if name.startswith("next/weight/"))
+
+    def momentum(self, weights: Mapping[str, Array]) -> Arrays:
+        """Zeros for what is trained: the momentum of a new optimizer."""
+        return {name: np.zeros_like(weights[name]) for _, name in self._reads[1]}
+
+    def step(
+        self,
+        weights: Mapping[str, Array],
+        momentum: Mapping[str, Array],
+        x: Array,
+        y: Array,
+        *,
+        lr: float,
+        draws: Mapping[str, Array] | None = None,
+    ) -> tuple[Arrays, Arrays, float]:
+        """One step of SGD: ``(weights, momentum, mean loss of the batch before it)``; nothing given is changed.
+
+        ``weights`` is the whole state of the model by state-dict key, float32 and int64 counters, as narrow as a mask
+        says. ``x`` float32 (N, ...), ``y`` int64 (N,) in 0..classes-1. ``draws`` has the dropout draws (N, ...) by
+        layer. Raises :class:`~talaria.errors.ModelError` for arrays that do not fit the program and
+        :class:`~talaria.errors.DataError` for labels that are no classes.
+        """
+        feed: Arrays = {"x": x, "y": y, "lr": np.array(lr, np.float32)}
+        for given, ports in zip((weights, momentum, draws or {}), self._reads, strict=True):
+            feed.update((port, given[name]) for port, name in ports if name in given)
+        self._fits(feed)
+        if int(y.view(np.uint64).max()) >= self.manifest.classes:  # a negative label is a large one there
+            raise DataError(f"y: labels {y.min()}..{y.max()} must lie in 0..{self.manifest.classes - 1}")
+        found = self.run(feed)
+        state = {**weights, **_under(found, "next/weight/")}
+        return state, {**momentum, **_under(found, "next/momentum/")}, float(found["loss"])
+
+    def run(self, feed: Mapping[str, Array]) -> Arrays:
+        """All outputs by name, of all inputs by name, as the graph has them; shapes are not checked."""
+        names = [port.name for port in self.graph.outputs]
+        return dict(zip(names, self._session(names, feed), strict=True))
+
+    @cached_property
+    def _session(self) -> Session:
+        return Session(self._data)
+
+    def _fits(self, feed: Mapping[str, Array]) -> None:
+        """Raises unless every input is there in its dtype, widths agree, and the step stays within the limits."""
+        shapes = tuple((name, getattr(v, "shape", None), getattr(v, "dtype", None)) for name, v in feed.items())
+        if shapes in self._checked:
+            return
+        sizes: dict[str, int] = {}
+        for name, port in self._ports.items():
+            if name not in feed:
+                raise ModelError(f"program: {name!r} is missing; give the whole state, and draws for dropout")
+            _fit(port, feed[name], sizes)
+        cost = self._measured({name: Value(value.shape, value.dtype.name) for name, value in feed.items()})
+        if len(self._checked) == _KEPT:
+            self._checked.clear()
+        self._checked[shapes] = cost
+
+    def _measured(self, given: Mapping[str, Value]) -> Cost:
+        cost = measure(self.graph, given, self.limits)
+        for port in self.graph.outputs:
+            found = cost.outputs.get(port.name)
+            wanted = given[port.name.removeprefix("next/")].shape if port.name != "loss" else ()
+            if found is None or found.shape != wanted or found.dtype != port.dtype:
+                raise WireError(f"program: {port.name[:80]!r} is not {wanted} of {port.dtype}; build it again")
+        return cost
+
+
+def _ports(graph: Graph) -> dict[str, Port]:
+    """The inputs by name. Raises :class:`~talaria.errors.WireError` for one that no program has."""
+    ports = {port.name: port for port in graph.inputs}
+    known = {"x": FLOAT, "y": INT, "lr": FLOAT}
+    for name, port in ports.items():
+        kind, slash, rest = name.partition("/")
+        dtypes = (known[name],) if name in known else (FLOAT, INT) if kind == "weight" else (FLOAT,)
+        named = name in known or (slash and rest and kind in _PARTS)
+        if not named or port.dtype not in dtypes:
+            raise WireError(f"program: takes {name[:80]!r} of {port.dtype}, which no program does; build it again")
+    names = [port.name for port in graph.outputs]
+    ours = [name for name in names if name.startswith("next/") and name.removeprefix("next/") in ports]
+    if (
+        len(ports) != len(graph.inputs)
+        or not known.keys() <= ports.keys()
+        or sorted([*ours, "loss"]) != sorted({*names})
+    ):
+        raise WireError("program: its inputs and outputs are not those of a step; build it again")
+    return ports
+
+
+def _sizes(graph: Graph, manifest: Manifest) -> dict[str, Value]:
+    """Every input at the sizes of the manifest."""
+    try:
+        return {p.name: Value(tuple(map(manifest.size, p.shape)), p.dtype) for p in graph.inputs}
+    except (KeyError, ValueError) as why:
+        raise WireError(f"program: its manifest has no size for {str(why)[:80]}; build it again") from None
+
+
+def _fit(port: Port, value: Array, sizes: dict[str, int]) -> None:
+    if not isinstance(value, np.ndarray) or value.dtype.name != port.dtype:
+        raise ModelError(f"program: {port.name!r} must be an array of {port.dtype}, is {_what(value)}; convert it")
+    if len(value.shape) != len(port.shape):
+        raise ModelError(f"program: {port.name!r} has shape {value.shape}, needs {port.shape}; give this model's state")
+    for label, size in zip(port.shape, value.shape, strict=True):
+        wanted = label if isinstance(label, int) else sizes.setdefault(label, size)
+        if size != wanted or size == 0:
+            raise ModelError(
+                f"program: {port.name!r} has shape {value.shape}, needs {port.shape} with {label}={wanted}; "
+                "give one model's state under one mask"
+            )
+
+
+def _what(value: object) -> str:
+    return str(value.dtype) if isinstance(value, np.ndarray) else type(value).__name__
+
+
+def _under(found: Arrays, prefix: str) -> Arrays:
+    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}

@@ -1,0 +1,41 @@
+"""The one place where a program meets ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from talaria.errors import ConfigError, WireError
+from talaria.programs.graph import Array
+
+
+class Session:
+    """A program's file, loaded by stock ONNX Runtime to run on the calling thread alone."""
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise ConfigError(f"a program needs onnxruntime ({error}): pip install 'talaria[predict]'") from error
+        kinds = vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+        own = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception))
+        self._refusals: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, *own)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        try:
+            self._session: Any = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        except self._refusals as why:
+            raise WireError(f"program: ONNX Runtime cannot load it ({_short(why)}); build it again") from None
+
+    def __call__(self, outputs: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
+        """The named outputs. Raises :class:`~talaria.errors.WireError` where ONNX Runtime refuses."""
+        try:
+            found: list[Array] = self._session.run(outputs, feed)
+        except self._refusals as why:
+            raise WireError(f"program: ONNX Runtime could not run it ({_short(why)}); build it again") from None
+        return found
+
+
+def _short(problem: Exception) -> str:
+    return " ".join(str(problem).split())[:200]

@@ -1,0 +1,304 @@
+"""What a program makes and computes, worked out from sizes alone before ONNX Runtime sees it.
+
+Each operator that a program may use has one rule here, and this table is the allow list. A rule gives the shape of the
+output and the multiply-adds; small whole numbers (shapes that are computed) are followed by value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from talaria.errors import TooLarge, WireError
+from talaria.programs.graph import BOOL, FLOAT, INT, Array, Graph, Node
+
+Shape = tuple[int, ...]
+_FEW = 64
+"""Most whole numbers that are followed by value: shapes, axes, pads."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value by its shape and dtype; ``numbers`` where they are few, whole and known."""
+
+    shape: Shape
+    dtype: str = FLOAT
+    numbers: Array | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory."""
+        return math.prod(self.shape) * {FLOAT: 4, INT: 8, BOOL: 1}[self.dtype]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program may be and do; a file or a call beyond them is refused before anything is allocated."""
+
+    file_bytes: int = 4 << 20
+    nodes: int = 20_000
+    memory_bytes: int = 1 << 30
+    """Of the values that live at once in one step, each given back when it was last read."""
+    multiply_adds: int = 10**12
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one step takes at given sizes."""
+
+    memory_bytes: int
+    multiply_adds: int
+    outputs: Mapping[str, Value]
+
+
+def measure(graph: Graph, given: Mapping[str, Value], limits: Limits) -> Cost:
+    """The cost of one step on inputs of these shapes.
+
+    Raises :class:`~talaria.errors.WireError` for an operator that no program uses and for shapes that do not fit each
+    other, and :class:`~talaria.errors.TooLarge` beyond ``limits``.
+    """
+    values = {name: Value(c.shape, c.dtype.name, _few(c)) for name, c in graph.constants.items()} | dict(given)
+    last = {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
+    last |= {port.name: len(graph.nodes) for port in graph.outputs}
+    live = most = sum(value.bytes for value in values.values())
+    work = 0
+    for place, node in enumerate(graph.nodes):
+        rule = RULES.get(node.kind)
+        if rule is None:
+            raise WireError(f"program: uses the operator {node.kind[:40]!r}, which no program needs; build it again")
+        odd = [name for name, _ in node.attributes if name not in _ATTRIBUTES.get(node.kind, ())]
+        if odd or node.get("axis", 0) < 0:
+            raise WireError(f"program: {node.kind} with {odd or 'a negative axis'} is unknown; build it again")
+        try:
+            out, extra = rule(node, [values[name] for name in node.inputs])
+            (name,) = node.outputs
+        except (KeyError, ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError) as why:
+            raise WireError(f"program: {node.kind} does not fit its inputs ({why}); build it again") from None
+        if name in values or min(out.shape, default=1) < 1:
+            raise WireError(f"program: {node.kind} gives {name[:40]!r} twice or of no size; build it again")
+        values[name] = out
+        live, work = live + out.bytes, work + extra + math.prod(out.shape)
+        most = max(most, live)
+        live -= sum(values[one].bytes for one in {*node.inputs, name} if last.get(one, place) == place)
+        if most > limits.memory_bytes or work > limits.multiply_adds:
+            raise TooLarge(
+                f"program: one step would take {most >> 20} MiB and {work:.1e} multiply-adds, limits are "
+                f"{limits.memory_bytes >> 20} and {limits.multiply_adds:.1e}; give a smaller batch"
+            )
+    return Cost(most, work, values)
+
+
+Found = tuple[Value, int]
+Rule = Callable[[Node, list[Value]], Found]
+
+
+def _few(array: Array) -> Array | None:
+    return array if array.dtype == np.int64 and array.size <= _FEW else None
+
+
+def _numbers(value: Value) -> list[int]:
+    if value.numbers is None or value.numbers.ndim > 1:
+        raise ValueError("a shape that is not known")
+    return [int(one) for one in np.atleast_1d(value.numbers)]
+
+
+def _joined(values: list[Value]) -> Shape:
+    return tuple(int(size) for size in np.broadcast_shapes(*(value.shape for value in values)))
+
+
+def _alike(node: Node, given: list[Value]) -> Found:
+    """One input, and an output like it."""
+    (x,) = given
+    return Value(x.shape, x.dtype), 0
+
+
+def _together(node: Node, given: list[Value]) -> Found:
+    a, b = given
+    if a.dtype != b.dtype:
+        raise ValueError(f"{a.dtype} with {b.dtype}")
+    return Value(_joined(given), a.dtype), 0
+
+
+def _compared(node: Node, given: list[Value]) -> Found:
+    return Value(_together(node, given)[0].shape, BOOL), 0
+
+
+def _where(node: Node, given: list[Value]) -> Found:
+    _, a, b = given
+    if given[0].dtype != BOOL or a.dtype != b.dtype:
+        raise ValueError("a choice between other types")
+    return Value(_joined(given), a.dtype), 0
+
+
+def _cast(node: Node, given: list[Value]) -> Found:
+    return Value(given[0].shape, {1: FLOAT, 7: INT, 9: BOOL}[node.get("to")]), 0
+
+
+def _clip(node: Node, given: list[Value]) -> Found:
+    if any(value.shape for value in given[1:]):
+        raise ValueError("bounds that are no numbers")
+    return Value(given[0].shape), 0
+
+
+def _product(node: Node, given: list[Value]) -> Found:
+    a, b = given[0].shape, given[1].shape
+    if node.kind == "Gemm":
+        if len(a) != 2 or len(b) != 2:
+            raise ValueError(f"{a} times {b}")
+        a = a[::-1] if node.get("transA") else a
+        b = b[::-1] if node.get("transB") else b
+    if min(len(a), len(b)) < 2 or a[-1] != b[-2]:
+        raise ValueError(f"{a} times {b}")
+    shape = (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+    if len(given) > 2 and _joined([Value(shape), given[2]]) != shape:
+        raise ValueError(f"{shape} plus {given[2].shape}")
+    return Value(shape), math.prod(shape) * a[-1]
+
+
+def _reduce(node: Node, given: list[Value]) -> Found:
+    x = given[0].shape
+    gone = {range(len(x))[axis] for axis in _numbers(given[1])}
+    keep = node.get("keepdims", 1)
+    shape = tuple(1 if i in gone else n for i, n in enumerate(x) if keep or i not in gone)
+    return Value(shape, given[0].dtype), math.prod(x)
+
+
+def _reshape(node: Node, given: list[Value]) -> Found:
+    x, asked = given[0], _numbers(given[1])
+    asked = [x.shape[i] if size == 0 else size for i, size in enumerate(asked)]
+    if asked.count(-1) == 1:
+        rest = math.prod(size for size in asked if size != -1)
+        asked = [math.prod(x.shape) // rest if size == -1 else size for size in asked]
+    if min(asked, default=1) < 0 or math.prod(asked) != math.prod(x.shape):
+        raise ValueError(f"{x.shape} as {asked}")
+    return Value(tuple(asked), x.dtype), 0
+
+
+def _unsqueeze(node: Node, given: list[Value]) -> Found:
+    (axis,) = _numbers(given[1])
+    shape = list(given[0].shape)
+    if not 0 <= axis <= len(shape):
+        raise ValueError(f"axis {axis}")
+    shape.insert(axis, 1)
+    return Value(tuple(shape), given[0].dtype), 0
+
+
+def _transpose(node: Node, given: list[Value]) -> Found:
+    x, order = given[0], node.get("perm")
+    if sorted(order) != list(range(len(x.shape))):
+        raise ValueError(f"order {order}")
+    return Value(tuple(x.shape[i] for i in order), x.dtype), 0
+
+
+def _slice(node: Node, given: list[Value]) -> Found:
+    x, (starts, ends, axes, steps) = list(given[0].shape), map(_numbers, given[1:])
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        x[axis] = len(range(x[axis])[slice(start, end, step)])
+    return Value(tuple(x), given[0].dtype), 0
+
+
+def _concat(node: Node, given: list[Value]) -> Found:
+    axis, shape = node.get("axis"), list(given[0].shape)
+    for other in given:
+        rest = [*other.shape]
+        rest[axis] = shape[axis]
+        if rest != shape or other.dtype != given[0].dtype:
+            raise ValueError("parts of different shapes")
+    shape[axis] = sum(value.shape[axis] for value in given)
+    known = [value.numbers for value in given if value.numbers is not None]
+    few = len(shape) == 1 and len(known) == len(given) and shape[0] <= _FEW
+    return Value(tuple(shape), given[0].dtype, np.concatenate(known) if few else None), 0
+
+
+def _pad(node: Node, given: list[Value]) -> Found:
+    x, pads = given[0].shape, _numbers(given[1])
+    if len(pads) != 2 * len(x) or min(pads, default=0) < 0:
+        raise ValueError(f"pads {pads}")
+    return Value(tuple(n + pads[i] + pads[i + len(x)] for i, n in enumerate(x))), 0
+
+
+def _gather(node: Node, given: list[Value]) -> Found:
+    x, axis, at = given[0], node.get("axis", 0), _numbers(given[1])
+    if not all(0 <= i < x.shape[axis] for i in at):
+        raise ValueError(f"places {at}")
+    return Value((*x.shape[:axis], len(at), *x.shape[axis + 1 :]), x.dtype), 0
+
+
+def _expand(node: Node, given: list[Value]) -> Found:
+    return Value(_joined([given[0], Value(tuple(_numbers(given[1])))]), given[0].dtype), 0
+
+
+def _shape_of(node: Node, given: list[Value]) -> Found:
+    sizes = given[0].shape[slice(node.get("start", 0), node.get("end"))]
+    return Value((len(sizes),), INT, np.array(sizes, np.int64)), 0
+
+
+def _one_hot(node: Node, given: list[Value]) -> Found:
+    (depth,) = _numbers(given[1])
+    if given[0].dtype != INT or given[2].shape != (2,) or depth < 1:
+        raise ValueError("labels that are none")
+    return Value((*given[0].shape, depth)), 0
+
+
+def _pool(node: Node, given: list[Value]) -> Found:
+    x, kernel, stride = given[0].shape, node.get("kernel_shape"), node.get("strides")
+    pads = node.get("pads", (0,) * 2 * len(kernel))
+    if len(kernel) != len(x) - 2 or min((*kernel, *stride)) < 1 or any(p < 0 or p >= min(kernel) for p in pads):
+        raise ValueError(f"windows {kernel}")
+    out = [(n + pads[i] + pads[i + len(kernel)] - kernel[i]) // stride[i] + 1 for i, n in enumerate(x[2:])]
+    return Value((*x[:2], *out)), math.prod((*x[:2], *out, *kernel))
+
+
+def _transposed(node: Node, given: list[Value]) -> Found:
+    """A transposed convolution with steps of 1."""
+    x, w = given[0].shape, given[1].shape
+    pads = node.get("pads")
+    if x[1] != w[0] or node.get("kernel_shape") != w[2:] or {*node.get("strides")} != {1} or min(pads) < 0:
+        raise ValueError(f"{x} with {w}")
+    out = [n + k - 1 - pads[i] - pads[i + len(w) - 2] for i, (n, k) in enumerate(zip(x[2:], w[2:], strict=True))]
+    return Value((x[0], w[1], *out)), math.prod(x) * math.prod(w[1:])
+
+
+_ALIKE = ("Erf", "Exp", "Identity", "LogSoftmax", "Neg", "Not", "Reciprocal", "Relu", "Sigmoid", "Sign", "Sqrt", "Tanh")
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(_ALIKE, _alike),
+    **dict.fromkeys(("Add", "And", "Div", "Max", "Mul", "Sub"), _together),
+    **dict.fromkeys(("Equal", "Greater", "Less"), _compared),
+    **dict.fromkeys(("Gemm", "MatMul"), _product),
+    **dict.fromkeys(("ReduceMean", "ReduceSum"), _reduce),
+    **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
+    "Cast": _cast,
+    "Clip": _clip,
+    "Concat": _concat,
+    "ConvTranspose": _transposed,
+    "Expand": _expand,
+    "Gather": _gather,
+    "OneHot": _one_hot,
+    "Pad": _pad,
+    "Reshape": _reshape,
+    "Shape": _shape_of,
+    "Slice": _slice,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+    "Where": _where,
+}
+"""Every operator that a program may use."""
+
+_POOL = ("kernel_shape", "pads", "strides")
+_ATTRIBUTES: Mapping[str, Sequence[str]] = {
+    "AveragePool": ("count_include_pad", *_POOL),
+    "Cast": ("to",),
+    "Concat": ("axis",),
+    "ConvTranspose": _POOL,
+    "Gather": ("axis",),
+    "Gemm": ("transA", "transB"),
+    "LogSoftmax": ("axis",),
+    "MaxPool": _POOL,
+    "ReduceMean": ("keepdims",),
+    "ReduceSum": ("keepdims",),
+    "Shape": ("end", "start"),
+    "Transpose": ("perm",),
+}

@@ -1,0 +1,178 @@
+"""A whole training step as one graph: forward, cross-entropy, the backward pass of what trains, SGD with momentum.
+
+The rules are :mod:`talaria.training.loop`'s: which layers are in train mode, what is frozen, how a batch of one sample
+is normalized. Sources: Sutskever et al. 2013 for momentum as torch.optim.SGD has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+from torch.nn import Module
+
+from talaria.errors import ConfigError, ModelError
+from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port
+from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.table import FUNCTIONS, LAYERS
+from talaria.training import loop
+from talaria.types import Recipe
+
+BATCH = "N"
+
+
+def graph_of(
+    module: Module, head: str, input_shape: Sequence[int], classes: int, recipe: Recipe, only: Collection[str] | None
+) -> Graph:
+    """The step that :func:`talaria.training.loop.train` takes on one batch; ``module`` is frozen as it says.
+
+    Inputs: ``x`` float32 (N, *input_shape), ``y`` int64 (N,), ``lr``, ``weight/<key>``, ``momentum/<key>`` of what is
+    trained, ``draw/<layer>`` of dropout. Outputs: ``loss`` and ``next/`` of the weights and momenta that change.
+    ``recipe`` gives momentum, weight decay and smoothing. Raises :class:`~talaria.errors.ModelError` for a layer that
+    no program can hold.
+    """
+    if recipe.accumulate != 1:
+        raise ConfigError(
+            f"program: accumulate={recipe.accumulate} is not known to programs; use 1, and a smaller batch"
+        )
+    trained = loop.freeze_but(module, only)
+    if not trained:
+        raise ConfigError("program: nothing is trained; name a part that the model has")
+    draft = Draft()
+    x = draft.input("x", (BATCH, *input_shape))
+    draft.input("y", (BATCH,), INT)
+    draft.input("lr", ())
+    step = Step(draft, head)
+    space = tuple(input_shape[1:])
+    if space:
+        x = draft.transpose(x, 1, 0, *range(2, 2 + len(space)))
+    logits, tape = _forward(step, module, Map(x, input_shape[0], space))
+    if logits.space:
+        raise ModelError(f"program: the model gives maps of {logits.space}; end it with Flatten and Linear")
+    loss, slope = _cross_entropy(step, logits.value, classes, recipe.smoothing)
+    _backward(draft, tape, slope)
+    return draft.finish([(Port("loss", FLOAT, ()), loss), *_updates(step, recipe)])
+
+
+@dataclass
+class _Entry:
+    """One layer's place in the pass: what it read, the way back, and whether anything trains up to here."""
+
+    read: list[fx.Node]
+    back: Pullback
+    trains: bool
+    slopes: list[str] = field(default_factory=list)
+    """Gradients of its output, one from each layer that read it."""
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
+        """Whatever has a rule is one layer, and so are torch's own; the rest is looked into."""
+        return type(m) in LAYERS or super().is_leaf_module(m, module_qualified_name)
+
+
+def _forward(step: Step, module: Module, x: Map) -> tuple[Map, dict[fx.Node, _Entry]]:
+    """The logits, and the tape: each layer's entry, in the order of the pass, the last one that of the logits."""
+    try:
+        traced = _Tracer().trace(module)
+    except (fx.proxy.TraceError, TypeError, ValueError) as why:
+        raise ModelError(
+            f"program: the forward pass of {type(module).__name__} depends on its values ({str(why)[:120]}); "
+            "write it as layers without conditions, or train this model with torch"
+        ) from None
+    maps: dict[fx.Node, Map] = {}
+    tape: dict[fx.Node, _Entry] = {}
+    for node in traced.nodes:
+        if node.op == "placeholder":
+            if maps:
+                raise ModelError(f"program: the model takes {node.name!r} too; give it one input")
+            maps[node] = x
+            continue
+        if node.op == "output":
+            (last,) = node.args
+            if not isinstance(last, fx.Node) or last not in tape:
+                raise ModelError("program: the model gives more than the logits of its last layer; give one output")
+            return maps[last], {**{n: e for n, e in tape.items() if n is not last}, last: tape[last]}
+        layer, rule, own = _rule(node, module)
+        read = [arg for arg in node.args if isinstance(arg, fx.Node)]
+        if any(one not in maps for one in read) or not read:
+            raise refused(layer, "reads what no program holds", "feed it maps only")
+        if _in_place(node, own) and len(read[0].users) > 1:
+            raise refused(layer, "changes in place what another layer reads", "use inplace=False")
+        trains = any(p.requires_grad for p in own.parameters())
+        maps[node], back = rule(step, layer, own, [maps[one] for one in read])
+        tape[node] = _Entry(read, back, trains or any(tape[one].trains for one in read if one in tape))
+    raise ModelError("program: the model gives nothing; return its logits")
+
+
+def _rule(node: fx.Node, module: Module) -> tuple[str, Any, Module]:
+    if node.op == "call_module":
+        layer = str(node.target)
+        own = module.get_submodule(layer)
+        if type(own) not in LAYERS:
+            known = ", ".join(sorted(kind.__name__ for kind in LAYERS))
+            raise refused(layer, f"is a {type(own).__name__}, which has no rule", f"use layers among {known}")
+        return layer, LAYERS[type(own)], own
+    target: Any = node.target
+    found = FUNCTIONS.get(target) if node.op in ("call_function", "call_method") else None
+    plain = all(isinstance(arg, fx.Node) for arg in node.args) and not node.kwargs
+    if getattr(target, "__name__", target) == "flatten":
+        plain = (list(node.args[1:]) == [1] and not node.kwargs) or node.kwargs == {"start_dim": 1}
+    if found is None or not plain:
+        what = getattr(target, "__name__", str(target))
+        raise refused(node.name, f"is the function {what}{node.args[1:]}, which has no rule", "use layers of torch.nn")
+    return node.name, *found
+
+
+def _in_place(node: fx.Node, own: Module) -> bool:
+    name = getattr(node.target, "__name__", str(node.target))
+    return bool(getattr(own, "inplace", False)) or name in ("iadd", "add_", "relu_")
+
+
+def _cross_entropy(step: Step, logits: str, classes: int, smoothing: float) -> tuple[str, str]:
+    """The mean loss of a batch and its gradient by the logits (N, classes)."""
+    draft = step.draft
+    others = smoothing / classes
+    levels = draft.constant([others, 1 - smoothing + others])
+    target = draft.op("OneHot", "y", draft.ints(classes), levels)
+    log = draft.op("LogSoftmax", logits, axis=1)
+    each = draft.sum(draft.op("Mul", target, log), 1)
+    loss = draft.op("Neg", draft.mean(each, 0))
+    return loss, draft.op("Div", draft.op("Sub", draft.op("Exp", log), target), step.samples)
+
+
+def _backward(draft: Draft, tape: dict[fx.Node, _Entry], slope: str) -> None:
+    """From the last layer to the first that trains; what only frozen layers feed gets no gradient."""
+    [*_, last] = tape.values()
+    last.slopes.append(slope)
+    for entry in reversed(tape.values()):
+        if not entry.slopes or not entry.trains:
+            continue
+        wanted = [one in tape and tape[one].trains for one in entry.read]
+        found = entry.back(draft.total(entry.slopes), wanted)
+        for one, want, own in zip(entry.read, wanted, found, strict=True):
+            if want and own is not None:
+                tape[one].slopes.append(own)
+
+
+def _updates(step: Step, recipe: Recipe) -> list[tuple[Port, str]]:
+    """The new weights, momenta and buffers under the names of their outputs."""
+    draft, out = step.draft, list[tuple[Port, str]]()
+    shapes = {port.name: port for port in draft.inputs}
+    for key, gradient in step.gradients.items():
+        weight, slope = shapes[f"weight/{key}"], gradient
+        if recipe.weight_decay:
+            decay = draft.op("Mul", weight.name, draft.constant(recipe.weight_decay))
+            slope = draft.op("Add", slope, decay)
+        if recipe.momentum:
+            momentum = draft.input(f"momentum/{key}", weight.shape)
+            slope = draft.op("Add", draft.op("Mul", momentum, draft.constant(recipe.momentum)), slope)
+            out.append((Port(f"next/momentum/{key}", FLOAT, weight.shape), slope))
+        moved = draft.op("Sub", weight.name, draft.op("Mul", slope, "lr"))
+        out.append((Port(f"next/weight/{key}", FLOAT, weight.shape), moved))
+    for key, value in step.buffers.items():
+        port = shapes[f"weight/{key}"]
+        out.append((Port(f"next/weight/{key}", port.dtype, port.shape), value))
+    return out

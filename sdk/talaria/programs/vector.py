@@ -1,0 +1,85 @@
+"""The test vector of a program: inputs drawn by rule, so that the file need not hold them, and what comes out in short.
+
+Draws are the raw words of numpy's Philox, keyed by the sha256 of the input's name: the same everywhere, for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from talaria.programs.graph import INT, Array, Graph, Port
+from talaria.programs.manifest import Manifest
+
+BATCH = 5
+"""Samples of the vector: odd, and more than one, so that BatchNorm takes its statistics."""
+RATE = 1.0
+"""The learning rate of the vector: high, so that errors of gradients show in the weights."""
+
+
+def inputs(graph: Graph, manifest: Manifest) -> dict[str, Array]:
+    """An array for each input of a program, at the sizes of its manifest."""
+    return {port.name: _drawn(port, tuple(map(manifest.size, port.shape)), manifest.classes) for port in graph.inputs}
+
+
+def _drawn(port: Port, shape: tuple[int, ...], classes: int) -> Array:
+    count, kind = math.prod(shape), port.name.partition("/")[0]
+    if port.name == "lr":
+        return np.array(RATE, np.float32)
+    if port.name == "y":
+        return (_words(port.name, count) % np.uint64(classes)).astype(np.int64).reshape(shape)
+    if port.dtype == INT:
+        return np.full(shape, 3, np.int64)
+    even = (_words(port.name, count) >> np.uint64(40)).astype(np.float64) * 2.0**-24
+    if kind == "draw" or (kind == "weight" and len(shape) < 2):  # scales and variances are above zero
+        value = 0.5 + even
+    elif kind == "momentum":
+        value = (2 * even - 1) / 64
+    else:
+        value = (2 * even - 1) * math.sqrt(3 / (math.prod(shape[1:]) if kind == "weight" else 1))
+    return value.astype(np.float32).reshape(shape)
+
+
+def _words(name: str, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
+    return np.random.Philox(key=key).random_raw(count)
+
+
+def kind_of(output: str) -> str:
+    """``momentum`` or ``weight``; the loss counts among the weights, as of one number torch's own error is luck."""
+    return "momentum" if output.startswith("next/momentum/") else "weight"
+
+
+def projections(outputs: Mapping[str, Array]) -> dict[str, tuple[float, float]]:
+    """``(sum under drawn signs, euclidean norm)`` in float64, over all outputs of a kind."""
+    found: dict[str, tuple[float, float]] = {}
+    for name, value in outputs.items():
+        flat = np.asarray(value, np.float64).reshape(-1)
+        signs = (_words(f"sign/{name}", len(flat)) >> np.uint64(63)).astype(np.float64) * 2 - 1
+        total, square = found.get(kind_of(name), (0.0, 0.0))
+        found[kind_of(name)] = (total + float(signs @ flat), square + float(flat @ flat))
+    return {kind: (total, math.sqrt(square)) for kind, (total, square) in found.items()}
+
+
+def distance(outputs: Mapping[str, Array], exact: Mapping[str, Array]) -> float:
+    """The norm of the difference to ``exact`` over its norm, of the kind of output where it is largest."""
+    apart: dict[str, tuple[float, float]] = {}
+    for name, value in exact.items():
+        wanted = np.asarray(value, np.float64)
+        error = np.asarray(outputs[name], np.float64) - wanted
+        square, whole = apart.get(kind_of(name), (0.0, 0.0))
+        apart[kind_of(name)] = (square + float((error * error).sum()), whole + float((wanted * wanted).sum()))
+    return max(math.sqrt(square / whole) for square, whole in apart.values())
+
+
+def deviation(found: Mapping[str, tuple[float, float]], expected: Mapping[str, tuple[float, float]]) -> float:
+    """How far projections lie from those expected, over the norm: about the error of all values together, as signs that
+    are drawn add errors up like a walk. Infinite where a kind is missing or not finite."""
+    if found.keys() != expected.keys():
+        return math.inf
+    apart = [abs(found[kind][0] - total) / (norm or 1.0) for kind, (total, norm) in expected.items()]
+    return max(apart) if all(map(math.isfinite, apart)) else math.inf

@@ -1,0 +1,192 @@
+"""A program's step is torch's step: layer by layer, model by model, under masks, at every batch, over several steps."""
+
+import copy
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tolerance import roundings
+from torch import nn
+
+from talaria.errors import ConfigError, ModelError
+from talaria.model import pruning, zoo
+from talaria.model.compaction import gather
+from talaria.programs import reference, vector
+from talaria.programs.build import build
+from talaria.programs.program import Program
+from talaria.training import loop
+from talaria.types import Recipe
+
+_nets = importlib.util.spec_from_file_location("talaria_program_nets", Path(__file__).with_name("nets.py"))
+nets = importlib.util.module_from_spec(_nets)
+_nets.loader.exec_module(nets)
+
+RECIPES = {"plain": Recipe(momentum=0), "full": Recipe(momentum=0.9, weight_decay=0.01, smoothing=0.1)}
+
+
+def arrays(module: nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in loop.state_of(module).items()}
+
+
+def batch(shape, classes, count, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((count, *shape), np.float32), rng.integers(0, classes, count)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", nets.NETS)
+def test_each_layer_errs_no_more_than_twice_as_much_as_torch(name, recipe):
+    shape, make = nets.NETS[name]
+    torch.manual_seed(0)
+    program = Program(build(zoo.keep(make(), shape, 4), "all", RECIPES[recipe]))
+    assert program.manifest.parity["program"] <= program.manifest.allowed
+    found = vector.projections(program.run(vector.inputs(program.graph, program.manifest)))
+    assert vector.deviation(found, program.manifest.expected) <= 4 * program.manifest.allowed
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("keep", [1.0, 0.5, 0.2])
+@pytest.mark.parametrize("name", ["imu_cnn", "mlp", "fmnist_cnn"])
+def test_one_file_serves_every_mask_and_batch(program_of, spec_of, name, keep, count):
+    program, spec = Program(program_of(name)), spec_of(name)
+    dense = zoo.build(spec)
+    scores = pruning.importance(dense, zoo.layout(spec))
+    mask = pruning.choose(scores, zoo.layout(spec).full(), keep=keep)
+    module = pruning.compact(dense, mask)
+    weights = {k: v.numpy() for k, v in gather(loop.state_of(dense), mask).items()}
+    x, y = batch(spec.input_shape, spec.classes, count)
+    momentum = program.momentum(weights)
+    state, moved, loss = program.step(weights, momentum, x, y, lr=0.05)
+    feed = {"x": x, "y": y, "lr": np.array(0.05, np.float32)}
+    feed |= {f"weight/{k}": v for k, v in weights.items()} | {f"momentum/{k}": v for k, v in momentum.items()}
+    exact, plain = (reference.step(module, Recipe(), None, feed, kind) for kind in (torch.float64, torch.float32))
+    found = {"loss": loss} | {f"next/weight/{k}": state[k] for k in weights}
+    found |= {f"next/momentum/{k}": v for k, v in moved.items()}
+    assert vector.distance(found, exact) <= 4 * vector.distance(plain, exact) + 2**-23
+    assert all(state[k].shape == v.shape and state[k].dtype == v.dtype for k, v in weights.items())
+
+
+@pytest.mark.parametrize("trained", ["all", "head", "body"])
+@pytest.mark.parametrize("name", ["imu_cnn", "mlp"])
+def test_several_steps_are_the_loops(program_of, spec_of, name, trained):
+    spec = spec_of(name)
+    program, module = Program(program_of(name, trained)), zoo.build(spec)
+    split = zoo.split(spec, module)
+    only = None if trained == "all" else split.of(trained)
+    weights, recipe, steps = arrays(module), Recipe(lr=0.01), 4
+    momentum = program.momentum(weights)
+    optimizer = loop.sgd(loop.freeze_but(module, only), recipe)
+    for number in range(steps):
+        x, y = batch(spec.input_shape, spec.classes, 16, number)
+        weights, momentum, loss = program.step(weights, momentum, x, y, lr=recipe.lr)
+        optimizer.zero_grad()
+        mine = loop.cross_entropy()(module, torch.from_numpy(x), torch.from_numpy(y))
+        mine.backward()
+        optimizer.step()
+        # a layer rounds once for each term of its sums, forward and back, and a step carries that on
+        longest = max(math.prod(p.shape[1:]) * 100 for p in module.parameters() if p.dim() > 1)
+        assert roundings(loss, mine.detach()) <= (number + 1) * longest
+    frozen = {k for k in weights if only is not None and k not in only}
+    now = arrays(module)
+    assert all(np.array_equal(weights[k], now[k]) for k in frozen)
+    for name_, value in now.items():
+        assert roundings(weights[name_], value) <= steps * longest, name_
+
+
+def test_a_batch_of_one_leaves_the_statistics(program_of, spec_of):
+    program, module = Program(program_of("imu_cnn")), zoo.build(spec_of("imu_cnn"))
+    weights = arrays(module)
+    x, y = batch((6, 100), 7, 1)
+    after, _, _ = program.step(weights, program.momentum(weights), x, y, lr=0.1)
+    kept = [k for k in weights if "running" in k or k.endswith("tracked")]
+    assert kept
+    assert all(np.array_equal(after[k], weights[k]) for k in kept)
+
+
+def test_dropout_follows_the_given_draw():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Linear(6, 4))
+    spec = zoo.keep(net, (5,), 4)
+    program, weights = Program(build(spec)), arrays(net)
+    x, y = batch((5,), 4, 3)
+    none = {"1": np.zeros((3, 6), np.float32)}
+    state, _, loss = program.step(weights, program.momentum(weights), x, y, lr=0.1, draws=none)
+    assert np.array_equal(state["0.weight"], weights["0.weight"])
+    assert loss == pytest.approx(
+        float(nn.functional.cross_entropy(net[2].bias.detach().expand(3, 4), torch.from_numpy(y)))
+    )
+    with pytest.raises(ModelError, match="draw/1"):
+        program.step(weights, program.momentum(weights), x, y, lr=0.1)
+
+
+def first():
+    return nn.Conv1d(3, 3, 1)
+
+
+class Odd(nn.Module):
+    def __init__(self, do) -> None:
+        super().__init__()
+        self.first, self.flatten, self.head, self.do = first(), nn.Flatten(), nn.Linear(36, 4), do
+
+    def forward(self, x):
+        return self.head(self.flatten(self.do(self.first(x))))
+
+
+def late(x):
+    y = x * 2
+    return y if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: nets.maps(first(), nn.LSTM(12, 4), wide=12), "'1' is a LSTM"),
+        (lambda: nets.maps(first(), nn.Softplus(), wide=36), "'1' is a Softplus"),
+        (lambda: nets.maps(nn.Conv1d(3, 4, 3, dilation=2), wide=32), "dilation"),
+        (lambda: nets.maps(nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular"), wide=48), "circular"),
+        (lambda: nets.maps(first(), nn.MaxPool1d(5, ceil_mode=True), wide=9), "ceil_mode"),
+        (lambda: nets.maps(first(), nn.BatchNorm1d(3, track_running_stats=False), wide=36), "running mean"),
+        (lambda: nets.maps(first(), nn.GELU(approximate="tanh"), wide=36), "approximate"),
+        (lambda: nets.maps(first(), nn.AdaptiveAvgPool1d(2), wide=6), "pools to"),
+        (lambda: nets.maps(nn.Linear(12, 12), wide=36), "Flatten"),
+        (lambda: Odd(torch.cumsum), "cumsum"),
+        (lambda: Odd(lambda x: x + 1), "add"),
+        (lambda: Odd(lambda x: x * x), "mul"),
+        (lambda: Odd(lambda x: nn.functional.dropout(x, 0.5)), "dropout"),
+        (lambda: Odd(late), "depends on its values"),
+    ],
+)
+def test_what_has_no_rule_is_refused_by_name_with_the_mend(make, said):
+    with pytest.raises(ModelError, match=said) as found:
+        build(zoo.keep(make(), nets.LINE, 4))
+    assert "train this model with torch" in str(found.value)
+
+
+def test_what_is_changed_in_place_and_read_again_is_refused():
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.flatten, self.head = first(), nn.ReLU(True), nn.Flatten(), nn.Linear(36, 4)
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.head(self.flatten(self.act(x) + x))
+
+    with pytest.raises(ModelError, match="in place"):
+        build(zoo.keep(Both(), nets.LINE, 4))
+
+
+def test_settings_that_no_step_has_are_refused(spec_of):
+    with pytest.raises(ConfigError, match="accumulate=2"):
+        build(spec_of("mlp"), "all", Recipe(accumulate=2))
+    with pytest.raises(ConfigError, match="trained='hips'"):
+        build(spec_of("mlp"), "hips")
+    with pytest.raises(ConfigError, match="nothing is trained"):
+        build(spec_of("mlp"), "adapters")
+
+
+def test_the_same_model_gives_the_same_bytes(program_of, spec_of):
+    assert build(copy.deepcopy(spec_of("mlp"))) == program_of("mlp")

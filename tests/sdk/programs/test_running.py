@@ -1,0 +1,179 @@
+"""Programs run, and are refused, without torch."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from talaria.cli.programs import app
+from talaria.errors import ConfigError, DataError, ModelError, TooLarge
+from talaria.model import zoo
+from talaria.programs import vector
+from talaria.programs.program import Program
+from talaria.programs.shapes import Limits
+from talaria.programs.verify import verify
+
+SCRIPT = """
+import sys
+import numpy as np
+from talaria.programs import vector
+from talaria.programs.program import Program
+from talaria.programs.verify import verify
+path = sys.argv[1]
+assert verify(path).ok
+program = Program.open(path)
+feed = vector.inputs(program.graph, program.manifest)
+weights = {name.removeprefix("weight/"): value for name, value in feed.items() if name.startswith("weight/")}
+momentum = program.momentum(weights)
+losses = []
+for _ in range(8):
+    weights, momentum, loss = program.step(weights, momentum, feed["x"], feed["y"], lr=0.01)
+    losses.append(loss)
+assert losses[-1] < losses[0], losses
+print(sorted({"torch", "onnx", "typer", "talaria.types"} & set(sys.modules)))
+"""
+
+
+@pytest.fixture
+def file(program_of, tmp_path):
+    path = tmp_path / "mlp.program"
+    path.write_bytes(program_of("mlp"))
+    return path
+
+
+def test_a_program_is_verified_and_learns_without_torch(program_of, tmp_path):
+    path = tmp_path / "imu.program"
+    path.write_bytes(program_of("imu_cnn"))
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["imu_cnn", "mlp", "fmnist_cnn"])
+def test_a_program_is_standard_onnx(program_of, name):
+    model = onnx.load_from_string(program_of(name))
+    onnx.checker.check_model(model, full_check=True)
+    assert {entry.domain for entry in model.opset_import} == {""}
+    assert not [node for node in model.graph.node if "Random" in node.op_type or node.op_type in ("Dropout", "Loop")]
+
+
+def test_a_program_of_imu_cnn_is_small(program_of):
+    assert len(program_of("imu_cnn")) <= 25_000
+
+
+def test_verify_measures_and_replays(file):
+    report = verify(file)
+    assert report.ok
+    assert report.deviation <= report.allowed
+    assert report.parity["program"] <= 2 * report.parity["torch"]
+    assert report.digest == Program.open(file).digest
+
+
+def test_another_expectation_fails(program_of, tmp_path):
+    """A file that claims another result is refused by the replay, however well it is written."""
+    data = program_of("mlp")
+    program = Program(data)
+    from talaria.programs import onnx_file
+
+    facts = program.manifest
+    wrong = {kind: (total + norm, norm) for kind, (total, norm) in facts.expected.items()}
+    path = tmp_path / "wrong.program"
+    path.write_bytes(onnx_file.write(program.graph, type(facts)(**{**vars(facts), "expected": wrong}).text()))
+    assert not verify(path).ok
+    done = CliRunner().invoke(app, ["verify", str(path)])
+    assert done.exit_code == 1
+    assert "FAILED" in done.stdout
+
+
+def state_and_batch(spec):
+    weights = {k: v.numpy() for k, v in zoo.build(spec).state_dict().items()}
+    rng = np.random.default_rng(0)
+    return weights, rng.standard_normal((4, *spec.input_shape), np.float32), rng.integers(0, spec.classes, 4)
+
+
+def test_what_does_not_fit_is_refused_with_its_name(program_of, spec_of):
+    program = Program(program_of("mlp"))
+    weights, x, y = state_and_batch(spec_of("mlp"))
+    momentum = program.momentum(weights)
+    step = lambda **but: program.step(**{"weights": weights, "momentum": momentum, "x": x, "y": y, "lr": 0.1} | but)
+    assert step()[2] > 0
+    for but, error, said in (
+        ({"y": y + 4}, DataError, "labels"),
+        ({"y": y - 4}, DataError, "labels"),
+        ({"y": y.astype(np.int32)}, ModelError, "int64"),
+        ({"y": y[:3]}, ModelError, "'y'"),
+        ({"x": x[:0], "y": y[:0]}, ModelError, "'x'"),
+        ({"x": x.astype(np.float64)}, ModelError, "float32"),
+        ({"x": x[:, :7]}, ModelError, "'x'"),
+        ({"x": x[None]}, ModelError, "'x'"),
+        ({"x": x.tolist()}, ModelError, "list"),
+        ({"weights": {}}, ModelError, "missing"),
+        ({"momentum": {}}, ModelError, "missing"),
+        ({"weights": weights | {"fc2.weight": weights["fc2.weight"][:, :9]}}, ModelError, "fc2.weight"),
+        ({"momentum": momentum | {"fc1.bias": momentum["fc1.bias"][:1]}}, ModelError, "fc1.bias"),
+    ):
+        with pytest.raises(error, match=said):
+            step(**but)
+
+
+def test_a_step_beyond_the_limits_is_refused_before_it_is_made(program_of, spec_of):
+    program = Program(program_of("imu_cnn"), Limits(memory_bytes=24 << 20))
+    weights, x, y = state_and_batch(spec_of("imu_cnn"))
+    momentum = program.momentum(weights)
+    program.step(weights, momentum, x, y, lr=0.1)
+    many = np.broadcast_to(x[:1], (100_000, 6, 100)), np.broadcast_to(y[:1], (100_000,))
+    with pytest.raises(TooLarge, match="smaller batch"):
+        program.step(weights, momentum, *many, lr=0.1)
+
+
+def test_nothing_given_is_changed(program_of, spec_of):
+    program = Program(program_of("mlp"))
+    weights, x, y = state_and_batch(spec_of("mlp"))
+    before = {k: v.copy() for k, v in weights.items()}
+    momentum = program.momentum(weights)
+    program.step(weights, momentum, x, y, lr=0.1)
+    assert all(np.array_equal(weights[k], v) for k, v in before.items())
+    assert not any(v.any() for v in momentum.values())
+
+
+def test_the_vector_is_the_same_everywhere(program_of):
+    """The draws are part of the format: these words come from Philox, keyed by sha256 of the name."""
+    program = Program(program_of("mlp"))
+    feed = vector.inputs(program.graph, program.manifest)
+    key = 0x7A9F  # any key: what is held is numpy's promise that raw words never change
+    assert np.random.Philox(key=key).random_raw(1)[0] == np.random.Philox(key=key).random_raw(2)[0]
+    assert feed["x"].shape == (vector.BATCH, 20)
+    assert np.abs(feed["x"]).max() <= np.sqrt(3)
+
+
+def test_the_command_builds_and_verifies(tmp_path):
+    out = tmp_path / "head.program"
+    words = ["build", "--model", "mlp", "--shape", "20", "--classes", "4", "--trained", "head", "--out", str(out)]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    done = CliRunner().invoke(app, ["verify", str(out), "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["digest"] == made["digest"]
+    assert Program.open(out).trained == ("head.weight", "head.bias")
+    assert out.stat().st_size < len(b"x") * 4000
+
+
+def test_the_command_names_what_is_wrong(tmp_path):
+    runner = CliRunner()
+    for words, said in (
+        (["build", "--model", "mlp", "--shape", "a,b", "--classes", "4"], "shape='a,b'"),
+        (["build", "--model", "nosuch", "--shape", "4", "--classes", "4"], "nosuch"),
+        (
+            ["build", "--model", "mlp", "--shape", "4", "--classes", "4", "-o", str(tmp_path / "no" / "p")],
+            "cannot write",
+        ),
+        (["verify", str(tmp_path / "none")], "cannot read"),
+    ):
+        done = runner.invoke(app, words)
+        assert isinstance(done.exception, ConfigError), done.output
+        assert said in str(done.exception)
