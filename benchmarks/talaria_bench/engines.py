@@ -9,12 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from talaria.programs.program import Program
 
 CASES: tuple[tuple[str, tuple[int, ...], int, int, str, float], ...] = (
     ("imu_cnn", (6, 100), 7, 16, "all", 1.0),
@@ -50,8 +47,9 @@ def engines(
 ) -> None:
     """Measure a step of SGD with momentum on both engines: thread CPU time, interleaved, as ratios in one run.
 
-    Torch's step is the training loop's own; the program's is `Program.step`, with all its checks. A process of its own
-    says what the program takes where torch is never imported.
+    Torch's step is the training loop's own; the program's is `Training.step`, in buffers that stay, and in JSON
+    `Program.step`, on new arrays each time; both with all checks. A process of its own says what the program takes
+    where torch is never imported.
     """
     figures = measure(rounds)
     if as_json:
@@ -95,6 +93,7 @@ def _row(
     from talaria.planning import cpu_timer
     from talaria.programs.build import build
     from talaria.programs.program import Program
+    from talaria.programs.training import Training
     from talaria.training import loop
     from talaria.types import Recipe
 
@@ -115,8 +114,15 @@ def _row(
         objective(module, xs, ys).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    program = _Running(Program(data), weights, x, y, recipe.lr)
-    took = cpu_timer.interleaved({"torch": eager, "program": program}, rounds=rounds, burst=0.03)
+    program = Program(data)
+    momentum = program.momentum(weights)
+    training = Training(program, weights, momentum)
+    calls = {
+        "torch": eager,
+        "program": lambda: training.step(x, y, lr=recipe.lr),
+        "single": lambda: program.step(weights, momentum, x, y, lr=recipe.lr),
+    }
+    took = cpu_timer.interleaved(calls, rounds=rounds, burst=0.03)
     return {
         "model": model,
         "trained": trained,
@@ -126,20 +132,10 @@ def _row(
         "torch_ms": median(took["torch"]) * 1e3,
         "program_ms": median(took["program"]) * 1e3,
         "ratio": cpu_timer.ratios(took, "torch")["program"],
+        "single_ratio": cpu_timer.ratios(took, "torch")["single"],
         "aim": AIMS[f"{model} {trained} {keep}"],
-        "parity": program.program.manifest.parity,
+        "parity": program.manifest.parity,
     }
-
-
-class _Running:
-    """A program that goes on from what its last step gave."""
-
-    def __init__(self, program: Program, weights: dict[str, Any], x: Any, y: Any, lr: float) -> None:
-        self.program, self.weights, self.batch, self.lr = program, weights, (x, y), lr
-        self.momentum = program.momentum(weights)
-
-    def __call__(self) -> None:
-        self.weights, self.momentum, _ = self.program.step(self.weights, self.momentum, *self.batch, lr=self.lr)
 
 
 def _alone() -> dict[str, Any]:

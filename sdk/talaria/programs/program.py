@@ -89,23 +89,41 @@ class Program:
         layer. Raises :class:`~talaria.errors.ModelError` for arrays that do not fit the program and
         :class:`~talaria.errors.DataError` for labels that are no classes.
         """
-        feed: Arrays = {"x": x, "y": y, "lr": np.array(lr, np.float32)}
-        for given, ports in zip((weights, momentum, draws or {}), self._reads, strict=True):
-            feed.update((port, given[name]) for port, name in ports if name in given)
-        self._fits(feed)
-        if int(y.view(np.uint64).max()) >= self.manifest.classes:  # a negative label is a large one there
-            raise DataError(f"y: labels {y.min()}..{y.max()} must lie in 0..{self.manifest.classes - 1}")
+        feed = self.feed(weights, momentum, x, y, lr, draws)
         found = self.run(feed)
         state = {**weights, **_under(found, "next/weight/")}
         return state, {**momentum, **_under(found, "next/momentum/")}, float(found["loss"])
 
+    def feed(
+        self,
+        weights: Mapping[str, Array],
+        momentum: Mapping[str, Array],
+        x: Array,
+        y: Array,
+        lr: float,
+        draws: Mapping[str, Array] | None = None,
+    ) -> Arrays:
+        """The inputs of a step by their names in the graph, checked; what it raises, and needs, is :meth:`step`'s."""
+        feed: Arrays = {"x": x, "y": y, "lr": np.array(lr, np.float32)}
+        for given, ports in zip((weights, momentum, draws or {}), self._reads, strict=True):
+            feed.update((port, given[name]) for port, name in ports if name in given)
+        self._fits(feed)
+        self.labels(y)
+        return feed
+
+    def labels(self, y: Array) -> None:
+        """Raise :class:`~talaria.errors.DataError` unless all labels are classes."""
+        if int(y.view(np.uint64).max()) >= self.manifest.classes:  # a negative label is a large one there
+            raise DataError(f"y: labels {y.min()}..{y.max()} must lie in 0..{self.manifest.classes - 1}")
+
     def run(self, feed: Mapping[str, Array]) -> Arrays:
         """All outputs by name, of all inputs by name, as the graph has them; shapes are not checked."""
         names = [port.name for port in self.graph.outputs]
-        return dict(zip(names, self._session(names, feed), strict=True))
+        return dict(zip(names, self.session(names, feed), strict=True))
 
     @cached_property
-    def _session(self) -> Session:
+    def session(self) -> Session:
+        """ONNX Runtime's session of this program, made when it is first asked for."""
         return Session(self._data)
 
     def _fits(self, feed: Mapping[str, Array]) -> None:

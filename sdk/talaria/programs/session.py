@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from talaria.errors import ConfigError, WireError
@@ -35,6 +36,22 @@ class Session:
         except self._refusals as why:
             raise WireError(f"program: ONNX Runtime could not run it ({_short(why)}); build it again") from None
         return found
+
+    def bound(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        """A call that reads ``inputs`` and writes ``outputs``, C-contiguous arrays that stay where they are: it spares
+        the names, dictionaries and new arrays of each call."""
+        binding = self._session.io_binding()
+        for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+            for name, array in arrays.items():
+                bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        return partial(self._call, binding, inputs, outputs)
+
+    def _call(self, binding: Any, *held: Mapping[str, Array]) -> None:
+        """``held`` are the arrays, of which the binding knows the addresses alone."""
+        try:
+            self._session.run_with_iobinding(binding)
+        except self._refusals as why:
+            raise WireError(f"program: ONNX Runtime could not run it ({_short(why)}); build it again") from None
 
 
 def _short(problem: Exception) -> str:

@@ -15,6 +15,7 @@ from talaria.model import zoo
 from talaria.programs import vector
 from talaria.programs.program import Program
 from talaria.programs.shapes import Limits
+from talaria.programs.training import Training
 from talaria.programs.verify import verify
 
 SCRIPT = """
@@ -138,6 +139,35 @@ def test_nothing_given_is_changed(program_of, spec_of):
     program.step(weights, momentum, x, y, lr=0.1)
     assert all(np.array_equal(weights[k], v) for k, v in before.items())
     assert not any(v.any() for v in momentum.values())
+
+
+def test_steps_in_buffers_that_stay_give_the_same_bytes(program_of, spec_of):
+    program = Program(program_of("imu_cnn"))
+    weights, x, y = state_and_batch(spec_of("imu_cnn"))
+    momentum = program.momentum(weights)
+    training = Training(program, weights, momentum)
+    for count in (4, 4, 3, 4, 1, 2, 3, 4, 4):
+        assert training.step(x[:count], y[:count], lr=0.1 / count) > 0
+        weights, momentum, _ = program.step(weights, momentum, x[:count], y[:count], lr=0.1 / count)
+        for mine, theirs in ((training.weights, weights), (training.momentum, momentum)):
+            assert mine.keys() == theirs.keys()
+            assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
+    with pytest.raises(DataError, match="labels"):
+        training.step(x, y + 7, lr=0.1)
+    with pytest.raises(ModelError, match="'x'"):
+        training.step(x[:, :3], y, lr=0.1)
+
+
+def test_what_is_frozen_stays_and_is_not_shared_with_the_caller(program_of, spec_of):
+    program = Program(program_of("imu_cnn", "head"))
+    weights, x, y = state_and_batch(spec_of("imu_cnn"))
+    training = Training(program, weights, program.momentum(weights))
+    before = training.weights
+    for value in weights.values():
+        value[...] = 0
+    training.step(x, y, lr=0.1)
+    after = training.weights
+    assert {name for name in after if not np.array_equal(after[name], before[name])} == {"head.weight", "head.bias"}
 
 
 def test_the_vector_is_the_same_everywhere(program_of):

@@ -1,0 +1,76 @@
+"""Steps that go on from each other in buffers that stay: a small network's step is mostly the cost of its call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from talaria.programs.graph import Array
+from talaria.programs.program import Arrays, Program
+
+_KEPT = 4
+"""Shapes of batches whose buffers are kept: an epoch has two, its last batch being smaller."""
+
+
+class Training:
+    """A program with its state: the weights and momenta that a step writes are those that the next one reads.
+
+    There are two sets of them, read and written in turn. What is given is copied; nothing is shared with the caller.
+    """
+
+    def __init__(self, program: Program, weights: Mapping[str, Array], momentum: Mapping[str, Array]) -> None:
+        """Begin at ``weights`` and ``momentum``, as :meth:`Program.step` takes them."""
+        self.program = program
+        given = {"weight": weights, "momentum": momentum}
+        self._state = {
+            f"{kind}/{name}": np.array(value, order="C") for kind, one in given.items() for name, value in one.items()
+        }
+        changing = [port.name.removeprefix("next/") for port in program.graph.outputs if port.name != "loss"]
+        self._other = {name: np.empty_like(self._state[name]) for name in changing if name in self._state}
+        self._turn = 0
+        self._loss = np.zeros((), np.float32)
+        self._batches: dict[object, tuple[Arrays, list[Callable[[], None]]]] = {}
+
+    @property
+    def weights(self) -> Arrays:
+        """A copy of the whole state by state-dict key, as it is now."""
+        return self._now("weight/")
+
+    @property
+    def momentum(self) -> Arrays:
+        """A copy of the momenta, as they are now."""
+        return self._now("momentum/")
+
+    def step(self, x: Array, y: Array, *, lr: float, draws: Mapping[str, Array] | None = None) -> float:
+        """One step; the mean loss of the batch before it. Arguments and errors are those of :meth:`Program.step`."""
+        given = {"x": x, "y": y, **{f"draw/{name}": value for name, value in (draws or {}).items()}}
+        shapes = tuple((name, getattr(v, "shape", None), getattr(v, "dtype", None)) for name, v in given.items())
+        if shapes not in self._batches:
+            self._bind(shapes, x, y, lr, draws)
+        buffers, calls = self._batches[shapes]
+        self.program.labels(y)
+        for name, value in given.items():
+            if name in buffers:
+                np.copyto(buffers[name], value)
+        buffers["lr"][...] = lr
+        calls[self._turn]()
+        self._turn = 1 - self._turn
+        return float(self._loss)
+
+    def _bind(self, shapes: object, x: Array, y: Array, lr: float, draws: Mapping[str, Array] | None) -> None:
+        feed = self.program.feed(self._now("weight/"), self._now("momentum/"), x, y, lr, draws)
+        buffers = {name: np.array(value, order="C") for name, value in feed.items() if name not in self._state}
+        sets = [{**self._state, **self._other}, self._state]
+        calls = []
+        for read, written in ((sets[1], sets[0]), (sets[0], sets[1])):
+            inputs = {name: buffers[name] if name in buffers else read[name] for name in feed}
+            outputs = {f"next/{name}": written[name] for name in self._other}
+            calls.append(self.program.session.bound(inputs, {"loss": self._loss, **outputs}))
+        if len(self._batches) == _KEPT:
+            self._batches.clear()
+        self._batches[shapes] = buffers, calls
+
+    def _now(self, prefix: str) -> Arrays:
+        found = {**self._state, **(self._other if self._turn else {})}
+        return {name.removeprefix(prefix): v.copy() for name, v in found.items() if name.startswith(prefix)}
