@@ -67,6 +67,18 @@ def test_gc_keeps_what_is_in_use_and_what_is_young(blobs):
     assert list(blobs.digests()) == [kept]
 
 
+def test_what_came_since_the_last_sweep_is_kept_where_the_clock_was_set(blobs, monkeypatch):
+    """The record is asked what is in use, an update comes in, and is entered; only then the sweep begins."""
+    in_use = {blobs.put(b"global model")}
+    update = blobs.put(b"update")
+    real, day = time.time, 86_400.0
+    monkeypatch.setattr(blobs_module.time, "time", lambda: real() + day)
+    monkeypatch.setattr(s3_blobs, "_age", lambda found: day)
+    assert blobs.gc(in_use, older_s=3600) == 0
+    assert blobs.get(update) == b"update"
+    assert blobs.gc(in_use, older_s=3600) == len(b"update"), "by the next sweep the record has had its time to name it"
+
+
 def test_a_name_that_is_none_of_ours_is_left_alone(blobs, depot):
     digest = blobs.put(b"ours")
     depot.spoil("ab" + "notes.txt", b"somebody else's")
@@ -97,6 +109,7 @@ def test_a_put_makes_an_old_blob_young(tmp_path):
     blobs = FolderBlobs(tmp_path)
     digest = blobs.put(b"of an older round")
     os.utime(tmp_path / digest[:2] / digest[2:], (1, 1))
+    blobs = FolderBlobs(tmp_path)
     assert blobs.gc((), older_s=60, dry_run=True) == 17
     blobs.put(b"of an older round")
     assert blobs.gc((), older_s=60) == 0

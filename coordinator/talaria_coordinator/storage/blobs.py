@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 from talaria import durable
@@ -47,8 +48,33 @@ class Blobs(Protocol):
 
     def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> int:
         """Remove blobs that are not in ``keep`` and older than ``older_s`` seconds; the bytes freed (or, with
-        ``dry_run``, that would be)."""
+        ``dry_run``, that would be). Where ``older_s`` is above 0, what was put here since the sweep before is not old,
+        whatever the clocks say."""
         ...
+
+
+class Young:
+    """What was put since the sweep before. The record may not name it yet, or did not when it was asked what is in use;
+    and its age tells nothing once a clock was set, or is another machine's."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        """Held while one blob is looked at and removed."""
+        self._before: set[str] = set()
+        self._now: set[str] = set()
+
+    def add(self, digest: str) -> None:
+        """It is about to be put."""
+        with self.lock:
+            self._now.add(digest)
+
+    def sweep(self) -> None:
+        """A sweep begins."""
+        with self.lock:
+            self._before, self._now = self._now, set()
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._now or digest in self._before
 
 
 class FolderBlobs:
@@ -60,11 +86,13 @@ class FolderBlobs:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StateError(f"blobs: cannot make {folder}: {error.strerror}; give a folder to write to") from None
+        self._young = Young()
 
     def put(self, data: bytes | memoryview) -> str:
         require_small(len(data))
         digest = hashlib.sha256(data).hexdigest()
         target = self._path(digest)
+        self._young.add(digest)
         try:
             with suppress(FileNotFoundError):
                 if target.stat().st_size == len(data) and target.read_bytes() == data:  # else damaged: written anew
@@ -106,11 +134,13 @@ class FolderBlobs:
 
     def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> int:
         wanted, freed, now = set(keep), 0, time.time()
-        unused = (self._path(digest) for digest in self.digests() if digest not in wanted)
-        for file in chain(unused, self.folder.glob("??/.*.part")):
-            with suppress(FileNotFoundError):
+        if not dry_run:
+            self._young.sweep()
+        unused = ((digest, self._path(digest)) for digest in self.digests() if digest not in wanted)
+        for digest, file in chain(unused, (("", part) for part in self.folder.glob("??/.*.part"))):
+            with suppress(FileNotFoundError), self._young.lock:
                 info = file.stat()
-                if now - info.st_mtime >= older_s:
+                if now - info.st_mtime >= older_s and not (older_s and digest in self._young):
                     if not dry_run:
                         file.unlink()
                     freed += info.st_size

@@ -17,7 +17,7 @@ import s3fs.core
 from botocore.exceptions import BotoCoreError, ClientError
 
 from talaria.errors import StateError
-from talaria_coordinator.storage.blobs import LARGEST, BlobLost, digest_of, key_of, require_small
+from talaria_coordinator.storage.blobs import LARGEST, BlobLost, Young, digest_of, key_of, require_small
 
 _S3: Any = s3fs.core.S3FileSystem
 FRESH_S = 600.0
@@ -35,6 +35,7 @@ class S3Blobs:
         self._root = "/".join(part for part in (self._bucket, self._prefix) if part)
         retries = {"max_attempts": TRIES, "mode": "standard"}
         options: dict[str, Any] = {} if profile is None else {"profile": profile}
+        self._young = Young()
         with self._talking("opened"):
             self._fs = _S3(
                 endpoint_url=endpoint,
@@ -47,6 +48,7 @@ class S3Blobs:
     def put(self, data: bytes | memoryview) -> str:
         require_small(len(data))
         digest = hashlib.sha256(data).hexdigest()
+        self._young.add(digest)
         with self._talking("written"):
             found = self._info(digest)
             same = found is not None and found["size"] == len(data) and _age(found) <= FRESH_S
@@ -79,10 +81,14 @@ class S3Blobs:
 
     def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> int:
         wanted, freed = set(keep), 0
+        if not dry_run:
+            self._young.sweep()
         for digest, listed in self._listed():
             if digest in wanted or _age(listed) < older_s:
                 continue
-            with self._talking("removed"):
+            with self._talking("removed"), self._young.lock:
+                if older_s and digest in self._young:
+                    continue
                 # Looked at once more: a put may have refreshed it since the listing.
                 found = self._info(digest)
                 if found is None or _age(found) < older_s:
