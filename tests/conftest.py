@@ -1,6 +1,7 @@
 """For all tests: no verdict depends on how fast this machine is just now, servers are real, and none is skipped."""
 
 import functools
+import gc
 import sys
 from pathlib import Path
 
@@ -36,6 +37,7 @@ SLOW = (
     "tests/sdk/algorithms/test_hermes.py::test_fine_tuning_that_costs_accuracy_is_not_served",
     "tests/sdk/algorithms/test_hermes.py::test_the_gate_opens_where_everybodys_average_fits_nobody",
     "tests/sdk/algorithms/test_perfedavg.py::test_it_learns_a_better_start_than_its_own_average",
+    "tests/sdk/programs/test_hostile.py",
     "tests/sdk/algorithms/test_thorki.py::test_one_graph_with_both_branches_and_the_gate_exports",
     "tests/sdk/planning/test_layer_stats.py::test_shapes_are_those_of_the_compact_model[resnet18]",
     "tests/sdk/test_plugins.py::test_the_command_takes_a_package_of_ones_own",
@@ -55,6 +57,9 @@ LONG = (
     "tests/system/test_examples.py", "tests/system/test_dashboard.py", "tests/system/test_from_init.py",
     "tests/laws/test_algorithm_laws.py", "tests/export/test_matrix.py", "tests/export/test_command_line.py",
     "tests/sdk/planning/test_planner.py", "tests/export/test_nchwc.py", "tests/sdk/planning/test_planner_bench.py",
+    "tests/laws/test_aggregator_laws.py", "tests/sdk/algorithms/test_hermes.py",
+    "tests/sdk/algorithms/test_classic_conditions.py", "tests/sdk/algorithms/test_reductions.py",
+    "tests/sdk/programs/test_parity.py", "tests/sdk/protocol/test_machines.py",
 )  # fmt: skip
 """Files that take longest, in that order: one that begins last would keep all others waiting."""
 
@@ -74,6 +79,12 @@ def pytest_collection_modifyitems(items):
         ):
             item.add_marker("slow")
     items[:] = _mixed(items)
+
+
+def pytest_collection_finish():
+    """What was imported and collected is never garbage: it is not looked through again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -132,7 +132,7 @@ def test_an_older_database_is_brought_up_to_date_without_loss(place, tmp_path):
 def test_protocol_states_of_the_old_format_are_let_go_of_and_who_is_shut_out_stays_so(place):
     older(place, "0003")
     written_before_the_names(place)
-    config = SimpleNamespace(name="watch", run=SimpleNamespace(to_json=lambda: RUN))
+    config = SimpleNamespace(name="watch", run=SimpleNamespace(to_json=lambda: RUN), draw=None)
     with place.open() as store:
         assert store.machine("watch") is None
         conductor = Conductor(config, store, None, None, 1.0)
