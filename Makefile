@@ -41,7 +41,8 @@ lowest: ## The tests of make quick again, in a venv with the lowest versions tha
 	build/lowest/bin/python -m pytest -q -n $(CORES) $(SPREAD) $(QUICK)
 
 masked: $(VENV)/.dev ## The numerical tests again as on an older processor, with two threads (ATEN=, ISA=, OMP_NUM_THREADS=)
-	ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ISA) OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) $(NUMERICAL)
+	ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ISA) OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE \
+	  $(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) --timeout=1200 $(NUMERICAL)
 
 mutants: $(VENV)/.dev ## Small faults set into the sources, one at a time: the nearest tests must notice each
 	$(BIN)/python scripts/mutants.py
