@@ -36,22 +36,15 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.finetune import Tune, TuneOn, labelled, tuned
-from talaria.algorithms.hermes.own_values import as_trained, assembled, kept
-from talaria.algorithms.hermes.subnetwork import KINDS, mask_of, narrowed, next_widths, pruned_share
+from talaria.algorithms.hermes.own_values import PRIVATE, as_trained, assembled, kept
+from talaria.algorithms.hermes.subnetwork import KINDS, Gate, mask_of, pruned_share
 from talaria.algorithms.hparams import Epochs, Rate, at_least, check, one_of, within
 from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.model import masks
-from talaria.model.split import Part, Split
+from talaria.model.split import Split
 from talaria.tensors import Tensors, without
 from talaria.training.loop import accuracy, calibrate, ready, served, train
 from talaria.types import Task, Update
-
-PARTS: dict[str, tuple[Part, ...]] = {
-    "none": (),
-    "adapters": ("adapters",),
-    "head": ("head",),
-    "adapters,head": ("adapters", "head"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +63,7 @@ class Hermes:
     cap: Annotated[float, within("(0, 1)", ": the share of channels that may go")] = 0.5
     block: Annotated[int, at_least(1)] = 8
     mode: Annotated[Literal["holders", "intersection"], one_of("holders", "intersection")] = "holders"
-    private: Annotated[str, one_of(*PARTS)] = "adapters"
+    private: Annotated[str, one_of(*PRIVATE)] = "adapters"
     importance: Annotated[str, one_of(*KINDS)] = "l1"
     choose_by: Annotated[str, one_of("own", "download")] = "own"
     tune: Tune = "full"
@@ -98,13 +91,17 @@ class Hermes:
     def aggregator(self) -> Aggregator:
         return MaskedMean(mode=self.mode, min_holders=self.min_holders)
 
+    @property
+    def gate(self) -> Gate:
+        return Gate(self.threshold, self.step, self.cap, self.block, self.importance)
+
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
-        return parted(model, split, *(part for part in WHOLE if part not in PARTS[self.private]))
+        return parted(model, split, *(part for part in WHOLE if part not in PRIVATE[self.private]))
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         values, state, own = without(shared, masks.PREFIX), assembled(shared, private), as_trained(private)
         measured = accuracy(task, own or state, task.val)
-        inner, state = self._pruned(task, state, state if self.choose_by == "download" else own, measured)
+        inner, state = self.gate.pruned(task, state, state if self.choose_by == "download" else own, measured)
         state = train(inner, state)
         # Before the first fold nobody can know whether the rule leaves coordinates alone; later its bitmaps say so.
         watched = task.round == 1 or len(values) < len(shared)
@@ -115,27 +112,11 @@ class Hermes:
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
         state, epochs = as_trained(private), self.tune_epochs
         if task.newcomer:
-            task, state = self._joined(task, ready(task, {**without(shared, masks.PREFIX), **private}))
+            state = ready(task, {**without(shared, masks.PREFIX), **private})
+            task, state = self.gate.joined(task, state, task.recipe.but(lr=self.tune_lr or task.recipe.lr))
             epochs = self.newcomer_epochs or epochs
         better = tuned(task, state, self.tune, epochs, self.tune_lr, self.tune_on)
         known = labelled(task, "all")  # validation samples alone can be too few to tell a broken model from a good one
         if task.newcomer and task.split.buffers == "local":
             better = calibrate(task, better, known)
         return served(task, state if accuracy(task, better, known) < accuracy(task, state, known) else better)
-
-    def _joined(self, task: Task, state: Tensors) -> tuple[Task, Tensors]:
-        """The same gate on a newcomer, prune by prune, training after each, until the cap or the gate says stop."""
-        recipe = task.recipe.but(lr=self.tune_lr or task.recipe.lr)
-        while True:
-            smaller, cut = self._pruned(task, state, state, accuracy(task, state, task.val))
-            if smaller is task:
-                return task, state
-            purpose = f"join {pruned_share(smaller.mask):.6f}"
-            task, state = smaller, train(smaller, cut, recipe=recipe, purpose=purpose)
-
-    def _pruned(self, task: Task, state: Tensors, own: Tensors, measured: float) -> tuple[Task, Tensors]:
-        """``(task, state)``, smaller where the gate lets it; the same task where it does not."""
-        widths = next_widths(mask_of(task), task.plan, step=self.step, cap=self.cap, block=self.block)
-        if measured < self.threshold:
-            return task, state
-        return narrowed(task, state, own, widths, kind=self.importance, block=self.block)

@@ -5,10 +5,19 @@ from collections.abc import Collection
 import torch
 
 from talaria.model import masks
+from talaria.model.split import Part
 from talaria.tensors import Tensors, only, prefixed, under, without
 
 OWN, SEEN = "own/", "seen/"
 """Prefixes of what a device keeps of the shared tensors: as it trained them last, and as they had come down."""
+
+PRIVATE: dict[str, tuple[Part, ...]] = {
+    "none": (),
+    "adapters": ("adapters",),
+    "head": ("head",),
+    "adapters,head": ("adapters", "head"),
+}
+"""Which parts never leave the device, by name."""
 
 
 def assembled(shared: Tensors, private: Tensors) -> Tensors:

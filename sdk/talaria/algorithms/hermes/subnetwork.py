@@ -1,10 +1,11 @@
-"""The smaller subnetwork of a device: how wide it is next, and which of its channels stay.
+"""The smaller subnetwork of a device: when it shrinks, how wide it is next, and which of its channels stay.
 
 Widths follow the form of LotteryFL (Li et al., 2021). Channels are chosen by their magnitude in a state that the device
 trained, or by the first-order Taylor score (Molchanov et al., 2019) on its own samples.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,10 +15,42 @@ from talaria.model import masks, pruning
 from talaria.model.masks import ChannelMask
 from talaria.planning.plan import Plan
 from talaria.tensors import Tensors
-from talaria.training.loop import gradient, load, train
-from talaria.types import Task
+from talaria.training.loop import accuracy, gradient, load, train
+from talaria.types import Recipe, Task
 
 KINDS: dict[str, pruning.Kind] = {"l1": "l1", "bn": "bn", "taylor": "taylor"}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Who may shrink: whoever measures ``threshold`` or more, by ``step`` of its channels until ``cap`` are gone.
+
+    All three are shares of 1. ``block`` rounds kept widths up; ``kind`` names how channels are scored (:data:`KINDS`).
+    """
+
+    threshold: float
+    step: float
+    cap: float
+    block: int
+    kind: str
+
+    def pruned(self, task: Task, state: Tensors, own: Tensors, measured: float) -> tuple[Task, Tensors]:
+        """``(task, state)``, smaller where the ``measured`` accuracy opens the gate; the same task where it does not.
+
+        ``own``: the state whose magnitudes choose. Empty: the device has not trained yet, and does so to choose."""
+        widths = next_widths(mask_of(task), task.plan, step=self.step, cap=self.cap, block=self.block)
+        if measured < self.threshold:
+            return task, state
+        return narrowed(task, state, own, widths, kind=self.kind, block=self.block)
+
+    def joined(self, task: Task, state: Tensors, recipe: Recipe) -> tuple[Task, Tensors]:
+        """A newcomer's ``(task, state)``: pruned and trained by ``recipe`` in turn, until the gate or the cap stops."""
+        while True:
+            smaller, cut = self.pruned(task, state, state, accuracy(task, state, task.val))
+            if smaller is task:
+                return task, state
+            purpose = f"join {pruned_share(smaller.mask):.6f}"
+            task, state = smaller, train(smaller, cut, recipe=recipe, purpose=purpose)
 
 
 def mask_of(task: Task) -> ChannelMask:

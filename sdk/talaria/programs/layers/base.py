@@ -11,9 +11,6 @@ from torch.nn import Module
 from talaria.errors import ModelError
 from talaria.programs.graph import Draft, Size
 
-CHANNELS = 0
-"""The dimension of a map's channels; the batch follows it."""
-
 
 @dataclass(frozen=True)
 class Map:

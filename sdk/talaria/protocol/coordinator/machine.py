@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from talaria.bitmaps import indices_of
 from talaria.errors import StateError, WireError
@@ -420,6 +421,7 @@ class CoordinatorMachine:
                 t.act(a.Save(soon=True))
         self._settle(t)
 
-    @property
+    @cached_property
     def _voice(self) -> Voice:
+        # Built once: every event needs it. It is written past the frozen fields, straight into __dict__.
         return Voice(self.fleet, self.rules, self.spec, self.signer)
