@@ -10,22 +10,12 @@ import onnxruntime
 
 from talaria.errors import BundleError, ConfigError, DataError
 from talaria.planning.io_binding import Bound
+from talaria.planning.refusals import refusals, short
 from talaria_export.bundle.bundle import Bundle
 from talaria_export.bundle.preprocess import Array
 from talaria_export.runtime.cpu import cpu_class
 
 CPU = "CPUExecutionProvider"
-
-# ONNX Runtime's Python errors have no base class of their own, so its whole list stands here.
-_REFUSALS: tuple[type[Exception], ...] = (
-    RuntimeError,
-    ValueError,
-    *(
-        kind
-        for kind in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
-        if isinstance(kind, type) and issubclass(kind, Exception)
-    ),
-)
 
 
 class Session:
@@ -49,8 +39,8 @@ class Session:
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         try:
             session = onnxruntime.InferenceSession(model, options, providers=list(providers))
-        except _REFUSALS as problem:
-            raise BundleError(f"model: ONNX Runtime cannot load it ({_short(problem)}); export it again") from None
+        except refusals() as problem:
+            raise BundleError(f"model: ONNX Runtime cannot load it ({short(problem)}); export it again") from None
         inputs, outputs = session.get_inputs(), session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1 or inputs[0].type != "tensor(float)":
             raise BundleError("model: must have one float32 input and one output; export it again")
@@ -60,8 +50,8 @@ class Session:
         """The outputs for a float32 batch."""
         try:
             return self._call(x)
-        except _REFUSALS as problem:
-            raise DataError(f"x: ONNX Runtime refused an input of shape {x.shape} ({_short(problem)})") from None
+        except refusals() as problem:
+            raise DataError(f"x: ONNX Runtime refused an input of shape {x.shape} ({short(problem)})") from None
 
 
 def optimized(model: bytes) -> bytes:
@@ -85,7 +75,3 @@ def session_of(
     if ready is not None and {name: ready[name] for name in here} == here and tuple(providers) == (CPU,):
         return Session(bytes(bundle.members[ready["file"]]), threads=threads, optimize=False)
     return Session(bundle.model(variant), threads=threads, providers=providers)
-
-
-def _short(problem: Exception) -> str:
-    return " ".join(str(problem).split())[:200]

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from talaria.errors import ConfigError, WireError
+from talaria.planning.refusals import refusals, short
 from talaria.programs.graph import Array
 
 
@@ -18,23 +19,21 @@ class Session:
             import onnxruntime
         except ImportError as error:
             raise ConfigError(f"a program needs onnxruntime ({error}): pip install 'talaria[predict]'") from error
-        kinds = vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
-        own = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception))
-        self._refusals: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, *own)
+        self._refusals: tuple[type[Exception], ...] = (TypeError, *refusals())
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
         try:
             self._session: Any = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except self._refusals as why:
-            raise WireError(f"program: ONNX Runtime cannot load it ({_short(why)}); build it again") from None
+            raise WireError(f"program: ONNX Runtime cannot load it ({short(why)}); build it again") from None
 
     def __call__(self, outputs: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
         """The named outputs. Raises :class:`~talaria.errors.WireError` where ONNX Runtime refuses."""
         try:
             found: list[Array] = self._session.run(outputs, feed)
         except self._refusals as why:
-            raise WireError(f"program: ONNX Runtime could not run it ({_short(why)}); build it again") from None
+            raise WireError(f"program: ONNX Runtime could not run it ({short(why)}); build it again") from None
         return found
 
     def bound(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
@@ -51,8 +50,4 @@ class Session:
         try:
             self._session.run_with_iobinding(binding)
         except self._refusals as why:
-            raise WireError(f"program: ONNX Runtime could not run it ({_short(why)}); build it again") from None
-
-
-def _short(problem: Exception) -> str:
-    return " ".join(str(problem).split())[:200]
+            raise WireError(f"program: ONNX Runtime could not run it ({short(why)}); build it again") from None
