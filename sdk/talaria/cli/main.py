@@ -1,8 +1,9 @@
 """The ``talaria`` command. Its subcommands come from the entry-point group ``talaria.commands``."""
 
+import re
 import sys
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, requires
 from pathlib import Path
 
 import typer
@@ -12,6 +13,7 @@ from talaria import plugins
 from talaria.errors import ConfigError, TalariaError
 
 GROUP = "talaria.commands"
+_IN_EXTRA = re.compile(r"""(?P<package>[A-Za-z0-9._-]+).*extra == ["'](?P<extra>[a-z0-9-]+)["']""")
 
 
 def app(words: Sequence[str] = ()) -> typer.Typer:
@@ -50,23 +52,47 @@ def _add(main: typer.Typer, entry: EntryPoint) -> None:
 
 
 def _unavailable(name: str, package: str) -> object:
-    extra = {"coordinator": "coordinator", "fleet": "coordinator"}.get(name, "export")
+    advice = _install(package) or f"pip install {package}"
 
     def command() -> None:
-        raise ConfigError(f"`talaria {name}` needs the package {package!r}: pip install 'talaria[{extra}]'")
+        raise ConfigError(f"`talaria {name}` needs the package {package!r}: {advice}")
 
-    command.__doc__ = f"Not installed: pip install 'talaria[{extra}]'."
+    command.__doc__ = f"Not installed: {advice}."
     return command
 
 
+def _install(module: str) -> str | None:
+    """The command that installs ``module``, by the first extra of Talaria that has its package; None where none has."""
+    package = _plain(module.partition(".")[0])
+    for line in requires("talaria") or ():
+        wanted = _IN_EXTRA.match(line)
+        if wanted and _plain(wanted["package"]) == package:
+            return f"pip install 'talaria[{wanted['extra']}]'"
+    return None
+
+
+def _plain(package: str) -> str:
+    return package.lower().replace("_", "-")
+
+
 def main() -> None:
-    """Run; an error made for people is one message on stderr and exit status 1, never a traceback."""
+    """Run; an error made for people, or a package that is missing, is one message on stderr and exit status 1, never a
+    traceback."""
     if not sys.flags.safe_path:
         plugins.look_in(Path.cwd())
     try:
         app(sys.argv[1:])()
     except TalariaError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"talaria: {error}", markup=False)
-        sys.exit(1)
+        _fail(str(error))
+    except ModuleNotFoundError as missing:
+        advice = _install(missing.name or "")
+        if advice is None:
+            raise
+        _fail(f"this command needs the package {missing.name!r}: {advice}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _fail(message: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"talaria: {message}", markup=False)
+    sys.exit(1)
