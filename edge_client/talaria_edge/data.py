@@ -1,4 +1,4 @@
-"""Where a device's samples come from, and whether they can be learned from."""
+"""Sources of a device's samples, and checks that a model can learn from them."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Device:
         An unforeseen failure, or a full disk, is reported, and the agent begins again a while later.
 
         Returns:
-            What came of it, as ``talaria edge result`` prints it: ``device``, ``steps`` (rounds learned),
+            What came of it, as ``talaria edge result`` prints it: ``device``, ``rounds`` learned,
             ``parameters`` of the personal model, paths, ``traffic`` in bytes by round; or ``error``, where the
             personal model could not be made. None where :meth:`stop` ended it before.
 

@@ -1,4 +1,4 @@
-"""May this device train now? A pure decision over one reading of the machine, with its reason in words."""
+"""Decides whether a device may train now: a pure function of one reading of the machine, with the reason in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Mosquitto is told: bounds, persistence, and, for a fleet with keys, TLS and who may say what."""
+"""Mosquitto's configuration: memory bounds, persistence, and for a fleet with keys TLS and access rights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEMORY = 256 * 2**20
 SHARE = 0.5
 """Of this machine's memory, at most."""
 DATABASE = "mosquitto.db"
-"""What it keeps over a restart, in its folder: sessions and retained messages, all of which are told again."""
+"""What it keeps over a restart, in its folder: sessions and retained messages, all of which are sent again."""
 AUTOSAVE_S = 300
 FILES = ("ca.crt", "server.crt", "server.key", "revoked.pem", "acl")
 
@@ -61,7 +61,7 @@ def config(
     host: str, port: int, data: Path, *, user: str | None = None, security: Path | None = None, devices: int = 16
 ) -> str:
     """The configuration file. ``security`` is a folder with :data:`FILES`: TLS 1.2 or newer, a certificate from
-    everyone, and its name as user name and client id, so that nobody can put another's connection out. ``devices`` is
+    everyone, and its name as user name and client id, so that nobody can evict another's connection. ``devices`` is
     how many are expected."""
     who = [] if security is None else [line.format(folder=security) for line in _SECURE]
     lines = [
@@ -94,7 +94,7 @@ def config(
 
 
 def memory(devices: int) -> int:
-    """Bytes that a broker for so many devices may use. At its limit Mosquitto throws out whoever needs more."""
+    """Bytes that a broker for so many devices may use. At its limit Mosquitto disconnects whoever needs more."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(MEMORY + devices * IN_FLIGHT * LARGEST_PACKET, int(SHARE * machine))
 

@@ -1,4 +1,4 @@
-"""Each device is one open file at its broker: whether this machine lets the broker have so many."""
+"""The limit on open files: a broker needs one for each device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker as a child process: it leaves with us, however we leave, and is started again where it dies alone."""
+""":class:`Keeper`: runs a broker as a child process, ends it with this process, and restarts it when it dies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_SECONDS = 5.0
 AGAIN_S = (0.2, 30.0)
 """The pause before a broker that died is started again; it doubles while it keeps dying at once."""
 FULL = re.compile(rb"^.*out of memory.*$", re.IGNORECASE | re.MULTILINE)
-"""What Mosquitto writes at its memory limit; it then goes on, and throws out whoever needs a byte more."""
+"""What Mosquitto writes at its memory limit; it then goes on, and disconnects whoever needs a byte more."""
 WHO = re.compile(rb"Client (\S+) ")
 READ = 2**20
 """Bytes of the log, at its end, that are looked at."""
@@ -99,7 +99,7 @@ class Keeper:
         return news
 
     def _full(self) -> str:
-        """That this child ran out of memory, and whom it threw out for that; empty where it did not."""
+        """That this child ran out of memory, and whom it disconnected for that; empty where it did not."""
         try:
             with self._log.open("rb") as log:
                 log.seek(max(self._begun, log.seek(0, os.SEEK_END) - READ))

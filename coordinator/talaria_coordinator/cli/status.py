@@ -1,4 +1,4 @@
-"""What the store knows of a fleet, for people and as plain data."""
+"""The status of a fleet, read from its store: for people, and as plain data."""
 
 from __future__ import annotations
 

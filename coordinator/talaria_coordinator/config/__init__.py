@@ -1,4 +1,4 @@
-"""What fleet.toml says, checked and frozen; the fleet, the store and the API each have their table.
+"""The settings of fleet.toml, checked and frozen: the tables of the fleet, the store and the API.
 
 Read once, at the top.
 """

@@ -1,4 +1,4 @@
-"""What a coordinator computes: is this update sound, and what do these updates make of the global model? No network."""
+""":class:`Learning`: checks updates and folds them into the global model. It uses no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may speak, while a coordinator serves: the fleet's list, read again whenever an operator changed it."""
+""":class:`Members`: the devices that may speak, read again whenever an operator changed the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asked to take part, and when: pure decisions over what the coordinator knows."""
+"""Selection of a round's cohort, and when the round may open: pure functions of what the coordinator knows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from talaria_coordinator.storage.records import Device
 
 @dataclass(frozen=True)
 class Asked:
-    """A round to open: ``online`` of its cohort are here, ``quorum`` updates are needed at least, and with ``target``
-    it closes. ``stale`` versions behind may an update of an asynchronous run be."""
+    """A round to open: it needs ``quorum`` updates and closes with ``target``; ``online`` of its cohort are online. In
+    an asynchronous run an update may be ``stale`` versions behind."""
 
     round: int
     cohort: tuple[str, ...]
@@ -66,7 +66,7 @@ def ask(
     """The cohort of round ``round``, or None while fewer than a quorum of those needed are online; everybody in
     an asynchronous run, as soon as anybody is.
 
-    The draw depends on run, step and roster alone, as in simulation; who is quarantined (``out``) is left out of it.
+    The draw depends on run, round and roster alone, as in simulation; who is quarantined (``out``) is left out of it.
     Only where it hit so many who have left (``gone``) that it could not begin, is it made again among those who stay.
     """
     first = _ask(draw, round, members, online, out)

@@ -1,4 +1,4 @@
-"""Which of many made something fail: found by leaving out, never by who came first."""
+"""Finds which few of many make something fail, by leaving some out; who came first decides nothing."""
 
 from __future__ import annotations
 

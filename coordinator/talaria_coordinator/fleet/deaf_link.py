@@ -1,5 +1,5 @@
-"""Does the coordinator still hear? Mosquitto 2.0 can go on to answer pings and deliver nothing, once a flood has filled
-what it keeps for a client; only a new link mends that."""
+""":class:`Hearing`: detects a link that delivers nothing. Mosquitto 2.0 can go on to answer pings and deliver
+nothing, once a flood has filled its queue for a client; only a new link mends that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""After the last round: for whom a coordinator that does not stay still waits."""
+""":class:`Leaving`: decides when a coordinator with ``stay = false`` ends, and for which members it waits until
+then."""
 
 from __future__ import annotations
 

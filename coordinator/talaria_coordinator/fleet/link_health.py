@@ -1,4 +1,4 @@
-"""Does the link to the broker hold? Where it does not, the broker itself is looked at."""
+""":class:`Footing`: decides when a link fails so often that the broker itself is to be checked."""
 
 from __future__ import annotations
 

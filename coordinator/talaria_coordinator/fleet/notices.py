@@ -1,4 +1,4 @@
-"""What the service's own tasks tell its loop."""
+"""Messages from a service's tasks to its event loop."""
 
 from __future__ import annotations
 

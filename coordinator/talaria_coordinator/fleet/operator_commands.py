@@ -1,4 +1,4 @@
-"""What an operator may tell a running coordinator, and what that means; pure decisions over what is known.
+"""An operator's orders to a running coordinator (:class:`Order`), and their effect: pure functions of its state.
 
 ``pause`` opens no further round; the open one runs to its end. ``abort`` also calls off the open round, or one that is
 closed and cannot be committed: nothing of it counts. Either way the last committed global model stays and is served,

@@ -1,4 +1,4 @@
-"""What was refused, told once: a flood of the same becomes a count now and then, not a flood of lines."""
+""":class:`Refusals`: reports each kind of refusal once and counts its repeats, so that a flood makes few lines."""
 
 from __future__ import annotations
 

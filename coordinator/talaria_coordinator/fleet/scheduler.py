@@ -1,4 +1,4 @@
-"""The rounds of a fleet, conducted: when the next one opens, what becomes of one that closed, and when to try again.
+""":class:`Conductor`: opens the rounds of a fleet, folds those that closed, and retries what failed.
 
 In an asynchronous run a round is a buffer (:mod:`talaria.protocol.coordinator.async_rounds`), and each that fills makes
 a version.
@@ -290,7 +290,7 @@ class Conductor:
         return True
 
     def failed(self, number: int, reason: str) -> None:
-        """Try again a while later, under a new number; each time in a row waits longer."""
+        """Retry after a pause, under a new number; each failure in a row doubles the pause."""
         self.store.fail_attempt(self.config.name, number, reason)
         wait = min(AGAIN_S[1], AGAIN_S[0] * 2**self._failures)
         self._failures += 1

@@ -1,5 +1,5 @@
-"""One fleet's coordinator: joins the link, the protocol machine, the store and the learning; its rounds are conducted
-by :mod:`talaria_coordinator.fleet.scheduler`. All tasks of a fleet are started here.
+""":class:`Service`: the coordinator of one fleet. It joins the link, the protocol machine, the store and the learning,
+and starts all tasks of the fleet; :mod:`talaria_coordinator.fleet.scheduler` conducts the rounds.
 
 It may be killed at any point. What was promised is in the store before it is said, and a start reads all of it
 again: the machine, the chunks on disk, the updates stored. The same updates then make the same global model.

@@ -1,4 +1,4 @@
-"""Uploads on their way in: partial files that survive a restart, and what becomes of a complete one."""
+""":class:`Uploads`: partial uploads, in files that survive a restart, and the check of complete ones."""
 
 from __future__ import annotations
 

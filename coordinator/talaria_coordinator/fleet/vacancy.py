@@ -1,4 +1,4 @@
-"""Is anybody serving this fleet already? Looked at before a coordinator enters it, over a connection of its own.
+"""Checks that no other coordinator serves a fleet before this one enters it, over a connection of its own.
 
 The last coordinator left its birth with the broker. One that this store knows of was its own: whoever starts last has
 the fleet. Any other is a stranger to this store, which is new, or restored from a backup, or another folder by mistake.
@@ -21,9 +21,9 @@ from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic
 
 LOOK_S = 2.0
-"""So long a broker may take to say what it has retained, and what is said to it."""
+"""Seconds that a broker may take to deliver what it has retained, and what is sent to it."""
 ANSWER_S = 5.0
-"""So long a coordinator may take to say that it is there."""
+"""Seconds that a coordinator may take to answer."""
 GRACE_S = 0.05
 """Messages that were on their way together may come in any order."""
 

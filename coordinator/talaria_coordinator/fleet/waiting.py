@@ -1,4 +1,4 @@
-"""What a fleet waits for that does not learn: how many devices are missing, and who."""
+"""What an idle fleet waits for: how many devices are missing, and which."""
 
 from __future__ import annotations
 

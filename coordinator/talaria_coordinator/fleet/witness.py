@@ -1,4 +1,4 @@
-"""What the protocol machine saw of the devices, entered in the store and told with its round and device."""
+"""Records what the protocol machine saw of each device in the store, and reports it with round and device."""
 
 from __future__ import annotations
 

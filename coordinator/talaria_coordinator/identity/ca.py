@@ -1,4 +1,5 @@
-"""A fleet's own certificate authority: it signs the broker, the coordinator and each device, and takes back."""
+"""A fleet's own certificate authority: it signs the certificates of broker, coordinator and devices, and revokes
+them."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
     def revoked(self, serials: Iterable[int]) -> bytes:
-        """The list of certificates taken back, as PEM."""
+        """The list of revoked certificates, as PEM."""
         now = dt.datetime.now(dt.UTC)
         builder = (
             x509.CertificateRevocationListBuilder()

@@ -1,4 +1,4 @@
-"""Keeps who is shut out away from the broker: no rights there, no good certificate, no link that stands."""
+"""Eviction of devices from the broker: their rights and certificates are revoked, their links are cut."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Membership:
     members: Mapping[str, EnrolledDevice] = field(default_factory=dict)
     codes: Mapping[str, tuple[bytes, float]] = field(default_factory=dict)
     taken: tuple[int, ...] = ()
-    """Serial numbers of all certificates taken back."""
+    """Serial numbers of all revoked certificates."""
 
     def encode(self) -> bytes:
         """As JSON."""

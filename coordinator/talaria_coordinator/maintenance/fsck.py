@@ -1,4 +1,4 @@
-"""Is the state whole? Every blob in use intact, the audit log one chain, every round's counted set what was committed.
+"""Checks that every blob in use is intact, the audit log is one chain, and every round counted what it committed.
 
 It only reads, one snapshot of the rows, and may run beside the coordinator.
 """

@@ -1,4 +1,4 @@
-"""A backup becomes an empty store's state, in any kind of database and any kind of blobs.
+"""Restores a backup into an empty store, with any kind of database and any kind of blobs.
 
 Since the backup, devices may have heard of later epochs and rounds. The restored fleets begin a later epoch, whenever
 and however often that is done; devices then follow their rounds from where the backup has them.

@@ -1,4 +1,4 @@
-"""A long-lived process gives memory back: glibc's defaults keep it for threads and sizes that may not come again."""
+"""Makes glibc return freed memory to the system: its defaults keep it for threads and sizes that may not come again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens what ``[store]`` names: the database, and the blobs beside it; and holds a state folder for one process."""
+"""Opens the database and the blobs that ``[store]`` names, and locks a state folder for one process."""
 
 from __future__ import annotations
 

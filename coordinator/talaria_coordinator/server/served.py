@@ -1,4 +1,4 @@
-"""One fleet as it is served: in an event loop and a thread of its own, and anew after its database was silent.
+""":class:`Served`: runs one fleet in its own event loop and thread, and restarts it after its database was silent.
 
 A database that takes long holds up its own fleet alone: the coordinator's other fleets, its web server and its links to
 brokers have threads of their own. Where the server of a database does not answer at all, the service ends as if it were

@@ -1,4 +1,4 @@
-"""A whole coordinator in one call: folders, brokers, the service of each fleet, and a good end on SIGTERM."""
+"""A whole coordinator in one call: folders, brokers, the service of each fleet, and a clean shutdown on SIGTERM."""
 
 from __future__ import annotations
 

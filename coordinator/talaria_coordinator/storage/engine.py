@@ -1,6 +1,6 @@
-"""Connections to the database: SQLite so durable, and PostgreSQL so ordered, as the store needs them.
+"""Connections to the database, SQLite or PostgreSQL, with the durability and the order of writes that the store needs.
 
-Writers stand in line. On SQLite a transaction begins with the write lock (``BEGIN IMMEDIATE``); on PostgreSQL it
+Writers take turns. On SQLite a transaction begins with the write lock (``BEGIN IMMEDIATE``); on PostgreSQL it
 begins with an advisory lock that ends with it, at READ COMMITTED, so that each one sees all that was committed before
 it. That keeps the audit log one chain and makes the epoch a fence. Readers take one snapshot and wait for nobody.
 """
@@ -24,7 +24,7 @@ CONNECT_S = 10
 # Who falls silent in the midst of a transaction is put out before those who wait for its lock give up.
 PATIENCE = "SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '10s'"
 SILENCE_S = 30.0
-"""So long a server may take over one answer: longer than anybody waits for a lock there."""
+"""Seconds that a server may take over one answer: longer than anybody waits for a lock there."""
 ALIVE = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
          "tcp_user_timeout": 20_000}  # fmt: skip
 """How libpq finds out that nobody is at the other end (seconds; the last in milliseconds)."""

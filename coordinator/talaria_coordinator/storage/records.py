@@ -1,4 +1,4 @@
-"""What the store hands out: frozen records, and how they are read from rows."""
+"""The store's frozen records, and how they are read from rows."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ class Store:
             return {row[0]: row[1] for row in tx.execute(newest.where(mine).group_by(UPDATES.c.device))}
 
     def attempt_numbered(self, fleet: str, number: int) -> Attempt | None:
-        """The round of this number, or None where there is none."""
+        """The attempt of this number, or None where there is none."""
         with self.reading() as tx:
             row = tx.execute(select(ATTEMPTS).where(of_attempt(ATTEMPTS, fleet, number))).one_or_none()
             return None if row is None else attempt_of(row)

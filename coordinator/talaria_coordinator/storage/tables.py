@@ -132,5 +132,5 @@ EVENTS = Table(
 
 
 def of_attempt(table: Table, fleet: str, number: int) -> ColumnElement[bool]:
-    """The rows of one round of a fleet, in any table that has both."""
+    """The rows of one attempt of a fleet, in any table that has both."""
     return (table.c.fleet == fleet) & (table.c.attempt == number)

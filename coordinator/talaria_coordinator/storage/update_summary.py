@@ -1,4 +1,4 @@
-"""What an update says of itself, kept beside it for the operator: its metrics, its mask, and what dense would cost."""
+"""The summary of an update that is kept for the operator: its metrics, its mask, and the bytes of a dense update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door of the web server: who may stand in it, and for how long, before anything is read.
+"""Limits on the connections of the web server: how many there may be, and how long each may take.
 
 A connection that says nothing costs its maker nothing. So there is no fixed number of places that strangers could take:
 where all are taken, whoever holds most of them loses the one that has been idle longest. Connections that a request is

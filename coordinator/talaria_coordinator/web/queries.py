@@ -1,4 +1,4 @@
-"""What the API shows, read from the store: plain records, every list bounded.
+"""Queries of the API: plain records read from the store, every list bounded.
 
 Readers have connections of their own that only ever read. They neither wait for the learning nor make it
 wait; summaries of closed rounds never change and are computed once.

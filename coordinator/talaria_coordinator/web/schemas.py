@@ -37,7 +37,7 @@ class FleetView:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptView:
-    """One round. ``bytes_up`` are the updates that came, ``bytes_dense`` the same had each sent every shared value.
+    """One attempt. ``bytes_up`` are the updates that came, ``bytes_dense`` the same had each sent every shared value.
     ``accuracy`` is on each device's own validation data, where the algorithm tells; ``kept`` the share of channels
     that masks keep, ``overlap`` how far any two of them agree (mean Jaccard index)."""
 

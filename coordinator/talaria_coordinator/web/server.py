@@ -1,4 +1,4 @@
-"""The web server of a coordinator: a thread of its own, so that no request waits on the learning nor it on them."""
+"""The web server of a coordinator, on a thread of its own: neither requests nor learning wait for each other."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ Report = Callable[[dict[str, Any]], None]
 INBOX = 256
 WARN_AGAIN_S = 3600.0
 FAREWELL_S = 30.0
-"""So long a device that is done says goodbye to a coordinator that does not answer."""
+"""Seconds for which a device that is done repeats its goodbye to a coordinator that does not answer."""
 
 
 class Agent:

@@ -1,4 +1,4 @@
-"""When a device that is done says goodbye, and when it leaves."""
+""":class:`Parting`: repeats a device's goodbye until the coordinator answers, or for some seconds."""
 
 from __future__ import annotations
 

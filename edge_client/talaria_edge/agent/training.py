@@ -1,4 +1,4 @@
-"""What a device computes: one round, and its personal model. Runs in a worker thread; touches no network."""
+""":class:`Learner`: computes a device's rounds and its personal model, in a worker thread and without network."""
 
 from __future__ import annotations
 

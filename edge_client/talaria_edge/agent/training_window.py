@@ -1,4 +1,4 @@
-"""Waiting until the device may train, for as long as the round leaves time."""
+""":class:`TrainingWindow`: waits until the device may train, for as long as the round leaves time."""
 
 from __future__ import annotations
 

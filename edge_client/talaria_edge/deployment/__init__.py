@@ -1,1 +1,1 @@
-"""The personal model becomes a file in force, where it is better than what runs."""
+"""Deployment of the personal model: it replaces the model in force where it does better."""

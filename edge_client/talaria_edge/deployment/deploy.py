@@ -1,4 +1,5 @@
-"""The personal model becomes a file that runs without torch, and is put in force where it is better than what runs."""
+"""Makes the personal model a file that runs without torch, and deploys it where it does better than the one in
+force."""
 
 from __future__ import annotations
 

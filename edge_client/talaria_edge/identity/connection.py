@@ -1,4 +1,4 @@
-"""A device's way to its broker: its own connection and keys, and no link on which strangers could listen or speak."""
+"""A device's connection to its broker, with its own keys, on no link where strangers could listen or speak."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One device's memory on flash: state, tensors with checksums, downloads on their way."""
+"""The files of one device: its state, tensors with checksums, and partial downloads."""

@@ -1,4 +1,4 @@
-"""Global models on their way: chunks on flash until one is whole, checked, and becomes the global model in force."""
+"""Downloads of global models: chunks are kept on flash until a model is whole, checked, and in force."""
 
 from __future__ import annotations
 

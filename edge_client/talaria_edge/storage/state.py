@@ -1,4 +1,4 @@
-"""One device's memory on flash: its private tensors, the round that is not yet received, the global model, the
+"""The persistent state of one device: private tensors, the round that awaits its receipt, the global model, the
 protocol.
 
     private.safetensors           the private state after its latest round; replaced by rename only

@@ -1,4 +1,4 @@
-"""From a personal model to a bundle: converted, tried in every variant, measured, sealed."""
+""":func:`make_bundle`: converts a personal model, measures every variant, and seals the bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an exported model comes from: a spec, its weights, and the channels it kept."""
+"""The inputs of an export: a model's spec, its weights, and the channels it kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variant is served: every one is compared with fp32 and timed in the same run; none is taken on faith."""
+"""The choice of the variant that is served: each is compared with fp32 and timed in the same run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How much a graph makes and computes, told from its shapes alone, before a runtime allocates anything.
+"""The cost of a graph (values held, products computed), worked out from its shapes before a runtime allocates
+anything.
 
 Only operators that `talaria export` and ONNX Runtime's optimizer write are known; every other one is refused. A shape
 that the graph computes (for windows of a recording) is worked out here from its few numbers; one that depends on the

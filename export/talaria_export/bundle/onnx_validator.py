@@ -2,7 +2,7 @@
 
 ONNX Runtime would follow a tensor's path to another file and would call operators of other libraries. This walk over
 the protobuf message happens before ONNX Runtime sees a byte. It bounds the tensors too: each must hold exactly the
-bytes that its shape announces, and all that the graph makes and computes of them is bounded (:mod:`.work`).
+bytes that its shape announces, and all that the graph makes and computes of them is bounded (:mod:`.graph_cost`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def inspect_onnx(
 
     Refused: data outside the file, operators that no bundle needs, function bodies, graphs inside operators, tensors
     whose bytes do not match their shape or that have more than ``element_limit`` elements, graphs that make or compute
-    more than :mod:`.work` allows, and bytes that do not parse. ``shapes`` are what the model takes for one input and
-    for :data:`MANY` of them; without, the file's own declaration counts.
+    more than :mod:`.graph_cost` allows, and bytes that do not parse. ``shapes`` are what the model takes for one input
+    and for :data:`MANY` of them; without, the file's own declaration counts.
     """
     walk = _Walk(name, element_limit)
     walk.model(memoryview(data))

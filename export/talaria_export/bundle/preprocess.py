@@ -1,4 +1,4 @@
-"""What is done to raw recordings before the model, put inside the exported graph so that no app can get it wrong.
+"""Preprocessing of raw recordings, put inside the exported graph so that no app can get it wrong.
 
 A model learned from normalized windows; a sensor gives raw numbers without end. A bundle made with these steps takes
 what the sensor gives: it normalizes every channel, and cuts one recording of any length into windows.

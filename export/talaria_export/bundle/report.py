@@ -1,4 +1,4 @@
-"""What a build or a verification found: named checks and the figures behind them."""
+""":class:`Report`: the named checks of a build or a verification, and the figures behind them."""
 
 from __future__ import annotations
 

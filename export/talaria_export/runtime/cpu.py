@@ -1,4 +1,4 @@
-"""What this machine's processor can do, as far as it decides between variants."""
+"""The features of this machine's processor that decide between variants."""
 
 from __future__ import annotations
 

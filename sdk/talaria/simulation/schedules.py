@@ -1,4 +1,4 @@
-"""The courses that a run can take: in rounds, as updates come, or as a record says that they came."""
+"""Schedules of a simulated run: in rounds, as updates arrive, or in the recorded order of another run."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Asynchronous rounds: a round is a buffer. It closes when it is full, and leaves those alone who still train from its
-global model; their updates count in later rounds, while these are at most ``stale`` versions ahead.
+"""Asynchronous rounds: a round is a buffer and closes when it is full. Devices that still train from its global model
+go on; their updates count in later rounds, while these are at most ``stale`` versions ahead.
 
 A device has one place in a buffer: it is asked again once the version that holds its update is made. What is stored
 while a full buffer is folded is held, without a receipt, until the next round opens. A round that is not full in time
