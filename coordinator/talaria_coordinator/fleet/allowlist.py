@@ -25,7 +25,7 @@ class Members:
         self.refresh()
 
     def half(self, rules: Rules, spec: bytes) -> CoordinatorMachine:
-        """The protocol's half that hears members only, and signs what it says."""
+        """The coordinator's machine, which accepts messages of members only and signs its own."""
         keys = self._folder is not None
         return CoordinatorMachine(self._fleet, rules, spec, self.signer, self.key, enrolled=keys, apart=self._apart)
 

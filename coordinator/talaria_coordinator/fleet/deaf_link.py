@@ -11,7 +11,7 @@ QUIET_S = 5.0
 
 @dataclass
 class Hearing:
-    """After a silence of ``quiet`` seconds the coordinator says a word to itself; where that does not come back in as
+    """After a silence of ``quiet`` seconds the coordinator sends itself a message; where that does not arrive within as
     long again, the link is deaf."""
 
     quiet: float
