@@ -5,6 +5,7 @@ The imports of all programs and of the protocol are walked in their source, thos
 
 import ast
 import pickle
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,10 @@ class Running(ast.NodeTransformer):
         return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else self.generic_visit(node)
 
 
-TREES = {name: Running().visit(ast.parse(file.read_text())) for name, file in MODULES.items()}
+@cache
+def trees():
+    """Their sources, once in the process that looks at them: every test process imports this file."""
+    return {name: Running().visit(ast.parse(file.read_text())) for name, file in MODULES.items()}
 
 
 def imported(tree):
@@ -75,7 +79,7 @@ def reached(*roots):
         if name in seen:
             continue
         seen.add(name)
-        names = set(imported(TREES[name]))
+        names = set(imported(trees()[name]))
         parents = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 2)}
         todo += [n for n in parents if n in MODULES]
     return seen
@@ -130,7 +134,7 @@ def faults(tree):
 
 
 def found_in(names):
-    return {name: bad for name in sorted(names) if (bad := sorted(set(faults(TREES[name]))))}
+    return {name: bad for name in sorted(names) if (bad := sorted(set(faults(trees()[name]))))}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def test_a_device_reaches_one_reader_of_a_pickle_which_admits_data_only():
     names = reached("talaria_edge")
     assert "talaria_edge.agent.agent" in names
     assert set(found_in(names)) <= {READER}
-    users = {name for name, tree in TREES.items() if READER in set(imported(tree))}
+    users = {name for name, tree in trees().items() if READER in set(imported(tree))}
     assert users == {"talaria.data.smartwatch"}
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tolerance import roundings
 from torch import Tensor, nn
-from torchvision.ops import SqueezeExcitation
 
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
@@ -27,6 +26,8 @@ class Excited(nn.Module):
     """A gate on maps, one on the sum of a skip, and a mean that drops its dimensions."""
 
     def __init__(self) -> None:
+        from torchvision.ops import SqueezeExcitation  # here: every test process imports this file, few need it
+
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1)
         self.first = SqueezeExcitation(16, 16)
