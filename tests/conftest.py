@@ -52,7 +52,9 @@ QUICK_LAWS = {"fedavg", "hermes", "pfedgm"}
 WAITS = ("tests/system", "tests/hostile", "tests/coordinator", "tests/sdk/wire/test_mqtt.py")
 """Files that wait for processes, sockets and deadlines more than they compute."""
 LONG = (
-    "tests/system/test_demo.py", "tests/system/test_same_bytes.py", "tests/system/test_operator.py",
+    "tests/system/test_demo.py", "tests/coordinator/test_store.py", "tests/system/test_same_bytes.py",
+    "tests/system/test_in_process.py", "tests/system/test_readme.py", "tests/system/test_history.py",
+    "tests/system/test_wheel.py", "tests/test_docs.py", "tests/system/test_operator.py",
     "tests/system/test_identity.py", "tests/system/test_crashes.py", "tests/system/test_failures.py",
     "tests/system/test_examples.py", "tests/system/test_dashboard.py", "tests/system/test_from_init.py",
     "tests/laws/test_algorithm_laws.py", "tests/export/test_matrix.py", "tests/export/test_command_line.py",
