@@ -16,15 +16,16 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from talaria.aggregate.masked import MaskedMean
 from talaria.model import masks
-from talaria.model.masks import ChannelLayout, ChannelMask
-from talaria.tensors import Tensors
+from talaria.model.masks import Axis, ChannelLayout, ChannelMask
+from talaria.model.state import to_arrays, to_torch
+from talaria.tensors import Array, Tensors
 from talaria.types import Update
 
 WIDTHS = (64, 128, 256, 512)
@@ -33,26 +34,33 @@ WIDTHS = (64, 128, 256, 512)
 def network(scale: float) -> tuple[Tensors, ChannelLayout]:
     """Two kernels per residual stage and a linear head, with their channel groups."""
     widths = [max(8, round(w * scale)) for w in WIDTHS]
-    shared, axes, sizes = {}, {}, {}
+    rng = np.random.default_rng(0)
+    shared: Tensors = {}
+    axes: dict[str, tuple[Axis, ...]] = {}
+    sizes: dict[str, int] = {}
     before, group_before = 3, ""
     for stage, width in enumerate(widths):
         for layer in range(4 if stage < 3 else 3):
             name, group = f"s{stage}.{layer}", f"g{stage}.{layer}"
             sizes[group] = width
-            shared[f"{name}.weight"] = torch.randn(width, before, 3, 3)
+            shared[f"{name}.weight"] = normal(rng, width, before, 3, 3)
             axes[f"{name}.weight"] = (((group, 1),), ((group_before, 1),) if group_before else (), (), ())
             for part in ("bn.weight", "bn.bias"):
-                shared[f"{name}.{part}"] = torch.randn(width)
+                shared[f"{name}.{part}"] = normal(rng, width)
                 axes[f"{name}.{part}"] = (((group, 1),),)
             before, group_before = width, group
-    shared["fc.weight"], shared["fc.bias"] = torch.randn(100, before), torch.randn(100)
+    shared["fc.weight"], shared["fc.bias"] = normal(rng, 100, before), normal(rng, 100)
     axes["fc.weight"] = ((), ((group_before, 1),))
     return shared, ChannelLayout(sizes, axes)
 
 
+def normal(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape, np.float32)
+
+
 def cohort(shared: Tensors, layout: ChannelLayout, clients: int, tiers: int, keep: float) -> list[Update]:
     """Updates under random channel masks, one mask per tier."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(1)
     drawn = []
     for _ in range(tiers):
         kept = {
@@ -62,7 +70,7 @@ def cohort(shared: Tensors, layout: ChannelLayout, clients: int, tiers: int, kee
     out = []
     for i in range(clients):
         mask = drawn[i % tiers]
-        compact = {k: torch.randn(v.shape) for k, v in masks.gather(shared, mask).items()}
+        compact = {k: normal(rng, *v.shape) for k, v in masks.gather(shared, mask).items()}
         out.append(Update(compact, weight=float(100 + i), client=f"c{i:02d}", mask=mask))
     return out
 
@@ -72,13 +80,16 @@ def expand(shared: Tensors, updates: list[Update]) -> list[tuple[Tensors, Tensor
     out = []
     for update in updates:
         assert update.mask is not None
-        zero = {k: torch.zeros_like(v) for k, v in shared.items()}
-        ones = {k: torch.ones_like(v) for k, v in update.tensors.items()}
+        zero = {k: np.zeros_like(v) for k, v in shared.items()}
+        ones = {k: np.ones_like(v) for k, v in update.tensors.items()}
         out.append((masks.scatter(update.tensors, update.mask, zero), masks.scatter(ones, update.mask, zero)))
     return out
 
 
-def naive_torch(shared: Tensors, dense: list[tuple[Tensors, Tensors]], weights: list[float]) -> Tensors:
+Dense = dict[str, torch.Tensor]
+
+
+def naive_torch(shared: Dense, dense: list[tuple[Dense, Dense]], weights: list[float]) -> Dense:
     """Layer by layer: stack values and full masks, multiply, sum, divide."""
     out = {}
     for name, old in shared.items():
@@ -94,11 +105,11 @@ def naive_numpy(shared: Tensors, dense: list[tuple[Tensors, Tensors]], weights: 
     """The same in numpy."""
     out = {}
     for name, old in shared.items():
-        weight = np.array(weights, np.float32).reshape(-1, *[1] * old.dim())
-        mask = np.stack([m[name].numpy() for _, m in dense]) * weight
-        total = (np.stack([v[name].numpy() for v, _ in dense]) * mask).sum(0)
+        weight = np.array(weights, np.float32).reshape(-1, *[1] * old.ndim)
+        mask = np.stack([m[name] for _, m in dense]) * weight
+        total = (np.stack([v[name] for v, _ in dense]) * mask).sum(0)
         count = mask.sum(0)
-        out[name] = torch.from_numpy(np.where(count > 0, total / np.maximum(count, 1e-12), old.numpy()))
+        out[name] = np.where(count > 0, total / np.maximum(count, 1e-12), old)
     return out
 
 
@@ -109,22 +120,22 @@ def cpu_ms(run: Callable[[], object]) -> float:
 
 
 def furthest(a: Tensors, b: Tensors) -> float:
-    gap: list[Tensor] = [(a[k] - b[k]).abs().max() for k in a]
-    return float(torch.stack(gap).max())
+    return max(float(np.abs(a[k] - b[k]).max()) for k in a)
 
 
 def measure(clients: int, tiers: int, scale: float, rounds: int, keep: float) -> dict[str, object]:
     """Milliseconds and ratios of one setting."""
-    torch.manual_seed(0)
     shared, layout = network(scale)
     updates = cohort(shared, layout, clients, tiers, keep)
     dense, weights = expand(shared, updates), [u.weight for u in updates]
-    candidates: dict[str, Callable[[], Tensors]] = {
+    same, wide = to_torch(shared), [(to_torch(values), to_torch(kept)) for values, kept in dense]
+    candidates: dict[str, Callable[[], Any]] = {
         "ours": lambda: MaskedMean().apply(shared, {}, updates)[0],
         "naive_numpy": lambda: naive_numpy(shared, dense, weights),
-        "naive_torch": lambda: naive_torch(shared, dense, weights),
+        "naive_torch": lambda: naive_torch(same, wide, weights),
     }
     results = {name: run() for name, run in candidates.items()}
+    results["naive_torch"] = to_arrays(results["naive_torch"])
     gaps = {name: furthest(results["ours"], results[name]) for name in candidates}
     assert max(gaps.values()) < 1e-4, gaps
     del results
@@ -136,8 +147,8 @@ def measure(clients: int, tiers: int, scale: float, rounds: int, keep: float) ->
     return {
         "clients": clients,
         "masks": tiers,
-        "values": sum(v.numel() for v in shared.values()),
-        "kept": sum(v.numel() for v in updates[0].tensors.values()),
+        "values": sum(v.size for v in shared.values()),
+        "kept": sum(v.size for v in updates[0].tensors.values()),
         "ms": {name: round_to(statistics.median(t)) for name, t in times.items()},
         "faster_than": {
             name: round_to(statistics.median(n / o for n, o in zip(times[name], times["ours"], strict=True)))
@@ -164,7 +175,12 @@ def main() -> None:
     settings = [(args.clients, args.clients), (args.clients, 4)]
     found = [measure(c, t, args.scale, args.rounds, args.keep) for c, t in settings]
     if args.json:
-        print(json.dumps({"torch": torch.__version__, "machine": platform.machine(), "settings": found}, indent=1))
+        print(
+            json.dumps(
+                {"numpy": np.__version__, "torch": torch.__version__, "machine": platform.machine(), "settings": found},
+                indent=1,
+            )
+        )
         return
     for setting in found:
         kept = f"{setting['kept']} of {setting['values']} values kept"

@@ -31,8 +31,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import torch as tensorfile
+from safetensors import numpy as tensorfile
 from torch import Tensor
 from torch.nn import Linear, Module
 from torch.nn import functional as F
@@ -41,10 +42,10 @@ import budget_curve
 from cifar100_clients import CLASSES, CLIENTS, OWN, PIXELS, TESTS, inputs, read, view
 from talaria.errors import ConfigError, DataError
 from talaria.model import adapters, pruning, split, zoo
-from talaria.model.adapters import AdapterSpec
 from talaria.model.sensitivity import worth
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.split import under
+from talaria.model.state import array_of, load, state_of, tensor_of
 from talaria.planning import latency_model
 from talaria.planning import measured as planning
 from talaria.planning.budget import Budget
@@ -53,7 +54,7 @@ from talaria.planning.onnx_runtime import Resizer, exporter
 from talaria.planning.plan import Plan
 from talaria.planning.planner import plan
 from talaria.planning.profile import cached
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.training import frozen_features, loop
 from talaria.training.batching import cut
 from talaria.types import Recipe, Samples, Task, Update
@@ -139,23 +140,23 @@ def features(out: Path, path: Path, settings: Settings) -> Data:
         images = read(path, settings.public, settings.splits, settings.seed)
         run = frozen_features.torch_runner(halves(zoo.build(SPEC)).lower)
 
-        def through(pixels: Tensor) -> Tensor:
-            return torch.cat([run(inputs(part)) for part in cut(pixels, 64)])
+        def through(pixels: Tensor) -> Array:
+            return np.concatenate([run(array_of(inputs(part))) for part in pixels.split(64)])
 
         public, labels = images["public"]
         found = {f"{name}.x": through(images[name][0]) for name in ("own", "test")}
-        found |= {f"{name}.y": images[name][1] for name in ("own", "test")}
+        found |= {f"{name}.y": array_of(images[name][1]) for name in ("own", "test")}
         seen = (through(view(public, number, settings.seed)) for number in range(settings.views))
-        return found | {"views": torch.stack(list(seen)), "labels": labels}
+        return found | {"views": np.stack(list(seen)), "labels": array_of(labels)}
 
     kept = _kept(out / "features.safetensors", made)
     own, test = (Samples(kept[f"{name}.x"], kept[f"{name}.y"]) for name in ("own", "test"))
-    return Data(kept["views"], kept["labels"], own, test)
+    return Data(tensor_of(kept["views"]), tensor_of(kept["labels"]), own, test)
 
 
 def halves(model: Module) -> frozen_features.Halves:
     """The network cut above its frozen stages; the upper half keeps the names of its weights."""
-    found = frozen_features.halve(model, [key for key in loop.state_of(model) if not _below(key)])
+    found = frozen_features.halve(model, [key for key in state_of(model) if not _below(key)])
     if isinstance(found, str):
         raise ConfigError(found)
     return found
@@ -180,7 +181,7 @@ def learn(model: Module, data: Data, epochs: int, seed: int, taught: Tensor | No
     def epoch(number: int) -> Tensors:
         draws = torch.Generator().manual_seed(1000 * seed + number)
         torch.manual_seed(1000 * seed + number)  # of dropout
-        order = cut(torch.randperm(count, generator=draws), BATCH)
+        order = [tensor_of(part) for part in cut(array_of(torch.randperm(count, generator=draws)), BATCH)]
         for done, index in enumerate(order, number * len(order)):
             for group in optimizer.param_groups:
                 group["lr"] = RATE * min(1.0, (done + 1) / 30) * (0.51 + 0.49 * math.cos(math.pi * done / steps))
@@ -193,16 +194,16 @@ def learn(model: Module, data: Data, epochs: int, seed: int, taught: Tensor | No
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        speeds = {f"speed:{k}": optimizer.state[p]["momentum_buffer"] for k, p in named.items()}
-        return {**loop.state_of(upper), **speeds}
+        speeds = {f"speed:{k}": array_of(optimizer.state[p]["momentum_buffer"]) for k, p in named.items()}
+        return {**state_of(upper), **speeds}
 
     for number in range(epochs):
         kept = _kept(path.with_name(f"{path.name}.{number + 1}.safetensors"), partial(epoch, number))
-        loop.load(upper, {k: v for k, v in kept.items() if not k.startswith("speed:")})
+        load(upper, {k: v for k, v in kept.items() if not k.startswith("speed:")})
         for k, p in named.items():
-            optimizer.state[p]["momentum_buffer"] = kept[f"speed:{k}"].clone()
-    state = loop.state_of(upper)
-    loop.load(model, {**loop.state_of(model), **state}).eval()
+            optimizer.state[p]["momentum_buffer"] = torch.tensor(kept[f"speed:{k}"])
+    state = state_of(upper)
+    load(model, {**state_of(model), **state}).eval()
 
 
 def row(out: Path, data: Data, settings: Settings, tuned: Module, ratio: float, heads: list[int]) -> None:
@@ -211,11 +212,11 @@ def row(out: Path, data: Data, settings: Settings, tuned: Module, ratio: float, 
     layout = zoo.layout(SPEC)
 
     def scored() -> Tensors:
-        batches = cut(torch.arange(len(data.labels)), BATCH)[:SCORED]
+        batches = [tensor_of(part) for part in cut(np.arange(len(data.labels)), BATCH)[:SCORED]]
         found = worth(halves(tuned).upper, layout, ((data.views[0, i], data.labels[i]) for i in batches))
-        kept = {g: torch.full((n,), STAYS, dtype=torch.float64) for g, n in layout.sizes.items() if _below(g)}
+        kept = {g: np.full(n, STAYS) for g, n in layout.sizes.items() if _below(g)}
         seen = found[READ]
-        seen[seen.argsort(descending=True)[: len(seen) // 2]] = STAYS
+        seen[np.argsort(-seen, kind="stable")[: len(seen) // 2]] = STAYS
         return {**found, **kept}
 
     scores = _kept(out / "worth.safetensors", scored)
@@ -229,7 +230,7 @@ def row(out: Path, data: Data, settings: Settings, tuned: Module, ratio: float, 
     mask = pruning.choose(scores, layout.full(), widths=made.widths, block=1)
     small = pruning.compact(tuned, mask)
 
-    taught = _kept(out / "taught.safetensors", lambda: _taught(tuned, data))["logits"]
+    taught = tensor_of(_kept(out / "taught.safetensors", lambda: _taught(tuned, data))["logits"])
     learn(small, data, settings.recover, settings.seed + 1, taught, out / f"model-{name}")
     for rank in heads:
         full = f"{name}-head{rank}" if rank else name
@@ -276,26 +277,26 @@ def fleet(backbone: Module, data: Data, settings: Settings, rank: int, at: int) 
     model = adapters.insert(plain, AdapterSpec("lowrank", 8, where=WHERE), skip=("head",), seed=settings.seed)
     parts = split.split_model(model, "head")
     only, shared_keys = parts.of("adapters", "head"), parts.travels("adapters")
-    start = loop.state_of(model)
+    start = state_of(model)
     recipe = Recipe(epochs=1, batch=25, lr=0.02, momentum=0.9, weight_decay=1e-4)
     upper = halves(model).upper
     every = Task(
         model=upper,
         split=split.split_model(upper, "head"),
-        train=data.own.take(torch.arange(CLIENTS * OWN) + at * CLIENTS * OWN),
+        train=data.own.take(np.arange(CLIENTS * OWN) + at * CLIENTS * OWN),
         val=data.test.take(
-            torch.arange(CLIENTS * TESTS) + at * CLIENTS * TESTS
+            np.arange(CLIENTS * TESTS) + at * CLIENTS * TESTS
         ),  # kept beside the training images; looked at for the row alone
         recipe=recipe,
         classes=SPEC.classes,
-        run=settings.seed,
+        seed=settings.seed,
     )
-    kept = frozen_features.cached(every, loop.state_of(upper), only)
+    kept = frozen_features.cached(every, state_of(upper), only)
     if kept.task is None:
         raise ConfigError(kept.why)
     tasks = []
     for k in range(CLIENTS):
-        own, tests = torch.arange(k * OWN, (k + 1) * OWN), torch.arange(k * TESTS, (k + 1) * TESTS)
+        own, tests = np.arange(k * OWN, (k + 1) * OWN), np.arange(k * TESTS, (k + 1) * TESTS)
         train, val = kept.task.train.take(own), kept.task.val.take(tests)
         tasks.append(kept.task.but(train=train, val=val, client=f"client-{k:02d}"))
     names = list(tasks[0].model.state_dict())
@@ -303,14 +304,14 @@ def fleet(backbone: Module, data: Data, settings: Settings, rank: int, at: int) 
     before = [loop.accuracy(t, s, t.val) for t, s in zip(tasks, states, strict=True)]
     for number in range(1, settings.rounds + 1):
         states = [loop.train(t.but(round=number), s, only=only) for t, s in zip(tasks, states, strict=True)]
-        mean = {k: torch.stack([s[k].double() for s in states]).mean(0).float() for k in shared_keys}
+        mean = {k: np.asarray(np.mean([s[k] for s in states], 0, np.float64), np.float32) for k in shared_keys}
         states = [{**s, **mean} for s in states]
     last = recipe.but(epochs=settings.alone)
     states = [loop.train(t, s, only=only, recipe=last, purpose="alone") for t, s in zip(tasks, states, strict=True)]
     after = [loop.accuracy(t, s, t.val) for t, s in zip(tasks, states, strict=True)]
     update = Update({k: states[0][k] for k in shared_keys}, weight=float(OWN))
     dense = sum(p.numel() for p in zoo.build(SPEC).parameters())
-    trained = sum(start[k].numel() for k in only)
+    trained = sum(start[k].size for k in only)
     return {
         "accuracy": fmean(after),
         "worst": min(after),
@@ -367,14 +368,14 @@ def _tuned(out: Path, data: Data, settings: Settings) -> Module:
 def _taught(tuned: Module, data: Data) -> Tensors:
     """The tuned network's logits for the coordinator's images in each view."""
     upper = halves(tuned).upper
-    return {"logits": torch.stack([loop.predict(upper, seen) for seen in data.views])}
+    return {"logits": np.stack([loop.predict(upper, array_of(seen)) for seen in data.views])}
 
 
 def _kept(path: Path, make: Callable[[], Tensors]) -> Tensors:
     """Tensors from a file, or made now and kept."""
     if not path.exists():
         draft = path.with_suffix(".part")
-        tensorfile.save_file({k: v.contiguous() for k, v in make().items()}, draft)
+        tensorfile.save_file({k: np.asarray(v, order="C") for k, v in make().items()}, draft)
         draft.replace(path)
     return tensorfile.load_file(path)
 

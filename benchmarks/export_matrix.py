@@ -30,8 +30,7 @@ from talaria.errors import TalariaError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run
 from talaria.model import pruning, zoo
-from talaria.model.adapters import AdapterSpec
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning.plan import Plan
 from talaria.types import Recipe, Samples
 from talaria_export.convert.onnx import export_onnx, prepared
@@ -144,7 +143,7 @@ def personal_model(algorithm: str, model: str, pruned: bool, adapter: str) -> tu
     """The model that a device serves after one step of training, and 32 inputs for it."""
     spec = ModelSpec(model, SHAPES[model], CLASSES, adapters=ADAPTERS[adapter])
     x = torch.randn(32, *SHAPES[model], generator=torch.Generator().manual_seed(1))
-    own = Samples(x[:24], torch.arange(24) % CLASSES)  # three batches: Per-FedAvg would halve them, and diverge here
+    own = Samples.of(x[:24], torch.arange(24) % CLASSES)  # three batches: Per-FedAvg would halve them, and diverge here
     plan = Plan(widths=pruning.widths(zoo.layout(spec).full(), 0.5)) if pruned else None
     device = Member("anna", own, own, plan)
     hparams, rate = HALVED if pruned and ALGORITHMS[algorithm].card.prunes else {}, 0.01

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import torch as tensorfile
+from safetensors import numpy as tensorfile
 from torch.nn import Module
 
 from talaria import npz
@@ -37,9 +37,10 @@ from talaria.model import zoo
 from talaria.model.adapters import HEART_RESNET
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Split
+from talaria.model.state import load, state_of
 from talaria.seeds import generator
 from talaria.tensors import Tensors
-from talaria.training.loop import load, predict, state_of
+from talaria.training.loop import predict
 from talaria.types import Recipe, Samples, Task
 
 CLASSES = 100
@@ -47,7 +48,7 @@ CLASSES = 100
 
 @dataclass(frozen=True)
 class Client:
-    """One client's samples, on the device that trains."""
+    """One client's samples."""
 
     train: Samples
     test: Samples
@@ -79,13 +80,12 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def inputs(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], index: np.ndarray[Any, Any], device: str) -> Samples:
+def inputs(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], index: np.ndarray[Any, Any]) -> Samples:
     pixels = torch.from_numpy(x[index].astype(np.float32) / 255).permute(0, 3, 1, 2)
-    normalized = Normalization(MEAN, SD).inputs(pixels).contiguous()
-    return Samples(normalized.to(device), torch.from_numpy(y[index].astype(np.int64)).to(device))
+    return Samples.of(Normalization(MEAN, SD).inputs(pixels), y[index])
 
 
-def read(args: argparse.Namespace, device: str) -> tuple[dict[str, Client], Samples]:
+def read(args: argparse.Namespace) -> tuple[dict[str, Client], Samples]:
     """The clients, and the server's proxy set."""
     raw = npz.read(args.data, ("train_x", "train_y", "test_x", "test_y"), ("classes",))
     rest, _, server = stratified(raw["train_y"], 0.0, 0.1, np.random.default_rng(args.seed))
@@ -96,11 +96,11 @@ def read(args: argparse.Namespace, device: str) -> tuple[dict[str, Client], Samp
     for k, (own, tested) in enumerate(zip(parts, tests, strict=True)):
         kept = np.random.default_rng([args.seed, k]).permutation(own)[: args.samples]
         clients[f"client-{k:02d}"] = Client(
-            inputs(raw["train_x"], raw["train_y"], rest[np.sort(kept)], device),
-            inputs(raw["test_x"], raw["test_y"], tested, device),
+            inputs(raw["train_x"], raw["train_y"], rest[np.sort(kept)]),
+            inputs(raw["test_x"], raw["test_y"], tested),
         )
     shuffled = np.random.default_rng(args.seed).permutation(server)[: args.proxy]
-    return clients, inputs(raw["train_x"], raw["train_y"], shuffled, device)
+    return clients, inputs(raw["train_x"], raw["train_y"], shuffled)
 
 
 def with_weights(model: Module, path: Path | None) -> Module:
@@ -109,7 +109,7 @@ def with_weights(model: Module, path: Path | None) -> Module:
         return model
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
-            given = {k: torch.from_numpy(np.asarray(file[k])) for k in file.files}
+            given = {k: np.asarray(file[k]) for k in file.files}
     else:
         given = tensorfile.load_file(path)
     state = state_of(model)
@@ -122,14 +122,14 @@ def with_weights(model: Module, path: Path | None) -> Module:
         if source is None or source.shape != value.shape:
             found = "missing" if source is None else f"of shape {tuple(source.shape)}"
             raise ConfigError(f"{path}: tensor {key.replace('.base.', '.')!r} is {found}; need torchvision's ResNet-18")
-        state[key] = source.to(value.dtype)
+        state[key] = source.astype(value.dtype)
     return load(model, state)
 
 
 def save(out: Path, round: int, tensors: Tensors, facts: dict[str, Any]) -> None:
     """Tensors first, then the page that names them: a crash in between leaves the round before."""
     name = f"round-{round:04d}.safetensors"
-    write(out / name, tensorfile.save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}))
+    write(out / name, tensorfile.save({k: np.asarray(v, order="C") for k, v in tensors.items()}))
     write(out / "run.json", json.dumps({**facts, "round": round, "tensors": name}, indent=1).encode())
     for old in out.glob("round-*.safetensors"):
         if old.name != name:
@@ -159,14 +159,14 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 class Fleet:
     """The whole run's state, in the form that is saved."""
 
-    def __init__(self, args: argparse.Namespace, device: str) -> None:
-        self.args, self.device = args, device
-        self.clients, proxy = read(args, device)
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.clients, proxy = read(args)
         spec = ModelSpec("resnet18", (3, 32, 32), CLASSES, adapters=HEART_RESNET, seed=args.seed)
-        self.model = with_weights(zoo.build(spec), args.weights).to(device)
+        self.model = with_weights(zoo.build(spec), args.weights)
         self.split: Split = zoo.split(spec, self.model)
         self.algorithm = HeartPFL(lam=args.lam, variant=args.variant, trains="adapters")
-        self.shared, self.blank = (cpu(t) for t in self.algorithm.init(self.model, self.split))
+        self.shared, self.blank = self.algorithm.init(self.model, self.split)
         self.rule = self.algorithm.aggregator
         if args.distil_rounds:
             self.rule = Distilled(
@@ -207,7 +207,7 @@ class Fleet:
             f"{c}:{k}": v
             for c, state in self.private.items()
             for k, v in state.items()
-            if not torch.equal(v, self.blank[k]) or k.startswith("own/")
+            if not np.array_equal(v, self.blank[k]) or k.startswith("own/")
         }
         parts = {f"shared:{k}": v for k, v in self.shared.items()} | {f"server:{k}": v for k, v in self.server.items()}
         save(self.args.out, self.round, parts | own, {"settings": settings(self.args), "history": self.history})
@@ -218,10 +218,10 @@ class Fleet:
             model=deepcopy(self.model),
             split=self.split,
             train=train,
-            val=train.take(torch.arange(0)),
+            val=train.take(np.arange(0)),
             recipe=Recipe(epochs=self.args.epochs, batch=self.args.batch, lr=self.args.lr, momentum=0.0),
             classes=CLASSES,
-            run=self.args.seed,
+            seed=self.args.seed,
             client=name,
             round=self.round,
             newcomer=name not in self.private,
@@ -238,10 +238,9 @@ class Fleet:
         began, updates = time.monotonic(), []
         names = self.chosen()
         for done, name in enumerate(names, 1):
-            private = on(self.private.get(name, self.blank), self.device)
-            update, kept = self.algorithm.fit(self.task(name), on(self.shared, self.device), private)
-            updates.append(update.but(tensors=cpu(update.tensors)))
-            self.private[name] = cpu(kept)
+            private = self.private.get(name, self.blank)
+            update, self.private[name] = self.algorithm.fit(self.task(name), self.shared, private)
+            updates.append(update)
             print(f"\rround {self.round}: {done}/{len(names)} clients, {time.monotonic() - began:.0f} s", end="")
         self.shared, self.server = self.rule.apply(self.shared, self.server, updates)
         print(f"\rround {self.round}: {len(names)} clients and server, {time.monotonic() - began:.0f} s", flush=True)
@@ -252,10 +251,10 @@ class Fleet:
         whole: list[float] = []
         for name, client in self.clients.items():
             if name in self.private:
-                private = on(self.private[name], self.device)
-                served = self.algorithm.personal(self.task(name), on(self.shared, self.device), private)
+                private = self.private[name]
+                served = self.algorithm.personal(self.task(name), self.shared, private)
                 personal.append(accuracy(served, client.test))
-                state = {**on(self.shared, self.device), **{k: v for k, v in private.items() if "own/" not in k}}
+                state = {**self.shared, **{k: v for k, v in private.items() if "own/" not in k}}
                 whole.append(accuracy(load(deepcopy(self.model), state), client.test))
         return {
             "clients": len(personal),
@@ -267,25 +266,16 @@ class Fleet:
 
 
 def accuracy(model: Module, samples: Samples) -> float:
-    return float((predict(model, samples.x).argmax(1) == samples.y).double().mean())
-
-
-def on(tensors: Tensors, device: str) -> Tensors:
-    return {k: v.to(device) for k, v in tensors.items()}
-
-
-def cpu(tensors: Tensors) -> Tensors:
-    return {k: v.detach().cpu() for k, v in tensors.items()}
+    return float((predict(model, samples.x).argmax(1) == samples.y).mean())
 
 
 def main() -> None:
     args = arguments()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     args.out.mkdir(parents=True, exist_ok=True)
-    fleet = Fleet(args, device)
+    fleet = Fleet(args)
     fleet.resume()
     weights = args.weights or "random: accuracies mean nothing"
-    print(f"{trainable(fleet.model, fleet.split):,} trainable parameters on {device}; backbone {weights}")
+    print(f"{trainable(fleet.model, fleet.split):,} trainable parameters; backbone {weights}")
     print(f"{sum(len(c.train) for c in fleet.clients.values())} training images; from round {fleet.round + 1}")
     while fleet.round < args.rounds:
         fleet.advance()

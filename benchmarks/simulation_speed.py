@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from talaria.data import load
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
+from talaria.model.state import tensor_of
 
 WORKS = {"fedavg": 0, "fedrep-1": 1, "fedrep-10": 10}
 """Epochs of the head before the one of the body; 0: FedAvg."""
@@ -125,9 +126,10 @@ def loop(partition: Path, work: str, rounds: int) -> None:
                 for key, parameter in model.named_parameters():
                     parameter.requires_grad_(in_head is None or key.startswith("head") == in_head)
                 optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR)
+                x, y = tensor_of(client.train.x), tensor_of(client.train.y)
                 for index in torch.randperm(len(client.train)).split(BATCH):
                     optimizer.zero_grad()
-                    F.cross_entropy(model(client.train.x[index]), client.train.y[index]).backward()
+                    F.cross_entropy(model(x[index]), y[index]).backward()
                     optimizer.step()
             state = {k: v.clone() for k, v in model.state_dict().items()}
             if WORKS[work]:
@@ -138,7 +140,7 @@ def loop(partition: Path, work: str, rounds: int) -> None:
     for number, client in enumerate(data.clients.values()):
         model.load_state_dict({**shared, **heads[number]})
         with torch.no_grad():
-            right.append(float((model(client.test.x).argmax(1) == client.test.y).float().mean()))
+            right.append(float((model(tensor_of(client.test.x)).argmax(1) == tensor_of(client.test.y)).float().mean()))
     print(json.dumps({"accuracy": sum(right) / len(right)}))
 
 
@@ -150,7 +152,7 @@ def for_pfllib(partition: Path, program: Path, folder: Path) -> Path:
         place.mkdir(parents=True)
         for number, client in enumerate(data.clients.values()):
             own = getattr(client, part)
-            np.savez_compressed(place / f"{number}.npz", data={"x": own.x.numpy(), "y": own.y.numpy()})  # type: ignore[arg-type]
+            np.savez_compressed(place / f"{number}.npz", data={"x": own.x, "y": own.y})  # type: ignore[arg-type]
     (folder / "results").mkdir()
     return Path(shutil.copytree(program, folder / "system"))
 

@@ -19,8 +19,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "me.talaria"
         personal.export(path)
-        labels = Predictor(path)(wearer.test.x.numpy()).index
-        right = (labels == wearer.test.y.numpy()).mean()
+        labels = Predictor(path)(wearer.test.x).index
+        right = (labels == wearer.test.y).mean()
         print(f"{len(labels)} windows, {right:.1%} right, bundle {path.stat().st_size / 1e3:.0f} kB")
 
 

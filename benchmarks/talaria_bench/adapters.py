@@ -58,9 +58,10 @@ def measure(rounds: int = 9) -> dict[str, Any]:
 
     from talaria.model import zoo
     from talaria.model.spec import ModelSpec
+    from talaria.model.state import load, state_of
     from talaria.planning import cpu_timer, latency_model, planner
     from talaria.planning.onnx_runtime import Session, exporter
-    from talaria.training import frozen_features, loop
+    from talaria.training import frozen_features
     from talaria.types import Recipe, Samples, Task
 
     torch.set_num_threads(1)
@@ -68,7 +69,7 @@ def measure(rounds: int = 9) -> dict[str, Any]:
     tuned = replace(spec, adapters=planner.compact(spec, RANK))
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(BATCH, *spec.input_shape, generator=draws)
-    samples = Samples(x, torch.randint(0, spec.classes, (BATCH,), generator=draws))
+    samples = Samples.of(x, torch.randint(0, spec.classes, (BATCH,), generator=draws))
     recipe = Recipe(epochs=1, batch=BATCH, lr=0.01, momentum=0.9)
 
     def task_of(which: ModelSpec) -> Task:
@@ -88,13 +89,13 @@ def measure(rounds: int = 9) -> dict[str, Any]:
     ratios = cpu_timer.ratios(took, "everything")
     whole = ways["everything"][1]
 
-    lower = frozen_features.halve(loop.load(part.model, loop.state_of(part.model)), part.split.of("adapters", "head"))
+    lower = frozen_features.halve(load(part.model, state_of(part.model)), part.split.of("adapters", "head"))
     if isinstance(lower, str):
         raise TypeError(lower)
     plain = frozen_features.torch_runner(lower.lower)
-    fast = frozen_features.onnx_runner(lower.lower, x[:2], exporter())
+    fast = frozen_features.onnx_runner(lower.lower, samples.x[:2], exporter())
     prefix = cpu_timer.ratios(
-        cpu_timer.interleaved({"ort": partial(fast, x), "torch": partial(plain, x)}, rounds), "ort"
+        cpu_timer.interleaved({"ort": partial(fast, samples.x), "torch": partial(plain, samples.x)}, rounds), "ort"
     )
 
     adapted, base = zoo.build(tuned).eval(), zoo.build(spec).eval()
@@ -104,7 +105,7 @@ def measure(rounds: int = 9) -> dict[str, Any]:
                 parameter.normal_(0, 0.02, generator=draws)
         expected = adapted(x)
     files = {"base": exporter()(base, x[:2]), "merged": exporter()(adapted, x[:2])}
-    error = torch.from_numpy(Session(files["merged"])(x.numpy())) - expected
+    error = torch.from_numpy(Session(files["merged"])(samples.x)) - expected
     rounds_of_each, _ = latency_model.side_by_side(files, x[:1], 60)
     times = latency_model.milliseconds(rounds_of_each)
     return {
@@ -155,10 +156,11 @@ def _way(task: Task, only: Collection[str] | None, keep: bool = False) -> tuple[
     """One SGD step of the training loop, and the bytes that it holds beyond the weights."""
     import torch
 
+    from talaria.model.state import load, state_of, tensor_of
     from talaria.planning import memory
     from talaria.training import frozen_features, loop
 
-    state = loop.state_of(task.model)
+    state = state_of(task.model)
     if keep:
         if only is None:
             raise TypeError("there is nothing to keep where everything trains")
@@ -168,14 +170,14 @@ def _way(task: Task, only: Collection[str] | None, keep: bool = False) -> tuple[
         task = kept.task
         names = set(task.model.state_dict())
         state, only = {k: v for k, v in state.items() if k in names}, [k for k in only if k in names]
-    model = _own(loop.load(task.model, state), only)
+    model = _own(load(task.model, state), only)
     trained: dict[str, Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
     optimizer = loop.sgd(trained, task.recipe)
-    objective = loop.cross_entropy()
+    objective, x, y = loop.cross_entropy(), tensor_of(task.train.x), tensor_of(task.train.y)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        objective(model, task.train.x, task.train.y).backward()  # type: ignore[no-untyped-call]
+        objective(model, x, y).backward()
         optimizer.step()
 
     shape = tuple(task.train.x.shape[1:])

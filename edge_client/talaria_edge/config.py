@@ -6,6 +6,7 @@ state = "state/s01-left"      # private tensors; never leaves the device
 bundle = "s01-left.talaria"   # where the personal model goes; leave out for none
 labels = ["rest", "walk"]     # what the classes are called; leave out for numbers
 variants = ["fp32", "int8"]   # forms that the bundle may choose from; leave out for all
+engine = "onnx"               # who trains: onnx (graphs in ONNX Runtime) or torch, which it is without this line
 plan = "plan.json"            # what `talaria plan --json` printed for this device; leave out to train the whole model
 
 [fleet]
@@ -43,12 +44,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
+from talaria import valid
 from talaria.config import Section, read_toml
 from talaria.errors import ConfigError
 from talaria.federated import plan_compat
+from talaria.federated.run import ENGINES, Engine
 from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
 from talaria.planning.plan import Plan
@@ -77,6 +80,8 @@ class DeviceConfig:
     labels: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     """Forms of the model that the bundle may choose from; empty for all."""
+    engine: Engine = "torch"
+    """Who trains: torch, or graphs of the same model in ONNX Runtime."""
     allow: tuple[str, ...] = ()
     """Top-level packages beside Talaria whose code the coordinator's run may name."""
     guard: Rules | None = None
@@ -94,6 +99,7 @@ class DeviceConfig:
         if not re.fullmatch(DEVICE_NAME, self.device):
             raise ConfigError(f"device: id={shown(self.device)} must be {DEVICE_RULE}")
         require_packages("code: allow", self.allow)
+        valid.among("device", "engine", self.engine, ENGINES)
         require_no_password(self.broker)
         try:
             parts = urlsplit(self.broker)
@@ -154,6 +160,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         bundle=device.path("bundle", None),
         labels=device.names("labels", ()),
         variants=device.names("variants", ()),
+        engine=cast(Engine, device.text("engine", "torch")),
         allow=code.names("allow", ()),
         guard=_rules(guard) if "guard" in top.values else None,
         guard_every_s=guard.number("every_s", 10.0, low=0.05, high=3600),

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 
 from talaria import recorded
 from talaria.data import arrays
 from talaria.data.partition import stratified
 from talaria.errors import ConfigError, DataError, some_of
-from talaria.npz import Array
+from talaria.tensors import Array
 from talaria.types import Samples
 
 LIMIT = 4 << 30
@@ -96,7 +95,7 @@ class NpzSource:
         if x.dtype == np.uint8:
             values = values / np.float32(255)
         try:
-            return Samples(torch.from_numpy(values), torch.from_numpy(np.ascontiguousarray(y)))
+            return Samples(values, np.ascontiguousarray(y))
         except DataError as error:
             raise DataError(f"data: {self.path}, part {part!r}: {error}") from None
 
@@ -181,8 +180,8 @@ def _cut(samples: Samples) -> DeviceData:
     """As a simulation cuts a file of one client: 70 % to train, 10 % to validate, 20 % to test."""
     if len(samples) < 2:
         raise DataError(f"data: {len(samples)} samples cannot be cut into training and test; record more")
-    parts = stratified(samples.y.numpy(), 0.1, 0.2, np.random.default_rng([0, 0]))
-    return DeviceData(*(samples.take(torch.from_numpy(rows)) for rows in parts))
+    parts = stratified(samples.y, 0.1, 0.2, np.random.default_rng([0, 0]))
+    return DeviceData(*(samples.take(rows) for rows in parts))
 
 
 def checked(data: DeviceData, input_shape: tuple[int, ...], classes: int) -> DeviceData:
@@ -212,7 +211,7 @@ def require_learnable(data: DeviceData) -> None:
     all are of one class."""
     if len(data.train) == 0:
         raise DataError("data: train holds no sample; record some before this device takes part")
-    seen = torch.unique(data.train.y).tolist()
+    seen = np.unique(data.train.y).tolist()
     if len(seen) < 2:
         raise DataError(
             f"data: train holds only class {seen[0]}; a model cannot learn to tell classes apart from one, "

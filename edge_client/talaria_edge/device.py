@@ -18,13 +18,13 @@ from torch.nn import Module
 from talaria import valid
 from talaria.errors import ConfigError, ModelError, StateError
 from talaria.federated import plan_compat, rounds
-from talaria.federated.run import Run
+from talaria.federated.run import ENGINES, Run
 from talaria.foreign import shown
 from talaria.identity.credentials import Credentials
 from talaria.model.spec import ModelSpec
+from talaria.model.state import state_of
 from talaria.personalizer import Joining
 from talaria.planning.plan import Plan
-from talaria.training.loop import state_of
 from talaria_edge.agent.supervisor import keep_running
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig
@@ -70,7 +70,8 @@ class Device:
         report: Called with every event of the agent, in the event loop. None: events go to the log ``talaria_edge``.
         require: Called with the fleet's :class:`talaria.Run` before anything is learned; what it raises ends
             :meth:`run`.
-        settings: The other fields of :class:`DeviceConfig`: ``username``, ``password_file``, ``guard_every_s``,
+        settings: The other fields of :class:`DeviceConfig`: ``username``, ``password_file``, ``engine`` (``"torch"`` or
+            ``"onnx"``), ``guard_every_s``,
             ``profile``, ``retry_s``, ``max_model``, ``patience_s`` (seconds to wait for a silent broker; 0 for ever),
             ``stay``.
 
@@ -273,7 +274,7 @@ def _require_model(joining: Joining, run: Run) -> None:
 
 
 _SETTINGS = {one.name for one in fields(DeviceConfig)} & {
-    "username", "password_file", "guard_every_s", "profile", "retry_s", "max_model", "patience_s", "stay",
+    "username", "password_file", "engine", "guard_every_s", "profile", "retry_s", "max_model", "patience_s", "stay",
 }  # fmt: skip
 
 
@@ -285,6 +286,8 @@ def _fitting(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, (low, high) in {"retry_s": (0.05, 3600), "guard_every_s": (0.05, 3600), "patience_s": (0, 1e300)}.items():
         if name in settings:
             valid.number("device", name, settings[name], f"a number of seconds of at least {low}", low=low, high=high)
+    if "engine" in settings:
+        valid.among("device", "engine", settings["engine"], ENGINES)
     if "max_model" in settings:
         valid.whole("device", "max_model", settings["max_model"], 1)
     if "stay" in settings:

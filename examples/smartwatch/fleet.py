@@ -71,7 +71,7 @@ def write_data(path: Path, client: Client) -> None:
     arrays = {}
     for part in ("train", "val", "test"):
         samples = getattr(client, part)
-        arrays |= {f"x_{part}": samples.x.numpy(), f"y_{part}": samples.y.numpy()}
+        arrays |= {f"x_{part}": samples.x, f"y_{part}": samples.y}
     np.savez(path, **arrays)
 
 

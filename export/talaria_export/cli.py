@@ -76,6 +76,7 @@ def export(
     The model is converted to ONNX, compared with torch, tried in every variant (half precision, int8), measured
     against the unpruned model on this machine, and written with the fastest variant that passes the gate.
     """
+    from talaria.types import Samples
     from talaria_export.build import build, inputs
     from talaria_export.bundle.preprocess import preprocessing
     from talaria_export.convert.quantize import Gate
@@ -92,7 +93,7 @@ def export(
         out,
         model,
         example=example,
-        samples=None if data is None else inputs.samples(*_arrays(data, 1)),
+        samples=None if data is None else Samples.of(*_arrays(data, 1)),
         labels=labels.split(",") if labels else facts.get("labels") or None,
         meta=facts.get("card", {}) if card is None else inputs.read_json(card),
         normalize=moments,

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
         WireError,
     )
     from talaria.federated.run import Member, Run
-    from talaria.model.adapters import AdapterSpec
     from talaria.model.masks import ChannelMask
-    from talaria.model.spec import ModelSpec
+    from talaria.model.spec import AdapterSpec, ModelSpec
     from talaria.model.split import Split
     from talaria.personalizer import Personalizer
     from talaria.planning.budget import Budget
@@ -69,7 +68,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AdapterSpec": "talaria.model.adapters",
+    "AdapterSpec": "talaria.model.spec",
     "Aggregator": "talaria.aggregate.base",
     "Algorithm": "talaria.algorithms.base",
     "Budget": "talaria.planning.budget",

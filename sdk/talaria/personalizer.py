@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -23,15 +24,15 @@ from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.federated.plan_compat import recipe_under
 from talaria.foreign import shown
 from talaria.model import adapters, prunability, pruning, split, zoo
-from talaria.model.adapters import AdapterSpec
 from talaria.model.masks import ChannelMask
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.split import Split
+from talaria.model.state import load, state_of, tensor_of
 from talaria.planning import measured, onnx_runtime, planner
 from talaria.planning.budget import AccuracyCheck, Budget
 from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.training import frozen_features, loop
 from talaria.training.batching import feed
 from talaria.types import Recipe, Samples, Task
@@ -168,13 +169,13 @@ class Personalizer:
         limit.
         """
         train = _samples(train, "train")
-        held = train.take(torch.arange(0)) if val is None else _samples(val, "val")
+        held = train.take(np.arange(0)) if val is None else _samples(val, "val")
         if not len(train):
             raise DataError("train: there are no samples to learn from")
         if recipe is not None and not isinstance(recipe, Recipe):
             raise ConfigError(f"recipe={shown(recipe)} must be a Recipe, such as Recipe(lr=0.02)")
         if len(held) and held.x.shape[1:] != train.x.shape[1:]:
-            raise DataError(f"val: inputs of shape {tuple(held.x.shape[1:])}, train has {tuple(train.x.shape[1:])}")
+            raise DataError(f"val: inputs of shape {held.x.shape[1:]}, train has {train.x.shape[1:]}")
         chosen = self.plan
         recipe = recipe or Recipe(batch=32, lr=0.02, momentum=0.9, weight_decay=1e-4)
         recipe = recipe_under(recipe, replace(chosen, steps=None)).but(epochs=epochs, steps=None)
@@ -185,7 +186,7 @@ class Personalizer:
                 f"val: labels span {int(held.y.min())}..{int(held.y.max())}, the model has 0..{classes - 1}"
             )
         task = Task(model=model, split=parts, train=train, val=held, recipe=recipe, classes=classes, seed=self.seed)
-        state = loop.state_of(model)
+        state = state_of(model)
         only = None if len(chosen.trained) == 3 else parts.of(*chosen.trained)
         self._dense = deepcopy(model)
         self._twin = None
@@ -194,7 +195,7 @@ class Personalizer:
             rest = recipe.but(epochs=max(0, epochs - first))
             state = _trained(task.but(recipe=recipe.but(epochs=first)), state, only, "dense")
             if self._spec is not None and self._by_worth:
-                learned = loop.load(deepcopy(model), state)
+                learned = load(deepcopy(model), state)
                 some = recipe.but(epochs=1, most_steps=SCORED, augment="none")
                 batches = feed(task, some, train, "worth")
                 chosen = measured.weighed(self._spec, self.budget, chosen, learned, batches, profile=self._profile)
@@ -308,14 +309,12 @@ class Personalizer:
             raise ModelError("there is no personal model yet; call fit(train, val) first")
         return self._task
 
-    def _built(self, example: Tensor) -> tuple[Module, Split]:
+    def _built(self, example: Array) -> tuple[Module, Split]:
         chosen = self.plan
         if self._spec is not None:
             spec = planner.adapted(self._spec, chosen)
-            if tuple(example.shape[1:]) != spec.input_shape:
-                raise DataError(
-                    f"train: inputs of shape {tuple(example.shape[1:])}, the model takes {spec.input_shape}"
-                )
+            if example.shape[1:] != spec.input_shape:
+                raise DataError(f"train: inputs of shape {example.shape[1:]}, the model takes {spec.input_shape}")
             model = zoo.build(spec)
             return model, zoo.split(spec, model)
         model = deepcopy(self._given) if self._given is not None else Module()
@@ -339,12 +338,12 @@ def _trained(task: Task, state: Tensors, only: Sequence[str] | None, purpose: st
 
 
 def _pruned(task: Task, state: Tensors, plan: Plan) -> tuple[Task, Tensors]:
-    model = loop.load(task.model, state)
-    layout = prunability.layout(model, task.train.x[:2])
+    model = load(task.model, state)
+    layout = prunability.layout(model, tensor_of(task.train.x[:2]))
     scores = pruning.importance(model, layout)
     mask: ChannelMask = pruning.choose(scores, layout.full(), widths=plan.widths, block=1)
     small = pruning.compact(model, mask)
-    return replace(task, model=small, mask=mask, plan=plan), loop.state_of(small)
+    return replace(task, model=small, mask=mask, plan=plan), state_of(small)
 
 
 def _samples(given: Samples | tuple[Any, Any], name: str) -> Samples:
@@ -355,16 +354,16 @@ def _samples(given: Samples | tuple[Any, Any], name: str) -> Samples:
     return Samples.of(*given)
 
 
-def _answers(model: Module, x: Tensor) -> int:
+def _answers(model: Module, x: Array) -> int:
     """The number of classes that ``model`` tells apart. Raises :class:`~talaria.errors.ModelError` where it does not
     map a float32 batch to logits (N, classes)."""
     try:
         with torch.no_grad():
-            answer = deepcopy(model).eval()(x)
+            answer = deepcopy(model).eval()(tensor_of(x))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"model: cannot take a float32 batch of shape {tuple(x.shape)} ({type(error).__name__}: {reason}); give "
+            f"model: cannot take a float32 batch of shape {x.shape} ({type(error).__name__}: {reason}); give "
             "samples of the shape that it takes; where it takes whole numbers such as tokens, convert in its forward"
         ) from error
     if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != len(x):
@@ -374,7 +373,7 @@ def _answers(model: Module, x: Tensor) -> int:
 
 
 def _share(model: Module, samples: Samples) -> float:
-    return float((loop.predict(model, samples.x).argmax(1) == samples.y).double().mean())
+    return float((loop.predict(model, samples.x).argmax(1) == samples.y).mean())
 
 
 def _bundler() -> Callable[..., Any]:

@@ -39,6 +39,11 @@ def look_in(folder: Path) -> None:
         _beside.append(str(folder))
 
 
+def beside() -> tuple[str, ...]:
+    """The folders of :func:`look_in`, for a process that this one starts."""
+    return tuple(_beside)
+
+
 def require_packages(what: str, names: Collection[str]) -> None:
     """Raise :class:`ConfigError` unless all of ``names`` are those of top-level packages."""
     for name in names:

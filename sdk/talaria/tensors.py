@@ -1,16 +1,18 @@
-"""Arithmetic on Tensors: flat dicts of named tensors."""
+"""Arithmetic on Tensors: flat dicts of named arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria.errors import ModelError
 
-Tensors = dict[str, Tensor]
-"""A flat dict of named tensors. Every state is one, and so is one safetensors file."""
+Array = np.ndarray[Any, np.dtype[Any]]
+
+Tensors = dict[str, Array]
+"""A flat dict of named numpy arrays. Every state is one, and so is one safetensors file."""
 
 
 def only(tensors: Tensors, keys: Iterable[str]) -> Tensors:
@@ -29,8 +31,8 @@ def without(tensors: Tensors, prefix: str) -> Tensors:
 def under(tensors: Tensors, prefix: str) -> Tensors:
     """The entries whose name begins with ``prefix``, with it cut off.
 
-    >>> import torch
-    >>> list(under({"own/w": torch.ones(1), "w": torch.ones(1)}, "own/"))
+    >>> import numpy as np
+    >>> list(under({"own/w": np.ones(1), "w": np.ones(1)}, "own/"))
     ['w']
     """
     return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
@@ -42,21 +44,18 @@ def prefixed(tensors: Tensors, prefix: str) -> Tensors:
 
 
 def copied(tensors: Tensors) -> Tensors:
-    """Detached copies that share no memory with ``tensors``."""
-    return {k: v.detach().clone() for k, v in tensors.items()}
+    """Contiguous copies that share no memory with ``tensors``."""
+    return {k: np.array(v, order="C") for k, v in tensors.items()}
 
 
 def minus(a: Tensors, b: Tensors) -> Tensors:
     """``a - b`` over the names of ``a``."""
-    return {k: v - b[k] for k, v in a.items()}
+    return {k: np.asarray(v - b[k]) for k, v in a.items()}
 
 
-def fill(own: Tensors, values: Tensors) -> None:
-    """Copy ``values`` into the tensors of ``own``, in place and by name alone: a module's ``load_state_dict`` may ask
-    for more than its tensors. Names and shapes must fit."""
-    with torch.no_grad():
-        for key, tensor in own.items():
-            tensor.copy_(values[key])
+def is_float(array: Array) -> bool:
+    """True for floating-point values, False for counters, bitmaps and truth values."""
+    return bool(array.dtype.kind == "f")
 
 
 def equal(a: Tensors, b: Tensors) -> bool:
@@ -64,9 +63,9 @@ def equal(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
+def _same(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(_bits(a), _bits(b))
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+def _bits(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import Generator, Tensor
-from torch.nn import Module
 
 from talaria import recorded, seeds, valid
 from talaria.errors import ConfigError, DataError
@@ -17,30 +14,38 @@ from talaria.foreign import shown
 from talaria.model.masks import ChannelMask
 from talaria.model.split import Split
 from talaria.planning.plan import Plan
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.valid import BELOW_ONE
+
+if TYPE_CHECKING:
+    from torch import Generator
+    from torch.nn import Module
+
+    from talaria.training.engine import Engine
 
 
 @dataclass(frozen=True)
 class Samples:
     """Labelled samples: ``x`` float32 (N, ...), ``y`` int64 (N,) in 0..classes-1."""
 
-    x: Tensor
-    y: Tensor
+    x: Array
+    y: Array
 
     def __post_init__(self) -> None:
         for name, value in (("x", self.x), ("y", self.y)):
-            if not isinstance(value, Tensor):
-                raise DataError(f"samples: {name} is a {type(value).__name__}; Samples.of(x, y) takes arrays and lists")
-        if self.x.dtype != torch.float32 or self.y.dtype != torch.int64 or self.y.dim() != 1 or self.x.dim() < 1:
+            if not isinstance(value, np.ndarray):
+                raise DataError(
+                    f"samples: {name} is a {type(value).__name__}; Samples.of(x, y) takes tensors and lists"
+                )
+        if self.x.dtype != np.float32 or self.y.dtype != np.int64 or self.y.ndim != 1 or self.x.ndim < 1:
             raise DataError(
-                f"samples: need x float32 (N, ...) and y int64 (N,), got x {self.x.dtype} {tuple(self.x.shape)} "
-                f"and y {self.y.dtype} {tuple(self.y.shape)}; Samples.of(x, y) converts what can be"
+                f"samples: need x float32 (N, ...) and y int64 (N,), got x {self.x.dtype} {self.x.shape} "
+                f"and y {self.y.dtype} {self.y.shape}; Samples.of(x, y) converts what can be"
             )
         if len(self.x) != len(self.y):
             raise DataError(f"samples: {len(self.x)} inputs but {len(self.y)} labels; give one label per input")
-        if not bool(torch.isfinite(self.x).all()):
-            bad = int((~torch.isfinite(self.x.flatten(1)).all(1)).nonzero()[0, 0])
+        if not np.isfinite(self.x).all():
+            bad = int(np.flatnonzero(~np.isfinite(self.x.reshape(len(self.x), -1)).all(1))[0])
             raise DataError(f"samples: x[{bad}] holds NaN or infinity; drop or repair that window")
 
     @staticmethod
@@ -51,7 +56,7 @@ class Samples:
         """
         values, labels = _array(x, "x"), recorded.whole(_array(y, "y"), "y")
         with np.errstate(over="ignore"):
-            return Samples(torch.from_numpy(np.array(values, np.float32)), torch.from_numpy(np.array(labels)))
+            return Samples(np.array(values, np.float32, order="C"), np.array(labels, order="C"))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -59,25 +64,31 @@ class Samples:
     @staticmethod
     def joined(parts: Sequence[Samples]) -> Samples:
         """The samples of all ``parts``, at least one, in that order."""
-        return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        return Samples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
-    def take(self, index: Tensor) -> Samples:
+    def take(self, index: Array) -> Samples:
         """The samples at ``index`` (int64), in that order."""
         return Samples(self.x[index], self.y[index])
 
 
-def _array(values: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().float() if values.dtype == torch.bfloat16 else values.detach().cpu()
-    elif isinstance(values, list | tuple) and any(isinstance(value, Tensor) for value in values):
-        values = [np.asarray(value) for value in values]
+def _array(values: Any, name: str) -> Array:
     try:
-        found = np.asarray(values)
+        if isinstance(values, list | tuple):
+            values = [_numbers(value) for value in values]
+        found = np.asarray(_numbers(values))
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"{name}: is no array ({str(error)[:120]}); give samples of one shape") from None
     if found.dtype.kind not in "bfiu":
         raise DataError(f"{name}: holds {found.dtype}, need numbers; turn texts and categories into numbers first")
     return found
+
+
+def _numbers(value: Any) -> Any:
+    """What a torch tensor holds, wherever it lies; everything else as it is. Nobody who brings none imports torch."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach().cpu()
+    return value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +158,8 @@ class Task:
     round: int = 0
     mask: ChannelMask | None = field(default=None, repr=False)
     plan: Plan | None = None
+    engine: Engine | None = field(default=None, repr=False)
+    """Who trains; None for torch."""
     newcomer: bool = False
     """True where this device has learned nothing in this run yet: in its first ``fit``, and where it is served without
     ever having taken part."""
@@ -162,7 +175,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Update:
-    """What one device sends: tensors under names of the shared state, compact where ``mask`` is given.
+    """What one device sends: arrays under names of the shared state, compact where ``mask`` is given.
 
     ``base_version`` is the version of the shared state that the device downloaded, 0 for the first
     (:func:`talaria.federated.rounds.participate` sets it). ``kind="value"`` holds new values, ``"delta"`` the
@@ -182,6 +195,12 @@ class Update:
             raise ConfigError(f"update of {self.client!r}: weight={self.weight} must be finite and above 0")
         if self.kind not in ("value", "delta"):
             raise ConfigError(f"update of {self.client!r}: kind={self.kind!r} must be 'value' or 'delta'")
+        for name, value in self.tensors.items():
+            if not isinstance(value, np.ndarray):
+                raise ConfigError(
+                    f"update of {self.client!r}: {name!r} is a {type(value).__name__}, need a numpy array; "
+                    "talaria.model.state.to_arrays makes them of torch's tensors"
+                )
 
     def but(self, **changes: Any) -> Update:
         """A changed copy."""
@@ -195,5 +214,5 @@ def as_delta(update: Update, downloaded: Tensors, answered: Collection[str] = ()
     beyond any bound."""
     if update.kind == "delta":
         return update
-    steps = {k: torch.zeros_like(v) if k in answered else v - downloaded[k] for k, v in update.tensors.items()}
+    steps = {k: np.zeros_like(v) if k in answered else np.asarray(v - downloaded[k]) for k, v in update.tensors.items()}
     return update.but(tensors=steps, kind="delta")

@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -57,7 +57,7 @@ def answering(app):
 def found(device, accuracy):
     mask = ChannelMask(LAYOUT, {"g": KEPT[device]})
     metrics = {"val_accuracy": accuracy}
-    return update_summary.findings_of(Update({"w": torch.zeros(4)}, 5.0, device, mask=mask, metrics=metrics), 400)
+    return update_summary.findings_of(Update({"w": np.zeros(4)}, 5.0, device, mask=mask, metrics=metrics), 400)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from talaria.aggregate.distill import ROUNDS, Distilled
@@ -41,8 +40,8 @@ def arrays(seed, count=60):
 def members():
     made = {}
     for seed, name in enumerate(("anna", "bela")):
-        x, y = (torch.from_numpy(v) for v in arrays(seed))
-        made[name] = Member(name, Samples(x[:48], y[:48]), Samples(x[48:], y[48:]))
+        x, y = arrays(seed)
+        made[name] = Member(name, Samples.of(x[:48], y[:48]), Samples.of(x[48:], y[48:]))
     return made
 
 

@@ -31,7 +31,7 @@ def motions(count, seed, noise=0.5):
     """Three classes that differ in their mean, in noise."""
     y = torch.arange(count) % 3
     x = noise * torch.randn(count, 6, 32, generator=torch.Generator().manual_seed(seed)) + y[:, None, None].float()
-    return Samples(x, y)
+    return Samples.of(x, y)
 
 
 def device_data(seed):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from talaria.errors import ConfigError, DataError
 from talaria.types import Samples
@@ -33,7 +32,7 @@ def test_npz_and_folder_give_the_same(tmp_path):
     two = NpzSource(folder).load()
     for found in (one, two):
         data = checked(found, SHAPE, CLASSES)
-        assert np.array_equal(data.train.x.numpy(), given["x_train"])
+        assert np.array_equal(data.train.x, given["x_train"])
         assert data.train.y.tolist() == given["y_train"].tolist()
         assert len(data.val) == 3
         assert data.test is None
@@ -123,5 +122,5 @@ def test_named_datasets():
 
 
 def test_given_samples():
-    samples = Samples(torch.zeros(2, 1), torch.tensor([0, 1]))
+    samples = Samples.of(np.zeros((2, 1)), [0, 1])
     assert Given(lambda: DeviceData(samples, samples)).load().train is samples

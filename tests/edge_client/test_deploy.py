@@ -21,13 +21,13 @@ from talaria_export.bundle.bundle import open_bundle
 def bundles(learned, tmp_path_factory):
     """The bundles of the untrained and of the learned global model."""
     from talaria.federated.rounds import template
-    from talaria.training.loop import load
+    from talaria.model.state import load, state_of
 
     run, *models = learned
     found = []
     for shared in models:
         path = tmp_path_factory.mktemp("made") / "me.talaria"
-        model = load(deepcopy(template(run.spec)), {**template(run.spec).state_dict(), **shared}).eval()
+        model = load(deepcopy(template(run.spec)), {**state_of(template(run.spec)), **shared}).eval()
         make_bundle(path, model, example=rounds.zoo.example(run.spec), variants=("fp32",), seconds=0)
         found.append(path.read_bytes())
     return found

@@ -1,14 +1,15 @@
 """Private state on flash: replaced by rename only, checked when read, never half there."""
 
 import errno
+import hashlib
 import os
 import re
 import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,11 +19,23 @@ from talaria_edge.storage import tensor_files
 from talaria_edge.storage.state import DeviceStore, Trained, _sealed
 
 PRIVATE = {
-    "w": torch.arange(6.0).view(2, 3),
-    "a/steps": torch.tensor(7),
-    "mask/c": torch.tensor([3, 1], dtype=torch.uint8),
+    "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "a/steps": np.array(7),
+    "mask/c": np.array([3, 1], np.uint8),
 }
 BASE, RUN = "b" * 64, "r" * 64
+
+
+def test_the_files_of_version_0_1_are_read_and_written_as_they_were(tmp_path):
+    """Their checksum is over the dtypes by the names that torch has for them."""
+    data = tensor_files.pack(PRIVATE, {"round": 3})
+    assert hashlib.sha256(data).hexdigest() == "8a8f782cb875b1f1fd2816c037e04ceb80dd3aca71182b18b4f6ec8088519c47"
+    found, facts = tensor_files.unpack(data, tmp_path, "")
+    assert tensors.equal(found, PRIVATE)
+    assert list(found) == list(PRIVATE)
+    assert facts == {"round": 3}
+    turned = tensor_files.pack({**PRIVATE, "w": np.asfortranarray(PRIVATE["w"])}, {"round": 3})
+    assert turned == data
 
 
 def round_(round, update=b"an update", base_digest=BASE):
@@ -104,7 +117,7 @@ def test_the_end_of_a_round_that_is_being_staged_waits_for_it(store, monkeypatch
 def test_discard_keeps_what_is_in_force(store):
     store.stage(round_(1), PRIVATE)
     store.publish()
-    store.stage(round_(2), {"w": torch.zeros(1)})
+    store.stage(round_(2), {"w": np.zeros(1)})
     store.discard()
     assert not store.publish()
     assert store.private().round == 1
@@ -212,16 +225,16 @@ def test_traffic(store):
 
 FULL = """
 import resource, sys
-import torch
+import numpy as np
 from pathlib import Path
 from talaria.errors import StateError
 from talaria_edge.storage.state import DeviceStore, Trained, _sealed
 with DeviceStore(Path(sys.argv[1]), "watch", "anna") as store:
-    store.stage(Trained(b"one", 1, "b", "r"), {"w": torch.ones(10)})
+    store.stage(Trained(b"one", 1, "b", "r"), {"w": np.ones(10)})
     store.publish()
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     try:
-        store.stage(Trained(b"two", 2, "b", "r"), {"w": torch.ones(100_000)})
+        store.stage(Trained(b"two", 2, "b", "r"), {"w": np.ones(100_000, np.float32)})
     except StateError as error:
         print(error)
 """
@@ -235,7 +248,7 @@ def test_a_disk_that_is_full_while_saving_leaves_the_state_before(tmp_path):
     assert "The state saved before is intact" in done.stdout
     with DeviceStore(tmp_path, "watch", "anna") as store:
         assert store.private().round == 1
-        assert torch.equal(store.private().tensors["w"], torch.ones(10))
+        assert np.array_equal(store.private().tensors["w"], np.ones(10))
         assert store.trained() is None
         assert not list(tmp_path.glob(".*.part"))
 

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 import typer
 from safetensors.torch import save_file
@@ -40,7 +41,7 @@ def files(imu, tmp_path_factory):
     small = pruning.compact(imu.model, mask)
     (home / "spec.json").write_text(json.dumps(IMU.to_json()))
     save_file({k: v.contiguous() for k, v in small.state_dict().items()}, home / "weights.safetensors")
-    save_file(masks.as_tensors(mask), home / "mask.safetensors")
+    safetensors.numpy.save_file(masks.as_tensors(mask), home / "mask.safetensors")
     np.savez(home / "data.npz", x=imu.x.numpy(), y=imu.y.numpy())
     np.save(home / "x.npy", imu.x[:3].numpy())
     np.savetxt(home / "one.csv", imu.x[0].numpy(), delimiter=",")
@@ -176,7 +177,7 @@ def test_help_explains_every_option(app, command):
 
 
 def test_adapted_model_without_a_mask(app, tmp_path):
-    from talaria.model.adapters import AdapterSpec
+    from talaria.model.spec import AdapterSpec
 
     spec = ModelSpec("mlp", (4, 5), 3, adapters=AdapterSpec("lowrank", rank=2))
     model = zoo.build(spec)

@@ -6,13 +6,13 @@ import json
 import math
 from collections.abc import Callable, Iterator
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria.aggregate import class_statistics
 from talaria.federated import rounds
 from talaria.federated.run import Run
 from talaria.model.masks import ChannelMask
+from talaria.tensors import Array, Tensors, is_float
 from talaria.types import Update
 from talaria.wire.codec import encode_update
 from talaria.wire.strict_safetensors import pack, unpack
@@ -24,7 +24,7 @@ DEEP = 20_000
 def lies(run: Run, update: Update) -> dict[str, bytes]:
     """The lies that there are for this update, by what they do; each as bytes of the wire."""
     found = {**dict(_of_facts(update)), **dict(_of_masks(run, update))}
-    if any(v.is_floating_point() for v in update.tensors.values()):
+    if any(is_float(v) for v in update.tensors.values()):
         found |= dict(_of_tensors(update))
     if update.kind == "value":
         found |= dict(_of_variances(update))
@@ -62,23 +62,23 @@ def _deep(text: str, name: str) -> str:
 
 
 def _of_tensors(update: Update) -> Iterator[tuple[str, bytes]]:
-    name = max(update.tensors, key=lambda n: update.tensors[n].numel() * (not n.startswith("stats/")))
+    name = max(update.tensors, key=lambda n: update.tensors[n].size * (not n.startswith("stats/")))
     yield "a name missing", held(update, lambda p: p.pop(name))
-    yield "a name more", held(update, lambda p: p.update(more=torch.zeros(2)))
-    yield "a name of the server's", held(update, lambda p: p.update({"mask/conv1": torch.ones(3, dtype=torch.uint8)}))
+    yield "a name more", held(update, lambda p: p.update(more=np.zeros(2, np.float32)))
+    yield "a name of the server's", held(update, lambda p: p.update({"mask/conv1": np.ones(3, np.uint8)}))
     yield "a name changed", held(update, lambda p: p.update({name + "x": p.pop(name)}))
     yield "a row less", held(update, lambda p: p.update({name: p[name][:-1]}))
-    yield "no shape", held(update, lambda p: p.update({name: p[name].flatten()[0]}))
+    yield "no shape", held(update, lambda p: p.update({name: np.asarray(p[name].reshape(-1)[0])}))
     yield "a dimension more", held(update, lambda p: p.update({name: p[name][None]}))
-    yield "whole numbers", held(update, lambda p: p.update({name: p[name].to(torch.int32)}))
+    yield "whole numbers", held(update, lambda p: p.update({name: p[name].astype(np.int32)}))
     for value in (math.nan, math.inf, -math.inf, 1e30, -1e30):
-        yield f"a value of {value}", held(update, lambda p, value=value: p[name].view(-1)[-1:].fill_(value))
-    yield "a norm that hides in many values", held(update, lambda p: p[name].fill_(9e5))
+        yield f"a value of {value}", held(update, lambda p, value=value: p[name].reshape(-1)[-1:].fill(value))
+    yield "a norm that hides in many values", held(update, lambda p: p[name].fill(9e5))
 
 
 def _of_variances(update: Update) -> Iterator[tuple[str, bytes]]:
     for name in [n for n in update.tensors if n.endswith("running_var")][:1]:
-        yield "a negative variance", held(update, lambda p, name=name: p[name][:1].fill_(-0.5))
+        yield "a negative variance", held(update, lambda p, name=name: p[name][:1].fill(-0.5))
 
 
 def _of_masks(run: Run, update: Update) -> Iterator[tuple[str, bytes]]:
@@ -89,9 +89,9 @@ def _of_masks(run: Run, update: Update) -> Iterator[tuple[str, bytes]]:
         yield "a mask that its tensors do not keep to", encode_update(update.but(mask=half), compress=False)
     masked = update if update.mask is not None else update.but(mask=layout.full())
     group = next(iter(layout.sizes))
-    yield "a mask of nothing", held(masked, lambda p: p[f"mask|{group}"].zero_())
+    yield "a mask of nothing", held(masked, lambda p: p[f"mask|{group}"].fill(0))
     yield "a mask of less groups", held(masked, lambda p: p.pop(f"mask|{group}"))
-    yield "a mask beyond the model", held(masked, lambda p: p.update({f"mask|{group}": torch.full((9,), 255).byte()}))
+    yield "a mask beyond the model", held(masked, lambda p: p.update({f"mask|{group}": np.full(9, 255, np.uint8)}))
     yield "a mask of another name", held(masked, lambda p: p.update({"mask|x": p.pop(f"mask|{group}")}))
     yield "bitmaps without a mask", said(masked, mask=None)
 
@@ -99,37 +99,37 @@ def _of_masks(run: Run, update: Update) -> Iterator[tuple[str, bytes]]:
 def _of_statistics(update: Update) -> Iterator[tuple[str, bytes]]:
     count, mean, within = class_statistics.SENT
 
-    def spoiled(name: str, change: Callable[[Tensor], object]) -> bytes:
+    def spoiled(name: str, change: Callable[[Array], object]) -> bytes:
         return held(update, lambda p: change(p[name]))
 
-    yield "a negative count", spoiled(count, lambda t: t[:1].fill_(-3))
-    yield "a count that is no whole number", spoiled(count, lambda t: t[:1].fill_(1e-20))
-    yield "more counted than it weighs", spoiled(count, lambda t: t[:1].fill_(1e5))
-    yield "a count of NaN", spoiled(count, lambda t: t[:1].fill_(math.nan))
-    yield "a mean of infinity", spoiled(mean, lambda t: t[:1].fill_(math.inf))
-    yield "a negative variance of features", spoiled(within, lambda t: t.view(-1)[:1].fill_(-1))
+    yield "a negative count", spoiled(count, lambda t: t[:1].fill(-3))
+    yield "a count that is no whole number", spoiled(count, lambda t: t[:1].fill(1e-20))
+    yield "more counted than it weighs", spoiled(count, lambda t: t[:1].fill(1e5))
+    yield "a count of NaN", spoiled(count, lambda t: t[:1].fill(math.nan))
+    yield "a mean of infinity", spoiled(mean, lambda t: t[:1].fill(math.inf))
+    yield "a negative variance of features", spoiled(within, lambda t: t.reshape(-1)[:1].fill(-1))
     yield "no means", held(update, lambda p: p.pop(mean))
     yield "no prior", held(update, lambda p: p.pop(class_statistics.PRIOR))
-    if update.tensors[within].dim() == 2:
-        yield "a covariance that is none", spoiled(within, lambda t: (t[0, 1].fill_(1e5), t[1, 0].fill_(1e5)))
-        yield "a covariance that is not symmetric", spoiled(within, lambda t: t[0, 1].fill_(float(t[0, 1]) + 1))
+    if update.tensors[within].ndim == 2:
+        yield "a covariance that is none", spoiled(within, lambda t: (t[:1, 1].fill(1e5), t[1, :1].fill(1e5)))
+        yield "a covariance that is not symmetric", spoiled(within, lambda t: t[:1, 1].fill(float(t[0, 1]) + 1))
 
 
 # -- changing bytes
 
 
-def held(update: Update, change: Callable[[dict[str, Tensor]], object]) -> bytes:
+def held(update: Update, change: Callable[[Tensors], object]) -> bytes:
     """The update with its planes changed."""
     entries, meta = unpack(encode_update(update, compress=False), most=10_000)
-    planes = {name: entry.tensor().clone() for name, entry in entries.items()}
+    planes = {name: entry.array() for name, entry in entries.items()}
     change(planes)
-    return pack({name: plane.contiguous() for name, plane in planes.items()}, meta)
+    return pack(planes, meta)
 
 
 def told(update: Update, change: Callable[[str], str]) -> bytes:
     """The update with the text of its facts changed."""
     entries, meta = unpack(encode_update(update, compress=False), most=10_000)
-    planes = {name: entry.tensor() for name, entry in entries.items()}
+    planes = {name: entry.array() for name, entry in entries.items()}
     return pack(planes, {"talaria": change(meta["talaria"])})
 
 

@@ -43,7 +43,7 @@ def run_of(name: str, mode: str) -> Run:
 def samples(seed: int, count: int) -> Samples:
     y = torch.arange(count) % 3
     x = torch.randn(count, 3, 16, generator=torch.Generator().manual_seed(seed)) + y[:, None, None]
-    return Samples(x, y)
+    return Samples.of(x, y)
 
 
 @cache

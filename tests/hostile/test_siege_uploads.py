@@ -73,7 +73,7 @@ VECTOR = next(name for name, spec in SCHEMA.items() if len(spec.shape) == 1)
 
 def base(**changes):
     """An update with zeros that would count."""
-    tensors = {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in SCHEMA.items()}
+    tensors = {name: np.zeros(spec.shape, spec.dtype) for name, spec in SCHEMA.items()}
     return Update(tensors=tensors, weight=8.0, client="mallory", base_version=0).but(**changes)
 
 
@@ -110,7 +110,7 @@ def about(old, new):
 def with_planes(**changes):
     """The good update with planes put in (``None``: taken out); ``__`` stands for ``|``, ``_v_`` for the vector."""
     entries, meta = unpack(plain(), most=99)
-    planes = {name: e.tensor() for name, e in entries.items()}
+    planes = {name: e.array() for name, e in entries.items()}
     for key, value in changes.items():
         name = key.replace("_v_", VECTOR).replace("__", "|")
         if value is None:
@@ -122,8 +122,8 @@ def with_planes(**changes):
 
 def valued(value):
     entries, meta = unpack(plain(), most=99)
-    planes = {name: e.tensor() for name, e in entries.items()}
-    planes[FIRST].view(-1)[3] = value
+    planes = {name: e.array() for name, e in entries.items()}
+    planes[FIRST].reshape(-1)[3] = value
     return pack(planes, meta)
 
 
@@ -169,9 +169,9 @@ def masked(change=lambda planes: None):
     for name, value in base().tensors.items():
         tensors[name] = value
         for dim, at in enumerate(mask.indices.get(name, ())):
-            tensors[name] = tensors[name] if at is None else tensors[name].index_select(dim, at)
+            tensors[name] = tensors[name] if at is None else tensors[name].take(at, dim)
     entries, meta = unpack(encode_update(base(tensors=tensors, mask=mask), compress=False), most=99)
-    planes = {name: e.tensor() for name, e in entries.items()}
+    planes = {name: e.array() for name, e in entries.items()}
     change(planes)
     return pack(planes, meta)
 
@@ -179,25 +179,24 @@ def masked(change=lambda planes: None):
 def all_zero(planes):
     for name in planes:
         if name.startswith("mask|"):
-            planes[name] = torch.zeros_like(planes[name])
+            planes[name] = np.zeros_like(planes[name])
 
 
 def too_many(planes):
     name = next(name for name in planes if name.startswith("mask|"))
     size = LAYOUT.sizes[name.removeprefix("mask|")]
     full = (1 << 8 * len(planes[name])) - 1 if size % 8 else None
-    planes[name] = torch.full_like(planes[name], 255) if full else torch.cat([planes[name], planes[name]])
+    planes[name] = np.full_like(planes[name], 255) if full else np.concatenate([planes[name], planes[name]])
 
 
 def topk(at, values=None):
-    at = torch.tensor(at, dtype=torch.int32)
-    values = torch.zeros(len(at), dtype=torch.float16) if values is None else values
-    return with_planes(_v_=None, _v___i=at, _v___v=values)
+    values = np.zeros(len(at), np.float16) if values is None else values
+    return with_planes(_v_=None, _v___i=np.array(at, np.int32), _v___v=values)
 
 
 def scaled(scale):
-    levels = torch.ones(SCHEMA[VECTOR].shape, dtype=torch.int8)
-    return with_planes(_v_=None, _v___q=levels, _v___s=torch.tensor([scale]))
+    levels = np.ones(SCHEMA[VECTOR].shape, np.int8)
+    return with_planes(_v_=None, _v___q=levels, _v___s=np.array([scale], np.float32))
 
 
 LARGEST = SCHEMA[VECTOR].numel
@@ -217,14 +216,14 @@ CASES = {
     "09 a dimension of zero": (lambda: entry(FIRST, shape=[0, 6]), "do not hold"),
     "10 an unknown name": (lambda: changed(lambda h: h.update({"../x": h.pop(VECTOR)})), "not in the schema"),
     "10 a name twice": (doubled, "stands twice"),
-    "11 another dtype": (lambda: entry(VECTOR, dtype="I32"), "expected torch.float32"),
+    "11 another dtype": (lambda: entry(VECTOR, dtype="I32"), "expected float32"),
     "14 a truncated update": (lambda: plain()[:-1], "do not hold"),
     "14 bytes behind an update": (lambda: plain() + b"\0", "follow the last tensor"),
     "16 NaN": (lambda: valued(math.nan), "NaN or infinity"),
     "17 infinity": (lambda: valued(-math.inf), "NaN or infinity"),
     "18 a value of 1e30": (lambda: valued(1e30), "magnitude 1e+30"),
     "18 a norm that hides in many values": (
-        lambda: plain(tensors={n: torch.full_like(v, 9e5) for n, v in base().tensors.items()}),
+        lambda: plain(tensors={n: np.full_like(v, 9e5) for n, v in base().tensors.items()}),
         "norm",
     ),
     "19 a weight of 0": (lambda: about('"weight":8.0', '"weight":0'), "weight"),

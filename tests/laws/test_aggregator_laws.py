@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 from tolerance import roundings, slack
 
 from talaria import tensors as tree
@@ -30,7 +30,7 @@ from talaria.aggregate.wrappers import Clipped
 from talaria.errors import AggregationError
 from talaria.model import masks
 from talaria.model.masks import ChannelLayout, ChannelMask
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.types import Update
 
 CLIENTS = 7
@@ -123,9 +123,9 @@ every = pytest.mark.parametrize("member", MEMBERS, ids=str)
 
 
 def dense(seed: int) -> Tensors:
-    g = torch.Generator().manual_seed(seed)
-    out = {k: torch.randn(s, generator=g) for k, s in SHAPES.items()}
-    out["bn.running_var"].abs_()
+    g = np.random.default_rng(seed)
+    out: Tensors = {k: g.standard_normal(s, np.float32) for k, s in SHAPES.items()}
+    out["bn.running_var"] = np.abs(out["bn.running_var"])
     return out
 
 
@@ -164,7 +164,7 @@ def test_inputs_stay_untouched_and_hyper_parameters_frozen(member: Member) -> No
     assert tree.equal(state, before[1])
     assert all(tree.equal(u.tensors, b) for u, b in zip(updates, before[2], strict=True))
     for value in new.values():
-        value.zero_()
+        value[...] = 0
     assert tree.equal(shared, before[0]), "the result shares no memory with the input"
     assert all(tree.equal(u.tensors, b) for u, b in zip(updates, before[2], strict=True))
     with pytest.raises(FrozenInstanceError):
@@ -175,9 +175,9 @@ def test_inputs_stay_untouched_and_hyper_parameters_frozen(member: Member) -> No
 @every
 @pytest.mark.parametrize("kind", ["value", "delta"])
 def test_same_inputs_same_bits(member: Member, kind: str) -> None:
-    torch.manual_seed(1)
+    np.random.seed(1)
     first = once(member.rule, cohort(KEPT, kind=kind))
-    torch.manual_seed(2)
+    np.random.seed(2)
     assert tree.equal(first, once(member.rule, cohort(KEPT, kind=kind)))
 
 
@@ -187,7 +187,7 @@ def test_every_tensor_keeps_its_name_shape_and_type(member: Member) -> None:
     new = once(member.rule, cohort(KEPT), shared)
     assert {k for k in new if not k.startswith("mask/")} == set(shared)
     assert all(new[k].shape == shared[k].shape and new[k].dtype == shared[k].dtype for k in shared)
-    assert all(bool(torch.isfinite(v).all()) for v in new.values() if v.is_floating_point())
+    assert all(np.isfinite(v).all() for v in new.values())
 
 
 @every
@@ -217,7 +217,7 @@ def test_what_was_dropped_is_irrelevant(member: Member) -> None:
     for i, kept in enumerate(KEPT):
         mask = ChannelMask(LAYOUT, {"g": kept})
         values = dense(100 + i)
-        ones = {k: torch.full_like(v, 1e9) for k, v in values.items()}
+        ones = {k: np.full_like(v, 1e9) for k, v in values.items()}
         loud = masks.scatter(masks.gather(values, mask), mask, ones)
         poisoned.append(
             Update(masks.gather(loud, mask), weight=float(3 * i + 1), client=f"c{i}", mask=mask, kind="delta")
@@ -233,7 +233,7 @@ def test_a_channel_nobody_keeps_stays_bit_for_bit(member: Member, kind: str) -> 
     kept: list[tuple[int, ...]] = [tuple(c for c in k if c != 5) for k in KEPT]
     new = member.rule.apply(shared, member.rule.init(shared), cohort(kept, kind=kind))[0]
     for name in ("conv.weight", "conv.bias", "bn.weight", "bn.running_mean", "bn.running_var"):
-        assert tree.equal({"x": new[name][5]}, {"x": shared[name][5]}), name
+        assert tree.equal({"x": new[name][5:]}, {"x": shared[name][5:]}), name
     assert tree.equal({"x": new["fc.weight"][:, 10:]}, {"x": shared["fc.weight"][:, 10:]})
 
 
@@ -294,8 +294,8 @@ def test_state_is_plain_tensors_and_survives_the_disk(member: Member, tmp_path: 
         sent = [u.but(base_version=_version(state)) for u in cohort(KEPT, base=round + 1)]
         shared, state = member.rule.apply(shared, state, sent)
         kept_shared, kept_state = member.rule.apply(kept_shared, kept_state, sent)
-        assert all(isinstance(v, torch.Tensor) for v in state.values())
-        save_file(kept_state or {"none": torch.zeros(1)}, tmp_path / "state.safetensors")
+        assert all(isinstance(v, np.ndarray) for v in state.values())
+        save_file(kept_state or {"none": np.zeros(1)}, tmp_path / "state.safetensors")
         kept_state = load_file(tmp_path / "state.safetensors") if kept_state else {}
         assert tree.equal(kept_shared, shared)
         assert tree.equal(kept_state, state)
@@ -329,13 +329,13 @@ def test_a_lone_keeper_moves_its_channel_only_where_none_is_distrusted(member: M
         rule = rule.inner
     trusting = getattr(rule, "f", 0) == 0 and getattr(rule, "min_holders", 1) in (1, None)
     whole = getattr(rule, "keep", "holders") == "all" or getattr(rule, "mode", "holders") == "intersection"
-    moved = not torch.equal(new["conv.bias"][5], shared["conv.bias"][5])
-    assert not torch.equal(new["conv.bias"][0], shared["conv.bias"][0])
+    moved = new["conv.bias"][5] != shared["conv.bias"][5]
+    assert new["conv.bias"][0] != shared["conv.bias"][0]
     if not trusting or whole:
         assert not moved
     elif not isinstance(rule, (Krum, MultiKrum)):
         assert moved
-    assert torch.equal(new["conv.bias"][4], shared["conv.bias"][4])
+    assert new["conv.bias"][4] == shared["conv.bias"][4]
 
 
 @every
@@ -345,17 +345,17 @@ def test_values_stay_between_the_clients(member: Member) -> None:
     updates = cohort([None] * CLIENTS)
     new = once(member.rule, updates)
     for name in SHAPES:
-        stack = torch.stack([u.tensors[name] for u in updates])
-        assert bool((new[name] >= stack.amin(0) - slack(stack, 64)).all()), name
-        assert bool((new[name] <= stack.amax(0) + slack(stack, 64)).all()), name
+        stack = np.stack([u.tensors[name] for u in updates])
+        assert bool((new[name] >= stack.min(0) - slack(stack, 64)).all()), name
+        assert bool((new[name] <= stack.max(0) + slack(stack, 64)).all()), name
 
 
 @every
 def test_scaling_all_deltas_scales_the_step(member: Member) -> None:
-    zero = {k: torch.zeros(s) for k, s in SHAPES.items()}
+    zero = {k: np.zeros(s, np.float32) for k, s in SHAPES.items()}
     names = [k for k in SHAPES if "running" not in k]
     updates = [u.but(tensors=tree.only(u.tensors, names)) for u in cohort(KEPT, kind="delta")]
-    eight = [u.but(tensors={k: v * 8 for k, v in u.tensors.items()}) for u in updates]
+    eight = [u.but(tensors={k: np.asarray(v * 8) for k, v in u.tensors.items()}) for u in updates]
     shared = tree.only(zero, names)
     one, more = once(member.rule, updates, shared), once(member.rule, eight, shared)
     same = all(roundings(more[k], one[k] * 8) <= 1000 for k in names)
@@ -371,9 +371,12 @@ def test_unfit_updates_are_refused_by_name(member: Member) -> None:
     nan = tree.copied(eve.tensors)
     nan["fc.bias"][0] = float("nan")
     for tensors, message in [
-        (eve.tensors | {"spy": torch.ones(1)}, "'eve': tensor 'spy' is not in the shared state"),
+        (eve.tensors | {"spy": np.ones(1, np.float32)}, "'eve': tensor 'spy' is not in the shared state"),
         (tree.without(eve.tensors, "fc.bias"), "'eve': tensor 'fc.bias' is missing"),
-        (eve.tensors | {"fc.bias": torch.ones(4)}, r"'eve': tensor 'fc.bias' has shape \(4,\), expected \(3,\)"),
+        (
+            eve.tensors | {"fc.bias": np.ones(4, np.float32)},
+            r"'eve': tensor 'fc.bias' has shape \(4,\), expected \(3,\)",
+        ),
         (nan, "'eve': tensor 'fc.bias' holds NaN"),
     ]:
         with pytest.raises(AggregationError, match=message):
@@ -388,19 +391,19 @@ floats = st.floats(-1e3, 1e3, width=32)
 @given(data=st.data())
 def test_any_values_shift_with_the_origin_and_stay_between(member: Member, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.lists(floats, min_size=3, max_size=3), min_size=CLIENTS, max_size=CLIENTS))
-    x = torch.tensor(rows, dtype=torch.float64)
-    shared = {"w": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
+    x = np.array(rows, np.float64)
+    shared = {"w": np.array([1.0, 2.0, 3.0])}
 
-    def fold(values: torch.Tensor, origin: Tensors) -> torch.Tensor:
+    def fold(values: Array, origin: Tensors) -> Array:
         sent = [Update({"w": v}, weight=i + 1, client=f"c{i}") for i, v in enumerate(values)]
         return once(member.rule, sent, origin)["w"]
 
     z = fold(x, shared)
-    room = slack(max(float(x.abs().max()), 64.0), 10_000)  # some go round thirty-two times
-    assert bool((z >= x.amin(0) - room).all())
-    assert bool((z <= x.amax(0) + room).all())
+    room = slack(max(float(np.abs(x).max()), 64.0), 10_000)  # some go round thirty-two times
+    assert bool((z >= x.min(0) - room).all())
+    assert bool((z <= x.max(0) + room).all())
     if not isinstance(member.rule, Clipped):
         moved = fold(x + 64.0, {"w": shared["w"] + 64.0})
         # RFA divides by distances that may be next to nothing, and stops before it has arrived.
-        near = bool(((moved - z - 64.0).abs() <= (1e-2 if "RFA" in str(member) else 10 * room)).all())
+        near = bool((np.abs(moved - z - 64.0) <= (1e-2 if "RFA" in str(member) else 10 * room)).all())
         assert near or "Krum" in str(member), "Krum may turn at a tie that rounding breaks"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, ClassVar
 
-import torch
+import numpy as np
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
@@ -16,8 +16,8 @@ from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.errors import ConfigError
 from talaria.model import masks
 from talaria.model.split import Split
-from talaria.tensors import Tensors, only
-from talaria.training.loop import ready, served, train
+from talaria.tensors import Tensors, is_float, only
+from talaria.training.engine import ready, served, train
 from talaria.types import Task, Update
 
 
@@ -49,7 +49,7 @@ class FedHalf:
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         state = train(task, {**shared, **private})
-        state |= {k: torch.lerp(v, state[k], self.pull) for k, v in shared.items() if v.is_floating_point()}
+        state |= {k: np.asarray(state[k] - (1 - self.pull) * (state[k] - v)) for k, v in shared.items() if is_float(v)}
         return update(task, state, shared), only(state, private)
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:

@@ -37,7 +37,7 @@ def members(names: tuple[str, ...] = ("anna", "bela", "carl")) -> dict[str, Memb
         y = torch.arange(30) % 3
         x = 0.4 * torch.randn(30, 4, generator=torch.Generator().manual_seed(seed))
         x[:, 0] += 2 * y
-        made[name] = Member(name, Samples(x[:24], y[:24]), Samples(x[24:], y[24:]))
+        made[name] = Member(name, Samples.of(x[:24], y[:24]), Samples.of(x[24:], y[24:]))
     return made
 
 

@@ -119,6 +119,7 @@ class Fleet:
     widths: dict = field(default_factory=dict)
     port: int = 0
     extra: str = ""
+    engine: str = "torch"
 
     def __post_init__(self):
         self.programs = []
@@ -176,6 +177,7 @@ batch = {recipe.batch}
             f"""
 [device]
 id = "{device}"
+engine = "{self.engine}"
 [fleet]
 name = "watch"
 broker = "{url}"
@@ -229,7 +231,7 @@ path = "{device}.npz"
         for device in self.devices:
             data = NpzSource(self.folder / f"{device}.npz").load()
             widths = self.widths.get(device)
-            found[device] = Member(device, data.train, data.val, Plan(widths=widths) if widths else None)
+            found[device] = Member(device, data.train, data.val, Plan(widths=widths) if widths else None, self.engine)
         return found
 
     def simulated(self, rounds=None):

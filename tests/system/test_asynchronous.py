@@ -45,7 +45,7 @@ def one_thread():
 def data_of(seed):
     y = torch.arange(18) % 3
     x = torch.randn(18, 3, 16, generator=torch.Generator().manual_seed(seed)) + y[:, None, None]
-    return DeviceData(Samples(x[:12], y[:12]), Samples(x[12:], y[12:]))
+    return DeviceData(Samples.of(x[:12], y[:12]), Samples.of(x[12:], y[12:]))
 
 
 DATA = {name: data_of(i) for i, name in enumerate(NAMES)}

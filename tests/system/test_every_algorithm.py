@@ -37,7 +37,7 @@ def broker(tmp_path_factory):
 def data_of(seed):
     y = torch.arange(18) % 3
     x = torch.randn(18, 3, 16, generator=torch.Generator().manual_seed(seed)) + y[:, None, None]
-    return DeviceData(Samples(x[:12], y[:12]), Samples(x[12:], y[12:]))
+    return DeviceData(Samples.of(x[:12], y[:12]), Samples.of(x[12:], y[12:]))
 
 
 async def together(folder, url, name, run, data, plans):

@@ -16,8 +16,8 @@ import talaria_edge
 from talaria import tensors
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.federated.run import Member
+from talaria.model.state import state_of
 from talaria.simulation.run import simulate
-from talaria.training.loop import state_of
 from talaria_coordinator.identity import membership
 from talaria_edge.data import NpzSource
 
@@ -61,7 +61,7 @@ def test_devices_and_a_coordinator_learn_a_run_to_its_end_and_to_the_byte(fleet,
         url = await serving.broker()
         async with (
             device(one, url, "anna", f"npz:{one.folder / 'anna.npz'}", report=told.append) as anna,
-            device(one, url, "bela", lambda: (known.train, (known.val.x.numpy(), known.val.y.numpy()))) as bela,
+            device(one, url, "bela", lambda: (known.train, (known.val.x, known.val.y))) as bela,
         ):
             with pytest.raises(ModelError, match="run"):
                 _ = anna.model
@@ -191,7 +191,7 @@ async def in_a_loop(call):
         ({"allow": ["my.pkg"]}, "name of a package"),
         ({"keys": "nowhere"}, "talaria edge join"),
         ({"plan": "nowhere.json"}, "talaria plan --json"),
-        ({"colour": "red"}, "colour='red' is unknown; choose of guard_every_s"),
+        ({"colour": "red"}, "colour='red' is unknown; choose of engine, guard_every_s"),
         ({"retry_s": "soon"}, "retry_s='soon'"),
         ({"stay": "yes"}, "stay='yes'"),
     ],

@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from memory_broker import Faults, Hub, Loop
@@ -33,7 +34,7 @@ from talaria_edge.storage.state import DeviceStore
 def samples(seed, classes=3, shape=(6, 32)):
     y = torch.arange(24) % classes
     x = torch.randn(24, *shape, generator=torch.Generator().manual_seed(seed)) + y[:, None, None]
-    return DeviceData(Samples(x[:18], y[:18]), Samples(x[18:], y[18:]))
+    return DeviceData(Samples.of(x[:18], y[:18]), Samples.of(x[18:], y[18:]))
 
 
 class House:
@@ -253,7 +254,7 @@ def carl_is_off(monkeypatch):
 
     def poisoned(update, *args, **kwargs):
         if update.client == "carl":
-            update = update.but(tensors={k: v * 1e30 for k, v in update.tensors.items()})
+            update = update.but(tensors={k: np.asarray(v * 1e30) for k, v in update.tensors.items()})
         return honest(update, *args, **kwargs)
 
     monkeypatch.setattr("talaria_edge.agent.training.codec.encode_update", poisoned)
@@ -558,7 +559,7 @@ def test_a_wrong_device_does_not_hold_its_place_for_good_and_who_is_not_asked_is
     async def story():
         serving = asyncio.ensure_future(one.serve())
         await one.told_of("connected", fleet="watch")
-        wrong = asyncio.ensure_future(one.agent("carl", data=DeviceData(samples(9).train.take(torch.arange(0)), None)))
+        wrong = asyncio.ensure_future(one.agent("carl", data=DeviceData(samples(9).train.take(np.arange(0)), None)))
         await one.told_of("device-up", device="carl")
         anna = asyncio.ensure_future(one.agent("anna"))
         await one.told_of("roster", devices=["anna", "carl"])

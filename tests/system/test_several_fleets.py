@@ -26,7 +26,7 @@ from talaria_edge.data import DeviceData, Given
 def data_of(seed):
     y = torch.arange(18) % 3
     x = torch.randn(18, 6, 32, generator=torch.Generator().manual_seed(seed)) + y[:, None, None]
-    return DeviceData(Samples(x[:12], y[:12]), Samples(x[12:], y[12:]))
+    return DeviceData(Samples.of(x[:12], y[:12]), Samples.of(x[12:], y[12:]))
 
 
 DATA = {name: data_of(i) for i, name in enumerate(("anna", "bela"))}

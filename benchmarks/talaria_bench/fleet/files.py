@@ -36,13 +36,8 @@ def write_data(path: Path, seed: int) -> None:
 
 def member(path: Path, device: str) -> Member:
     """The same device as the simulator sees it."""
-    import torch
-
     with np.load(path, allow_pickle=False) as found:
-        train, val = (
-            Samples(torch.from_numpy(found[f"x_{part}"]), torch.from_numpy(found[f"y_{part}"]))
-            for part in ("train", "val")
-        )
+        train, val = (Samples(found[f"x_{part}"], found[f"y_{part}"]) for part in ("train", "val"))
     return Member(device, train, val)
 
 

@@ -163,7 +163,6 @@ def _warm() -> None:
     """Import what takes long, and learn once, so that it is all in memory. Starts no thread: there is one CPU thread to
     learn with (the environment says so) and no other device to see."""
     import numpy as np
-    import torch
 
     import talaria_coordinator.server.server  # noqa: F401
     from talaria.federated import rounds
@@ -174,7 +173,7 @@ def _warm() -> None:
     run = files.run_of("fedper", 1, 0)
     y = np.arange(12) % files.CLASSES
     x = np.zeros((12, files.FEATURES), np.float32)
-    samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
+    samples = Samples(x, y)
     shared, _ = rounds.start(run)
     rounds.participate(run, Member("nobody", samples, samples), shared, None, 1)
 

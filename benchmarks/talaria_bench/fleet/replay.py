@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.numpy import load_file
 
 from talaria import tensors
 from talaria.errors import StateError

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from functools import partial
 
 import msgpack
-import torch
+import numpy as np
 
 from talaria.bitmaps import indices_of
 from talaria.errors import ConfigError, WireError
 from talaria.identity import enrolment
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.protocol.transfer import Receiver, transfer_of
+from talaria.tensors import Tensors, is_float
 from talaria.types import Update
 from talaria.wire import codec, messages, strict_safetensors, topics
 from talaria.wire.broker_url import Address
@@ -28,8 +29,12 @@ SIGNER = Signer.of(bytes(32))
 TYPES = sorted(messages.BY_TYPE)
 LAYOUT = ChannelLayout({"g": 4}, {"w": ((("g", 1),), ()), "b": ((("g", 1),),)})
 MASK = ChannelMask(LAYOUT, {"g": (0, 2)})
-DENSE = {"w": torch.linspace(-1, 1, 24).reshape(4, 6), "b": torch.ones(4), "n": torch.arange(3)}
-COMPACT = {"w": torch.ones(2, 6), "b": torch.ones(2), "n": torch.arange(3)}
+DENSE: Tensors = {
+    "w": np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6),
+    "b": np.ones(4, np.float32),
+    "n": np.arange(3),
+}
+COMPACT: Tensors = {"w": np.ones((2, 6), np.float32), "b": np.ones(2, np.float32), "n": np.arange(3)}
 SCHEMA = codec.schema_of(DENSE)
 LIMITS = codec.Limits(total=1 << 20)
 MODEL = bytes(range(250)) * 4
@@ -183,10 +188,10 @@ def _facts(data: bytes) -> None:
     _update(strict_safetensors.pack(DENSE, {"talaria": data.decode("utf-8", "replace")}))
 
 
-def _fitting(tensors: dict[str, torch.Tensor], mask: ChannelMask | None = None) -> None:
+def _fitting(tensors: Tensors, mask: ChannelMask | None = None) -> None:
     like = DENSE if mask is None else {n: v[: len(mask.kept["g"])] if n != "n" else v for n, v in DENSE.items()}
     for name, value in like.items():
         if tensors[name].shape != value.shape or tensors[name].dtype != value.dtype:
             raise Defect(f"tensor {name!r} came as {tensors[name].dtype} {tuple(tensors[name].shape)}")
-        if value.is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
+        if is_float(value) and not bool(np.isfinite(tensors[name]).all()):
             raise Defect(f"tensor {name!r} came with values that are not finite")

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
 
 from talaria.errors import WireError
 from talaria.federated.run import Run
@@ -23,7 +23,7 @@ from talaria_coordinator.fleet.aggregation import Learning
 from talaria_edge.agent.training import Learner
 
 NAMES = ("anna", "bela", "carl", "dora", "emil", "fred")
-ZERO: Tensors = {"marks": torch.zeros(len(NAMES), dtype=torch.float64), "notes": torch.zeros(2, dtype=torch.float64)}
+ZERO: Tensors = {"marks": np.zeros(len(NAMES)), "notes": np.zeros(2)}
 SCHEMA = codec.schema_of(ZERO)
 POISON = 13.0
 """A mark that is well-formed on arrival and that no fold takes."""
@@ -40,7 +40,7 @@ def run_of(rounds: int) -> Run:
 
 def shares(device: str, round: int, private: int) -> Tensors:
     """What an honest device adds in round ``round``, its ``private``-th."""
-    marks, notes = torch.zeros_like(ZERO["marks"]), torch.zeros_like(ZERO["notes"])
+    marks, notes = np.zeros_like(ZERO["marks"]), np.zeros_like(ZERO["notes"])
     marks[NAMES.index(device)] = 1.0
     notes[0], notes[1] = float(round * 8191 % 997), float(private)
     return {"marks": marks, "notes": notes}
@@ -67,7 +67,7 @@ class ExactLearning(Learning):
 
     @property
     def dense(self) -> int:
-        return sum(v.numel() * v.element_size() for v in ZERO.values())
+        return sum(v.nbytes for v in ZERO.values())
 
     @property
     def least(self) -> int:
@@ -107,7 +107,7 @@ class ExactLearner(Learner):
         opened(data)
         done = 0 if own is None else int(own["rounds"])
         name, lie = self.config.device, self.lie()
-        tensors, private = shares(name, round, done + 1), {"rounds": torch.tensor(float(done + 1))}
+        tensors, private = shares(name, round, done + 1), {"rounds": np.array(done + 1, np.float32)}
         if lie == "poison":
             tensors["marks"][NAMES.index(name)] = POISON
         elif lie == "huge":

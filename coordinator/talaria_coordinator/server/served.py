@@ -20,6 +20,7 @@ from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.identity.eviction import Barring
+from talaria_coordinator.server import blueprints
 from talaria_coordinator.server.open_state import open_blobs, open_store
 from talaria_coordinator.server.operator_server import Desk
 from talaria_coordinator.storage.store import SilentError
@@ -76,6 +77,7 @@ class Served:
 
     async def _serve(self, stack: ExitStack) -> None:
         config, desk = self._config, self._desk
+        await asyncio.to_thread(blueprints.prepare, config.run, config.state)
         store = stack.enter_context(open_store(config))
         service = Service(
             config,

@@ -256,8 +256,9 @@ class Agent:
         self._begin()
 
     def _look_at_plan(self, run: Run) -> None:
-        """Say at once what else each round would say: that this device's plan is not for this run."""
+        """Say at once what else each round would say: that this device's plan or engine is not for this run."""
         try:
+            rounds.require_engine(run, self.config.engine)
             if self.config.plan is not None:
                 rounds.require_plan(run, self.config.plan)
         except TalariaError as error:

@@ -14,12 +14,12 @@ from talaria.errors import AggregationError, DataError, ModelError, StateError, 
 from talaria.federated import rounds
 from talaria.federated.global_model import decode_model
 from talaria.federated.run import Member, Run
+from talaria.model.state import state_of
 from talaria.model.widths import widths_of
 from talaria.planning.budget import AccuracyCheck
 from talaria.planning.plan import Plan
 from talaria.tensors import Tensors
 from talaria.training.evaluation import evaluate
-from talaria.training.loop import state_of
 from talaria.wire import codec
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, checked
@@ -116,7 +116,7 @@ class Learner:
 
     def member(self, data: DeviceData) -> Member:
         """This device's own side of a round."""
-        return Member(self.config.device, data.train, data.val, self.config.plan)
+        return Member(self.config.device, data.train, data.val, self.config.plan, self.config.engine)
 
     def _data(self) -> DeviceData:
         return checked(self.config.source.load(), self.run.spec.input_shape, self.run.spec.classes)

@@ -126,7 +126,7 @@ def accuracy_of(bundle: bytes, samples: Samples) -> float:
             return 0.0
         if tuple(samples.x.shape[1:]) != found.shape:
             raise DataError(f"samples of shape {tuple(samples.x.shape[1:])}, the bundle takes {found.shape}")
-        return float((session_of(found)(samples.x.numpy()).argmax(1) == samples.y.numpy()).mean())
+        return float((session_of(found)(samples.x).argmax(1) == samples.y).mean())
     except (BundleError, DataError) as error:
         logger.warning("a bundle cannot be measured: %s", error)
         return math.nan
@@ -145,8 +145,8 @@ def _measured(path: Path, model: Module, test: Samples) -> dict[str, float]:
     from talaria_export.runtime.session import session_of
 
     bundle = open_bundle(path)
-    outputs = session_of(bundle)(test.x.numpy())
-    exact = session_of(bundle, "fp32" if "fp32" in bundle.variants else None)(test.x.numpy())
-    right = outputs.argmax(1) == test.y.numpy()
-    difference = float(abs(exact - predict(model, test.x).numpy()).max())
+    outputs = session_of(bundle)(test.x)
+    exact = session_of(bundle, "fp32" if "fp32" in bundle.variants else None)(test.x)
+    right = outputs.argmax(1) == test.y
+    difference = float(abs(exact - predict(model, test.x)).max())
     return {"accuracy": float(right.mean()), "max_abs_diff": difference}

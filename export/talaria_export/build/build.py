@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.errors import ConfigError, DataError, ModelError
+from talaria.model.state import tensor_of
 from talaria.types import Samples
 from talaria_export.build import selection
 from talaria_export.bundle.bundle import array_bytes, read_bundle, save, seal
@@ -38,9 +39,9 @@ def make_bundle(
     path: str | os.PathLike[str],
     model: Module,
     *,
-    example: Tensor,
-    samples: Samples | tuple[Tensor, Tensor] | None = None,
-    calibration: Tensor | None = None,
+    example: Tensor | Array,
+    samples: Samples | tuple[Any, Any] | None = None,
+    calibration: Tensor | Array | None = None,
     labels: Sequence[str] | None = None,
     meta: Mapping[str, Any] | None = None,
     normalize: tuple[object, object] | None = None,
@@ -60,13 +61,13 @@ def make_bundle(
 ) -> Report:
     """Writes the bundle of a personal model and reports what was measured.
 
-    ``example`` is a float32 batch (N, ...); ``samples`` are the user's held-out samples, on which variants are judged;
-    ``calibration`` are other inputs of the user, for static int8 (without them, every second held-out sample is used
-    and judged on none of the others). ``labels`` name the classes; ``meta`` becomes the model card. ``dense`` is the
-    unpruned model, or its file from ``export_onnx(..., plain=True)``, that latency is compared with. With
-    ``optimize`` the bundle also holds the chosen variant as ONNX Runtime rewrote it for this machine's class of CPU: it
-    loads in half the time there, and every other machine takes the portable file. With ``executorch`` it holds the fp32
-    model as a program for phones too (extra ``talaria[executorch]``).
+    ``example`` is a float32 batch (N, ...), a tensor or an array; ``samples`` are the user's held-out samples, on which
+    variants are judged; ``calibration`` are other inputs of the user, for static int8 (without them, every second
+    held-out sample is used and judged on none of the others). ``labels`` name the classes; ``meta`` becomes the model
+    card. ``dense`` is the unpruned model, or its file from ``export_onnx(..., plain=True)``, that latency is compared
+    with. With ``optimize`` the bundle also holds the chosen variant as ONNX Runtime rewrote it for this machine's class
+    of CPU: it loads in half the time there, and every other machine takes the portable file. With ``executorch`` it
+    holds the fp32 model as a program for phones too (extra ``talaria[executorch]``).
 
     ``normalize`` is (mean, std), numbers or one per channel, that the model's training data were normalized with, and
     ``stride`` the steps from one window to the next: both go into the graph, so that the bundle takes raw numbers, or
@@ -86,7 +87,8 @@ def make_bundle(
     check_names(variants)
     if precision not in ("fp32", "fp16"):
         raise ConfigError(f"precision={precision!r} must be 'fp32' or 'fp16'")
-    held = samples if samples is None or isinstance(samples, Samples) else Samples(*samples)
+    held = samples if samples is None or isinstance(samples, Samples) else Samples.of(*samples)
+    example = example if isinstance(example, Tensor) else tensor_of(example)
     steps = preprocessing(example.shape[1:], normalize, stride)
     if executorch:
         needed()
@@ -99,7 +101,7 @@ def make_bundle(
     reference = _reference(dense, example, steps)
 
     made = make_variants(proto, variants, calibrated, judged[0], gate)
-    difference = _difference(model, made[0], x if held is None else np.concatenate([x, held.x.numpy()]))
+    difference = _difference(model, made[0], x if held is None else np.concatenate([x, held.x]))
     rows = [selection.judge(one, made[0], judged, gate, x, expected) for one in made]
     if not steps.empty:
         made = [_ready(one, steps, row) for one, row in zip(made, rows, strict=True)]
@@ -173,8 +175,8 @@ def _probes(
     if keep:
         if held is None or len(held) == 0:
             raise ConfigError("keep_samples=True needs samples to keep; give samples=(x, y)")
-        return steps.joined(steps.raw(held.x[:count].numpy())), {"file": "parity/inputs.npy"}
-    shift, scale = spread(steps.raw(example.numpy() if held is None else held.x.numpy()))
+        return steps.joined(steps.raw(held.x[:count])), {"file": "parity/inputs.npy"}
+    shift, scale = spread(steps.raw(example.numpy() if held is None else held.x))
     length, *rest = steps.inputs(count)
     given = drawn(seed, length, tuple(rest), shift, scale)
     return given, {"seed": seed, "count": count, "shift": shift, "scale": scale}
@@ -212,15 +214,15 @@ def _labels(labels: Sequence[str] | None, classes: int) -> list[str]:
 
 
 def _roles(
-    held: Samples | None, calibration: Tensor | None, probes: Array
+    held: Samples | None, calibration: Tensor | Array | None, probes: Array
 ) -> tuple[Array | None, tuple[Array, Array | None]]:
     """Inputs to calibrate on, and (x, y) to judge by: never the same ones."""
-    if calibration is not None and calibration.dtype != torch.float32:
-        raise DataError(f"calibration: need float32 inputs, got {calibration.dtype}; convert them first")
-    given = None if calibration is None else calibration.numpy()
+    given = calibration.numpy() if isinstance(calibration, Tensor) else calibration
+    if given is not None and given.dtype != np.float32:
+        raise DataError(f"calibration: need float32 inputs, got {given.dtype}; convert them first")
     if held is None or len(held) == 0:
         return given, (probes, None)
-    x, y = held.x.numpy(), held.y.numpy()
+    x, y = held.x, held.y
     if given is not None or len(held) == 1:
         return given, (x, y)
     return x[::2], (x[1::2], y[1::2])

@@ -16,9 +16,8 @@ from torch.nn import Module
 from talaria.errors import ConfigError, ModelError, StateError
 from talaria.model import compaction, masks, zoo
 from talaria.model.spec import ModelSpec
+from talaria.model.state import to_arrays
 from talaria.model.widths import first_of, widths_of
-from talaria.tensors import Tensors
-from talaria.types import Samples
 
 
 def load_model(
@@ -34,7 +33,7 @@ def load_model(
     dense = zoo.build(described)
     model = zoo.build(described)
     if mask is not None:
-        model = compaction.compact(model, masks.from_tensors(zoo.layout(described), _tensors(mask)))
+        model = compaction.compact(model, masks.from_tensors(zoo.layout(described), to_arrays(_tensors(mask))))
     state = {k: v for k, v in _tensors(weights).items() if not k.startswith("mask/")}
     try:
         model.load_state_dict(state)
@@ -63,7 +62,7 @@ def load_state(folder: Path, allow: Sequence[str] = ()) -> tuple[Module, Module,
         ) from None
     _known(described, allow)
     dense, layout = zoo.build(described), zoo.layout(described)
-    model = compaction.compact(zoo.build(described), first_of(layout, widths_of(layout, tensors)))
+    model = compaction.compact(zoo.build(described), first_of(layout, widths_of(layout, to_arrays(tensors))))
     try:
         model.load_state_dict(tensors)
     except RuntimeError as problem:
@@ -77,11 +76,6 @@ def load_state(folder: Path, allow: Sequence[str] = ()) -> tuple[Module, Module,
 def _known(spec: ModelSpec, allow: Sequence[str]) -> ModelSpec:
     zoo.GROUP.require_allowed(spec.name, allow, "add --allow {package} where you trust it")
     return spec
-
-
-def samples(x: Any, y: Any) -> Samples:
-    """Arrays as labelled samples."""
-    return Samples(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y, dtype=torch.int64))
 
 
 def moments(path: Path) -> tuple[object, object]:
@@ -106,7 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _tensors(path: Path) -> Tensors:
+def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         return dict(load_file(path))
     except OSError as problem:

@@ -1,14 +1,15 @@
 """Adversarial inputs by projected gradient ascent (Madry et al. 2018), in the space where they are bounded: pixels."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Generator, Tensor
-from torch.func import functional_call
-from torch.nn import Module
-from torch.nn import functional as F
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from talaria.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+    from torch.nn import Module
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Normalization:
         return (pixels - self._line(self.mean, pixels)) / self._line(self.std, pixels)
 
     def _line(self, values: tuple[float, ...], x: Tensor) -> Tensor:
-        return torch.tensor(values, dtype=x.dtype, device=x.device).view(1, -1, *[1] * (x.dim() - 2))
+        return x.new_tensor(values).view(1, -1, *[1] * (x.dim() - 2))
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ def adversarial(module: Module, x: Tensor, y: Tensor, attack: Attack, scale: Nor
 
     The module's modes, parameters, gradients and buffers stay as they are; it should be in eval mode.
     """
+    import torch
+    from torch.func import functional_call
+    from torch.nn import functional as F
+
     clean = scale.pixels(x).clamp(0, 1)
     moved = clean.clone()
     if attack.random_start:

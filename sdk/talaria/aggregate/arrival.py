@@ -30,7 +30,7 @@ def _require_statistics(shared: Tensors, update: Update) -> None:
         if value is None or value.shape != shared[name].shape:
             raise AggregationError(
                 f"update of client {update.client!r}: tensor {name!r} is missing or not of shape "
-                f"{tuple(shared[name].shape)}; send all class statistics"
+                f"{shared[name].shape}; send all class statistics"
             )
     if update.kind == "value" and float(count.sum()) > update.weight:
         raise AggregationError(

@@ -10,14 +10,13 @@ R_c = Σ̄/N_c + T Σ_i n_ic²/N_c² of means that move because the features do:
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from talaria.aggregate.arithmetic import cast, lerp
 from talaria.aggregate.base import Aggregator
 from talaria.errors import AggregationError, ConfigError
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.types import Update
 
 COUNT, MEAN, WITHIN = "stats/count", "stats/mean", "stats/within"
@@ -34,55 +33,55 @@ DIFFUSE = 1e6
 def empty(classes: int, dim: int, *, diagonal: bool) -> Tensors:
     """The shared statistics before the first round (float32)."""
     return {
-        COUNT: torch.zeros(classes),
-        MEAN: torch.zeros(classes, dim),
-        WITHIN: torch.zeros(dim) if diagonal else torch.zeros(dim, dim),
-        BETWEEN: torch.zeros(dim),
-        PRIOR: torch.full((classes, dim), DIFFUSE),
+        COUNT: np.zeros(classes, np.float32),
+        MEAN: np.zeros((classes, dim), np.float32),
+        WITHIN: np.zeros(dim if diagonal else (dim, dim), np.float32),
+        BETWEEN: np.zeros(dim, np.float32),
+        PRIOR: np.full((classes, dim), DIFFUSE, np.float32),
     }
 
 
 class Pool:
     """Running sums over devices, float64; a local variable of one ``apply``. ``shape`` is that of the scatter."""
 
-    def __init__(self, classes: int, dim: int, shape: torch.Size) -> None:
-        zeros = partial(torch.zeros, dtype=torch.float64)
+    def __init__(self, classes: int, dim: int, shape: tuple[int, ...]) -> None:
         self.dim = dim
-        self.n, self.n_squared, self.holders = zeros(classes), zeros(classes), zeros(classes)
-        self.mean, self.between, self.within = zeros(classes, dim), zeros(classes, dim), zeros(shape)
+        self.n, self.n_squared, self.holders = np.zeros(classes), np.zeros(classes), np.zeros(classes)
+        self.mean, self.between, self.within = np.zeros((classes, dim)), np.zeros((classes, dim)), np.zeros(shape)
 
-    def add(self, count: Tensor, mean: Tensor, scatter: Tensor) -> None:
+    @np.errstate(over="ignore", invalid="ignore")
+    def add(self, count: Array, mean: Array, scatter: Array) -> None:
         """One device: means by Welford's update, so that nothing cancels."""
-        count, mean = count.double(), mean.double()
+        count, mean = count.astype(np.float64), mean.astype(np.float64)
         total = self.n + count
-        share = (count / total.clamp(min=1))[:, None]
+        share = (count / np.maximum(total, 1))[:, None]
         away = mean - self.mean
-        self.between += self.n[:, None] * share * away.square()
+        self.between += self.n[:, None] * share * np.square(away)
         self.mean += share * away
         self.n = total
-        self.n_squared += count.square()
-        self.holders += (count > 0).double()
-        self.within += scatter.double()
+        self.n_squared += np.square(count)
+        self.holders += count > 0
+        self.within += scatter
 
-    def covariance(self) -> Tensor | None:
+    def covariance(self) -> Array | None:
         """Σ̄ = W / (Σ n_ic − #{n_ic > 0}); None where no class has two samples on one device."""
         freedom = float(self.n.sum() - self.holders.sum())
         return self.within / freedom if freedom > 0 else None
 
-    def variance_between(self, covariance: Tensor) -> Tensor:
+    def variance_between(self, covariance: Array) -> Array:
         """T (d,), at least 0; 0 where no class is held by two devices."""
         many = self.holders >= 2
-        if not bool(many.any()):
-            return torch.zeros(self.dim, dtype=torch.float64)
+        if not many.any():
+            return np.zeros(self.dim)
         sigma = diagonal(covariance)
         excess = self.between[many].sum(0) - (self.holders[many] - 1).sum() * sigma
         scale = (self.n[many] - self.n_squared[many] / self.n[many]).sum()
-        return (excess / scale).clamp(min=0)
+        return np.asarray(np.maximum(excess / scale, 0.0))
 
 
-def diagonal(covariance: Tensor) -> Tensor:
+def diagonal(covariance: Array) -> Array:
     """The variances (d,) of a full or diagonal covariance."""
-    return covariance if covariance.dim() == 1 else covariance.diagonal()
+    return covariance if covariance.ndim == 1 else covariance.diagonal()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,28 +114,29 @@ class PooledStatistics:
         new, state = self.inner.apply(shared, state, _pooled(shared, updates, pool))
         return {**new, **self._renewed(shared, pool)}, state
 
+    @np.errstate(over="ignore", invalid="ignore")
     def _renewed(self, shared: Tensors, pool: Pool) -> Tensors:
         fresh = pool.covariance()
         if fresh is None:
-            return {k: shared[k].clone() for k in ALL}
+            return {k: np.array(shared[k], order="C") for k in ALL}
         between = pool.variance_between(fresh)
-        moved = shared[PRIOR].double() + self.motion * diagonal(fresh)
+        moved = shared[PRIOR].astype(np.float64) + self.motion * diagonal(fresh)
         seen = pool.n > 0
-        n = pool.n.clamp(min=1)[:, None]
-        noise = diagonal(fresh) / n + between * pool.n_squared[:, None] / n.square()
-        gain = moved / (moved + noise).clamp(min=torch.finfo(torch.float64).tiny)
-        gain = torch.where(seen[:, None], gain, 0.0)
-        old = shared[MEAN].double()
+        n = np.maximum(pool.n, 1)[:, None]
+        noise = diagonal(fresh) / n + between * pool.n_squared[:, None] / np.square(n)
+        gain = moved / np.maximum(moved + noise, np.finfo(np.float64).tiny)
+        gain = np.where(seen[:, None], gain, 0.0)
+        old = shared[MEAN].astype(np.float64)
         first = not bool(shared[COUNT].any())
-        covariance = fresh if first else torch.lerp(shared[WITHIN].double(), fresh, self.blend)
+        covariance = fresh if first else lerp(shared[WITHIN].astype(np.float64), fresh, self.blend)
         values = {
-            COUNT: torch.where(seen, pool.n, shared[COUNT].double()),
+            COUNT: np.where(seen, pool.n, shared[COUNT].astype(np.float64)),
             MEAN: old + gain * (pool.mean - old),
             WITHIN: covariance,
             BETWEEN: between,
-            PRIOR: ((1 - gain) * moved).clamp(max=DIFFUSE),
+            PRIOR: np.minimum((1 - gain) * moved, DIFFUSE),
         }
-        return {k: v.to(shared[k].dtype) for k, v in values.items()}
+        return {k: cast(v, shared[k].dtype) for k, v in values.items()}
 
 
 def _pooled(shared: Tensors, updates: Iterable[Update], pool: Pool) -> Iterator[Update]:
@@ -150,7 +150,7 @@ def bare(update: Update) -> Update:
     return update.but(tensors={k: v for k, v in update.tensors.items() if k not in ALL})
 
 
-def require(shared: Tensors, update: Update) -> tuple[Tensor, Tensor, Tensor]:
+def require(shared: Tensors, update: Update) -> tuple[Array, Array, Array]:
     """The counts, means and scatter that ``update`` brings, float64.
 
     Raises :class:`~talaria.errors.AggregationError` where they are missing, misshapen or not finite, where counts are
@@ -163,34 +163,36 @@ def require(shared: Tensors, update: Update) -> tuple[Tensor, Tensor, Tensor]:
         value = update.tensors.get(name)
         if value is None:
             raise AggregationError(f"{who}: tensor {name!r} is missing; send the device's class statistics")
-        if value.shape != shared[name].shape or not bool(torch.isfinite(value).all()):
+        if value.shape != shared[name].shape or not np.isfinite(value).all():
             raise AggregationError(
-                f"{who}: tensor {name!r} must be finite of shape {tuple(shared[name].shape)}, got {tuple(value.shape)}"
+                f"{who}: tensor {name!r} must be finite of shape {shared[name].shape}, got {value.shape}"
             )
-    count, mean, scatter = (update.tensors[name].double() for name in SENT)
+    count, mean, scatter = (update.tensors[name].astype(np.float64) for name in SENT)
     if update.kind == "delta":
         # A codec rounds differences: what they come to is brought back to the nearest that can be.
-        count, mean, scatter = (shared[n].double() + v for n, v in zip(SENT, (count, mean, scatter), strict=True))
-        return count.round().clamp(min=0), mean, _not_negative(scatter)
+        count, mean, scatter = (
+            shared[n].astype(np.float64) + v for n, v in zip(SENT, (count, mean, scatter), strict=True)
+        )
+        return np.maximum(count.round(), 0.0), mean, _not_negative(scatter)
     odd = (count < 0) | (count != count.round())
-    if bool(odd.any()):
+    if odd.any():
         bad = float(count[odd][0])
         raise AggregationError(f"{who}: {COUNT!r} holds {bad:g}; counts must be whole numbers, none negative")
-    if bool((diagonal(scatter) < 0).any()):
+    if (diagonal(scatter) < 0).any():
         bad = float(diagonal(scatter).min())
         raise AggregationError(f"{who}: {WITHIN!r} holds a variance of {bad:g}; variances must not be negative")
-    return count, mean, scatter if scatter.dim() == 1 else _require_covariance(scatter, who)
+    return count, mean, scatter if scatter.ndim == 1 else _require_covariance(scatter, who)
 
 
-def _require_covariance(scatter: Tensor, who: str) -> Tensor:
+def _require_covariance(scatter: Array, who: str) -> Array:
     """``scatter`` made exactly symmetric. In float32 entry (i, j) of S is off by at most half an epsilon of
     sqrt(S_ii S_jj), so that an eigenvalue is by half an epsilon of the trace."""
-    spread = scatter.diagonal().sqrt()
-    rounding = torch.finfo(torch.float32).eps
-    if bool(((scatter - scatter.T).abs() > 4 * rounding * spread[:, None] * spread).any()):
+    spread = np.sqrt(scatter.diagonal())
+    rounding = float(np.finfo(np.float32).eps)
+    if (np.abs(scatter - scatter.T) > 4 * rounding * spread[:, None] * spread).any():
         raise AggregationError(f"{who}: {WITHIN!r} is not symmetric, as every scatter is")
     even = (scatter + scatter.T) / 2
-    least = float(torch.linalg.eigvalsh(even)[0])
+    least = float(np.linalg.eigvalsh(even)[0])
     if least < -rounding * float(scatter.diagonal().sum()):
         raise AggregationError(
             f"{who}: {WITHIN!r} has an eigenvalue of {least:.3g}; a scatter is positive semidefinite"
@@ -198,10 +200,10 @@ def _require_covariance(scatter: Tensor, who: str) -> Tensor:
     return even
 
 
-def _not_negative(covariance: Tensor) -> Tensor:
+def _not_negative(covariance: Array) -> Array:
     """The nearest positive semidefinite matrix, or variances of at least 0."""
-    if covariance.dim() == 1:
-        return covariance.clamp(min=0)
-    values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-    nearest: Tensor = (vectors * values.clamp(min=0)) @ vectors.T
+    if covariance.ndim == 1:
+        return np.maximum(covariance, 0.0)
+    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
+    nearest: Array = (vectors * np.maximum(values, 0.0)) @ vectors.T
     return nearest

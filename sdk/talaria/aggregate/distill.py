@@ -10,26 +10,29 @@ the trained tensors moves. The best step on samples that are not distilled on is
 step is better. Proxy data and model are resources of the server and never travel.
 """
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import cos, pi
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Generator, Tensor
-from torch.func import functional_call
-from torch.nn import Module
-from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+import numpy as np
 
 from talaria import tensors
 from talaria.aggregate.adversarial import Attack, Normalization, adversarial
 from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model import masks
-from talaria.seeds import seed_of
-from talaria.tensors import Tensors
+from talaria.seeds import generator
+from talaria.tensors import Array, Tensors
 from talaria.types import Samples, Update
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Generator, Tensor
+    from torch.nn import Module
 
 ROUNDS = "akt/rounds"
 INNER = "akt/inner/"
@@ -37,6 +40,8 @@ INNER = "akt/inner/"
 
 def divergence(a: Tensor, b: Tensor) -> Tensor:
     """J of two batches of logits (N, C), averaged over N; at least 0, symmetric, 0 for equal distributions."""
+    from torch.nn import functional as F
+
     log_a, log_b = F.log_softmax(a, 1), F.log_softmax(b, 1)
     return ((log_a.exp() - log_b.exp()) * (log_a - log_b)).sum(1).mean()
 
@@ -80,8 +85,7 @@ class Distilled:
         learn, judge = self._divided()
         if len(learn) == 0 or len(judge) == 0:
             raise DataError("distillation: proxy and selection need at least one sample each; give more proxy data")
-        with torch.no_grad():
-            classes = deepcopy(self.model).eval()(learn.x[:1]).shape[1]
+        classes = _classes(self.model, learn.x[:1])
         for name, samples in (("proxy", learn if self.labels == "proxy" else None), ("selection", judge)):
             if samples is not None and not 0 <= int(samples.y.min()) <= int(samples.y.max()) < classes:
                 raise DataError(
@@ -96,7 +100,7 @@ class Distilled:
 
     def init(self, shared: Tensors) -> Tensors:
         """The inner rule's state and the number of rounds so far."""
-        return {ROUNDS: torch.zeros((), dtype=torch.int64), **tensors.prefixed(self.inner.init(shared), INNER)}
+        return {ROUNDS: np.array(0, np.int64), **tensors.prefixed(self.inner.init(shared), INNER)}
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
         """New ``(shared, state)``; see the class."""
@@ -105,30 +109,36 @@ class Distilled:
         done = int(state[ROUNDS])
         if kept and done < self.rounds:
             mean = self.distil(mean, [self._teacher(shared, u) for u in kept], done)
-        return mean, {ROUNDS: torch.tensor(done + 1), **tensors.prefixed(own, INNER)}
+        return mean, {ROUNDS: np.array(done + 1, np.int64), **tensors.prefixed(own, INNER)}
 
     def distil(self, mean: Tensors, teachers: list[Tensors], round: int = 0) -> Tensors:
         """``mean`` after distillation from whole ``teachers`` states, or ``mean`` itself where that is not better."""
+        import torch
+
+        from talaria.model.state import array_of
+
         learn, judge = self._divided()
         module = deepcopy(self.model).eval()
-        _loaded(module, mean, learn.x)
+        inputs, labels = _beside(module, learn.x), _beside(module, learn.y)
+        _loaded(module, mean, inputs)
+        wise = [{k: _beside(module, v) for k, v in teacher.items()} for teacher in teachers]
         trained = {k: p for k, p in module.named_parameters() if k in mean}
         module.requires_grad_(False)
         for parameter in trained.values():
             parameter.requires_grad_(True)
         best, kept = _accuracy(module, judge), mean
         optimizer = torch.optim.Adam(trained.values(), lr=self.lr)
-        draws = Generator().manual_seed(seed_of(self.seed, "", round, "distillation"))
+        draws = generator(self.seed, "", round, "distillation")
         for step in range(self.steps):
             index = torch.randint(len(learn), (min(self.batch, len(learn)),), generator=draws)
-            x, y = learn.x[index], learn.y[index]
+            x, y = inputs[index], labels[index]
             for group in optimizer.param_groups:
                 group["lr"] = self.lr * 0.5 * (1 + cos(pi * step / self.steps))
-            self._step(module, optimizer, teachers, x, y, draws)
+            self._step(module, optimizer, wise, x, y, draws)
             if (step + 1) % self.every == 0 or step + 1 == self.steps:
                 now = _accuracy(module, judge)
                 if now > best:
-                    moved = {k: p.detach().to(mean[k]).clone() for k, p in trained.items()}
+                    moved = {k: np.array(array_of(p, k), mean[k].dtype, order="C") for k, p in trained.items()}
                     best, kept = now, {**mean, **moved}
         return kept
 
@@ -136,7 +146,7 @@ class Distilled:
         self,
         module: Module,
         optimizer: torch.optim.Optimizer,
-        teachers: list[Tensors],
+        teachers: Sequence[Mapping[str, Tensor]],
         x: Tensor,
         y: Tensor,
         draws: Generator,
@@ -153,49 +163,71 @@ class Distilled:
 
     def _teacher(self, shared: Tensors, update: Update) -> Tensors:
         """The client's whole model as dense tensors; a pruned one as its masked twin, exactly as it computes."""
+        from talaria.model.state import load, state_of
+
         learn, _ = self._divided()
         module, mask = deepcopy(self.model).eval(), update.mask
-        values = {k: v.to(shared[k]) for k, v in update.tensors.items()}
+        values = {k: v.astype(shared[k].dtype) for k, v in update.tensors.items()}
         if update.kind == "delta":
             began = masks.gathered(shared, values, mask)
-            values = {k: began[k] + v for k, v in values.items()}
+            values = {k: np.asarray(began[k] + v) for k, v in values.items()}
         dense = values if mask is None else masks.scatter(values, mask, tensors.only(shared, values))
-        state = module.state_dict()
-        state |= {k: v.to(state[k]) for k, v in {**shared, **dense}.items() if k in state}
-        module.load_state_dict(state if mask is None else masks.apply_dense(state, mask))
-        _estimated(module, shared, learn.x)
-        state = module.state_dict()
-        return tensors.copied(state) if mask is None else masks.apply_dense(state, mask)
+        state = state_of(module)
+        state |= {k: v.astype(state[k].dtype) for k, v in {**shared, **dense}.items() if k in state}
+        load(module, state if mask is None else masks.apply_dense(state, mask))
+        _estimated(module, shared, _beside(module, learn.x))
+        state = state_of(module)
+        return state if mask is None else masks.apply_dense(state, mask)
 
     def _divided(self) -> tuple[Samples, Samples]:
         if self.selection is not None:
             return self.proxy, self.selection
-        every = torch.arange(len(self.proxy))
+        every = np.arange(len(self.proxy))
         return self.proxy.take(every[every % 5 != 0]), self.proxy.take(every[every % 5 == 0])
 
 
-@torch.no_grad()
-def taught(module: Module, teachers: list[Tensors], x: Tensor) -> Tensor:
+def taught(module: Module, teachers: Sequence[Mapping[str, Tensor]], x: Tensor) -> Tensor:
     """The mean of the teachers' logits (N, C), each in eval mode; their tensors stay as they are."""
-    total = functional_call(module, teachers[0], (x,))
-    for state in teachers[1:]:
-        total = total + functional_call(module, state, (x,))
-    mean: Tensor = total / len(teachers)
-    return mean
+    import torch
+    from torch.func import functional_call
+
+    with torch.no_grad():
+        total: Tensor = functional_call(module, dict(teachers[0]), (x,))
+        for state in teachers[1:]:
+            total = total + functional_call(module, dict(state), (x,))
+        return total / len(teachers)
+
+
+def _beside(module: Module, array: Array) -> Tensor:
+    """``array`` on the device of ``module``."""
+    from talaria.model.state import tensor_of
+
+    return tensor_of(array).to(next(module.parameters()).device)
+
+
+def _classes(model: Module, x: Array) -> int:
+    import torch
+
+    with torch.no_grad():
+        return int(deepcopy(model).eval()(_beside(model, x)).shape[1])
 
 
 def _loaded(module: Module, mean: Tensors, x: Tensor) -> None:
-    own = module.state_dict()
+    from talaria.model.state import load, state_of
+
+    own = state_of(module)
     missing = [k for k, v in mean.items() if k not in own or own[k].shape != v.shape]
     if missing:
         raise ModelError(f"distillation: the model does not hold {missing[:4]}; give the run's own model")
-    module.load_state_dict({**own, **{k: v.to(own[k]) for k, v in mean.items()}})
+    load(module, {**own, **{k: v.astype(own[k].dtype) for k, v in mean.items()}})
     _estimated(module, mean, x)
 
 
-@torch.no_grad()
 def _estimated(module: Module, shared: Tensors, x: Tensor, batch: int = 512) -> None:
     """BatchNorm statistics that did not travel, from one pass over unlabelled inputs."""
+    import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
+
     layers = [
         m
         for n, m in module.named_modules()
@@ -208,21 +240,25 @@ def _estimated(module: Module, shared: Tensors, x: Tensor, batch: int = 512) -> 
         layer.reset_running_stats()
         layer.momentum = None
         layer.train()
-    for piece in torch.split(x, batch):
-        if len(piece) > 1:
-            module(piece)
+    with torch.no_grad():
+        for piece in torch.split(x, batch):
+            if len(piece) > 1:
+                module(piece)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
         layer.eval()
 
 
-@torch.no_grad()
 def _accuracy(module: Module, samples: Samples, batch: int = 512) -> float:
+    import torch
+
+    inputs, labels = _beside(module, samples.x), _beside(module, samples.y)
     right = 0
-    for index in torch.split(torch.arange(len(samples)), batch):
-        right += int((module(samples.x[index]).argmax(1) == samples.y[index]).sum())
+    with torch.no_grad():
+        for x, y in zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True):
+            right += int((module(x).argmax(1) == y).sum())
     return right / len(samples)
 
 
-def _rows(x: Tensor) -> set[bytes]:
-    return {row.numpy().tobytes() for row in x.detach().cpu()}
+def _rows(x: Array) -> set[bytes]:
+    return {row.tobytes() for row in x}

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
+import numpy as np
 
 from talaria import tensors
+from talaria.aggregate.arithmetic import cast
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.class_statistics import ANSWERED
 from talaria.aggregate.masked import MaskedMean
@@ -16,7 +17,7 @@ from talaria.aggregate.validation import check, check_count, check_range, is_fin
 from talaria.aggregate.wrappers import INNER, Wrapper, check_inner, innermost
 from talaria.errors import AggregationError, ConfigError
 from talaria.model import masks
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors, is_float
 from talaria.types import Update, as_delta
 
 VERSION = "version"
@@ -72,7 +73,7 @@ class FedBuff:
 
     def init(self, shared: Tensors) -> Tensors:
         """Version 0."""
-        return {VERSION: torch.tensor(0)} | tensors.prefixed(self.inner.init(shared), INNER)
+        return {VERSION: np.array(0, np.int64)} | tensors.prefixed(self.inner.init(shared), INNER)
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
         """One step from what the buffer holds, in order of clients, one update of each; one update is in memory at a
@@ -103,7 +104,7 @@ class FedBuff:
         new, inner = self.inner.apply(shared, tensors.under(state, INNER), rows())
         if not count:
             raise AggregationError("fedbuff: no update to fold; wait until the buffer holds some")
-        kept = tensors.without(dict(state), INNER) | {VERSION: torch.tensor(version + 1)}
+        kept = tensors.without(dict(state), INNER) | {VERSION: np.array(version + 1, np.int64)}
         return self._paced(shared, new), kept | tensors.prefixed(inner, INNER)
 
     def _paced(self, shared: Tensors, new: Tensors) -> Tensors:
@@ -115,7 +116,7 @@ class FedBuff:
         s = discount(late, self.a)
         if self.normalise == "convex":
             return update.but(weight=update.weight * s)
-        floats = {k: v * s for k, v in update.tensors.items() if v.is_floating_point()}
+        floats = {k: np.asarray(v * s) for k, v in update.tensors.items() if is_float(v)}
         return update.but(tensors=update.tensors | floats)
 
 
@@ -155,8 +156,9 @@ def _compared(shared: Tensors, update: Update, version: int) -> Update:
     )
 
 
-def _scaled(name: str, old: torch.Tensor, new: torch.Tensor, lr: float) -> torch.Tensor:
-    moved = not_below(name, old + lr * (new.to(torch.float64) - old)).to(old.dtype)
+@np.errstate(over="ignore", invalid="ignore")
+def _scaled(name: str, old: Array, new: Array, lr: float) -> Array:
+    moved = cast(not_below(name, np.asarray(old + lr * (new.astype(np.float64) - old))), old.dtype)
     if not is_finite(moved):
         raise AggregationError(f"tensor {name!r}: the step left the range of {old.dtype}; lower lr")
-    return torch.where(new == old, old, moved)
+    return np.where(new == old, old, moved)

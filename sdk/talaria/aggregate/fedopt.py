@@ -8,15 +8,15 @@ statistics and counters take ``inner``'s value.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria import tensors
+from talaria.aggregate.arithmetic import cast, lerp
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.validation import check_range, is_finite, is_statistic, trained
 from talaria.aggregate.wrappers import INNER, check_inner
 from talaria.errors import AggregationError
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.types import Update
 
 MOMENTUM, VARIANCE = "momentum/", "variance/"
@@ -37,14 +37,14 @@ class ServerMomentum:
 
     def init(self, shared: Tensors) -> Tensors:
         """``momentum/<name>``, zero and of the tensor's dtype, and the state of ``inner`` under ``inner/``."""
-        own = {MOMENTUM + k: torch.zeros_like(shared[k]) for k in _stepped(shared)}
+        own = {MOMENTUM + k: np.zeros_like(shared[k]) for k in _stepped(shared)}
         return own | tensors.prefixed(self.inner.init(shared), INNER)
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
         """The new shared state and moments."""
 
-        def step(own: Tensors, name: str, delta: Tensor) -> tuple[Tensor, Tensors]:
-            m = own[MOMENTUM + name].to(torch.float64) * self.beta + delta
+        def step(own: Tensors, name: str, delta: Array) -> tuple[Array, Tensors]:
+            m = own[MOMENTUM + name].astype(np.float64) * self.beta + delta
             return self.lr * m, {MOMENTUM + name: m}
 
         return _stepping(self.inner, shared, state, updates, step)
@@ -75,17 +75,17 @@ class ServerAdam:
         """``momentum/<name>``, ``variance/<name>``, of the tensor's dtype, and the state of ``inner``."""
         own = {}
         for k in _stepped(shared):
-            own[MOMENTUM + k] = torch.zeros_like(shared[k])
-            own[VARIANCE + k] = torch.full_like(shared[k], self.tau**2)
+            own[MOMENTUM + k] = np.zeros_like(shared[k])
+            own[VARIANCE + k] = np.full_like(shared[k], self.tau**2)
         return own | tensors.prefixed(self.inner.init(shared), INNER)
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
         """The new shared state and moments."""
 
-        def step(own: Tensors, name: str, delta: Tensor) -> tuple[Tensor, Tensors]:
-            m = own[MOMENTUM + name].to(torch.float64).lerp(delta, 1 - self.beta1)
-            v = own[VARIANCE + name].to(torch.float64).lerp(delta.square(), 1 - self.beta2)
-            return self.lr * m / (v.sqrt() + self.tau), {MOMENTUM + name: m, VARIANCE + name: v}
+        def step(own: Tensors, name: str, delta: Array) -> tuple[Array, Tensors]:
+            m = lerp(own[MOMENTUM + name].astype(np.float64), delta, 1 - self.beta1)
+            v = lerp(own[VARIANCE + name].astype(np.float64), np.square(delta), 1 - self.beta2)
+            return self.lr * m / (np.sqrt(v) + self.tau), {MOMENTUM + name: m, VARIANCE + name: v}
 
         return _stepping(self.inner, shared, state, updates, step)
 
@@ -99,19 +99,20 @@ def _stepping(
     shared: Tensors,
     state: Tensors,
     updates: Iterable[Update],
-    step: Callable[[Tensors, str, Tensor], tuple[Tensor, Tensors]],
+    step: Callable[[Tensors, str, Array], tuple[Array, Tensors]],
 ) -> tuple[Tensors, Tensors]:
     new, kept = inner.apply(shared, tensors.under(state, INNER), updates)
     out = tensors.copied(tensors.without(state, INNER)) | tensors.prefixed(kept, INNER)
     for name in _stepped(shared):
-        old = shared[name].detach()
+        old = shared[name]
         moved = new[name] != old
-        if not bool(moved.any()):
+        if not np.any(moved):
             continue
-        delta = new[name].to(torch.float64) - old
-        move, moments = step(state, name, delta)
-        new[name] = torch.where(moved, (old + move).to(old.dtype), old)
+        with np.errstate(over="ignore", invalid="ignore"):
+            delta = np.asarray(new[name].astype(np.float64) - old)
+            move, moments = step(state, name, delta)
+            new[name] = np.where(moved, cast(old + move, old.dtype), old)
         if not is_finite(new[name]):
             raise AggregationError(f"tensor {name!r}: the step left the range of {old.dtype}; lower lr")
-        out |= {k: torch.where(moved, v.to(out[k].dtype), out[k]) for k, v in moments.items()}
+        out |= {k: np.where(moved, cast(v, out[k].dtype), out[k]) for k, v in moments.items()}
     return new, out

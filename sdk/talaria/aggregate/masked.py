@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria import tensors
+from talaria.aggregate.arithmetic import cast, lerp
 from talaria.aggregate.masked_sum import Counters, Fold, Kept, restore
 from talaria.aggregate.validation import (
     Weighting,
@@ -23,7 +23,7 @@ from talaria.aggregate.validation import (
     weight_of,
 )
 from talaria.errors import AggregationError, ConfigError
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.types import Update
 
 
@@ -81,7 +81,7 @@ class MaskedMean:
         if not 0 < fold.total < float("inf"):
             raise AggregationError(f"the weights of {fold.clients} updates sum to {fold.total}; send smaller weights")
         means = {name: self._mean(fold, name, delta) for name in fold.names}
-        new = {k: means[k] if k in means else v.detach().clone() for k, v in shared.items()} | most.values
+        new = {k: means[k] if k in means else np.array(v, order="C") for k, v in shared.items()} | most.values
         if leaves:
             new |= kept.bitmaps(shared, self._need(fold))
         return new, tensors.copied(state)
@@ -90,18 +90,19 @@ class MaskedMean:
         """Holders that a coordinate needs to move."""
         return max(fold.clients if self.mode == "intersection" else 1, self.min_holders)
 
-    def _mean(self, fold: Fold, name: str, delta: bool) -> Tensor:
+    @np.errstate(over="ignore", divide="ignore", invalid="ignore")
+    def _mean(self, fold: Fold, name: str, delta: bool) -> Array:
         total, weight, holders = fold.sums(name)
-        old = fold.shared[name].detach()
-        stays = holders < self._need(fold) if fold.count else weight == 0
-        mean = total.div_(weight)
+        old = fold.shared[name]
+        stays = np.asarray(holders < self._need(fold) if fold.count else weight == 0)
+        mean = np.divide(total, weight, out=total)
         if delta:
-            mean = not_below(name, mean.add_(old))
+            mean = not_below(name, np.add(mean, old, out=mean))
         if self.blend:
             # lerp is exact at 1, so that a coordinate which all hold is the plain mean.
-            mean = torch.lerp(old.to(torch.float64), mean, (weight / fold.total).expand_as(mean))
-        new = mean.to(old.dtype)
-        if bool(stays.any()):
+            mean = lerp(old.astype(np.float64), mean, weight / fold.total)
+        new = cast(mean, old.dtype)
+        if stays.any():
             restore(new, old, stays)
         if not is_finite(new):
             raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates")

@@ -4,18 +4,22 @@ Sums are float64. Clients with equal masks are summed in compact form and scatte
 coordinate received is kept only over the dimensions that masks touch (a kernel's taps share one count).
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria.aggregate.validation import counters, positions
-from talaria.model.masks import PREFIX, ChannelLayout, ChannelMask
-from talaria.tensors import Tensors
+from talaria.model.masks import PREFIX, ChannelLayout, ChannelMask, outer
+from talaria.tensors import Array, Tensors
 from talaria.types import Update
 
 _PENDING = 8
 """Masks whose compact sums wait at once. They are then scattered tensor by tensor, while its dense sum is in cache."""
+
+_BLOCK = 1 << 15
+"""Values worked on at once: float64 copies of so many stay in the cache."""
 
 
 @dataclass
@@ -45,8 +49,8 @@ class Fold:
     _weights: Tensors = field(default_factory=dict)
     _holders: Tensors = field(default_factory=dict)
     _pending: dict[str, _Pending] = field(default_factory=dict)
-    _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
 
+    @np.errstate(over="ignore", invalid="ignore")
     def add(self, update: Update, weight: float) -> None:
         """Add ``weight`` times the (checked) update to the sums."""
         self.total += weight
@@ -60,14 +64,15 @@ class Fold:
             self._pending[key] = _Pending(mask, update.tensors, weight, weight, 1)
             return
         if held.clients == 1:
-            held.sums = {k: self._scaled(held.sums[k], held.scale).clone() for k in self.names}
+            held.sums = {k: _scaled(held.sums[k], held.scale) for k in self.names}
             held.scale = 1.0
         held.weight += weight
         held.clients += 1
         for k in self.names:
-            held.sums[k] += self._scaled(update.tensors[k], weight)
+            _add(held.sums[k], update.tensors[k], weight)
 
-    def sums(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    @np.errstate(over="ignore", invalid="ignore")
+    def sums(self, name: str) -> tuple[Array, Array, Array]:
         """``(sum, weight, holders)`` of one tensor: float64 of its shape, and two that broadcast to it.
 
         Where nobody holds a coordinate its weight and holders are 0. Without ``count`` holders stay 0.
@@ -81,34 +86,47 @@ class Fold:
             shape = self.shared[name].shape
             if name not in self._sums:
                 # Minus zero is the neutral element of addition: it keeps the sign of a lone zero.
-                self._sums[name] = torch.full(shape, -0.0, dtype=torch.float64)
-                self._weights[name] = torch.zeros((1,) * len(shape), dtype=torch.float64)
-                self._holders[name] = torch.zeros((1,) * len(shape), dtype=torch.float64)
+                self._sums[name] = np.full(shape, -0.0)
+                self._weights[name] = np.zeros((1,) * len(shape))
+                self._holders[name] = np.zeros((1,) * len(shape))
             for held in waiting:
-                value = held.sums[name] if held.clients > 1 else self._scaled(held.sums[name], held.scale)
                 where = positions(name, held.mask)
                 if where is None:
-                    self._sums[name] += value
+                    _add(self._sums[name], held.sums[name], held.scale)
                     self._weights[name] += held.weight
                     self._holders[name] += held.clients * self.count
                     continue
-                scatter_add(self._sums[name], where, value)
+                scatter_add(self._sums[name], where, held.sums[name], held.scale)
                 kept = indicator(shape, where)
                 self._weights[name] = _plus(self._weights[name], kept, held.weight)
                 if self.count:
                     self._holders[name] = _plus(self._holders[name], kept, held.clients)
 
-    def _scaled(self, value: Tensor, weight: float) -> Tensor:
-        """``weight * value`` in float64, valid until the next call: fresh memory each time would cost more."""
-        if self._scratch.numel() < value.numel():
-            self._scratch = torch.empty(value.numel(), dtype=torch.float64)
-        return self._scratch[: value.numel()].view(value.shape).copy_(value.detach()).mul_(weight)
+
+def _scaled(value: Array, weight: float) -> Array:
+    """``weight * value``, a new float64 array."""
+    return np.multiply(value, weight, out=np.empty(value.shape), dtype=np.float64)
 
 
-def _plus(count: Tensor, kept: Tensor, weight: float) -> Tensor:
+def _add(total: Array, value: Array, weight: float) -> None:
+    """``total += weight * value``, in place and in float64; ``total`` must be contiguous."""
+    sums, values = total.reshape(-1), value.reshape(-1)
+    scratch = np.empty(min(len(sums), _BLOCK))
+    for part in _blocks(len(sums), _BLOCK):
+        here = sums[part]
+        here += np.multiply(values[part], weight, out=scratch[: len(here)], dtype=np.float64)
+
+
+def _blocks(size: int, block: int) -> Iterator[slice]:
+    return (slice(start, start + block) for start in range(0, size, block))
+
+
+def _plus(count: Array, kept: Array, weight: float) -> Array:
     """``count + weight * kept``, in place where ``count`` is large enough already."""
-    wide = torch.Size(max(a, b) for a, b in zip(count.shape, kept.shape, strict=True))
-    return (count if count.shape == wide else count.expand(wide).clone()).add_(kept, alpha=weight)
+    wide = np.broadcast_shapes(count.shape, kept.shape)
+    out = count if count.shape == wide else np.array(np.broadcast_to(count, wide), order="C")
+    out += weight * kept
+    return out
 
 
 @dataclass
@@ -122,10 +140,13 @@ class Counters:
         for name in counters(self.shared):
             if name not in update.tensors:
                 continue
-            now = self.values.setdefault(name, self.shared[name].detach().clone())
-            sent = update.tensors[name].detach().to(now.dtype)
-            grid = outer(positions(name, update.mask), now.shape)
-            now[grid] = torch.maximum(now[grid], self.shared[name][grid] + sent if update.kind == "delta" else sent)
+            now = self.values.setdefault(name, np.array(self.shared[name], order="C"))
+            sent = update.tensors[name].astype(now.dtype, copy=False)
+            grid = outer(positions(name, update.mask) or (None,) * now.ndim, now.shape)
+            if update.kind == "delta":
+                with np.errstate(over="ignore"):
+                    sent = np.asarray(self.shared[name][grid] + sent)
+            now[grid] = np.maximum(now[grid], sent)
 
 
 @dataclass
@@ -134,7 +155,7 @@ class Kept:
 
     layout: ChannelLayout | None = None
     clients: int = 0
-    counts: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, Array] = field(default_factory=dict)
     """int64 (channels,) per group: the clients with a mask that keep the channel."""
     masked: int = 0
 
@@ -145,50 +166,53 @@ class Kept:
             return
         self.layout, self.masked = mask.layout, self.masked + 1
         for group, channels in mask.kept.items():
-            counts = self.counts.setdefault(group, torch.zeros(mask.layout.sizes[group], dtype=torch.int64))
+            counts = self.counts.setdefault(group, np.zeros(mask.layout.sizes[group], np.int64))
             counts[list(channels)] += 1
 
     def bitmaps(self, shared: Tensors, need: int) -> Tensors:
         """``mask/<group>``: uint8, 1 for a channel that at least ``need`` clients kept; a group may have none."""
         if self.layout is None:
-            return {k: torch.full_like(v, self.clients >= need) for k, v in shared.items() if k.startswith(PREFIX)}
+            return {k: np.full_like(v, self.clients >= need) for k, v in shared.items() if k.startswith(PREFIX)}
         whole = self.clients - self.masked
-        return {PREFIX + group: (counts + whole >= need).to(torch.uint8) for group, counts in self.counts.items()}
+        return {PREFIX + group: (counts + whole >= need).astype(np.uint8) for group, counts in self.counts.items()}
 
 
-def outer(where: tuple[Tensor | None, ...] | None, shape: torch.Size) -> tuple[Tensor, ...]:
-    """An index for the outer product of the kept positions of a tensor of ``shape``."""
-    if where is None:
-        where = (None,) * len(shape)
-    lines = (torch.arange(size) if p is None else p for p, size in zip(where, shape, strict=True))
-    return tuple(line.view([-1 if e == d else 1 for e in range(len(shape))]) for d, line in enumerate(lines))
-
-
-def indicator(shape: torch.Size, where: tuple[Tensor | None, ...]) -> Tensor:
+def indicator(shape: Sequence[int], where: Sequence[Array | None]) -> Array:
     """1.0 where the outer product of ``where`` keeps, else 0.0; of size 1 along dimensions that are kept whole."""
-    kept = torch.ones((1,) * len(shape), dtype=torch.float64)
+    kept = np.ones((1,) * len(shape))
     for d, index in enumerate(where):
         if index is not None:
-            line = torch.zeros(shape[d], dtype=torch.float64)
+            line = np.zeros(shape[d])
             line[index] = 1.0
-            kept = kept * line.view([-1 if e == d else 1 for e in range(len(shape))])
+            kept = kept * line.reshape([-1 if e == d else 1 for e in range(len(shape))])
     return kept
 
 
-def scatter_add(dense: Tensor, where: tuple[Tensor | None, ...], value: Tensor) -> None:
-    """``dense[outer product of where] += value``, in place; ``dense`` must be contiguous."""
+def rows(shape: Sequence[int], where: Sequence[Array | None]) -> tuple[Array, int]:
+    """``(rows, width)`` of the outer product of ``where`` in an array of ``shape`` seen as (-1, width): whole rows
+    behind the last masked dimension (a kernel's taps) move at once. int64, ascending."""
     last = max(d for d, index in enumerate(where) if index is not None)
-    rows = torch.zeros((), dtype=torch.int64)
-    for size, index in zip(dense.shape[: last + 1], where, strict=False):
-        rows = rows[..., None] * size + (torch.arange(size) if index is None else index)
-    # Whole rows behind the last masked dimension (a kernel's taps) are added at once.
-    width = dense.shape[last + 1 :].numel()
-    dense.view(-1, width).index_add_(0, rows.flatten(), value.reshape(-1, width))
+    found = np.zeros((), np.int64)
+    for size, index in zip(shape[: last + 1], where, strict=False):
+        found = found[..., None] * size + (np.arange(size) if index is None else index)
+    return found.reshape(-1), prod(shape[last + 1 :])
 
 
-def restore(new: Tensor, old: Tensor, where: Tensor) -> None:
-    """``new[where] = old[where]`` in place, for a bool ``where`` that broadcasts to them; both contiguous."""
+def scatter_add(dense: Array, where: Sequence[Array | None], value: Array, weight: float = 1.0) -> None:
+    """``dense[outer product of where] += weight * value`` in float64, in place; ``dense`` must be contiguous."""
+    index, width = rows(dense.shape, where)
+    into, values = dense.reshape(-1, width), value.reshape(-1, width)
+    for part in _blocks(len(index), max(1, _BLOCK // max(1, width))):
+        # No row comes twice, so that reading, adding and writing back is an addition in place.
+        here = into.take(index[part], 0)
+        here += np.multiply(values[part], weight, dtype=np.float64)
+        into[index[part]] = here
+
+
+def restore(new: Array, old: Array, where: Array) -> None:
+    """``new[where] = old[where]`` in place, for a bool ``where`` that broadcasts to them; ``new`` is contiguous."""
     last = max((d for d, size in enumerate(where.shape) if size > 1), default=-1)
-    width = new.shape[last + 1 :].numel()
-    rows = where.expand((*new.shape[: last + 1], *where.shape[last + 1 :])).reshape(-1).nonzero()[:, 0]
-    new.view(-1, width)[rows] = old.reshape(-1, width)[rows]
+    width = prod(new.shape[last + 1 :])
+    wide = np.broadcast_to(where, (*new.shape[: last + 1], *where.shape[last + 1 :]))
+    index = np.flatnonzero(wide)
+    new.reshape(-1, width)[index] = old.reshape(-1, width)[index]

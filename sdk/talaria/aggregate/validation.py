@@ -9,12 +9,11 @@ tensors (counters) may be left out; where they come, the largest wins.
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria.errors import AggregationError, ConfigError
 from talaria.model.masks import PREFIX, ChannelLayout, ChannelMask, compact_shape, dense_shape
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors, is_float
 from talaria.types import Update
 
 RESERVED = (PREFIX, "stats/", "frozen/")
@@ -35,15 +34,15 @@ def is_statistic(name: str) -> bool:
 
 def trained(shared: Tensors) -> tuple[str, ...]:
     """The floating-point names that every update must carry, in the order of ``shared``."""
-    return tuple(k for k, v in shared.items() if v.is_floating_point() and not is_reserved(k))
+    return tuple(k for k, v in shared.items() if is_float(v) and not is_reserved(k))
 
 
 def counters(shared: Tensors) -> tuple[str, ...]:
     """The integer names, which an update may carry: the largest wins."""
-    return tuple(k for k, v in shared.items() if not v.is_floating_point() and not is_reserved(k))
+    return tuple(k for k, v in shared.items() if not is_float(v) and not is_reserved(k))
 
 
-def positions(name: str, mask: ChannelMask | None) -> tuple[Tensor | None, ...] | None:
+def positions(name: str, mask: ChannelMask | None) -> tuple[Array | None, ...] | None:
     """Kept positions per dimension, or None where ``mask`` keeps the whole tensor."""
     if mask is None:
         return None
@@ -73,13 +72,13 @@ def check(shared: Tensors, update: Update) -> None:
     for name, value in update.tensors.items():
         dense = shared[name]
         want = compact_shape(name, dense.shape, update.mask)
-        if tuple(value.shape) != want:
+        if value.shape != want:
             under = "" if update.mask is None else f" under its mask {update.mask.digest[:8]}"
             raise AggregationError(
-                f"{who}: tensor {name!r} has shape {tuple(value.shape)}, expected {want}{under}; "
+                f"{who}: tensor {name!r} has shape {value.shape}, expected {want}{under}; "
                 f"gather it from the shared state with the mask that the update carries"
             )
-        if value.is_floating_point() != dense.is_floating_point() or value.is_complex():
+        if is_float(value) != is_float(dense) or value.dtype.kind not in "fiub":
             raise AggregationError(
                 f"{who}: tensor {name!r} has dtype {value.dtype}, expected {dense.dtype}; convert it before sending"
             )
@@ -95,17 +94,14 @@ def check(shared: Tensors, update: Update) -> None:
             )
 
 
-def not_below(name: str, moved: Tensor) -> Tensor:
+def not_below(name: str, moved: Array) -> Array:
     """``moved`` with variances of at least 0: differences to older versions may add up to less, honestly."""
-    return moved.clamp(min=0) if name.endswith("running_var") else moved
+    return np.asarray(np.maximum(moved, 0.0)) if name.endswith("running_var") else moved
 
 
-def is_finite(value: Tensor) -> bool:
+def is_finite(value: Array) -> bool:
     """True where no value is NaN or infinite."""
-    # One NaN or infinity makes the sum not finite, so that a finite sum clears the tensor in one fast pass.
-    if not value.is_floating_point() or bool(torch.isfinite(value.sum())):
-        return True
-    return bool(torch.isfinite(value).all())
+    return not is_float(value) or bool(np.isfinite(value).all())
 
 
 def same_layout(a: ChannelLayout, b: ChannelLayout) -> bool:
@@ -167,7 +163,7 @@ def _check_layout(shared: Tensors, layout: ChannelLayout, who: str) -> None:
     for name, axes in layout.axes.items():
         if name not in shared:
             continue
-        shape = tuple(shared[name].shape)
+        shape = shared[name].shape
         ruled = tuple(n or size for n, size in zip(dense_shape(layout, name), shape, strict=False))
         if len(axes) != len(shape) or ruled != shape:
             raise AggregationError(

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import torch
+import numpy as np
 
+from talaria.aggregate.arithmetic import cast
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.validation import check, check_range, is_statistic
 from talaria.errors import ConfigError
 from talaria.model import masks
-from talaria.tensors import Tensors
+from talaria.tensors import Tensors, is_float
 from talaria.types import Update
 
 INNER = "inner/"
@@ -71,18 +72,19 @@ class Clipped:
         return self.inner.apply(shared, state, (clipped(shared, u, self.norm) for u in updates))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def clipped(shared: Tensors, update: Update, norm: float) -> Update:
     """The update with its step scaled down to ``norm``, where it is longer."""
     check(shared, update)
     base = {} if update.kind == "delta" else masks.gathered(shared, update.tensors, update.mask)
     steps = {
-        k: v.to(torch.float64) - base[k] if base else v.to(torch.float64)
+        k: v.astype(np.float64) - base[k] if base else v.astype(np.float64)
         for k, v in update.tensors.items()
-        if v.is_floating_point()
+        if is_float(v)
     }
-    length = sum(float(v.square().sum()) for k, v in steps.items() if not is_statistic(k)) ** 0.5
+    length = sum(float(np.square(v).sum()) for k, v in steps.items() if not is_statistic(k)) ** 0.5
     if length <= norm:
         return update
     short = {k: v * (norm / length) for k, v in steps.items()}
-    tensors = {k: (v + base[k] if base else v).to(update.tensors[k].dtype) for k, v in short.items()}
+    tensors = {k: cast(v + base[k] if base else v, update.tensors[k].dtype) for k, v in short.items()}
     return update.but(tensors=update.tensors | tensors)

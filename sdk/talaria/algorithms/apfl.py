@@ -9,13 +9,13 @@ Confirmed: the formulas of the paper (standard statement). The authors' code mix
 twice and adds 0.02 α to it; none of that is in the paper, nor here.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import torch
-from torch import Tensor
-from torch.nn import Module
+import numpy as np
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -24,10 +24,14 @@ from talaria.algorithms.hparams import Epochs, Rate, Weighed, check, off, one_of
 from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only, prefixed, under, without
-from talaria.training.batching import feed
-from talaria.training.functional_sgd import FunctionalSGD, leaves
-from talaria.training.loop import calibrate, served, state_of
+from talaria.training.engine import calibrate, served, state_of
 from talaria.types import Recipe, Task, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+    from talaria.training.functional_sgd import FunctionalSGD, Leaves
 
 ALPHA = "mix/alpha"
 UPDATES: dict[str, Callable[[int], bool]] = {
@@ -70,10 +74,13 @@ class APFL:
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
         shared, private = parted(model, split, *WHOLE)
-        alpha = torch.tensor(self.alpha, dtype=torch.float64)
+        alpha = np.array(self.alpha, np.float64)
         return shared, {**private, **prefixed(state_of(model), PERSONAL), ALPHA: alpha}
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        from talaria.training.batching import feed
+        from talaria.training.functional_sgd import FunctionalSGD
+
         rest = {k: t for k, t in without(private, PERSONAL).items() if k != ALPHA}
         v, alpha = self._own(task, private, "train")
         w = FunctionalSGD(task, {**shared, **rest}, task.recipe)
@@ -85,39 +92,46 @@ class APFL:
         return update(task, state, shared), {**only(state, rest), **_kept(v, alpha)}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        from talaria.model.state import to_arrays, to_torch
+        from talaria.training.batching import feed
+
         v, alpha = self._own(task, private, "join")
-        w = {k: shared[k] for k in v.weights}
+        w = to_torch(only(shared, v.weights))
         if task.newcomer:
             recipe = task.recipe.but(epochs=self.join_epochs, steps=None)
             for batch, (x, y) in enumerate(feed(task, recipe, task.train, "join")):
                 alpha = self._own_step(v, w, x, y, alpha, batch, recipe)
-        mixture = {**v.state(), **_mixed(w, v.weights, alpha)}
+        mixture = {**v.state(), **to_arrays(_mixed(w, v.weights, alpha))}
         return served(task, calibrate(task, mixture))
 
     def _own(self, task: Task, private: Tensors, purpose: str) -> tuple[FunctionalSGD, float]:
+        from talaria.training.functional_sgd import FunctionalSGD
+
         v = FunctionalSGD(task, under(private, PERSONAL), task.recipe.but(weight_decay=0.0), purpose)
         return v, float(private[ALPHA])
 
     def _own_step(
-        self, v: FunctionalSGD, w: Tensors, x: Tensor, y: Tensor, alpha: float, batch: int, recipe: Recipe
+        self, v: FunctionalSGD, w: Leaves, x: Tensor, y: Tensor, alpha: float, batch: int, recipe: Recipe
     ) -> float:
         """One step of v at the mixture with w, which stays; returns the new α."""
+        from talaria.training.functional_sgd import leaves
+
         at = leaves(_mixed(w, v.weights, alpha))
         slopes = v.gradient(at, x, y, keep=True)
         learned = alpha
         if UPDATES[self.alpha_update](batch):
             # dot product of v - w with the gradient at the mixture, in float64
-            along = sum(float(((v.weights[k] - w[k]).detach() * g).sum(dtype=torch.float64)) for k, g in slopes.items())
+            along = sum(float(((v.weights[k] - w[k]).detach() * g).double().sum()) for k, g in slopes.items())
             learned = min(1.0, max(0.0, alpha - (self.alpha_lr or recipe.lr) * along))
         decay = recipe.weight_decay
         v.step({k: alpha * (g.add(at[k].detach(), alpha=decay) if decay else g) for k, g in slopes.items()})
         return learned
 
 
-def _mixed(w: Tensors, v: Tensors, alpha: float) -> Tensors:
+def _mixed(w: Leaves, v: Leaves, alpha: float) -> Leaves:
     """α v + (1−α) w; exactly v at α = 1 and exactly w at α = 0."""
-    return {k: torch.lerp(w[k].detach(), v[k].detach(), alpha) for k in v}
+    return {k: w[k].detach().lerp(v[k].detach(), alpha) for k in v}
 
 
 def _kept(v: FunctionalSGD, alpha: float) -> Tensors:
-    return {**prefixed(v.state(), PERSONAL), ALPHA: torch.tensor(alpha, dtype=torch.float64)}
+    return {**prefixed(v.state(), PERSONAL), ALPHA: np.array(alpha, np.float64)}

@@ -1,14 +1,17 @@
 """The form of an algorithm, the device half of one paper as pure methods over explicit state, and its card."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from __future__ import annotations
 
-from torch.nn import Module
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from talaria.aggregate.base import Aggregator
 from talaria.model.split import Split
 from talaria.tensors import Tensors
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,9 @@ class Card:
     evidence: Literal["confirmed", "reconstructed", "partly reconstructed"]
     prunes: bool = False
     """True where ``fit`` shrinks the device's mask itself; else the plan's mask is fixed from the start."""
+    objective: Literal["own", "cross-entropy"] = "own"
+    """``"cross-entropy"`` where all that a device minimizes is cross-entropy by SGD, pulled towards an anchor or not:
+    then any engine can train it."""
     differences: bool = False
     """True where updates hold differences to what was downloaded, whatever the codec; else new values."""
 

@@ -7,10 +7,10 @@ A small λ trusts the federation less, which is what protects against poisoned u
 the authors' code. Both branches draw the same shuffles, each from a generator of its own.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from __future__ import annotations
 
-from torch.nn import Module
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -19,8 +19,11 @@ from talaria.algorithms.hparams import Epochs, Rate, Weighed, at_least, check, o
 from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only, prefixed, under, without
-from talaria.training.loop import Pull, ready, served, state_of, train
+from talaria.training.engine import Pull, ready, served, state_of, train
 from talaria.types import Recipe, Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,7 @@ class Ditto:
         serves="its own model",
         source="Li et al., ICML 2021, arXiv:2012.04221",
         evidence="confirmed",
+        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

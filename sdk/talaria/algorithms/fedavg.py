@@ -3,10 +3,10 @@
 w_k ← SGD(w; D_k, E);  w ← Σ n_k w_k / Σ n_k. Confirmed from the paper.
 """
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from __future__ import annotations
 
-from torch.nn import Module
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -14,8 +14,11 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
-from talaria.training.loop import ready, served, train
+from talaria.training.engine import ready, served, train
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,7 @@ class FedAvg:
         serves="the shared model",
         source="McMahan et al., AISTATS 2017, arXiv:1602.05629",
         evidence="confirmed",
+        objective="cross-entropy",
     )
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:

@@ -4,10 +4,10 @@ Two variants that must be named: ``tune="full"`` trains everything, ``tune="head
 the tables of Collins et al., ICML 2021). The shared model is never changed by fine-tuning.
 """
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from __future__ import annotations
 
-from torch.nn import Module
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -17,8 +17,11 @@ from talaria.algorithms.finetune import Tune, TuneOn, tuned
 from talaria.algorithms.hparams import Epochs, Rate, check
 from talaria.model.split import Split
 from talaria.tensors import Tensors
-from talaria.training.loop import ready, served
+from talaria.training.engine import ready, served
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class FedAvgFT:
         serves="the shared model after local fine-tuning",
         source="Collins et al., ICML 2021, arXiv:2102.07078, section 6 (baseline)",
         evidence="confirmed",
+        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

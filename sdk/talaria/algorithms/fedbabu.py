@@ -5,10 +5,10 @@ weights, so it is the same on every device and costs no byte. After the last rou
 Confirmed from the paper and the authors' code.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from __future__ import annotations
 
-from torch.nn import Module
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -18,8 +18,11 @@ from talaria.algorithms.hparams import Epochs, Weighed, above, check, off
 from talaria.algorithms.sharing import parted, update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
-from talaria.training.loop import ready, served, train
+from talaria.training.engine import ready, served, train
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,7 @@ class FedBABU:
         serves="the shared body and the common head after local fine-tuning",
         source="Oh et al., ICLR 2022, arXiv:2106.06042",
         evidence="confirmed",
+        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

@@ -5,10 +5,10 @@ take part pairs the fresh base with its old head. Confirmed from the paper, but 
 from the run's one initial head, where the paper's draw their own.
 """
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from __future__ import annotations
 
-from torch.nn import Module
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -18,8 +18,11 @@ from talaria.algorithms.hparams import Epochs, check
 from talaria.algorithms.sharing import parted, update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
-from talaria.training.loop import served, train
+from talaria.training.engine import served, train
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,7 @@ class FedPer:
         serves="shared body with its own head",
         source="Arivazhagan et al., 2019, arXiv:1912.00818",
         evidence="confirmed",
+        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

@@ -4,10 +4,10 @@ min F_k(w) + μ/2 ‖w − wᵗ‖²: the step is w ← w − η (∇F_k(w) + μ
 The pull is added to the gradient, so that momentum sees it. Confirmed from the paper.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from __future__ import annotations
 
-from torch.nn import Module
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -17,8 +17,11 @@ from talaria.algorithms.hparams import Weighed, at_least, check, off
 from talaria.algorithms.sharing import update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
-from talaria.training.loop import Pull, train
+from talaria.training.engine import Pull, train
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,7 @@ class FedProx:
         serves="the shared model",
         source="Li et al., MLSys 2020, arXiv:1812.06127",
         evidence="confirmed",
+        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

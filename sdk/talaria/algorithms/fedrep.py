@@ -8,10 +8,10 @@ All devices begin from the run's one initial head.
 Both phases draw the same shuffles as plain training, so that each alone is Local or FedBABU bit for bit.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from __future__ import annotations
 
-from torch.nn import Module
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -21,9 +21,11 @@ from talaria.algorithms.hparams import Epochs, Weighed, check, off
 from talaria.algorithms.sharing import parted, update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
-from talaria.training import frozen_features
-from talaria.training.loop import ready, served, train
+from talaria.training.engine import ready, served, train, train_upper
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class FedRep:
         serves="shared body with its own head, fitted once more",
         source="Collins et al., ICML 2021, arXiv:2102.07078",
         evidence="confirmed",
+        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:
@@ -76,4 +79,4 @@ class FedRep:
         # A frozen body needs statistics of this device's inputs: on the first day it has none.
         state = ready(task, state)
         recipe = task.recipe.but(epochs=epochs, steps=None)
-        return frozen_features.train(task, state, only=head, recipe=recipe, purpose=purpose)
+        return train_upper(task, state, only=head, recipe=recipe, purpose=purpose)

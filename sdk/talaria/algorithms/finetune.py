@@ -5,8 +5,7 @@ from typing import Annotated
 from talaria.algorithms.hparams import one_of
 from talaria.model.split import Part
 from talaria.tensors import Tensors
-from talaria.training import frozen_features
-from talaria.training.loop import ready
+from talaria.training.engine import ready, train_upper
 from talaria.types import Samples, Task
 
 TUNES: dict[str, tuple[Part, ...]] = {
@@ -28,7 +27,7 @@ def tuned(task: Task, state: Tensors, tune: str, epochs: int, lr: float = 0.0, s
     recipe = task.recipe.but(epochs=epochs, steps=None, lr=lr or task.recipe.lr)
     known = labelled(task, samples)
     only = task.split.of(*TUNES[tune])
-    return frozen_features.train(task, state, only=only, recipe=recipe, samples=known, purpose="tune")
+    return train_upper(task, state, only=only, recipe=recipe, samples=known, purpose="tune")
 
 
 def labelled(task: Task, samples: str) -> Samples:
@@ -43,4 +42,4 @@ def joined(task: Task, state: Tensors, epochs: int) -> Tensors:
         return state
     head = task.split.of("adapters", "head")
     recipe = task.recipe.but(epochs=epochs, steps=None)
-    return frozen_features.train(task, ready(task, state), only=head, recipe=recipe, purpose="join")
+    return train_upper(task, ready(task, state), only=head, recipe=recipe, purpose="join")

@@ -5,7 +5,8 @@ lam: Annotated[float, at_least(0), off(0, "makes it Local")] = 0.1
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, get_type_hints
 
 from talaria.aggregate.validation import Weighting
 from talaria.algorithms.base import Algorithm
@@ -61,10 +62,17 @@ def check(algorithm: Algorithm) -> None:
     Raises:
         ConfigError: with algorithm, field, value and what it must be, for the first rule that is broken.
     """
-    for field in fields(algorithm):  # type: ignore[arg-type]
-        for rule in getattr(field.type, "__metadata__", ()):
-            broken = not rule.holds(getattr(algorithm, field.name))
-            require(algorithm, field.name, not broken or (rule.off and algorithm.allow_degenerate), rule.says)  # type: ignore[attr-defined]
+    for name, rule in _rules(type(algorithm)):
+        broken = not rule.holds(getattr(algorithm, name))
+        require(algorithm, name, not broken or (rule.off and algorithm.allow_degenerate), rule.says)  # type: ignore[attr-defined]
+
+
+@cache
+def _rules(kind: type[Algorithm]) -> list[tuple[str, Rule]]:
+    """Each field's rules, by the annotations themselves: a module may keep them as text."""
+    hints = get_type_hints(kind, include_extras=True)
+    named = [(field.name, hints[field.name]) for field in fields(kind)]  # type: ignore[arg-type]
+    return [(name, rule) for name, hint in named for rule in getattr(hint, "__metadata__", ())]
 
 
 def require(algorithm: Algorithm, field: str, ok: bool, says: str) -> None:

@@ -1,9 +1,9 @@
 """Local: each device learns alone from the common start; nothing travels. The baseline that others must beat."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from __future__ import annotations
 
-from torch.nn import Module
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -11,8 +11,11 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.sharing import parted, update
 from talaria.model.split import Split
 from talaria.tensors import Tensors
-from talaria.training.loop import served, train
+from talaria.training.engine import served, train
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class LocalOnly:
         serves="its own model",
         source="baseline",
         evidence="confirmed",
+        objective="cross-entropy",
     )
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:

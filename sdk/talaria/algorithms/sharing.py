@@ -1,13 +1,17 @@
 """Parting one model into what is shared and what stays, and the update that sends the shared part."""
 
-from collections.abc import Collection
+from __future__ import annotations
 
-from torch.nn import Module
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from talaria.model.split import Part, Split
 from talaria.tensors import Tensors, only
-from talaria.training.loop import state_of
+from talaria.training.engine import state_of
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 WHOLE: tuple[Part, ...] = ("body", "adapters", "head")
 PERSONAL = "personal/"

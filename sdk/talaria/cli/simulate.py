@@ -72,6 +72,9 @@ def simulate(
         int | None,
         typer.Option(help="Measure the members after every so many rounds; default: never, with --report ten times."),
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="Who trains: torch, or onnx (ONNX Runtime; `talaria algorithms` says for which).")
+    ] = "torch",
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write one HTML page of what came out.")
     ] = None,
@@ -130,6 +133,7 @@ def simulate(
         buffering={k: v for k, v in buffering.items() if v is not None},
         data_options={**assignments(data_option, "--data-option"), **where},
         evaluate_every=(max(1, rounds // 10) if report else 0) if evaluate_every is None else evaluate_every,
+        engine=engine,  # type: ignore[arg-type]  # checked there
     )
     if write_fleet is not None:
         write_down(asked, write_fleet, quiet=as_json)

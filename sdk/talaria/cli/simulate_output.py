@@ -38,6 +38,7 @@ def write_down(asked: Experiment, folder: Path, *, quiet: bool) -> None:
             aggregator=asked.asked["aggregator"],
             over=asked.over,
             buffering=asked.buffering,
+            engine=asked.engine,
         ),
     )
     exact = asked.buffering is None and not asked.over

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from talaria.errors import DataError
 from talaria.types import Samples
@@ -112,4 +111,4 @@ class Federated:
 
 def samples(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Samples:
     """Samples of numpy arrays, copied: ``x`` to float32, ``y`` to int64."""
-    return Samples(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64)))
+    return Samples(x.astype(np.float32), y.astype(np.int64))

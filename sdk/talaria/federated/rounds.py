@@ -1,17 +1,16 @@
 """One round, seen from each side, as plain functions. Simulation and fleet call these same functions, with
 seeds that derive from (run, client, round, purpose): what you simulate is what you deploy, to the byte."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch.nn import Module
-
-from talaria import algorithms
+from talaria import algorithms, seeds
 from talaria.aggregate import arrival
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.class_statistics import ANSWERED, PooledStatistics
@@ -22,18 +21,31 @@ from talaria.aggregate.wrappers import chain, innermost
 from talaria.algorithms.base import Algorithm
 from talaria.errors import AggregationError, ConfigError
 from talaria.federated import plan_compat
+from talaria.federated.blueprint import Blueprint
 from talaria.federated.run import Member, Run
-from talaria.model import masks, pruning, zoo
+from talaria.model import masks, zoo
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Buffers, Split
 from talaria.planning.plan import Plan
-from talaria.seeds import generator
 from talaria.tensors import Tensors, only, prefixed, under, without
-from talaria.training.loop import in_fast_layout, load, state_of
 from talaria.types import Task, Update, as_delta
 from talaria.wire import feedback
 from talaria.wire.codec import TensorSpec, schema_of
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from talaria.training.engine import Engine
+
+
+_adopted: dict[Run, Blueprint] = {}
+
+
+def adopt(run: Run, blueprint: Blueprint) -> None:
+    """Take what is asked here of the run's model from ``blueprint``, until this process ends: it then needs no torch
+    to begin a run, to check updates and to fold them."""
+    _adopted[run] = blueprint
 
 
 @lru_cache(maxsize=16)
@@ -44,12 +56,13 @@ def template(spec: ModelSpec) -> Module:
 
 def layout_of(spec: ModelSpec) -> ChannelLayout:
     """The channel groups of the unpruned model."""
-    return zoo.layout(spec)
+    known = next((blueprint.layout for run, blueprint in _adopted.items() if run.spec == spec), None)
+    return zoo.layout(spec) if known is None else known
 
 
 def split_of(run: Run) -> Split:
     """Body, adapters and head of the run's model."""
-    return _split(run.spec, run.buffers)
+    return _adopted[run].split if run in _adopted else _split(run.spec, run.buffers)
 
 
 @lru_cache(maxsize=16)
@@ -71,6 +84,8 @@ def require_travels(run: Run) -> None:
 def first_shared(run: Run) -> Tensors:
     """The shared state that all begin from, version 0. Raises :class:`ConfigError` where the algorithm prunes and the
     model has no channels that may go."""
+    if run in _adopted:
+        return _adopted[run].first()
     if algorithm_of(run).card.prunes and not layout_of(run.spec).sizes:
         raise ConfigError(
             f"{run.algorithm}: prunes channels, but {run.spec.name!r} has none that may go (a model of linear layers "
@@ -83,7 +98,7 @@ def first_shared(run: Run) -> Tensors:
 @lru_cache(maxsize=16)
 def update_schema(run: Run) -> Mapping[str, TensorSpec]:
     """The dense shapes of what an update may hold, those of :func:`first_shared`; worked out once for a run."""
-    return schema_of(first_shared(run))
+    return _adopted[run].schema if run in _adopted else schema_of(first_shared(run))
 
 
 def start(run: Run, aggregator: Aggregator | None = None) -> tuple[Tensors, Tensors]:
@@ -151,8 +166,8 @@ def cohort(run: Run, round: int, clients: Sequence[str], over: float = 0.0) -> t
     if run.fraction == 1.0 or not names:
         return tuple(names)
     count = math.ceil(needed(run, len(names)) * (1 + over) - 1e-9)
-    order = torch.randperm(len(names), generator=generator(run.seed, "", round, "cohort"))
-    return tuple(sorted(names[i] for i in order[:count].tolist()))
+    drawn = seeds.order(len(names), run.seed, "", round, "cohort")[:count]
+    return tuple(sorted(names[i] for i in drawn))
 
 
 def participate(
@@ -238,6 +253,8 @@ def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | 
         return layout.full()
     if member.plan is None or not member.plan.widths:
         return None
+    from talaria.model import pruning
+
     model = template(run.spec)
     return pruning.choose(pruning.importance(model, layout), layout.full(), widths=member.plan.widths, block=1)
 
@@ -258,6 +275,9 @@ def require_plan(run: Run, plan: Plan) -> None:
 
 def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> Task:
     """What the device works on, with a scratch module as small as its mask."""
+    from talaria.model import pruning
+    from talaria.training.loop import in_fast_layout
+
     whole = template(run.spec)
     return Task(
         model=in_fast_layout(deepcopy(whole) if mask is None else pruning.compact(whole, mask)),
@@ -271,7 +291,24 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> T
         round=round,
         mask=mask,
         plan=member.plan,
+        engine=None if member.engine == "torch" else _programs(run.spec),
     )
+
+
+@lru_cache(maxsize=4)
+def _programs(spec: ModelSpec) -> Engine:
+    from talaria.programs.engine import ProgramEngine
+
+    return ProgramEngine(spec)
+
+
+def require_engine(run: Run, engine: str) -> None:
+    """Raise :class:`ConfigError` where ``engine`` cannot train what ``run`` asks for."""
+    card = algorithm_of(run).card
+    if engine == "onnx" and card.objective != "cross-entropy":
+        raise ConfigError(
+            f"{run.algorithm}: has an objective of its own, which engine='onnx' cannot train yet; use engine='torch'"
+        )
 
 
 def _enter(
@@ -279,12 +316,15 @@ def _enter(
 ) -> tuple[Task, Tensors, Tensors]:
     if member.plan is not None:
         require_plan(run, member.plan)
+    require_engine(run, member.engine)
     if not algorithm_of(run).card.prunes:
         shared = without(shared, masks.PREFIX)  # a rule's word on channels, which only those who choose theirs read
     mask = mask_of(run, member, private)
     task = task_of(run, member, round, mask)
     compact = masks.gathered(shared, shared, mask)
     if private is None:
+        from talaria.model.state import load, state_of
+
         state = state_of(task.model)
         load(task.model, state | only(compact, [k for k in compact if k in state]))
         _, private = algorithm_of(run).init(task.model, task.split)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from talaria import algorithms, valid
 from talaria.errors import ConfigError
@@ -19,6 +19,9 @@ from talaria.types import Recipe, Samples
 from talaria.wire.tensor_codecs import Codec
 
 MOST_ROUNDS = 1 << 31
+Engine = Literal["torch", "onnx"]
+"""Who trains on a device: torch, or ONNX graphs of the same model (:mod:`talaria.programs`)."""
+ENGINES: tuple[Engine, ...] = ("torch", "onnx")
 
 
 ALLOWING = 'its owner allows it by [code] allow = ["{package}"] in device.toml'
@@ -121,3 +124,7 @@ class Member:
     train: Samples = field(repr=False)
     val: Samples = field(repr=False)
     plan: Plan | None = None
+    engine: Engine = "torch"
+
+    def __post_init__(self) -> None:
+        valid.among(f"member {self.client!r}", "engine", self.engine, ENGINES)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from talaria import npz
 from talaria.aggregate import registry
@@ -104,4 +103,4 @@ def _samples(run: Run, file: str) -> Samples:
     if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
         raise DataError(f"{file}: x is {x.dtype} and y {y.dtype}; need numbers and whole-number labels")
     scaled = x / np.float32(255) if x.dtype == np.uint8 else x
-    return Samples(torch.from_numpy(scaled.astype(np.float32)), torch.from_numpy(y.astype(np.int64)))
+    return Samples(scaled.astype(np.float32), y.astype(np.int64))

@@ -13,8 +13,7 @@ The last factor starts at zero, so a fresh adapter changes nothing; ``heart`` st
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from math import sqrt
 from typing import Any, cast
@@ -23,67 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Conv1d, Conv2d, Linear, Module
 
-from talaria.errors import ConfigError, ModelError, some_of
+from talaria.errors import ModelError, some_of
+from talaria.model.spec import AdapterSpec
 from talaria.model.split import ADAPTER
-
-KINDS = ("lowrank", "residual", "heart")
-LARGEST_RANK = 4096
-
-
-@dataclass(frozen=True)
-class AdapterSpec:
-    """``kind``, ``rank`` (None for full width; ``lowrank`` needs one), ``where`` and ``head``.
-
-    ``where`` holds dotted prefixes whose components may be patterns (``layer*.*.conv1``); ``()`` means every layer
-    that can take the adapter, without the head. ``rank`` is cut to what a layer can use. ``head`` is the rank of a
-    zoo model's head in two factors (:func:`factored`), for many classes; None leaves it whole.
-    """
-
-    kind: str
-    rank: int | None = None
-    where: tuple[str, ...] = ()
-    nonlinear: bool = False
-    head: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"adapters: kind={self.kind!r} is unknown; use one of {', '.join(KINDS)}")
-        for name, rank in (("rank", self.rank), ("head", self.head)):
-            whole = isinstance(rank, int) and not isinstance(rank, bool)
-            if rank is not None and not (whole and 1 <= rank <= LARGEST_RANK):
-                raise ConfigError(f"adapters: {name}={rank!r} must be a whole number in 1..{LARGEST_RANK}, or None")
-        if self.kind == "lowrank" and self.rank is None:
-            raise ConfigError("adapters: kind='lowrank' needs a rank, such as rank=8")
-        if self.kind == "heart" and self.rank is not None:
-            raise ConfigError(f"adapters: kind='heart' has full width; leave rank={self.rank} out")
-        if not isinstance(self.nonlinear, bool) or (self.nonlinear and (self.kind != "residual" or self.rank is None)):
-            raise ConfigError(
-                f"adapters: nonlinear={self.nonlinear!r} needs kind='residual' with a rank; "
-                f"without a bottleneck there is nothing between"
-            )
-        where = (self.where,) if isinstance(self.where, str) else self.where
-        if not isinstance(where, (tuple, list)) or not all(isinstance(p, str) and p for p in where):
-            raise ConfigError(f"adapters: where={self.where!r} must be a tuple of dotted layer names")
-        object.__setattr__(self, "where", tuple(where))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; :meth:`from_json` is the inverse."""
-        own = {"kind": self.kind, "rank": self.rank, "where": list(self.where), "nonlinear": self.nonlinear}
-        return own if self.head is None else {**own, "head": self.head}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> AdapterSpec:
-        """The spec that :meth:`to_json` wrote. Raises :class:`~talaria.errors.ConfigError` on any invalid field."""
-        if not isinstance(data, Mapping) or "kind" not in data:
-            raise ConfigError("adapters: need an object with at least 'kind'")
-        odd = set(data) - {"kind", "rank", "where", "nonlinear", "head"}
-        if odd:
-            raise ConfigError(f"adapters: {min(map(str, odd))!r} is unknown; it has rank, where, nonlinear and head")
-        where = data.get("where", [])
-        if not isinstance(where, (list, tuple)):
-            raise ConfigError(f"adapters: where={where!r} must be a list of dotted layer names")
-        return cls(**{**data, "where": tuple(where)})
-
 
 HEART_RESNET = AdapterSpec("heart", where=("layer*.*.conv*",))
 """HEART-PFL's two adapters per BasicBlock of a ResNet-18: behind conv1 and conv2, before their BatchNorm."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Module, Parameter
 
-from talaria import tensors
 from talaria.errors import ModelError
 from talaria.model.dependency_groups import CONVS, NORMS, is_depthwise
 from talaria.model.masks import ChannelMask, gather, scatter, shrink
-from talaria.tensors import Tensors
+from talaria.model.state import fill, state_of, to_arrays
 
 
 def compact(model: Module, mask: ChannelMask, held: ChannelMask | None = None) -> Module:
@@ -25,17 +24,16 @@ def compact(model: Module, mask: ChannelMask, held: ChannelMask | None = None) -
     new objects, so optimizers start anew; train mode and ``requires_grad`` stay as they were. Raises
     :class:`~talaria.errors.ModelError` where the shapes do not fit the mask.
     """
-    dense = {key: value for key, value in _named(model).items() if key in mask.layout.axes}
-    lost = sorted(set(mask.layout.axes) - set(dense))
+    own = {key: value for key, value in _named(model).items() if key in mask.layout.axes}
+    lost = sorted(set(mask.layout.axes) - set(own))
     if lost:
         raise ModelError(f"mask: the model has no tensor {lost[0]!r}; the mask belongs to another model")
-    with torch.no_grad():
-        small = gather(dense, mask) if held is None else shrink(dense, held, mask)
-        memo: dict[int, object] = {}
-        for key, value in small.items():
-            old = dense[key]
-            new = value.clone() if value is old else value
-            memo[id(old)] = Parameter(new, requires_grad=old.requires_grad) if isinstance(old, Parameter) else new
+    dense = to_arrays(own)
+    small = gather(dense, mask) if held is None else shrink(dense, held, mask)
+    memo: dict[int, object] = {}
+    for key, value in small.items():
+        old, new = own[key], torch.from_numpy(value.copy() if value is dense[key] else value).to(own[key].device)
+        memo[id(old)] = Parameter(new, requires_grad=old.requires_grad) if isinstance(old, Parameter) else new
     out = copy.deepcopy(model, memo)
     touched = {key.rpartition(".")[0] for key in small}
     for name, layer in out.named_modules():
@@ -47,11 +45,11 @@ def compact(model: Module, mask: ChannelMask, held: ChannelMask | None = None) -
 def expand(model: Module, mask: ChannelMask, like: Module) -> Module:
     """The inverse of :func:`compact`: a copy of the dense ``like`` whose kept positions hold ``model``'s values."""
     out = copy.deepcopy(like)
-    tensors.fill(out.state_dict(), scatter(dict(model.state_dict()), mask, dict(like.state_dict())))
+    fill(out.state_dict(), scatter(state_of(model), mask, state_of(like)))
     return out
 
 
-def _named(model: Module) -> Tensors:
+def _named(model: Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 

@@ -13,12 +13,10 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from talaria.bitmaps import bits_of
 from talaria.errors import ModelError
-from talaria.tensors import Tensors, only, under
+from talaria.tensors import Array, Tensors, only, under
 
 Axis = tuple[tuple[str, int], ...]
 """One dimension of a tensor as segments ``(group, repeat)``: each channel of the group spans ``repeat``
@@ -63,19 +61,19 @@ class ChannelMask:
                 )
 
     @cached_property
-    def indices(self) -> dict[str, tuple[Tensor | None, ...]]:
+    def indices(self) -> dict[str, tuple[Array | None, ...]]:
         """Per masked tensor and dimension, the kept positions (int64, ascending), or None for all of them."""
         return {key: tuple(self._positions(axis) for axis in axes) for key, axes in self.layout.axes.items()}
 
-    def _positions(self, axis: Axis) -> Tensor | None:
+    def _positions(self, axis: Axis) -> Array | None:
         if all(len(self.kept[g]) == self.layout.sizes[g] for g, _ in axis):
             return None
         out, offset = [], 0
         for group, repeat in axis:
-            base = torch.tensor(self.kept[group], dtype=torch.int64) * repeat + offset
-            out.append((base[:, None] + torch.arange(repeat)).flatten())
+            base = np.array(self.kept[group], np.int64) * repeat + offset
+            out.append((base[:, None] + np.arange(repeat)).reshape(-1))
             offset += self.layout.sizes[group] * repeat
-        return torch.cat(out)
+        return np.concatenate(out)
 
     @cached_property
     def digest(self) -> str:
@@ -123,13 +121,13 @@ def scatter(compact: Tensors, mask: ChannelMask, into: Tensors) -> Tensors:
     for key, value in compact.items():
         place = _positions(key, into[key], mask)
         want = tuple(n if i is None else len(i) for n, i in zip(into[key].shape, place, strict=True))
-        if tuple(value.shape) != want:
-            raise ModelError(f"mask: tensor {key!r} has shape {tuple(value.shape)}, this mask keeps {want}")
+        if value.shape != want:
+            raise ModelError(f"mask: tensor {key!r} has shape {value.shape}, this mask keeps {want}")
         if all(i is None for i in place):
-            out[key] = value.detach().clone()
+            out[key] = np.array(value, order="C")
         else:
-            dense = into[key].detach().clone()
-            _write(dense, place, value.detach().to(dense.dtype))
+            dense = np.array(into[key], order="C")
+            dense[outer(place, dense.shape)] = value
             out[key] = dense
     return out
 
@@ -152,8 +150,7 @@ def shrink(compact: Tensors, old: ChannelMask, new: ChannelMask) -> Tensors:
         before = old.indices[key]
         for dim, (have, want) in enumerate(zip(before, after, strict=True)):
             if want is not None:
-                place = want if have is None else torch.searchsorted(have, want)
-                value = value.index_select(dim, place.to(value.device))  # noqa: PLW2901
+                value = value.take(want if have is None else np.searchsorted(have, want), dim)  # noqa: PLW2901
         out[key] = value
     return out
 
@@ -164,7 +161,7 @@ def apply_dense(tensors: Tensors, mask: ChannelMask) -> Tensors:
     Weights, biases, BatchNorm's affine and statistics alike: with the rows alone zeroed, BatchNorm would still
     emit ``beta - gamma * mean / std``.
     """
-    zeros = {key: torch.zeros_like(value) for key, value in tensors.items()}
+    zeros = {key: np.zeros_like(value) for key, value in tensors.items()}
     return scatter(gather(tensors, mask), mask, zeros)
 
 
@@ -175,7 +172,7 @@ def pack(mask: ChannelMask) -> bytes:
 
 def as_tensors(mask: ChannelMask) -> Tensors:
     """``mask/<group>``: uint8 (channels,), 1 where kept."""
-    return {PREFIX + group: torch.from_numpy(_bits(mask, group)) for group in mask.layout.sizes}
+    return {PREFIX + group: _bits(mask, group) for group in mask.layout.sizes}
 
 
 def from_tensors(layout: ChannelLayout, tensors: Tensors) -> ChannelMask:
@@ -190,26 +187,23 @@ def from_tensors(layout: ChannelLayout, tensors: Tensors) -> ChannelMask:
     kept = {}
     for group, size in layout.sizes.items():
         bits = found[group]
-        if bits.dtype != torch.uint8 or tuple(bits.shape) != (size,) or int(bits.max()) > 1:
-            raise ModelError(
-                f"mask: {PREFIX}{group} must be uint8 ({size},) of 0 and 1, got {bits.dtype} {tuple(bits.shape)}"
-            )
-        kept[group] = tuple(torch.nonzero(bits).flatten().tolist())
+        if bits.dtype != np.uint8 or bits.shape != (size,) or int(bits.max()) > 1:
+            raise ModelError(f"mask: {PREFIX}{group} must be uint8 ({size},) of 0 and 1, got {bits.dtype} {bits.shape}")
+        kept[group] = tuple(np.flatnonzero(bits).tolist())
     return ChannelMask(layout, kept)
 
 
-def _bits(mask: ChannelMask, group: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def _bits(mask: ChannelMask, group: str) -> Array:
     bits = np.zeros(mask.layout.sizes[group], np.uint8)
     bits[list(mask.kept[group])] = 1
     return bits
 
 
-def _positions(key: str, dense: Tensor, mask: ChannelMask) -> Sequence[Tensor | None]:
+def _positions(key: str, dense: Array, mask: ChannelMask) -> Sequence[Array | None]:
     place = mask.indices.get(key)
     if place is None:
-        return (None,) * dense.dim()
-    want = dense_shape(mask.layout, key)
-    got = tuple(dense.shape)
+        return (None,) * dense.ndim
+    want, got = dense_shape(mask.layout, key), dense.shape
     if len(want) != len(got) or any(w not in (None, n) for w, n in zip(want, got, strict=True)):
         raise ModelError(f"mask: tensor {key!r} has shape {got}, the unpruned model's is {want}; scatter it first")
     return place
@@ -234,19 +228,13 @@ def compact_shape(name: str, shape: Sequence[int], mask: ChannelMask | None) -> 
     )
 
 
-def _gather(key: str, value: Tensor, mask: ChannelMask) -> Tensor:
+def outer(where: Sequence[Array | None], shape: Sequence[int]) -> tuple[Array, ...]:
+    """An index for the outer product of the kept positions of a tensor of ``shape``; None keeps a whole dimension."""
+    return np.ix_(*(np.arange(size) if p is None else p for p, size in zip(where, shape, strict=True)))
+
+
+def _gather(key: str, value: Array, mask: ChannelMask) -> Array:
     for dim, index in enumerate(_positions(key, value, mask)):
         if index is not None:
-            value = value.index_select(dim, index.to(value.device))
+            value = value.take(index, dim)
     return value
-
-
-def _write(dense: Tensor, place: Sequence[Tensor | None], value: Tensor) -> None:
-    """``dense[place] = value`` over the outer product of ``place``; whole rows at a time, which is the faster way."""
-    dim, index = next((d, i.to(dense.device)) for d, i in enumerate(place) if i is not None)
-    rest = [None if d == dim else i for d, i in enumerate(place)]
-    if any(i is not None for i in rest):
-        rows = dense.index_select(dim, index)
-        _write(rows, rest, value)
-        value = rows
-    dense.index_copy_(dim, index, value)

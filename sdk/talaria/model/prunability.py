@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria import tensors
 from talaria.errors import ModelError
 from talaria.model.compaction import compact
 from talaria.model.dependency_groups import TRACE_ERRORS, Coupling, draft, trace
 from talaria.model.masks import ChannelLayout, ChannelMask, apply_dense
+from talaria.model.state import fill, state_of
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative difference between a compact model and its masked dense twin."""
@@ -102,7 +102,7 @@ def _some(layout: ChannelLayout, groups: list[str], more: int = 0) -> ChannelMas
 def _differs(twin: Module, mask: ChannelMask, example: Tensor) -> str | None:
     dense = copy.deepcopy(twin)
     try:
-        tensors.fill(dense.state_dict(), apply_dense(dict(twin.state_dict()), mask))
+        fill(dense.state_dict(), apply_dense(state_of(twin), mask))
         got, want = _flat(compact(twin, mask)(example)), _flat(dense(example))
     except (*TRACE_ERRORS, ModelError) as error:
         return f"does not run when channels are taken out: {(str(error) or type(error).__name__).splitlines()[0][:120]}"

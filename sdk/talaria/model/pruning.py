@@ -7,9 +7,9 @@ The parts of pruning meet here: :func:`layout` finds the channel groups, :func:`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import ceil
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -19,7 +19,9 @@ from talaria.model.compaction import compact, expand
 from talaria.model.dependency_groups import NORMS
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.prunability import Survey, layout, survey
-from talaria.tensors import Tensors
+from talaria.model.state import array_of
+from talaria.model.widths import aligned
+from talaria.tensors import Array, Tensors
 
 __all__ = ["Survey", "aligned", "choose", "compact", "expand", "importance", "layout", "survey", "widths"]
 
@@ -32,7 +34,7 @@ def importance(
     kind: Kind = "l1",
     mask: ChannelMask | None = None,
     gradients: Tensors | None = None,
-) -> dict[str, Tensor]:
+) -> dict[str, Array]:
     """A score per channel of each group: float64 (channels of the unpruned model,), higher is more important.
 
     ``l1`` is the mean over all weights coupled in the group (rows of those that write the channel, columns of those
@@ -64,7 +66,7 @@ def importance(
             slope = gradients.get(key) if gradients is not None else weight.grad
             if slope is None:
                 raise ModelError(f"importance: {key!r} has no gradient; run a backward pass first or use kind='l1'")
-            value = value * slope.detach().double().abs()
+            value = value * torch.as_tensor(slope).detach().double().abs()
         for dim in (d for d, axis in enumerate(axes) if axis):
             for group, score in _fold(key, value, dim, layout, now):
                 mean = score.mean()
@@ -76,7 +78,7 @@ def importance(
         scores[list(now.kept[group])] = (
             torch.stack(parts).mean(0) if parts else torch.zeros(len(now.kept[group])).double()
         )
-        out[group] = scores
+        out[group] = array_of(scores)
     return out
 
 
@@ -93,19 +95,6 @@ def _fold(key: str, value: Tensor, dim: int, layout: ChannelLayout, mask: Channe
         at += count * repeat
 
 
-def aligned(width: float, block: int) -> int:
-    """``width`` channels rounded up to whole blocks, at least one.
-
-    Always up: a count that is rounded down can reach 0, and odd counts can run slower than the dense model.
-
-    >>> aligned(9.6, 8), aligned(0, 8), aligned(5, 1)
-    (16, 8, 5)
-    """
-    if block < 1:
-        raise ConfigError(f"block={block} must be at least 1")
-    return max(1, ceil(width / block - 1e-9)) * block
-
-
 def widths(mask: ChannelMask, keep: float, block: int = 8) -> dict[str, int]:
     """Channels per group when the share ``keep`` of those in ``mask`` stays, in whole blocks, never more than now."""
     if not 0 < keep <= 1:
@@ -114,7 +103,7 @@ def widths(mask: ChannelMask, keep: float, block: int = 8) -> dict[str, int]:
 
 
 def choose(
-    scores: Mapping[str, Tensor],
+    scores: Mapping[str, Array],
     mask: ChannelMask,
     widths: Mapping[str, int] | None = None,
     keep: float | None = None,
@@ -140,14 +129,14 @@ def choose(
     for group, now in mask.kept.items():
         want = min(len(now), aligned(wanted.get(group, len(now)), block))
         score = scores[group]
-        if tuple(score.shape) != (mask.layout.sizes[group],):
+        if score.shape != (mask.layout.sizes[group],):
             raise ModelError(
-                f"pruning: scores of {group!r} have shape {tuple(score.shape)}, need ({mask.layout.sizes[group]},)"
+                f"pruning: scores of {group!r} have shape {score.shape}, need ({mask.layout.sizes[group]},)"
             )
         here = score[list(now)]
-        if bool(torch.isnan(here).any()):
+        if np.isnan(here).any():
             raise ModelError(f"pruning: scores of {group!r} hold NaN; the weights or gradients are damaged")
-        best = torch.argsort(here, descending=True, stable=True)[:want]
+        best = np.argsort(-here, kind="stable")[:want]
         kept[group] = tuple(sorted(now[i] for i in best.tolist()))
     return ChannelMask(mask.layout, kept)
 

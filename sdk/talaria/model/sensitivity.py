@@ -15,9 +15,11 @@ from torch.nn import functional as F
 from talaria.errors import DataError, ModelError
 from talaria.model.dependency_groups import NORMS
 from talaria.model.masks import ChannelLayout
+from talaria.model.state import array_of
+from talaria.tensors import Array
 
 
-def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Array]:
     """Per group, float64 (channels,): the squared first-order change of the loss if the channel were gone.
 
     A gate of 1 on a channel has the gradient ``gamma * dL/dgamma + beta * dL/dbeta`` of its BatchNorm; the score is
@@ -69,7 +71,7 @@ def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, 
             parameter.requires_grad_(frozen[key])
     if not count:
         raise DataError("worth: there are no batches to measure on; give some labelled samples")
-    return {group: value / count for group, value in total.items()}
+    return {group: array_of(value / count) for group, value in total.items()}
 
 
 def _rows(weight: Tensor, slope: Tensor) -> Tensor:

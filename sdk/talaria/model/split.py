@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
-
-from torch.nn import Linear, Module
+from typing import TYPE_CHECKING, Literal
 
 from talaria.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 Part = Literal["body", "adapters", "head"]
 
@@ -132,6 +133,8 @@ def _resolve(model: Module, keys: tuple[str, ...], part: str, prefixes: str | It
 
 def candidates(model: Module) -> list[str]:
     """Names that could be a head: the top-level modules with weights, and the last three linear layers."""
+    from torch.nn import Linear
+
     tops = [name for name, child in model.named_children() if next(iter(child.state_dict()), None) is not None]
     linear = [name for name, child in model.named_modules() if isinstance(child, Linear) and name]
     return list(dict.fromkeys([*tops, *linear[-3:]]))

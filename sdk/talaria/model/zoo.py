@@ -6,20 +6,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-
-import torch
-from torch import Tensor
-from torch.nn import Linear, Module
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from talaria import plugins, seeds, valid
 from talaria.errors import ConfigError, ModelError
 from talaria.foreign import shown
-from talaria.model import adapters, prunability
 from talaria.model.masks import ChannelLayout
-from talaria.model.nets import efficientnet_lite, small_cnns, torchvision_models
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Buffers, Split, split_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+    from talaria.model import prunability
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,39 @@ class _Entry:
     load: Callable[[Module, int], None] | None = None
     """Puts published weights into the module, where there are any."""
     tuned: tuple[str, ...] = ()
-    """Layers that adapters sit on by default, where the weights are published; (): all."""
+    """Layers that adapters sit on by default, where the weights are published; (): all. The last stages: all below is
+    computed once and kept."""
+
+
+def _net(home: str, name: str) -> Callable[..., Any]:
+    """A function of ``talaria.model.nets``, imported when it is called: who only names a model needs no torch."""
+
+    def call(*given: Any) -> Any:
+        return getattr(import_module(f"talaria.model.nets.{home}"), name)(*given)
+
+    return call
+
+
+def _factory(home: str, name: str) -> Callable[..., Module]:
+    def make(input_shape: Sequence[int], classes: int) -> Module:
+        model: Module = _net(home, name)(input_shape, classes)
+        return model
+
+    return make
 
 
 _ZOO: dict[str, _Entry] = {
-    "imu_cnn": _Entry(small_cnns.imu_cnn),
-    "fmnist_cnn": _Entry(small_cnns.fmnist_cnn),
-    "mlp": _Entry(small_cnns.mlp),
-    **{
-        name: _Entry(partial(torchvision_models.backbone, name), head)
-        for name, head in torchvision_models.HEADS.items()
-    },
-    "efficientnet_lite0": _Entry(efficientnet_lite.lite0, load=efficientnet_lite.load, tuned=efficientnet_lite.TUNED),
+    "imu_cnn": _Entry(_factory("small_cnns", "imu_cnn")),
+    "fmnist_cnn": _Entry(_factory("small_cnns", "fmnist_cnn")),
+    "mlp": _Entry(_factory("small_cnns", "mlp")),
+    "resnet18": _Entry(_factory("torchvision_models", "resnet18"), "fc"),
+    "mobilenet_v3_small": _Entry(_factory("torchvision_models", "mobilenet_v3_small"), "classifier.3"),
+    "efficientnet_b0": _Entry(_factory("torchvision_models", "efficientnet_b0"), "classifier.1"),
+    "efficientnet_lite0": _Entry(
+        _factory("efficientnet_lite", "lite0"),
+        load=_net("efficientnet_lite", "load"),
+        tuned=("features.stage6.*.layers.project", "features.stage7.*.layers.project"),
+    ),
 }
 
 
@@ -60,6 +83,8 @@ def build(spec: ModelSpec) -> Module:
     Raises :class:`~talaria.errors.ConfigError` for an unknown name, an input shape that the model cannot take, a
     missing optional package, and for ``pretrained`` where no weights are published.
     """
+    import torch
+
     entry = _entry(spec.name)
     if spec.pretrained and entry.load is None:
         raise ConfigError(f"{spec.name}: pretrained=True, but no weights are published for it; use pretrained=False")
@@ -69,6 +94,8 @@ def build(spec: ModelSpec) -> Module:
         if spec.pretrained and entry.load is not None:
             entry.load(model, spec.classes)
         if spec.adapters is not None:
+            from talaria.model import adapters
+
             seed = seeds.seed_of(spec.seed, "zoo", 0, "adapters")
             last = head(spec)
             model = adapters.insert(model, spec.adapters, skip=(last,), seed=seed)
@@ -91,6 +118,8 @@ def head(spec: ModelSpec) -> str:
 
 @lru_cache(maxsize=64)
 def _found(spec: ModelSpec) -> str:
+    from torch.nn import Linear
+
     model = build(spec)
     if any(key.startswith("head.") for key in model.state_dict()):
         return "head"
@@ -113,6 +142,8 @@ def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | N
     :class:`~talaria.errors.ConfigError` for what is no module, and :class:`~talaria.errors.ModelError` where its head
     is neither found nor named.
     """
+    from torch.nn import Module
+
     if not isinstance(module, Module):
         raise ConfigError(f"model: {shown(module)} must be a torch module")
     own = deepcopy(module)
@@ -124,6 +155,8 @@ def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | N
 
 
 def _made(spec: ModelSpec, entry: _Entry) -> Module:
+    from torch.nn import Module
+
     what, taken = f"model {shown(spec.name)}", valid.options_of(entry.make)
     options = taken.but(list(taken.known)[:2]).read(what, dict(spec.options))
     if not GROUP.is_foreign(spec.name):
@@ -141,6 +174,8 @@ def tuned(name: str) -> tuple[str, ...]:
 
 def example(spec: ModelSpec, batch: int = 1) -> Tensor:
     """Standard normal float32 input (batch, *input_shape), always the same one."""
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     return torch.randn(batch, *spec.input_shape, generator=generator)
 
@@ -157,6 +192,8 @@ def surveyed(spec: ModelSpec) -> prunability.Survey:
 
 @lru_cache(maxsize=64)
 def _surveyed(spec: ModelSpec) -> prunability.Survey:
+    from talaria.model import prunability
+
     return prunability.survey(build(spec), example(spec, 2))
 
 
@@ -186,6 +223,6 @@ def _entry(name: str) -> _Entry:
     found = GROUP.find(name)
     if isinstance(found, _Entry):
         return found
-    if isinstance(found, Module) or not callable(found):
+    if not callable(found) or (not isinstance(found, type) and hasattr(found, "state_dict")):
         raise ConfigError(f"model {shown(name)}: is a {type(found).__name__}; name a function (input_shape, classes)")
     return _Entry(found, None)

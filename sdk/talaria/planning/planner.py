@@ -11,13 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from torch import Tensor
-
 from talaria.errors import BudgetError, ConfigError
 from talaria.model import adapters, zoo
-from talaria.model.adapters import AdapterSpec
 from talaria.model.pruning import aligned
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.split import Part
 from talaria.planning import width_schedule
 from talaria.planning.budget import Budget
@@ -26,6 +23,7 @@ from talaria.planning.latency_model import Cost, plain
 from talaria.planning.layer_stats import anatomy
 from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
+from talaria.tensors import Array
 
 RANKS = (8, 4, 2)
 """Ranks of the low-rank adapters that are considered, the largest first."""
@@ -56,7 +54,7 @@ def plan(
     cost: Cost | None = None,
     *,
     batch: int = 32,
-    worth: Mapping[str, Tensor] | None = None,
+    worth: Mapping[str, Array] | None = None,
 ) -> Plan:
     """The plan of ``spec`` on the device of ``profile``; ``cost`` is needed where the budget limits latency.
 
@@ -80,7 +78,7 @@ def plan(
 
 
 def weighed(
-    spec: ModelSpec, budget: Budget, made: Plan, profile: Profile, cost: Cost | None, worth: Mapping[str, Tensor]
+    spec: ModelSpec, budget: Budget, made: Plan, profile: Profile, cost: Cost | None, worth: Mapping[str, Array]
 ) -> Plan:
     """The plan ``made`` for ``spec`` within ``budget``, with widths by ``worth`` and all else as it was.
 
@@ -138,7 +136,7 @@ class _Search:
         profile: Profile,
         cost: Cost | None,
         batch: int,
-        worth: Mapping[str, Tensor] | None,
+        worth: Mapping[str, Array] | None,
     ) -> None:
         self.spec, self.budget, self.profile, self.cost, self.batch = spec, budget, profile, cost, batch
         self.parts = anatomy(plain(spec))

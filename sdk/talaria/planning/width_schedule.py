@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 
-from torch import Tensor
+import numpy as np
 
 from talaria.errors import ModelError
 from talaria.model.pruning import aligned
 from talaria.planning.layer_stats import Anatomy
+from talaria.tensors import Array
 
 Widths = dict[str, int]
 
@@ -25,7 +26,7 @@ def evenly(parts: Anatomy, block: int) -> list[Widths]:
     return cuts
 
 
-def by_worth(parts: Anatomy, block: int, worth: Mapping[str, Tensor], price: Callable[[Widths], float]) -> list[Widths]:
+def by_worth(parts: Anatomy, block: int, worth: Mapping[str, Array], price: Callable[[Widths], float]) -> list[Widths]:
     """Widths that give up, one after another, the block of channels that is worth least for what it saves.
 
     ``worth[group]`` scores each channel, float64 (channels,), comparable between groups
@@ -37,7 +38,7 @@ def by_worth(parts: Anatomy, block: int, worth: Mapping[str, Tensor], price: Cal
     odd = sorted(g for g in {*sizes, *worth} if g not in sizes or g not in worth or len(worth[g]) != sizes[g])
     if odd:
         raise ModelError(f"worth: {odd[:4]} do not fit the model's channel groups; score this very architecture")
-    lost: dict[str, list[float]] = {g: [0.0, *worth[g].sort().values.cumsum(0).tolist()] for g in sizes}
+    lost: dict[str, list[float]] = {g: [0.0, *np.sort(worth[g]).cumsum().tolist()] for g in sizes}
     now: Widths = dict(sizes)
     cuts = [dict(now)]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from talaria.tensors import Array
+
 Attribute = int | float | tuple[int, ...]
 """What an operator's attribute may be here; no text, no tensor and no graph."""
 Size = int | str

@@ -12,7 +12,7 @@ from talaria.errors import WireError
 from talaria.foreign import parsed, shown
 from talaria.programs.graph import Size
 
-VERSION = 1
+VERSION = 2
 ROUNDING = 2.0**-23
 """Of float32: two right results may lie so far apart."""
 KINDS = ("momentum", "weight")
@@ -25,9 +25,10 @@ _LARGEST = 1 << 24
 class Manifest:
     """The facts of one program.
 
-    ``sizes`` are the widths of the unpruned model and the batch of the test vector. ``parity`` is the error of one step
-    against float64 (:func:`talaria.programs.vector.distance`) of the program and of torch in float32. ``expected`` has
-    the float64 ``(projection, norm)`` of each kind of output on the test vector.
+    ``sizes`` are the widths of the unpruned model and the batch of the test vector; ``vector`` is its number among
+    those that can be drawn. ``parity`` is the error of one step against float64
+    (:func:`talaria.programs.vector.distance`) of the program and of torch in float32. ``expected`` has the float64
+    ``(projection, norm)`` of each kind of output on the test vector.
     """
 
     model: Mapping[str, Any]
@@ -35,6 +36,7 @@ class Manifest:
     recipe: Mapping[str, float]
     classes: int
     sizes: Mapping[str, int]
+    vector: int
     parity: Mapping[str, float]
     expected: Mapping[str, tuple[float, float]]
     made_with: Mapping[str, str]
@@ -102,6 +104,7 @@ _RULES: dict[str, Callable[[Any], bool]] = {
     "recipe": lambda value: _table(value, _number, ("momentum", "smoothing", "weight_decay")),
     "classes": _whole,
     "sizes": lambda value: _table(value, _whole),
+    "vector": lambda value: value == 0 or _whole(value),
     "parity": lambda value: _table(value, lambda one: _number(one) and one >= 0, ("program", "torch")),
     "expected": lambda value: _table(value, _pair) and {"weight"} <= {*value} <= {*KINDS},
     "made_with": lambda value: _table(value, lambda one: isinstance(one, str)),

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from talaria.errors import WireError
-from talaria.programs.graph import Array, Attribute, Graph, Node, Port, Size
+from talaria.programs.graph import Attribute, Graph, Node, Port, Size
+from talaria.tensors import Array
 
 IR, OPSET = 9, 18
 """Understood by ONNX Runtime since 1.17."""

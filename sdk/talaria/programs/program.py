@@ -12,13 +12,14 @@ import numpy as np
 from talaria.errors import ConfigError, DataError, ModelError, TooLarge, WireError
 from talaria.programs import manifest as manifests
 from talaria.programs import onnx_file
-from talaria.programs.graph import FLOAT, INT, Array, Graph, Port
+from talaria.programs.graph import FLOAT, INT, Graph, Port
 from talaria.programs.manifest import Manifest
 from talaria.programs.session import Session
 from talaria.programs.shapes import Cost, Limits, Value, measure
+from talaria.tensors import Array
 
 Arrays = dict[str, Array]
-_PARTS = ("weight", "momentum", "draw")
+_PARTS = ("weight", "momentum", "draw", "anchor")
 _KEPT = 64
 """Combinations of shapes whose check is remembered."""
 
@@ -81,15 +82,18 @@ class Program:
         *,
         lr: float,
         draws: Mapping[str, Array] | None = None,
+        anchor: Mapping[str, Array] | None = None,
+        pull: float = 0.0,
     ) -> tuple[Arrays, Arrays, float]:
         """One step of SGD: ``(weights, momentum, mean loss of the batch before it)``; nothing given is changed.
 
         ``weights`` is the whole state of the model by state-dict key, float32 and int64 counters, as narrow as a mask
         says. ``x`` float32 (N, ...), ``y`` int64 (N,) in 0..classes-1. ``draws`` has the dropout draws (N, ...) by
-        layer. Raises :class:`~talaria.errors.ModelError` for arrays that do not fit the program and
+        layer; ``pull`` and ``anchor``, by state-dict key, are those of a pulled step. Raises
+        :class:`~talaria.errors.ModelError` for arrays that do not fit the program and
         :class:`~talaria.errors.DataError` for labels that are no classes.
         """
-        feed = self.feed(weights, momentum, x, y, lr, draws)
+        feed = self.feed(weights, momentum, x, y, lr, draws, anchor, pull)
         found = self.run(feed)
         state = {**weights, **_under(found, "next/weight/")}
         return state, {**momentum, **_under(found, "next/momentum/")}, float(found["loss"])
@@ -102,10 +106,14 @@ class Program:
         y: Array,
         lr: float,
         draws: Mapping[str, Array] | None = None,
+        anchor: Mapping[str, Array] | None = None,
+        pull: float = 0.0,
     ) -> Arrays:
         """The inputs of a step by their names in the graph, checked; what it raises, and needs, is :meth:`step`'s."""
         feed: Arrays = {"x": x, "y": y, "lr": np.array(lr, np.float32)}
-        for given, ports in zip((weights, momentum, draws or {}), self._reads, strict=True):
+        if "pull" in self._ports:
+            feed["pull"] = np.array(pull, np.float32)
+        for given, ports in zip((weights, momentum, draws or {}, anchor or {}), self._reads, strict=True):
             feed.update((port, given[name]) for port, name in ports if name in given)
         self._fits(feed)
         self.labels(y)
@@ -155,10 +163,11 @@ def _ports(graph: Graph) -> dict[str, Port]:
     """The inputs by name. Raises :class:`~talaria.errors.WireError` for one that no program has."""
     ports = {port.name: port for port in graph.inputs}
     known = {"x": FLOAT, "y": INT, "lr": FLOAT}
+    numbers = known | {"pull": FLOAT}
     for name, port in ports.items():
         kind, slash, rest = name.partition("/")
-        dtypes = (known[name],) if name in known else (FLOAT, INT) if kind == "weight" else (FLOAT,)
-        named = name in known or (slash and rest and kind in _PARTS)
+        dtypes = (numbers[name],) if name in numbers else (FLOAT, INT) if kind == "weight" else (FLOAT,)
+        named = name in numbers or (slash and rest and kind in _PARTS)
         if not named or port.dtype not in dtypes:
             raise WireError(f"program: takes {name[:80]!r} of {port.dtype}, which no program does; build it again")
     names = [port.name for port in graph.outputs]

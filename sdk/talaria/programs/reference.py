@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping
 from copy import deepcopy
 
 import torch
-from torch.nn import Dropout, Module
+from torch import Tensor
+from torch.nn import Module
 
-from talaria.programs.graph import Array
+from talaria.model.state import load, state_of, to_arrays
+from talaria.tensors import Array
 from talaria.training import loop
 from talaria.types import Recipe
 
@@ -18,8 +20,8 @@ def step(
 ) -> dict[str, Array]:
     """The outputs that a program gives on ``feed``, its inputs by name, worked out in ``dtype``."""
     own = deepcopy(module).to(dtype)
-    held = {name.removeprefix("weight/"): torch.from_numpy(v) for name, v in feed.items() if name.startswith("weight/")}
-    loop.load(own, {name: held.get(name, tensor).to(tensor.dtype) for name, tensor in own.state_dict().items()})
+    held = {name.removeprefix("weight/"): value for name, value in feed.items() if name.startswith("weight/")}
+    load(own, {**state_of(own), **held})
     trained = loop.freeze_but(own, only)
     optimizer = loop.sgd(trained, recipe.but(lr=float(feed["lr"])))
     for name, parameter in trained.items():
@@ -27,19 +29,27 @@ def step(
             momentum = torch.from_numpy(feed[f"momentum/{name}"]).to(dtype)
             optimizer.state[parameter]["momentum_buffer"] = momentum.clone()
     for name, layer in own.named_modules():
-        if isinstance(layer, Dropout) and f"draw/{name}" in feed:
+        if f"draw/{name}" in feed:
             draw = torch.from_numpy(feed[f"draw/{name}"]).to(dtype)
-            layer.register_forward_hook(lambda _, given, out, draw=draw: given[0] * draw)
+            layer.register_forward_hook(lambda _, given, out, draw=draw: given[0] * _beside(draw, given[0]))
     x, y = torch.from_numpy(feed["x"]).to(dtype), torch.from_numpy(feed["y"])
     with loop.lone_sample_in_eval(own, len(y)):
         loss = loop.cross_entropy(recipe.smoothing)(own, x, y)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
+    if "pull" in feed:
+        for name, parameter in trained.items():
+            loop.add_pull(parameter, torch.from_numpy(feed[f"anchor/{name}"]).to(dtype), float(feed["pull"]))
     optimizer.step()
-    moved = {f"next/weight/{k}": v for k, v in loop.state_of(own).items() if _follows(own, k, trained)}
+    moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, trained)}
     momenta = {
         f"next/momentum/{k}": optimizer.state[p]["momentum_buffer"] for k, p in trained.items() if recipe.momentum
     }
-    return {"loss": loss.detach().numpy(), **{k: v.detach().numpy() for k, v in {**moved, **momenta}.items()}}
+    return {"loss": loss.detach().numpy(), **moved, **to_arrays(momenta)}
+
+
+def _beside(draw: Tensor, x: Tensor) -> Tensor:
+    """A draw for each sample, or for each value, so that it multiplies ``x``."""
+    return draw if draw.shape == x.shape else draw.reshape(-1, *(1 for _ in x.shape[1:]))
 
 
 def _follows(module: Module, key: str, trained: Collection[str]) -> bool:

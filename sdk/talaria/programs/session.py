@@ -8,7 +8,7 @@ from typing import Any
 
 from talaria.errors import ConfigError, WireError
 from talaria.planning.refusals import refusals, short
-from talaria.programs.graph import Array
+from talaria.tensors import Array
 
 
 class Session:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from talaria.errors import TooLarge, WireError
-from talaria.programs.graph import BOOL, FLOAT, INT, Array, Graph, Node
+from talaria.programs.graph import BOOL, FLOAT, INT, Graph, Node
+from talaria.tensors import Array
 
 Shape = tuple[int, ...]
 _FEW = 64

@@ -14,9 +14,9 @@ from torch import fx
 from torch.nn import Module
 
 from talaria.errors import ConfigError, ModelError
-from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port
+from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
 from talaria.programs.layers.base import Map, Pullback, Step, refused
-from talaria.programs.layers.table import FUNCTIONS, LAYERS
+from talaria.programs.layers.table import FUNCTIONS, LAYERS, rule_of
 from talaria.training import loop
 from talaria.types import Recipe
 
@@ -24,14 +24,21 @@ BATCH = "N"
 
 
 def graph_of(
-    module: Module, head: str, input_shape: Sequence[int], classes: int, recipe: Recipe, only: Collection[str] | None
+    module: Module,
+    head: str,
+    input_shape: Sequence[Size],
+    classes: int,
+    recipe: Recipe,
+    only: Collection[str] | None,
+    pulled: bool = False,
 ) -> Graph:
     """The step that :func:`talaria.training.loop.train` takes on one batch; ``module`` is frozen as it says.
 
     Inputs: ``x`` float32 (N, *input_shape), ``y`` int64 (N,), ``lr``, ``weight/<key>``, ``momentum/<key>`` of what is
     trained, ``draw/<layer>`` of dropout. Outputs: ``loss`` and ``next/`` of the weights and momenta that change.
-    ``recipe`` gives momentum, weight decay and smoothing. Raises :class:`~talaria.errors.ModelError` for a layer that
-    no program can hold.
+    ``recipe`` gives momentum, weight decay and smoothing. Where the step is ``pulled``, ``pull`` is the strength with
+    which the trained weights are held near ``anchor/<key>``. Raises :class:`~talaria.errors.ModelError` for a layer
+    that no program can hold.
     """
     if recipe.accumulate != 1:
         raise ConfigError(
@@ -41,19 +48,50 @@ def graph_of(
     if not trained:
         raise ConfigError("program: nothing is trained; name a part that the model has")
     draft = Draft()
-    x = draft.input("x", (BATCH, *input_shape))
+    x = _input(draft, input_shape)
     draft.input("y", (BATCH,), INT)
     draft.input("lr", ())
+    if pulled:
+        draft.input("pull", ())
     step = Step(draft, head)
-    space = tuple(input_shape[1:])
-    if space:
-        x = draft.transpose(x, 1, 0, *range(2, 2 + len(space)))
-    logits, tape = _forward(step, module, Map(x, input_shape[0], space))
+    logits, tape = _forward(step, module, x)
     if logits.space:
         raise ModelError(f"program: the model gives maps of {logits.space}; end it with Flatten and Linear")
     loss, slope = _cross_entropy(step, logits.value, classes, recipe.smoothing)
     _backward(draft, tape, slope)
-    return draft.finish([(Port("loss", FLOAT, ()), loss), *_updates(step, recipe)])
+    return draft.finish([(Port("loss", FLOAT, ()), loss), *_updates(step, recipe, pulled)])
+
+
+def features_of(module: Module, head: str, input_shape: Sequence[int]) -> Graph:
+    """What frozen layers make of a batch: ``features`` float32 (N, channels, ...) of ``x`` and ``weight/<key>``."""
+    draft = Draft()
+    x = _input(draft, input_shape)
+    out, _ = _forward(Step(draft, head), module, x)
+    value = draft.transpose(out.value, 1, 0, *range(2, 2 + len(out.space))) if out.space else out.value
+    return draft.finish([(Port("features", FLOAT, (BATCH, out.channels, *out.space)), value)])
+
+
+def statistics_of(module: Module, head: str, input_shape: Sequence[int]) -> Graph:
+    """One batch's part in a pass that estimates BatchNorm statistics, as :func:`talaria.training.loop.calibrate` does;
+    ``module`` has its BatchNorm layers in train mode, and all others in eval mode.
+
+    Inputs: ``x`` float32 (N, *input_shape), ``rate`` by which the statistics move (1/k for the k-th batch),
+    ``weight/<key>``. Outputs: ``next/weight/<key>`` of the statistics and their counters.
+    """
+    draft = Draft()
+    x = _input(draft, input_shape)
+    step = Step(draft, head, rate=draft.input("rate", ()))
+    _forward(step, module, x)
+    shapes = {port.name: port for port in draft.inputs}
+    ports = {f"next/weight/{key}": shapes[f"weight/{key}"] for key in step.buffers}
+    named = [Port(name, port.dtype, port.shape) for name, port in ports.items()]
+    return draft.finish(list(zip(named, step.buffers.values(), strict=True)))
+
+
+def _input(draft: Draft, input_shape: Sequence[Size]) -> Map:
+    x = draft.input("x", (BATCH, *input_shape))
+    space = tuple(size for size in input_shape[1:] if isinstance(size, int))
+    return Map(draft.transpose(x, 1, 0, *range(2, 2 + len(space))) if space else x, input_shape[0], space)
 
 
 @dataclass
@@ -70,7 +108,7 @@ class _Entry:
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         """Whatever has a rule is one layer, and so are torch's own; the rest is looked into."""
-        return type(m) in LAYERS or super().is_leaf_module(m, module_qualified_name)
+        return rule_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
 
 
 def _forward(step: Step, module: Module, x: Map) -> tuple[Map, dict[fx.Node, _Entry]]:
@@ -111,10 +149,11 @@ def _rule(node: fx.Node, module: Module) -> tuple[str, Any, Module]:
     if node.op == "call_module":
         layer = str(node.target)
         own = module.get_submodule(layer)
-        if type(own) not in LAYERS:
+        rule = rule_of(own)
+        if rule is None:
             known = ", ".join(sorted(kind.__name__ for kind in LAYERS))
             raise refused(layer, f"is a {type(own).__name__}, which has no rule", f"use layers among {known}")
-        return layer, LAYERS[type(own)], own
+        return layer, rule, own
     target: Any = node.target
     found = FUNCTIONS.get(target) if node.op in ("call_function", "call_method") else None
     plain = all(isinstance(arg, fx.Node) for arg in node.args) and not node.kwargs
@@ -128,7 +167,7 @@ def _rule(node: fx.Node, module: Module) -> tuple[str, Any, Module]:
 
 def _in_place(node: fx.Node, own: Module) -> bool:
     name = getattr(node.target, "__name__", str(node.target))
-    return bool(getattr(own, "inplace", False)) or name in ("iadd", "add_", "relu_")
+    return bool(getattr(own, "inplace", False)) or name in ("iadd", "add_", "imul", "mul_", "relu_")
 
 
 def _cross_entropy(step: Step, logits: str, classes: int, smoothing: float) -> tuple[str, str]:
@@ -157,12 +196,15 @@ def _backward(draft: Draft, tape: dict[fx.Node, _Entry], slope: str) -> None:
                 tape[one].slopes.append(own)
 
 
-def _updates(step: Step, recipe: Recipe) -> list[tuple[Port, str]]:
+def _updates(step: Step, recipe: Recipe, pulled: bool) -> list[tuple[Port, str]]:
     """The new weights, momenta and buffers under the names of their outputs."""
     draft, out = step.draft, list[tuple[Port, str]]()
     shapes = {port.name: port for port in draft.inputs}
     for key, gradient in step.gradients.items():
         weight, slope = shapes[f"weight/{key}"], gradient
+        if pulled:
+            away = draft.op("Sub", weight.name, draft.input(f"anchor/{key}", weight.shape))
+            slope = draft.op("Add", slope, draft.op("Mul", "pull", away))
         if recipe.weight_decay:
             decay = draft.op("Mul", weight.name, draft.constant(recipe.weight_decay))
             slope = draft.op("Add", slope, decay)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from talaria.programs.graph import Array
 from talaria.programs.program import Arrays, Program
+from talaria.tensors import Array
 
 _KEPT = 4
 """Shapes of batches whose buffers are kept: an epoch has two, its last batch being smaller."""
@@ -19,9 +19,19 @@ class Training:
     There are two sets of them, read and written in turn. What is given is copied; nothing is shared with the caller.
     """
 
-    def __init__(self, program: Program, weights: Mapping[str, Array], momentum: Mapping[str, Array]) -> None:
-        """Begin at ``weights`` and ``momentum``, as :meth:`Program.step` takes them."""
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Array],
+        momentum: Mapping[str, Array],
+        *,
+        anchor: Mapping[str, Array] | None = None,
+        pull: float = 0.0,
+    ) -> None:
+        """Begin at ``weights`` and ``momentum``; these and ``anchor`` and ``pull`` are as :meth:`Program.step` takes
+        them."""
         self.program = program
+        self._anchor, self._pull = anchor, pull
         given = {"weight": weights, "momentum": momentum}
         self._state = {
             f"{kind}/{name}": np.array(value, order="C") for kind, one in given.items() for name, value in one.items()
@@ -59,7 +69,8 @@ class Training:
         return float(self._loss)
 
     def _bind(self, shapes: object, x: Array, y: Array, lr: float, draws: Mapping[str, Array] | None) -> None:
-        feed = self.program.feed(self._now("weight/"), self._now("momentum/"), x, y, lr, draws)
+        state = self._now("weight/"), self._now("momentum/")
+        feed = self.program.feed(*state, x, y, lr, draws, self._anchor, self._pull)
         buffers = {name: np.array(value, order="C") for name, value in feed.items() if name not in self._state}
         sets = [{**self._state, **self._other}, self._state]
         calls = []

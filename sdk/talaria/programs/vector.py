@@ -1,6 +1,7 @@
 """The test vector of a program: inputs drawn by rule, so that the file need not hold them, and what comes out in short.
 
-Draws are the raw words of numpy's Philox, keyed by the sha256 of the input's name: the same everywhere, for ever.
+Draws are the raw words of numpy's Philox, keyed by the sha256 of the vector's number and the input's name: the same
+everywhere, for ever.
 """
 
 from __future__ import annotations
@@ -12,35 +13,37 @@ from typing import Any
 
 import numpy as np
 
-from talaria.programs.graph import INT, Array, Graph, Port
+from talaria.programs.graph import INT, Graph, Port
 from talaria.programs.manifest import Manifest
+from talaria.tensors import Array
 
 BATCH = 5
 """Samples of the vector: odd, and more than one, so that BatchNorm takes its statistics."""
-RATE = 1.0
-"""The learning rate of the vector: high, so that errors of gradients show in the weights."""
+_NUMBERS = {"lr": 1.0, "pull": 0.25}
+"""The learning rate of the vector is high, so that errors of gradients show in the weights."""
 
 
 def inputs(graph: Graph, manifest: Manifest) -> dict[str, Array]:
     """An array for each input of a program, at the sizes of its manifest."""
-    return {port.name: _drawn(port, tuple(map(manifest.size, port.shape)), manifest.classes) for port in graph.inputs}
+    shapes = {port: tuple(map(manifest.size, port.shape)) for port in graph.inputs}
+    return {port.name: _drawn(port, shape, manifest.classes, manifest.vector) for port, shape in shapes.items()}
 
 
-def _drawn(port: Port, shape: tuple[int, ...], classes: int) -> Array:
-    count, kind = math.prod(shape), port.name.partition("/")[0]
-    if port.name == "lr":
-        return np.array(RATE, np.float32)
+def _drawn(port: Port, shape: tuple[int, ...], classes: int, vector: int) -> Array:
+    count, kind, key = math.prod(shape), port.name.partition("/")[0], f"{vector}/{port.name}"
+    if port.name in _NUMBERS:
+        return np.array(_NUMBERS[port.name], np.float32)
     if port.name == "y":
-        return (_words(port.name, count) % np.uint64(classes)).astype(np.int64).reshape(shape)
+        return (_words(key, count) % np.uint64(classes)).astype(np.int64).reshape(shape)
     if port.dtype == INT:
         return np.full(shape, 3, np.int64)
-    even = (_words(port.name, count) >> np.uint64(40)).astype(np.float64) * 2.0**-24
+    even = (_words(key, count) >> np.uint64(40)).astype(np.float64) * 2.0**-24
     if kind == "draw" or (kind == "weight" and len(shape) < 2):  # scales and variances are above zero
         value = 0.5 + even
     elif kind == "momentum":
         value = (2 * even - 1) / 64
     else:
-        value = (2 * even - 1) * math.sqrt(3 / (math.prod(shape[1:]) if kind == "weight" else 1))
+        value = (2 * even - 1) * math.sqrt(3 / (math.prod(shape[1:]) if kind in ("weight", "anchor") else 1))
     return value.astype(np.float32).reshape(shape)
 
 

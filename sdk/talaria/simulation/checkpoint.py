@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.numpy import save
 
 from talaria import durable
 from talaria.data.federated import Federated
@@ -39,8 +39,8 @@ def fingerprint(data: Federated) -> str:
         digest.update(f"|{name}|{name in data.newcomers}|".encode())
         for samples in (client.train, client.val, client.test):
             digest.update(str(tuple(samples.x.shape)).encode())
-            digest.update(np.ascontiguousarray(samples.x.numpy()).data)
-            digest.update(np.ascontiguousarray(samples.y.numpy()).data)
+            digest.update(np.ascontiguousarray(samples.x).data)
+            digest.update(np.ascontiguousarray(samples.y).data)
     return digest.hexdigest()
 
 
@@ -82,7 +82,7 @@ def write(folder: Path, learned: Learned, marks: Mapping[int, float], fleet: Fle
         "history": [asdict(one) for one in learned.history],
         "marks": sorted(marks.items()),
     }
-    whole = {name: value.contiguous().clone() for name, value in tensors.items()}
+    whole = {name: np.asarray(value, order="C") for name, value in tensors.items()}  # save takes bytes as they lie
     _keep(folder / STATE, save(whole, {"talaria": json.dumps(facts)}))
 
 
@@ -95,7 +95,7 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
     if not path.exists():
         return {}
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with safe_open(str(path), framework="numpy") as file:
             facts = parsed((file.metadata() or {}).get("talaria", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
         if facts["format"] != FORMAT:

@@ -19,13 +19,12 @@ from talaria.data.presets import completed, default_of
 from talaria.errors import ConfigError, DataError, StateError, some_of
 from talaria.federated import plan_compat
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.rounds import check_over
-from talaria.federated.run import Run
+from talaria.federated.rounds import check_over, require_engine
+from talaria.federated.run import ENGINES, Engine, Run
 from talaria.federated.server_rule import located, rule_named
 from talaria.foreign import shown
 from talaria.model import zoo
-from talaria.model.adapters import AdapterSpec
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.options import taken_apart
 from talaria.planning.plan import Plan
 from talaria.simulation import checkpoint
@@ -50,6 +49,7 @@ class Experiment:
     buffering: Buffering | None
     over: float
     evaluate_every: int
+    engine: Engine
     asked: Mapping[str, Any] = field(repr=False)
     """The same as plain values, for a file."""
 
@@ -60,8 +60,8 @@ class Experiment:
     def learn(self, progress: Callable[[RoundFacts], None] | None = None, save: Path | None = None) -> Result:
         """All rounds; where ``save`` names a folder, each whole round is kept there, and what was kept is not learned
         again."""
-        members = members_of(self.data.clients, self.plans)
-        arrivals = members_of(self.data.newcomers, self.plans)
+        members = members_of(self.data.clients, self.plans, self.engine)
+        arrivals = members_of(self.data.newcomers, self.plans, self.engine)
         fleet, versions = course(self.run, members, aggregator=self.rule, buffering=self.buffering, over=self.over)
         marks = {} if save is None else checkpoint.restore(save, fleet)
         for facts in versions:
@@ -108,6 +108,7 @@ def simulate(
     buffering: Buffering | Mapping[str, Any] | None = None,
     data_options: Mapping[str, Any] | None = None,
     evaluate_every: int = 0,
+    engine: Engine = "torch",
     save: str | Path | None = None,
     progress: Callable[[RoundFacts], None] | None = None,
 ) -> Result:
@@ -135,6 +136,8 @@ def simulate(
             make a version.
         data_options: Options of a dataset that is given by name.
         evaluate_every: Measure the members after every so many rounds, for ``result.curve``; 0: at the end alone.
+        engine: Who trains: ``"torch"``, or ``"onnx"``, graphs of the same model in ONNX Runtime (docs/programs.md says
+            which algorithms and layers).
         save: A new folder that keeps each whole round, so that :func:`talaria.resume` goes on after a kill.
         progress: Called after each round.
 
@@ -176,6 +179,7 @@ def simulate(
         buffering=buffering,
         data_options=data_options,
         evaluate_every=evaluate_every,
+        engine=engine,
     )
     folder = None if save is None else Path(save)
     if folder is not None:
@@ -204,9 +208,11 @@ def prepare(
     buffering: Buffering | Mapping[str, Any] | None = None,
     data_options: Mapping[str, Any] | None = None,
     evaluate_every: int = 0,
+    engine: Engine = "torch",
 ) -> Experiment:
     """The experiment of these arguments, which are those of :func:`simulate`; every wrong one is refused here."""
     valid.whole("simulate", "evaluate_every", evaluate_every, 0, 1 << 31)
+    valid.among("simulate", "engine", engine, ENGINES)
     dataset = data if isinstance(data, str) else None
     found = _data(data, data_options)
     own = _plans(plans, (*found.clients, *found.newcomers))
@@ -233,6 +239,7 @@ def prepare(
     rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
     buffer = _buffering(run, buffering, len(found.clients))
     check_over(run, over)
+    require_engine(run, engine)
     text = located(aggregator, Path.cwd()) if isinstance(aggregator, str) else None
     return Experiment(
         run=run,
@@ -242,6 +249,7 @@ def prepare(
         buffering=buffer,
         over=over,
         evaluate_every=evaluate_every,
+        engine=engine,
         asked={
             "dataset": dataset or found.name,
             "data_options": None if dataset is None else {k: _plain(v) for k, v in (data_options or {}).items()},
@@ -253,6 +261,7 @@ def prepare(
             "buffering": None if buffer is None else asdict(buffer),
             "over": over,
             "evaluate_every": evaluate_every,
+            "engine": engine,
         },
     )
 
@@ -299,6 +308,7 @@ def resume(
             aggregator = rule_named(run, asked["aggregator"])
         same = checkpoint.fingerprint(found) == asked["fingerprint"]
         over, every = asked["over"], asked["evaluate_every"]
+        engine = asked.get("engine", "torch")
     except (KeyError, TypeError, AttributeError) as error:
         raise StateError(f"{folder}/{checkpoint.EXPERIMENT}: damaged ({error}); restore it, or begin anew") from error
     if not same:
@@ -311,6 +321,7 @@ def resume(
         buffering=buffering,
         over=over,
         evaluate_every=every,
+        engine=engine,
         asked={name: value for name, value in asked.items() if name != "format"},
     )
     return one.learn(progress, folder)

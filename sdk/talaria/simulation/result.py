@@ -91,7 +91,8 @@ class Result:
 
         Raises :class:`~talaria.errors.ConfigError` for an unknown name.
         """
-        every = members_of({**self.data.clients, **self.data.newcomers}, self.plans)
+        everyone = {**self.data.clients, **self.data.newcomers}
+        every = members_of(everyone, self.plans, self.asked.get("engine", "torch"))
         if client not in every:
             raise ConfigError(f"client={client!r} is none of this run; choose one of {', '.join(list(every)[:8])}")
         return self.learned.personal(every[client])

@@ -10,7 +10,7 @@ from talaria.data.federated import Client, Federated
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering, buffered
-from talaria.federated.run import Member, Run
+from talaria.federated.run import Engine, Member, Run
 from talaria.model.masks import ChannelMask
 from talaria.planning.plan import Plan
 from talaria.simulation.schedules import Record, as_recorded, as_they_come, in_rounds
@@ -48,10 +48,12 @@ class Learned:
         return rounds.personalize(self.run, member, self.shared, self.private.get(member.client), round)
 
 
-def members_of(clients: Mapping[str, Client], plans: Mapping[str, Plan] | None = None) -> dict[str, Member]:
+def members_of(
+    clients: Mapping[str, Client], plans: Mapping[str, Plan] | None = None, engine: Engine = "torch"
+) -> dict[str, Member]:
     """Each client's own side, without its test samples."""
     plans = plans or {}
-    return {name: Member(name, c.train, c.val, plans.get(name)) for name, c in clients.items()}
+    return {name: Member(name, c.train, c.val, plans.get(name), engine) for name, c in clients.items()}
 
 
 def simulate(

@@ -4,11 +4,11 @@ A device is slow or fast by nature, by a factor that is log-normal around 1; eac
 times something between a half and, seldom, several. Times are in units of a typical training.
 """
 
+import math
 from functools import lru_cache
+from statistics import NormalDist
 
-import torch
-
-from talaria.seeds import generator
+from talaria.seeds import uniform
 
 SPREAD = 0.7
 """Standard deviation of the factor's logarithm: one device in forty is four times slower than the typical one."""
@@ -20,11 +20,10 @@ def delay(run: int, client: str, round: int) -> float:
     >>> delay(0, "anna", 3) == delay(0, "anna", 3)
     True
     """
-    draw = torch.rand((), generator=generator(run, client, round, "delay"), dtype=torch.float64)
-    return _pace(run, client) * (0.5 - 0.5 * float(torch.log1p(-draw)))
+    return _pace(run, client) * (0.5 - 0.5 * math.log1p(-uniform(run, client, round, "delay")))
 
 
 @lru_cache(maxsize=4096)
 def _pace(run: int, client: str) -> float:
-    normal = torch.randn((), generator=generator(run, client, 0, "pace"), dtype=torch.float64)
-    return float(torch.exp(SPREAD * normal))
+    middle = max(uniform(run, client, 0, "pace"), 2**-53)
+    return math.exp(SPREAD * NormalDist().inv_cdf(middle))

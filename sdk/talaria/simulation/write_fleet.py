@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from talaria import algorithms, valid
 from talaria.config import write_toml
@@ -34,7 +33,7 @@ from talaria.data import Client, Federated
 from talaria.errors import ConfigError, DataError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.run import Run
+from talaria.federated.run import Engine, Run
 from talaria.foreign import shown
 from talaria.model import zoo
 from talaria.planning.plan import Plan
@@ -53,6 +52,7 @@ class Written:
     aggregator: str | None = None
     over: float = 0.0
     buffering: Buffering | None = None
+    engine: Engine = "torch"
 
     @property
     def _name(self) -> str:
@@ -99,9 +99,10 @@ class Written:
     def _device(self, name: str, url: str, up: str) -> dict[str, dict[str, Any]]:
         plan = f"{up}plans/{name}.json" if name in self.plans else None
         state = f"{up}state/devices/{name}"
+        engine = {} if self.engine == "torch" else {"engine": self.engine}
         allow = {"code": {"allow": self._packages}} if self._packages else {}
         return {
-            "device": {"id": name, "state": state, "labels": list(self.data.labels), "plan": plan},
+            "device": {"id": name, "state": state, "labels": list(self.data.labels), "plan": plan, **engine},
             "fleet": {"name": self._name, "broker": url},
             "data": {"source": "npz", "path": f"{up}data/{name}.npz", "client": name},
             **allow,
@@ -161,7 +162,7 @@ def _require(name: str, client: Client) -> None:
         raise ConfigError(
             f"--write-fleet: client {shown(name)} cannot be a device's id; name clients by {DEVICE_RULE}, but not fleet"
         )
-    seen = torch.unique(client.train.y)
+    seen = np.unique(client.train.y)
     if len(seen) < 2:
         raise DataError(
             f"--write-fleet: {name} trains on class {int(seen[0])} alone, which its agent refuses; give it two at least"
@@ -172,8 +173,8 @@ def _save(path: Path, client: Client) -> None:
     parts = (client.train, client.val, client.test)
     np.savez(
         path,
-        x=np.concatenate([part.x.numpy() for part in parts]),
-        y=np.concatenate([part.y.numpy() for part in parts]),
+        x=np.concatenate([part.x for part in parts]),
+        y=np.concatenate([part.y for part in parts]),
         split=np.repeat(np.arange(3), [len(part) for part in parts]),
     )
 

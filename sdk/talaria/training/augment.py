@@ -4,16 +4,18 @@ The name is a setting (:class:`talaria.types.Recipe`), so that it travels in a r
 means the same by it.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
-
-import torch
-from torch import Generator, Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING
 
 from talaria.errors import ConfigError, DataError
 
-Augmentation = Callable[[Tensor, Generator], Tensor]
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+Augmentation = Callable[["Tensor", "Generator"], "Tensor"]
 """``(x, draws) -> x``: float32 (N, ...) to a tensor of the same shape and dtype; the input stays untouched."""
 
 _ANGLE = math.radians(15)
@@ -38,6 +40,8 @@ def imu(x: Tensor, draws: Generator) -> Tensor:
     """
     if x.dim() != 3 or x.shape[1] % 3:
         raise DataError(f"augment 'imu': x has shape {tuple(x.shape)}, need (N, 3k, time); use augment='none'")
+    import torch
+
     count, channels, time = x.shape
     sensors = x.reshape(count, channels // 3, 3, time)
     turned = torch.einsum("nij,nsjt->nsit", _rotations(count, draws), sensors)
@@ -52,6 +56,9 @@ def imu(x: Tensor, draws: Generator) -> Tensor:
 
 def _rotations(count: int, draws: Generator) -> Tensor:
     """(N, 3, 3) rotations about random axes by an angle uniform in ±15 degrees (Rodrigues' formula)."""
+    import torch
+    from torch.nn import functional as F
+
     axis = F.normalize(torch.randn(count, 3, generator=draws), dim=1)
     angle = (2 * torch.rand(count, 1, 1, generator=draws) - 1) * _ANGLE
     x, y, z = axis.unbind(1)
@@ -67,6 +74,8 @@ def crop_flip(x: Tensor, draws: Generator) -> Tensor:
     """
     if x.dim() != 4:
         raise DataError(f"augment 'crop_flip': x has shape {tuple(x.shape)}, need (N, C, H, W); use augment='none'")
+    import torch
+
     count, _, height, width = x.shape
     rows = _shifted(count, height, draws)
     columns = _shifted(count, width, draws)
@@ -77,6 +86,8 @@ def crop_flip(x: Tensor, draws: Generator) -> Tensor:
 
 
 def _shifted(count: int, size: int, draws: Generator) -> Tensor:
+    import torch
+
     reach = size // 8
     shift = torch.randint(-reach, reach + 1, (count, 1), generator=draws)
     return (torch.arange(size) + shift).clamp_(0, size - 1)

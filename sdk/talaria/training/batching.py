@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from copy import copy
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from talaria.model.state import array_of, tensor_of
+from talaria.tensors import Array
 from talaria.training import augment
 from talaria.types import Recipe, Samples, Task
 
@@ -14,25 +17,26 @@ def feed(task: Task, recipe: Recipe, samples: Samples, purpose: str = "train") -
     """The batches ``(x, y)`` of one training: shuffled and augmented by the draws of ``purpose``, as many as the
     recipe says."""
     draws = task.generator(purpose)
-    change = augment.get(recipe.augment)
+    change, where = augment.get(recipe.augment), next(iter(task.model.parameters()), torch.empty(0)).device
     for index in batches(len(samples), recipe.batch, steps_of(recipe, len(samples)), draws):
-        yield change(samples.x[index], draws), samples.y[index]
+        x = change(tensor_of(samples.x[index]), draws)
+        yield x.to(where), tensor_of(samples.y[index]).to(where)
 
 
 def steps_of(recipe: Recipe, count: int) -> int:
     """Optimizer steps that the recipe takes on ``count`` samples; none without samples."""
     if not count:
         return 0
-    wanted = recipe.steps if recipe.steps is not None else recipe.epochs * len(cut(torch.arange(count), recipe.batch))
+    wanted = recipe.steps if recipe.steps is not None else recipe.epochs * len(cut(np.arange(count), recipe.batch))
     return wanted if recipe.most_steps is None else min(wanted, recipe.most_steps)
 
 
-def batches(count: int, size: int, steps: int, draws: Generator) -> Iterator[Tensor]:
+def batches(count: int, size: int, steps: int, draws: Generator) -> Iterator[Array]:
     """``steps`` index batches, a new shuffle each epoch. The last, smaller batch of an epoch is kept; a single
     sample left over joins the batch before it, because a batch of one has no variance for BatchNorm."""
     done = 0
     while done < steps and count:
-        order = torch.randperm(count, generator=draws)
+        order = array_of(torch.randperm(count, generator=draws))
         for index in cut(order, size):
             yield index
             done += 1
@@ -40,11 +44,11 @@ def batches(count: int, size: int, steps: int, draws: Generator) -> Iterator[Ten
                 return
 
 
-def cut(order: Tensor, size: int) -> list[Tensor]:
+def cut(order: Array, size: int) -> list[Array]:
     """``order`` in pieces of ``size``; the last is smaller, and never a single sample beside others."""
     pieces = [order[start : start + size] for start in range(0, len(order), size)]
     if size > 1 and len(pieces) > 1 and len(pieces[-1]) == 1:
-        pieces[-2:] = [torch.cat(pieces[-2:])]
+        pieces[-2:] = [np.concatenate(pieces[-2:])]
     return pieces
 
 

@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 from torch.nn import Module
 
 from talaria.errors import DataError
+from talaria.tensors import Array
 from talaria.training.loop import predict
 from talaria.types import Samples
 
@@ -77,14 +77,14 @@ def evaluate(model: Module, samples: Samples, batch: int = 256) -> Metrics:
     return metrics_of(predict(model, samples.x, batch), samples.y)
 
 
-def metrics_of(logits: Tensor, y: Tensor) -> Metrics:
+def metrics_of(logits: Array, y: Array) -> Metrics:
     """The metrics of scores ``logits`` (N, classes) against labels ``y`` int64 (N,).
 
     A row that holds NaN counts as wrong, whatever its label: a model that diverged must not score.
     """
-    right = (logits.argmax(1) == y) & ~logits.isnan().any(1)
-    recalls = [right[y == label].double().mean() for label in sorted(set(y.tolist()))]
-    return Metrics(float(right.double().mean()), float(torch.stack(recalls).mean()), len(y))
+    right = (logits.argmax(1) == y) & ~np.isnan(logits).any(1)
+    recalls = [float(right[y == label].mean()) for label in sorted(set(y.tolist()))]
+    return Metrics(float(right.mean()), math.fsum(recalls) / len(recalls), len(y))
 
 
 def report(clients: Mapping[str, Metrics]) -> Report:

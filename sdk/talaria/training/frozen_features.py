@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.nn import Flatten, Module, RReLU, Sequential
 from torch.nn.modules.dropout import _DropoutNd
 
+from talaria.model.state import array_of, beside, load, tensor_of
 from talaria.planning import onnx_runtime
 from talaria.planning.onnx_runtime import Exporter
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.tensors import only as picked
 from talaria.training import loop
 from talaria.training.batching import steps_of
@@ -79,7 +79,7 @@ def cached(
         return Cached(None, f"augment={task.recipe.augment!r} changes the inputs in every epoch")
     if not len(task.train):
         return Cached(None, "there are no samples to keep")
-    found = halve(loop.load(task.model, state), only)
+    found = halve(load(task.model, state), only)
     if isinstance(found, str):
         return Cached(None, found)
     run = torch_runner(found.lower) if export is None else onnx_runner(found.lower, task.train.x[:2], export)
@@ -109,7 +109,7 @@ def train(
     """
     recipe, samples = recipe or task.recipe, task.train if samples is None else samples
     once = steps_of(recipe, len(samples)) * recipe.batch < 2 * len(samples)
-    none = samples.take(torch.arange(0))
+    none = samples.take(np.arange(0))
     kept = None if once else cached(task.but(recipe=recipe, train=samples, val=none), state, only, export=export).task
     if kept is None:
         return loop.train(task, state, only=only, recipe=recipe, samples=samples, purpose=purpose)
@@ -156,31 +156,31 @@ def _upper(model: Module, nodes: list[fx.Node], value: fx.Node) -> Module:
     return fx.GraphModule(model, graph)
 
 
-def torch_runner(lower: Module) -> Callable[[Tensor], Tensor]:
+def torch_runner(lower: Module) -> Callable[[Array], Array]:
     """``lower`` on a batch, without gradients."""
 
-    def run(x: Tensor) -> Tensor:
+    def run(x: Array) -> Array:
         with torch.no_grad():
-            out: Tensor = lower(x)
-        return out
+            return array_of(lower(beside(lower, x)))
 
     return run
 
 
-def onnx_runner(lower: Module, example: Tensor, export: Exporter) -> Callable[[Tensor], Tensor]:
+def onnx_runner(lower: Module, example: Array, export: Exporter) -> Callable[[Array], Array]:
     """``lower`` on a batch, through ONNX Runtime; ``example`` is a batch of its inputs."""
+    batch = tensor_of(example)
     with torch.no_grad():
-        shape = tuple(lower(example).shape[1:])
-    session = onnx_runtime.Session(export(Sequential(lower, Flatten(1)), example))
+        shape = tuple(lower(batch).shape[1:])
+    session = onnx_runtime.Session(export(Sequential(lower, Flatten(1)), batch))
 
-    def run(x: Tensor) -> Tensor:
-        return torch.from_numpy(np.array(session(x.numpy()))).reshape(-1, *shape)
+    def run(x: Array) -> Array:
+        return np.array(session(x)).reshape(-1, *shape)
 
     return run
 
 
-def _in_batches(run: Callable[[Tensor], Tensor], x: Tensor, one: Tensor, batch: int) -> Tensor:
-    out = torch.empty(len(x), prod(one.shape[1:])).reshape(len(x), *one.shape[1:])
+def _in_batches(run: Callable[[Array], Array], x: Array, one: Array, batch: int) -> Array:
+    out = np.empty((len(x), *one.shape[1:]), np.float32)
     for begin in range(0, len(x), batch):
         out[begin : begin + batch] = run(x[begin : begin + batch])
     return out

@@ -13,10 +13,14 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from talaria.model.state import load, state_of
 from talaria.tensors import Tensors
 from talaria.training.batching import LayerDraws
-from talaria.training.loop import freeze_but, load, lone_sample_in_eval, sgd, state_of
+from talaria.training.loop import freeze_but, lone_sample_in_eval, sgd
 from talaria.types import Recipe, Task
+
+Leaves = dict[str, Tensor]
+"""Named tensors of torch, inside a method's own steps."""
 
 
 class FunctionalSGD:
@@ -35,8 +39,8 @@ class FunctionalSGD:
         self.optimizer = sgd(self.weights, recipe)
 
     def gradient(
-        self, at: Tensors, x: Tensor, y: Tensor, *, keep: bool = False, draws: LayerDraws | None = None
-    ) -> Tensors:
+        self, at: Leaves, x: Tensor, y: Tensor, *, keep: bool = False, draws: LayerDraws | None = None
+    ) -> Leaves:
         """The gradient of the batch's mean cross-entropy at ``at`` (leaves), where the weights need not be.
 
         BatchNorm normalizes by the batch; with ``keep`` its statistics move as in training, else they stand still.
@@ -45,7 +49,7 @@ class FunctionalSGD:
         slopes = self._slopes(at, x, y, keep, draws or self.draws, differentiable=False)
         return {k: v for k, v in slopes.items() if v is not None}
 
-    def curved(self, at: Tensors, x: Tensor, y: Tensor, along: Tensors, draws: LayerDraws) -> Tensors:
+    def curved(self, at: Leaves, x: Tensor, y: Tensor, along: Leaves, draws: LayerDraws) -> Leaves:
         """The Hessian of the batch's loss at ``at`` times ``along``, by differentiating twice."""
         slopes = self._slopes(at, x, y, False, draws, differentiable=True)
         named = [(v, along[k]) for k, v in slopes.items() if v is not None and v.requires_grad and k in along]
@@ -55,7 +59,7 @@ class FunctionalSGD:
         bent = torch.autograd.grad(inner, list(at.values()), allow_unused=True)
         return {k: v for k, v in zip(at, bent, strict=True) if v is not None}
 
-    def step(self, slopes: Tensors) -> None:
+    def step(self, slopes: Leaves) -> None:
         """One optimizer step of the weights along ``slopes``."""
         for name, weight in self.weights.items():
             weight.grad = slopes.get(name)
@@ -69,7 +73,7 @@ class FunctionalSGD:
         return state_of(self.module)
 
     def _slopes(
-        self, at: Tensors, x: Tensor, y: Tensor, keep: bool, draws: LayerDraws, *, differentiable: bool
+        self, at: Leaves, x: Tensor, y: Tensor, keep: bool, draws: LayerDraws, *, differentiable: bool
     ) -> dict[str, Tensor | None]:
         buffers = self.buffers if keep else {k: v.clone() for k, v in self.buffers.items()}
         total: dict[str, Tensor | None] = dict.fromkeys(at)
@@ -85,6 +89,6 @@ class FunctionalSGD:
         return total
 
 
-def leaves(tensors: Tensors) -> Tensors:
+def leaves(tensors: Leaves) -> Leaves:
     """The same values as leaves that a gradient can be taken at."""
     return {k: v.detach().requires_grad_() for k, v in tensors.items()}

@@ -4,56 +4,24 @@ A module is in train mode only where one of its own tensors is being trained; ev
 ``requires_grad=False``, out of the optimizer, and in eval mode (so that BatchNorm below stands still).
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from copy import deepcopy
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from talaria.errors import ModelError
-from talaria.tensors import Tensors, fill
+from talaria.model.state import array_of, beside, load, state_of
+from talaria.tensors import Array, Tensors
 from talaria.training.batching import LayerDraws, cut, feed, steps_of
+from talaria.training.engine import Objective, Pull
 from talaria.types import Recipe, Samples, Task
-
-Objective = Callable[[Module, Tensor, Tensor], Tensor]
-"""``(module, x, y) -> scalar loss`` on one batch."""
-
 
 WIDE = 64
 """Inputs from which on a convolution larger than 1x1 trains faster in torch's plain layout."""
-
-
-@dataclass(frozen=True)
-class Pull:
-    """The gradient ``strength * (w - anchor)`` of a proximal term ``strength/2 * ||w - anchor||²``."""
-
-    anchor: Tensors
-    strength: float
-
-
-def load(module: Module, state: Tensors) -> Module:
-    """Copy ``state`` into ``module`` in place; names and shapes must fit exactly (:class:`ModelError`)."""
-    own = module.state_dict(keep_vars=True)
-    if own.keys() != state.keys():
-        missing, unknown = sorted(own.keys() - state.keys())[:4], sorted(state.keys() - own.keys())[:4]
-        raise ModelError(f"state does not fit the model: missing {missing}, unknown {unknown}")
-    for name, tensor in own.items():
-        if tensor.shape != state[name].shape:
-            raise ModelError(
-                f"state does not fit the model: {name!r} is {tuple(state[name].shape)}, "
-                f"the model has {tuple(tensor.shape)}"
-            )
-    fill(own, state)
-    return module
-
-
-def state_of(module: Module) -> Tensors:
-    """Detached copies of all parameters and buffers of ``module``."""
-    return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in module.state_dict().items()}
 
 
 def served(task: Task, state: Tensors) -> Module:
@@ -95,6 +63,7 @@ def train(
     trained = freeze_but(module, only)
     if not trained or steps_of(recipe, len(samples)) == 0:
         return dict(state)
+    anchors = {} if pull is None else {name: beside(module, pull.anchor[name]) for name in trained}
     optimizer = sgd(trained, recipe)
     with LayerDraws(task, purpose):
         for x, y in feed(task, recipe, samples, purpose):
@@ -102,7 +71,7 @@ def train(
             _backward(module, objective, x, y, recipe.accumulate)
             if pull is not None:
                 for name, parameter in trained.items():
-                    _add_pull(parameter, pull.anchor[name], pull.strength)
+                    add_pull(parameter, anchors[name], pull.strength)
             optimizer.step()
     return state_of(module)
 
@@ -112,10 +81,11 @@ def _backward(module: Module, objective: Objective, x: Tensor, y: Tensor, slices
     for xs, ys in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
         with lone_sample_in_eval(module, len(ys)):
             loss = objective(module, xs, ys)
-        (loss * (len(ys) / len(y))).backward()  # type: ignore[no-untyped-call]
+        (loss * (len(ys) / len(y))).backward()
 
 
-def _add_pull(parameter: Tensor, anchor: Tensor, strength: float) -> None:
+def add_pull(parameter: Tensor, anchor: Tensor, strength: float) -> None:
+    """Add ``strength * (parameter - anchor)`` to the parameter's gradient."""
     pulled = strength * (parameter.detach() - anchor)
     parameter.grad = pulled if parameter.grad is None else parameter.grad + pulled
 
@@ -148,8 +118,10 @@ def gradient(
     trained = freeze_but(module, only)
     module.zero_grad(set_to_none=True)
     with LayerDraws(task, purpose), lone_sample_in_eval(module, len(samples)):
-        objective(module, samples.x, samples.y).backward()  # type: ignore[no-untyped-call]
-    return {k: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for k, p in trained.items()}
+        objective(module, beside(module, samples.x), beside(module, samples.y)).backward()
+    return {
+        k: np.array(array_of(torch.zeros_like(p) if p.grad is None else p.grad), order="C") for k, p in trained.items()
+    }
 
 
 def freeze_but(module: Module, only: Collection[str] | None) -> dict[str, Tensor]:
@@ -219,34 +191,24 @@ def calibrate(task: Task, state: Tensors, samples: Samples | None = None, batch:
         layer.momentum = None  # a cumulative mean over the pass
         layer.train()
     with torch.no_grad():
-        for index in cut(torch.arange(len(samples)), batch):
-            module(samples.x[index])
+        for index in cut(np.arange(len(samples)), batch):
+            module(beside(module, samples.x[index]))
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
         layer.eval()
     return state_of(module)
 
 
-def never_trained(task: Task, state: Tensors) -> bool:
-    """True where private BatchNorm statistics have not seen a single batch."""
-    split = task.split
-    return split.buffers == "local" and any(int(state[k]) == 0 for k in split.counters)
-
-
-def ready(task: Task, state: Tensors) -> Tensors:
-    """``state`` fit to be run: BatchNorm calibrated on this device's inputs if it never trained here."""
-    return calibrate(task, state) if never_trained(task, state) else state
-
-
-def predict(module: Module, x: Tensor, batch: int = 256) -> Tensor:
-    """Logits (N, classes) in eval mode without gradients; the module's modes are restored."""
+def predict(module: Module, x: Array, batch: int = 256) -> Array:
+    """Logits float32 (N, classes) in eval mode without gradients; the module's modes are restored."""
     modes = {m: m.training for m in module.modules()}
     module.eval()
     with torch.no_grad():
-        out = torch.cat([module(x[start : start + batch]) for start in range(0, max(1, len(x)), batch)])
+        inputs = beside(module, x)
+        out = torch.cat([module(inputs[start : start + batch]) for start in range(0, max(1, len(x)), batch)])
     for m, mode in modes.items():
         m.training = mode
-    return out
+    return array_of(out)
 
 
 def accuracy(task: Task, state: Tensors, samples: Samples) -> float:
@@ -254,4 +216,4 @@ def accuracy(task: Task, state: Tensors, samples: Samples) -> float:
     if not len(samples):
         return 0.0
     logits = predict(load(task.model, state), samples.x)
-    return float((logits.argmax(1) == samples.y).double().mean())
+    return float((logits.argmax(1) == samples.y).mean())

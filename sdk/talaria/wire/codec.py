@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ConfigError, ModelError, TooLarge, WireError
 from talaria.foreign import named, shown
 from talaria.model.masks import ChannelLayout, ChannelMask, compact_shape
-from talaria.tensors import Tensors
+from talaria.tensors import Tensors, is_float
 from talaria.types import Update
 from talaria.wire import strict_safetensors
 from talaria.wire.compression import squeeze, unsqueeze
@@ -42,6 +42,7 @@ _MASK = "mask|"
 _META = "talaria"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST = sys.float_info.max
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +88,12 @@ def decode_tensors(data: bytes, *, schema: Mapping[str, TensorSpec] | None, limi
     limits = limits or Limits()
     if schema is None:
         entries, _ = strict_safetensors.unpack(unsqueeze(data, limits.total), most=limits.tensors)
-        return {name: entry.tensor() for name, entry in entries.items()}
+        return {name: entry.array() for name, entry in entries.items()}
     entries, _ = _open(data, schema, limits, extra=0)
     _check_names(entries, schema, masks=())
     for name, spec in schema.items():
         check_planes(name, spec, entries)
-    largest = torch.finfo(torch.float32).max
-    return {name: from_planes(name, spec, entries, largest) for name, spec in schema.items()}
+    return {name: from_planes(name, spec, entries, _FLOAT32_MAX) for name, spec in schema.items()}
 
 
 # ---- updates -------------------------------------------------------------------------------------------
@@ -121,8 +121,7 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
     }
     if update.mask is not None:
         for group, kept in update.mask.kept.items():
-            bitmap = bytearray(bits_of(kept, update.mask.layout.sizes[group]))
-            planes[_MASK + group] = torch.frombuffer(bitmap, dtype=torch.uint8)
+            planes[_MASK + group] = np.frombuffer(bits_of(kept, update.mask.layout.sizes[group]), np.uint8)
     meta = {_META: json.dumps(about, separators=(",", ":"), sort_keys=True, allow_nan=False)}
     data = strict_safetensors.pack(planes, meta)
     return squeeze(data) if compress else data
@@ -156,8 +155,9 @@ def decode_update(
     square = 0.0
     for name, spec in compact.items():
         value = tensors[name] = from_planes(name, spec, entries, limits.max_norm)
-        if value.is_floating_point():
-            square += float(torch.linalg.vector_norm(value.double())) ** 2
+        if is_float(value):
+            flat = value.reshape(-1).astype(np.float64)
+            square += float(flat @ flat)
     if not square <= limits.max_norm**2:
         raise WireError(f"update has a norm of {math.sqrt(square):g}; at most {limits.max_norm:g} is taken")
     return Update(
@@ -217,7 +217,7 @@ def _mask(
     raw = {}
     for group, size in layout.sizes.items():
         entry = entries[_MASK + group]
-        if entry.dtype is not torch.uint8 or entry.shape != (-(-size // 8),):
+        if entry.dtype != np.uint8 or entry.shape != (-(-size // 8),):
             raise WireError(f"mask of {group!r} must be {-(-size // 8)} bytes for {size} channels")
         raw[group] = bytes(entry.raw)
     try:

@@ -6,13 +6,13 @@ Statistics are left alone: an update says what they are now, and there is nothin
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from talaria.aggregate.validation import is_reserved, is_statistic
 from talaria.errors import ConfigError
 from talaria.model import masks
 from talaria.model.masks import ChannelMask
-from talaria.tensors import Tensors, only
+from talaria.tensors import Tensors, is_float, only
 from talaria.types import Update
 from talaria.wire import strict_safetensors
 from talaria.wire.tensor_codecs import Codec, TensorSpec, from_planes, to_planes
@@ -34,7 +34,7 @@ def compensate(update: Update, left: Tensors) -> Update:
     """
     if update.kind != "delta":
         raise ConfigError("error feedback adds up changes; it needs kind='delta', this update has 'value'")
-    fresh = {k: v + left[k].to(v.dtype) for k, v in update.tensors.items() if k in left}
+    fresh = {k: np.asarray(v + left[k].astype(v.dtype)) for k, v in update.tensors.items() if k in left}
     return update.but(tensors={**update.tensors, **fresh})
 
 
@@ -43,11 +43,11 @@ def remainder(update: Update, codec: str) -> Tensors:
     how = Codec.parse(codec)
     kept: Tensors = {}
     for name, value in update.tensors.items():
-        if not value.is_floating_point() or is_reserved(name) or is_statistic(name):
+        if not is_float(value) or is_reserved(name) or is_statistic(name):
             continue
         entries, _ = strict_safetensors.unpack(strict_safetensors.pack(to_planes(name, value, how)), most=2)
         sent = from_planes(name, TensorSpec(tuple(value.shape), value.dtype), entries, float("inf"))
-        kept[name] = value.detach() - sent
+        kept[name] = np.asarray(value - sent)
     return kept
 
 
@@ -58,6 +58,6 @@ def within(left: Tensors, old: ChannelMask | None, new: ChannelMask | None, shar
     left = only(left, [k for k in left if k in shared])
     if not left or old == new or (old is None and new is None):
         return left
-    zeros = {k: torch.zeros_like(shared[k]) for k in left}
+    zeros = {k: np.zeros_like(shared[k]) for k in left}
     dense = left if old is None else masks.scatter(left, old, zeros)
     return dense if new is None else masks.gather(dense, new)

@@ -2,6 +2,9 @@
 
 ``u64 header length | JSON header | raw little-endian values``, in one piece without holes. The same tensors
 always give the same bytes. A file written here opens in every safetensors reader.
+
+numpy has no bfloat16: here its values are uint16 arrays, the upper halves of float32's bits, and every uint16 array is
+bfloat16 in a file.
 """
 
 from __future__ import annotations
@@ -13,12 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria.errors import ConfigError, TooLarge, WireError
 from talaria.foreign import parsed, shown
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 
 MAX_HEADER = 2**20
 MAX_DIMS = 8
@@ -26,17 +28,17 @@ MAX_NAME = 200
 META_HEADER, ENTRY_HEADER = 2**16, 2**11
 """Bytes of a header at most: for its metadata, and for each tensor (a name may be escaped to six times its length)."""
 
-_DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(np.uint16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _FOREIGN = (
@@ -53,41 +55,37 @@ _FOREIGN = (
 class Entry:
     """Where one tensor lies, checked but not yet read."""
 
-    dtype: torch.dtype
+    dtype: np.dtype[Any]
     shape: tuple[int, ...]
     raw: memoryview = field(repr=False)
 
-    def tensor(self) -> Tensor:
-        """A copy as a tensor."""
-        if not self.raw.nbytes:
-            return torch.empty(self.shape, dtype=self.dtype)
-        if self.dtype is torch.bool:
-            values = torch.frombuffer(bytearray(self.raw), dtype=torch.uint8)
-            if bool((values > 1).any()):
-                raise WireError("a truth value is neither 0 nor 1")
-            return values.to(torch.bool).reshape(self.shape)
-        return torch.frombuffer(bytearray(self.raw), dtype=self.dtype).reshape(self.shape)
+    def array(self) -> Array:
+        """A copy of the values."""
+        if self.dtype == np.bool_ and bool((np.frombuffer(self.raw, np.uint8) > 1).any()):
+            raise WireError("a truth value is neither 0 nor 1")
+        return np.array(np.frombuffer(self.raw, self.dtype)).reshape(self.shape)
 
 
 def pack(tensors: Tensors, meta: Mapping[str, str] | None = None) -> bytes:
-    """The tensors (CPU copies, any stride) and ``meta`` as bytes. Raises :class:`ConfigError` for a dtype or name
+    """The arrays (of any stride) and ``meta`` as bytes. Raises :class:`ConfigError` for a dtype or name
     that the layout cannot hold."""
     header: dict[str, Any] = {"__metadata__": dict(sorted(meta.items()))} if meta else {}
-    parts, offset = [], 0
-    for name in sorted(tensors, key=lambda n: (-tensors[n].element_size(), n)):
-        value = tensors[name].detach().cpu().contiguous()
+    parts: list[memoryview] = []
+    offset = 0
+    for name in sorted(tensors, key=lambda n: (-tensors[n].dtype.itemsize, n)):
+        value = tensors[name]
         if value.dtype not in _NAMES or name == "__metadata__" or not 0 < len(name) <= MAX_NAME:
             raise ConfigError(
                 f"tensor {name[:80]!r} of {value.dtype} cannot be stored; use one of {', '.join(_DTYPES)}"
             )
-        raw = value.reshape(-1).view(torch.uint8).numpy().tobytes()
+        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         header[name] = {
             "dtype": _NAMES[value.dtype],
             "shape": list(value.shape),
-            "data_offsets": [offset, offset + len(raw)],
+            "data_offsets": [offset, offset + raw.nbytes],
         }
-        parts.append(raw)
-        offset += len(raw)
+        parts.append(raw.data)
+        offset += raw.nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from tolerance import roundings, slack
@@ -13,8 +14,8 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.heart_pfl import HeartPFL
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model.split import split_model
-from talaria.tensors import Tensors, equal
-from talaria.training.loop import state_of
+from talaria.model.state import load, state_of, to_torch
+from talaria.tensors import Tensors, copied, equal
 from talaria.types import Samples, Update
 
 SCALE = Normalization((0.5,), (0.25,))
@@ -41,7 +42,12 @@ def images(seed: int, count: int = 60) -> Samples:
     g = torch.Generator().manual_seed(seed)
     y = torch.arange(count) % 3
     pixels = (0.3 * torch.rand(count, 1, 6, 6, generator=g) + 0.25 * y[:, None, None, None]).clamp(0, 1)
-    return Samples(SCALE.inputs(pixels), y)
+    return Samples.of(SCALE.inputs(pixels), y)
+
+
+def both(samples: Samples) -> tuple[Tensor, Tensor]:
+    """Inputs and labels as torch takes them."""
+    return torch.from_numpy(samples.x), torch.from_numpy(samples.y)
 
 
 def distilled(**options: object) -> Distilled:
@@ -76,14 +82,14 @@ def test_divergence_of_the_hand_vector_has_finite_gradients() -> None:
 
 def test_the_attack_stays_within_its_bounds_in_pixel_space() -> None:
     """Clamping normalized inputs to [0, 1] would move pixels sixty times too far."""
-    data, model = images(2), net(1, norm=True).eval()
+    (x, y), model = both(images(2)), net(1, norm=True).eval()
     before = state_of(model)
-    moved = adversarial(model, data.x, data.y, Attack(), SCALE, torch.Generator().manual_seed(0))
-    pixels, clean = SCALE.pixels(moved), SCALE.pixels(data.x)
+    moved = adversarial(model, x, y, Attack(), SCALE, torch.Generator().manual_seed(0))
+    pixels, clean = SCALE.pixels(moved), SCALE.pixels(x)
     assert float((pixels - clean).abs().max()) <= 8 / 255 + slack(clean, 32)
     assert float(pixels.min()) >= -slack(clean, 32)
     assert float(pixels.max()) <= 1 + 1e-6
-    assert float((moved - data.x).abs().max()) > 2 / 255
+    assert float((moved - x).abs().max()) > 2 / 255
     assert equal(state_of(model), before)
     assert not any(m.training for m in model.modules())
     assert all(p.grad is None for p in model.parameters())
@@ -93,11 +99,11 @@ def test_the_attack_raises_the_loss_of_a_linear_model() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3)).eval()
-    data = images(3)
+    x, y = both(images(3))
     for steps in (1, 20):
         attack = Attack(steps=steps, random_start=False)
-        moved = adversarial(model, data.x, data.y, attack, SCALE, torch.Generator().manual_seed(0))
-        clean, worse = (nn.functional.cross_entropy(model(x), data.y, reduction="none") for x in (data.x, moved))
+        moved = adversarial(model, x, y, attack, SCALE, torch.Generator().manual_seed(0))
+        clean, worse = (nn.functional.cross_entropy(model(z), y, reduction="none") for z in (x, moved))
         assert bool((worse >= clean - 1e-6).all())
 
 
@@ -128,26 +134,26 @@ def test_a_fast_gradient_step_takes_the_margin_of_the_hand_vector() -> None:
 def test_teachers_and_inputs_stay_untouched_and_logits_are_averaged() -> None:
     rule, model = distilled(), net(0, norm=True).eval()
     teachers = [state_of(net(k)) for k in (1, 2)]
-    before = [{k: v.clone() for k, v in t.items()} for t in teachers]
+    before = [copied(t) for t in teachers]
     mean = state_of(net(3))
-    kept = {k: v.clone() for k, v in mean.items()}
+    kept = copied(mean)
     rule.distil(mean, teachers)
     assert all(equal(a, b) for a, b in zip(teachers, before, strict=True))
     assert equal(mean, kept)
-    x = images(5).x
+    x, _ = both(images(5))
     with torch.no_grad():
         want = torch.stack([net(k).eval()(x) for k in (1, 2)]).mean(0)
-    assert roundings(taught(net(0).eval(), teachers, x), want) <= 64
+    assert roundings(taught(net(0).eval(), [to_torch(t) for t in teachers], x), want) <= 64
     normed = state_of(net(4, norm=True))
-    again = {k: v.clone() for k, v in normed.items()}
-    taught(model, [normed], x)
+    again = copied(normed)
+    taught(model, [to_torch(normed)], x)
     assert equal(normed, again)
 
 
 def test_a_single_teacher_equal_to_the_student_teaches_nothing() -> None:
     model = net(0).eval()
-    data = images(1)
-    loss = divergence(model(data.x), taught(model, [state_of(model)], data.x))
+    x, _ = both(images(1))
+    loss = divergence(model(x), taught(model, [to_torch(state_of(model))], x))
     loss.backward()
     assert loss.item() == 0.0
     assert all(p.grad is not None and float(p.grad.abs().max()) < 1e-7 for p in model.parameters())
@@ -156,26 +162,27 @@ def test_a_single_teacher_equal_to_the_student_teaches_nothing() -> None:
 def test_the_mean_itself_comes_back_where_no_step_is_better() -> None:
     mean = state_of(net(0))
     bad = {k: -5 * v for k, v in mean.items()}
-    perfect = Samples(images(7).x, net(0).eval()(images(7).x).argmax(1))
+    x, _ = both(images(7))
+    perfect = Samples.of(x, net(0).eval()(x).argmax(1))
     rule = distilled(selection=perfect)
     assert rule.distil(mean, [bad]) is mean
 
 
 def test_distillation_from_better_teachers_helps_and_is_kept() -> None:
     data = images(1, 240)
+    x, y = both(data)
     teacher = net(5)
     optimizer = torch.optim.Adam(teacher.parameters(), lr=0.05)
     for _ in range(150):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(teacher.eval()(data.x), data.y).backward()
+        nn.functional.cross_entropy(teacher.eval()(x), y).backward()
         optimizer.step()
     judge = images(9, 120)
     rule = distilled(proxy=data, selection=judge, steps=150, batch=64, lr=0.03, attack=Attack(steps=0), every=10)
 
     def right(state: Tensors) -> float:
-        model = net(0).eval()
-        model.load_state_dict(state)
-        return float((model(judge.x).argmax(1) == judge.y).float().mean())
+        model, (x, y) = load(net(0), state).eval(), both(judge)
+        return float((model(x).argmax(1) == y).float().mean())
 
     mean = state_of(net(0))
     assert right(rule.distil(mean, [state_of(teacher)])) > right(mean) + 0.1
@@ -193,7 +200,7 @@ def test_rounds_are_counted_and_distillation_ends(monkeypatch: pytest.MonkeyPatc
 
 def test_after_the_last_round_it_is_the_uniform_mean() -> None:
     rule, shared = distilled(rounds=1), state_of(net(0))
-    state = {**rule.init(shared), ROUNDS: torch.tensor(1)}
+    state = {**rule.init(shared), ROUNDS: np.array(1)}
     sent = [Update(state_of(net(k)), float(k), f"c{k}") for k in (1, 2, 3)]
     plain, _ = MaskedMean(weighting="uniform").apply(shared, {}, sent)
     assert equal(rule.apply(shared, state, sent)[0], plain)
@@ -215,7 +222,7 @@ def test_only_shared_tensors_move_and_norm_statistics_that_stay_home_are_estimat
         inner=algorithm.aggregator, model=model, proxy=images(1), normalization=SCALE, steps=3, batch=16,
         attack=Attack(steps=1),
     )  # fmt: skip
-    sent = [Update({k: v + 0.1 * i for k, v in shared.items()}, 1.0, f"c{i}") for i in range(2)]
+    sent = [Update({k: np.asarray(v + 0.1 * i) for k, v in shared.items()}, 1.0, f"c{i}") for i in range(2)]
     before = state_of(model)
     new, _ = rule.apply(shared, rule.init(shared), sent)
     assert set(new) == set(shared)
@@ -231,12 +238,12 @@ def test_a_proxy_of_other_classes_is_refused_unless_the_teachers_label_it() -> N
 
 def test_what_is_distilled_on_cannot_judge() -> None:
     with pytest.raises(DataError, match="both proxy and selection"):
-        distilled(selection=images(1).take(torch.arange(3)))
+        distilled(selection=images(1).take(np.arange(3)))
 
 
 def test_a_model_that_is_not_the_runs_is_refused() -> None:
     with pytest.raises(ModelError, match="other"):
-        distilled().distil({"other": torch.zeros(1)}, [state_of(net(0))])
+        distilled().distil({"other": np.zeros(1, np.float32)}, [state_of(net(0))])
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
 from tolerance import roundings
 
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.robust.bucketing import Bucketed, bucketed, permutation
+from talaria.aggregate.robust.bucketing import Bucketed, bucketed, permutation, shuffled
 from talaria.aggregate.robust.centered_clipping import CenteredClip
 from talaria.aggregate.robust.geometric_median import RFA, distances, middle, objective
 from talaria.aggregate.robust.krum import Krum, MultiKrum, scores, squared_distances
@@ -16,8 +17,13 @@ from talaria.aggregate.robust.median import Median, TrimmedMean
 from talaria.aggregate.robust.stacked_updates import RowRule, gather
 from talaria.errors import AggregationError, ConfigError
 from talaria.model.masks import ChannelLayout, ChannelMask
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.types import Update
+
+
+def array(values: object) -> Array:
+    return np.array(values, np.float32)
+
 
 OLD = [7.0, 7.0, 7.0]
 
@@ -26,17 +32,17 @@ def plain(*rows: list[float], weights: list[float] | None = None) -> list[Update
     """One tensor ``w`` per client, float64."""
     w = weights or [1.0] * len(rows)
     return [
-        Update({"w": torch.tensor(r, dtype=torch.float64)}, weight=a, client=f"c{i:02d}")
+        Update({"w": np.array(r, np.float64)}, weight=a, client=f"c{i:02d}")
         for i, (r, a) in enumerate(zip(rows, w, strict=True))
     ]
 
 
 def zeros(n: int) -> Tensors:
-    return {"w": torch.zeros(n, dtype=torch.float64)}
+    return {"w": np.zeros(n)}
 
 
 def run(rule: RowRule | MaskedMean | Bucketed, updates: list[Update], shared: Tensors | None = None) -> list[float]:
-    shared = shared or zeros(updates[0].tensors["w"].numel())
+    shared = shared or zeros(updates[0].tensors["w"].size)
     new, _ = rule.apply(shared, rule.init(shared), updates)
     out: list[float] = new["w"].tolist()
     return out
@@ -48,10 +54,10 @@ def four() -> tuple[Tensors, list[Update]]:
     layout = ChannelLayout({"g": 3}, {"w": ((("g", 1),),)})
     rows = [[1.0, 2.0, 3.0], [2.0, 4.0, 9.0], [3.0, 60.0], [100.0, 6.0]]
     updates = [
-        Update({"w": torch.tensor(r)}, weight=1, client=f"c{i}", mask=ChannelMask(layout, {"g": tuple(range(len(r)))}))
+        Update({"w": array(r)}, weight=1, client=f"c{i}", mask=ChannelMask(layout, {"g": tuple(range(len(r)))}))
         for i, r in enumerate(rows)
     ]
-    return {"w": torch.tensor(OLD)}, updates
+    return {"w": array(OLD)}, updates
 
 
 @pytest.mark.parametrize(
@@ -85,9 +91,9 @@ def test_a_sole_keeper_does_not_own_its_coordinate(rule: RowRule) -> None:
     """Without a support rule the median and RFA both return the attacker's 1e6."""
     layout = ChannelLayout({"g": 2}, {"w": ((("g", 1),),)})
     both, one = ChannelMask(layout, {"g": (0, 1)}), ChannelMask(layout, {"g": (0,)})
-    honest = [Update({"w": torch.tensor([1.0])}, weight=1, client=f"h{i}", mask=one) for i in range(5)]
-    liar = Update({"w": torch.tensor([1.0, 1e6])}, weight=1, client="x", mask=both)
-    assert run(rule, [*honest, liar], {"w": torch.tensor([0.0, 0.25])}) == [1.0, 0.25]
+    honest = [Update({"w": array([1.0])}, weight=1, client=f"h{i}", mask=one) for i in range(5)]
+    liar = Update({"w": array([1.0, 1e6])}, weight=1, client="x", mask=both)
+    assert run(rule, [*honest, liar], {"w": array([0.0, 0.25])}) == [1.0, 0.25]
 
 
 def test_krum_by_hand() -> None:
@@ -113,13 +119,13 @@ def test_krum_sums_squared_distances_once() -> None:
     assert squared_distances(gather(zeros(1), updates).rows).tolist() == d
     by_squares = min(range(5), key=lambda i: sum(sorted(d[i])[1:3]))
     assert run(Krum(f=1), updates) == updates[by_squares].tensors["w"].tolist()
-    g = torch.Generator().manual_seed(0)
+    g = np.random.default_rng(0)
     differs = 0
     for _ in range(200):
-        x = torch.randn(9, 5, generator=g, dtype=torch.float64)
-        s = (x[:, None] - x[None]).square().sum(2)
-        want = int(s.sort(1).values[:, 1:7].sum(1).argmin())
-        fourth = int(s.square().sort(1).values[:, 1:7].sum(1).argmin())
+        x = g.standard_normal((9, 5))
+        s = np.square(x[:, None] - x[None]).sum(2)
+        want = int(np.sort(s, 1)[:, 1:7].sum(1).argmin())
+        fourth = int(np.sort(np.square(s), 1)[:, 1:7].sum(1).argmin())
         differs += want != fourth
         assert run(Krum(f=1), plain(*x.tolist())) == x[want].tolist()
     assert differs > 5
@@ -138,34 +144,35 @@ def test_krum_needs_two_f_plus_three_rows(f: int) -> None:
 def test_krum_compares_only_what_both_hold() -> None:
     layout = ChannelLayout({"g": 4}, {"w": ((("g", 1),),)})
     kept = [(0, 1, 2, 3), (0, 1), (2, 3), (0, 2, 3)]
-    dense = torch.tensor([[1.0, 2, 3, 4], [2, 4, 0, 0], [0, 0, 3, 5], [0, 0, 1, 1]])
+    dense = array([[1.0, 2, 3, 4], [2, 4, 0, 0], [0, 0, 3, 5], [0, 0, 1, 1]])
     updates = [
         Update({"w": dense[i, list(k)]}, weight=1, client=str(i), mask=ChannelMask(layout, {"g": k}))
         for i, k in enumerate(kept)
     ]
-    d = squared_distances(gather({"w": torch.zeros(4)}, updates).rows)
+    d = squared_distances(gather({"w": np.zeros(4, np.float32)}, updates).rows)
     assert d[0, 1] == 4 / 2 * (1 + 4)
     assert d[0, 2] == 4 / 2 * 1
     assert d[1, 2] == math.inf, "nothing in common"
     assert d[1, 3] == 4 / 1 * 4
-    assert torch.equal(d, d.T)
+    assert np.array_equal(d, d.T)
 
 
 def test_krum_refuses_rows_with_nothing_in_common() -> None:
     layout = ChannelLayout({"g": 5}, {"w": ((("g", 1),),)})
     apart = [
-        Update({"w": torch.ones(1)}, weight=1, client=str(i), mask=ChannelMask(layout, {"g": (i,)})) for i in range(5)
+        Update({"w": np.ones(1, np.float32)}, weight=1, client=str(i), mask=ChannelMask(layout, {"g": (i,)}))
+        for i in range(5)
     ]
     with pytest.raises(AggregationError, match="share enough coordinates"):
-        run(Krum(f=1, min_holders=1), apart, {"w": torch.zeros(5)})
+        run(Krum(f=1, min_holders=1), apart, {"w": np.zeros(5, np.float32)})
 
 
 def test_multi_krum_leaves_what_none_of_the_chosen_holds() -> None:
     layout = ChannelLayout({"g": 2}, {"w": ((("g", 1),),)})
     thin, wide = ChannelMask(layout, {"g": (0,)}), ChannelMask(layout, {"g": (0, 1)})
     rows = [([0.0], thin), ([0.1], thin), ([0.2], thin), ([50.0, 9.0], wide), ([60.0, 9.0], wide), ([70.0, 9.0], wide)]
-    updates = [Update({"w": torch.tensor(v)}, weight=1, client=str(i), mask=m) for i, (v, m) in enumerate(rows)]
-    new = run(MultiKrum(f=1, m=3), updates, {"w": torch.tensor([5.0, 0.25])})
+    updates = [Update({"w": array(v)}, weight=1, client=str(i), mask=m) for i, (v, m) in enumerate(rows)]
+    new = run(MultiKrum(f=1, m=3), updates, {"w": array([5.0, 0.25])})
     assert new == pytest.approx([0.1, 0.25])
 
 
@@ -174,7 +181,7 @@ def test_rfa_by_hand() -> None:
     points = plain([0, 0], [4, 0], [0, 3])
     z = run(RFA(f=1, steps=200, tol=0), points)
     assert z == pytest.approx([0.695789, 0.751176], abs=1e-5)
-    far = distances(gather(zeros(2), points).rows, {"w": torch.tensor(z, dtype=torch.float64)})
+    far = distances(gather(zeros(2), points).rows, {"w": np.array(z)})
     assert float(far.sum()) == pytest.approx(math.sqrt(25 + 12 * math.sqrt(3)), abs=1e-9)
 
 
@@ -192,9 +199,9 @@ def test_rfa_leaves_a_row_that_is_not_the_median(steps: int) -> None:
 
 
 def test_rfa_equals_a_general_optimizer() -> None:
-    x = torch.randn(9, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    x = np.random.default_rng(3).standard_normal((9, 4))
     z = run(RFA(f=1, steps=500, tol=0), plain(*x.tolist()))
-    want = minimize(lambda p: sum(math.dist(p, r) for r in x.tolist()), x.mean(0).numpy(), method="BFGS", tol=1e-12)
+    want = minimize(lambda p: sum(math.dist(p, r) for r in x.tolist()), x.mean(0), method="BFGS", tol=1e-12)
     assert z == pytest.approx(want.x.tolist(), abs=1e-6)
 
 
@@ -207,17 +214,16 @@ def test_rfa_uses_weights_only_when_told() -> None:
 
 
 def test_rfa_objective_never_rises() -> None:
-    g = torch.Generator().manual_seed(1)
-    x = torch.randn(12, 6, generator=g, dtype=torch.float64)
+    x = np.random.default_rng(1).standard_normal((12, 6))
     x[:3] += 1e3
     updates = plain(*x.tolist())
     rows = gather(zeros(6), updates).rows
-    ones = torch.ones(12, dtype=torch.float64)
-    start = {"w": torch.tensor(run(Median(f=0), updates), dtype=torch.float64)}
+    ones = np.ones(12)
+    start = {"w": np.array(run(Median(f=0), updates))}
     nu = 1e-6 * middle(distances(rows, start))
     last = math.inf
     for steps in range(1, 25):
-        z = {"w": torch.tensor(run(RFA(f=1, steps=steps, tol=0), updates), dtype=torch.float64)}
+        z = {"w": np.array(run(RFA(f=1, steps=steps, tol=0), updates))}
         now = objective(distances(rows, z), ones, nu)
         assert now <= last * (1 + 1e-14)
         last = now
@@ -263,9 +269,9 @@ def test_centered_clip_radius_follows_the_updates() -> None:
 def test_trimmed_mean_survives_huge_outliers_in_float32() -> None:
     """The total minus the extremes gives 0.505 here."""
     honest = [0.1, -0.7, 0.3, -0.4, 0.2, -0.538]
-    x = torch.tensor([*honest, 1e12, 1e12, -1e12, -1e12])
-    shared = {"w": torch.zeros(1)}
-    updates = [Update({"w": v.view(1)}, weight=1, client=f"c{i}") for i, v in enumerate(x)]
+    x = array([*honest, 1e12, 1e12, -1e12, -1e12])
+    shared = {"w": np.zeros(1, np.float32)}
+    updates = [Update({"w": v.reshape(1)}, weight=1, client=f"c{i}") for i, v in enumerate(x)]
     new, _ = TrimmedMean(f=2).apply(shared, {}, updates)
     assert roundings(new["w"], sum(honest) / 6, 1.0) <= 16
 
@@ -292,36 +298,43 @@ def test_buckets_are_means_over_holders() -> None:
     layout = ChannelLayout({"g": 3}, {"w": ((("g", 1),),)})
     rows = [([1.0, 5.0], (0, 1)), ([3.0, 7.0], (0, 2)), ([9.0], (1,))]
     updates = [
-        Update({"w": torch.tensor(v)}, weight=i + 1, client=str(i), mask=ChannelMask(layout, {"g": k}))
+        Update({"w": array(v)}, weight=i + 1, client=str(i), mask=ChannelMask(layout, {"g": k}))
         for i, (v, k) in enumerate(rows)
     ]
-    table = gather({"w": torch.zeros(3)}, updates).rows
+    table = gather({"w": np.zeros(3, np.float32)}, updates).rows
     two = bucketed(table, [0, 1, 2], 2)
     assert two.values["w"].tolist() == [[2, 5, 7], [0, 9, 0]]
     assert two.held["w"].tolist() == [[True, True, True], [False, True, False]]
     assert two.weights.tolist() == [3, 3]
     assert bucketed(table, [0, 1, 2], 2, whole=True).held["w"].tolist() == [[True, False, False], [False, True, False]]
     one = bucketed(table, [2, 0, 1], 1)
-    assert torch.equal(one.values["w"], table.values["w"][[2, 0, 1]])
-    assert torch.equal(one.held["w"], table.held["w"][[2, 0, 1]])
+    assert np.array_equal(one.values["w"], table.values["w"][[2, 0, 1]])
+    assert np.array_equal(one.held["w"], table.held["w"][[2, 0, 1]])
 
 
 def test_buckets_are_secret_new_each_round_and_repeatable() -> None:
     rule, shared = Bucketed(inner=Median(f=1)), zeros(1)
     mine, other = rule.init(shared), rule.init(shared)
-    assert not torch.equal(mine["bucket/key"], other["bucket/key"])
+    assert not np.array_equal(mine["bucket/key"], other["bucket/key"])
     updates = plain(*[[float(i)] for i in range(10)])
     order = permutation(mine, 10)
     assert order != permutation(other, 10) or permutation(mine, 30) != permutation(other, 30)
     _, later = rule.apply(shared, mine, updates)
-    assert torch.equal(later["bucket/key"], mine["bucket/key"])
+    assert np.array_equal(later["bucket/key"], mine["bucket/key"])
     assert permutation(later, 30) != permutation(mine, 30)
-    torch.manual_seed(0)
+    np.random.seed(0)
     first = rule.apply(shared, mine, updates)[0]["w"]
-    torch.manual_seed(1)
+    np.random.seed(1)
     again = rule.apply(shared, mine, updates)[0]["w"]
-    assert torch.equal(first, again), "the global generator plays no part"
+    assert np.array_equal(first, again), "the global generator plays no part"
     assert "seed" not in repr(Bucketed(inner=Median(), seed=1234))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 + 5, 2**63 - 1])
+def test_buckets_are_those_that_torch_would_draw(seed: int) -> None:
+    """Runs of before, whose buckets torch drew, go on with the same ones."""
+    for n in (1, 2, 3, 10, 400, 3000):
+        assert shuffled(n, seed) == torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def test_bucketed_krum_counts_buckets() -> None:
@@ -333,10 +346,10 @@ def test_bucketed_krum_counts_buckets() -> None:
 
 def test_running_statistics_are_not_measured_with_weights() -> None:
     """Row 0 has odd statistics and good weights: it must stay in, and the statistics take the median."""
-    shared = {"w": torch.zeros(1), "bn.running_var": torch.ones(1)}
+    shared = {"w": np.zeros(1, np.float32), "bn.running_var": np.ones(1, np.float32)}
     values = [(0.0, 1e6), (0.1, 1.0), (0.2, 2.0), (0.3, 3.0), (50.0, 4.0)]
     updates = [
-        Update({"w": torch.tensor([w]), "bn.running_var": torch.tensor([v])}, weight=1, client=str(i))
+        Update({"w": array([w]), "bn.running_var": array([v])}, weight=1, client=str(i))
         for i, (w, v) in enumerate(values)
     ]
     for rule in (MultiKrum(f=1, m=4), RFA(f=1), CenteredClip(f=1)):

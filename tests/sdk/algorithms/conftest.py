@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from talaria.algorithms.base import Algorithm
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.split import Split, split_model
+from talaria.model.state import load, state_of
 from talaria.tensors import Tensors
-from talaria.training.loop import state_of
 from talaria.types import Recipe, Samples, Task, Update
 
 
@@ -48,7 +49,7 @@ class Bowl(nn.Module):
 def samples(seed: int, count: int, classes: int = 3) -> Samples:
     g = torch.Generator().manual_seed(seed)
     y = torch.arange(count) % classes
-    return Samples(torch.randn(count, 6, generator=g) + y[:, None].float(), y)
+    return Samples.of(torch.randn(count, 6, generator=g) + y[:, None].float(), y)
 
 
 def build(
@@ -125,7 +126,7 @@ def bowl() -> Callable[..., Task]:
 
     def at(steps: int = 1, lr: float = 0.1, **recipe: object) -> Task:
         model = Bowl()
-        data = Samples(torch.zeros(6, 1), torch.zeros(6, dtype=torch.int64))
+        data = Samples(np.zeros((6, 1), np.float32), np.zeros(6, np.int64))
         plan = Recipe(**{"steps": steps, "lr": lr, "batch": 6, "momentum": 0.0, **recipe})  # type: ignore[arg-type]
         return Task(model, Split(body=("w",), adapters=(), head=()), data, data, plan, classes=2)
 
@@ -143,14 +144,13 @@ def narrowed() -> Callable[[Task], tuple[Task, ChannelMask]]:
         wide = state_of(task.model)
         small = Tiny(False, 0.0, False)
         small.body[0], small.head = nn.Linear(6, 3), nn.Linear(3, 3)
-        rows = torch.tensor([0, 2, 3])
+        rows = np.array([0, 2, 3])
         kept = {
             "body.0.weight": wide["body.0.weight"][rows],
             "body.0.bias": wide["body.0.bias"][rows],
             "head.weight": wide["head.weight"][:, rows],
             "head.bias": wide["head.bias"],
         }
-        small.load_state_dict(kept)
-        return task.but(model=small, mask=mask), mask
+        return task.but(model=load(small, kept), mask=mask), mask
 
     return narrow

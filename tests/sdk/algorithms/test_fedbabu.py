@@ -6,8 +6,9 @@ import pytest
 
 from talaria.algorithms.fedbabu import FedBABU
 from talaria.errors import ConfigError
+from talaria.model.state import state_of
 from talaria.tensors import Tensors, equal, only
-from talaria.training.loop import state_of, train
+from talaria.training.loop import train
 from talaria.types import Task, Update
 
 Tiny = Callable[..., Task]

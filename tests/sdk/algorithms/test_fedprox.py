@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
-import torch
 
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.fedprox import FedProx
@@ -18,7 +18,7 @@ Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]
 def moved(algorithm: object, task: Task) -> float:
     shared, private = algorithm.init(task.model, task.split)  # type: ignore[attr-defined]
     update, _ = algorithm.fit(task, shared, private)  # type: ignore[attr-defined]
-    return float(sum(v.square().sum() for v in minus(update.tensors, shared).values()))
+    return float(sum(np.square(v).sum() for v in minus(update.tensors, shared).values()))
 
 
 def test_a_stronger_pull_keeps_the_update_nearer(tiny: Tiny) -> None:
@@ -34,14 +34,14 @@ def test_the_anchor_is_the_received_model_and_stays(tiny: Tiny) -> None:
     before = copied(far)
     update, _ = algorithm.fit(task, far, private)
     assert equal(far, before)
-    assert all(float((update.tensors[k] - far[k]).abs().max()) < 1.0 for k in far)
+    assert all(np.abs(update.tensors[k] - far[k]).max() < 1.0 for k in far)
 
 
 def test_batchnorm_is_no_part_of_the_pull(tiny: Tiny, rounds: Rounds) -> None:
     """Statistics stay home and are not pulled; the first step, at the anchor itself, has a finite gradient."""
     sent, shared, private = rounds(FedProx(), tiny(norm=True))
     assert set(private) == {"body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"}
-    assert all(bool(torch.isfinite(v).all()) for update in sent for v in update.tensors.values())
+    assert all(np.isfinite(v).all() for update in sent for v in update.tensors.values())
     assert set(sent[0].tensors) == set(shared)
 
 

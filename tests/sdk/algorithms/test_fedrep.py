@@ -10,8 +10,9 @@ from torch import nn
 from talaria.algorithms.fedrep import FedRep
 from talaria.errors import ConfigError
 from talaria.model.split import Split
+from talaria.model.state import state_of, tensor_of
 from talaria.tensors import Tensors, copied, equal, only
-from talaria.training.loop import accuracy, calibrate, state_of
+from talaria.training.loop import accuracy, calibrate
 from talaria.types import Recipe, Samples, Task, Update
 
 Tiny = Callable[..., Task]
@@ -116,12 +117,12 @@ def test_linear_body_finds_the_common_subspace() -> None:
     for client in range(8):
         x = torch.randn(64, 8, generator=g)
         y = (x @ truth @ torch.randn(2, generator=g) > 0).long()
-        data = Samples(x, y)
+        data = Samples.of(x, y)
         recipe = Recipe(batch=16, lr=0.3, epochs=1, momentum=0.0)
         tasks.append(Task(model, split, data, data, recipe, 2, client=str(client)))
 
     def angle(shared: Tensors) -> float:
-        learned = torch.linalg.qr(shared["body.weight"].T)[0]
+        learned = torch.linalg.qr(tensor_of(shared["body.weight"]).T)[0]
         cosines = torch.linalg.svdvals(learned.T @ truth)
         return float(torch.rad2deg(torch.acos(cosines.min().clamp(max=1))))
 

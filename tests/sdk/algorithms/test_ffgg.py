@@ -26,8 +26,9 @@ from talaria.aggregate.robust.median import Median, TrimmedMean
 from talaria.algorithms.ffgg import FFGG
 from talaria.errors import ConfigError
 from talaria.model.split import Split
+from talaria.model.state import tensor_of
 from talaria.simulation.stragglers import delay
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.types import Recipe, Samples, Task, Update
 
 CLIENTS = 20
@@ -63,11 +64,13 @@ class Problem:
     smooth: float
     worst: float
 
-    def value(self, theta: Tensor) -> list[float]:
-        return [float(0.5 * (a @ theta - b).square().sum()) for a, b in self.projected]
+    def value(self, theta: Array | Tensor) -> list[float]:
+        at = torch.as_tensor(theta)
+        return [float(0.5 * (a @ at - b).square().sum()) for a, b in self.projected]
 
-    def loss(self, theta: Tensor) -> float:
-        rows = torch.stack([a for a, _ in self.projected]) @ theta - torch.stack([b for _, b in self.projected])
+    def loss(self, theta: Array | Tensor) -> float:
+        at = torch.as_tensor(theta)
+        rows = torch.stack([a for a, _ in self.projected]) @ at - torch.stack([b for _, b in self.projected])
         return float(0.5 * rows.square().sum(1).mean())
 
 
@@ -88,7 +91,7 @@ def problem(n: int = 8, noise: float = 0.0, scale: float = 1.0, raw: bool = Fals
         h = a[i].T @ away @ a[i]
         hessian += h / CLIENTS
         worst = max(worst, float(torch.linalg.eigvalsh(h)[-1]))
-        one = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+        one = Samples(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
         model = Residual(a[i], b[i] if raw else scale * q, c)
         tasks.append(
             Task(model, SPLIT, one, one, Recipe(lr=lr, batch=1, epochs=1, momentum=0.0), 2, client=f"c{i:02d}")
@@ -98,11 +101,11 @@ def problem(n: int = 8, noise: float = 0.0, scale: float = 1.0, raw: bool = Fals
 
 
 def zero() -> Tensors:
-    return {"theta": torch.zeros(DIM, dtype=torch.float64)}
+    return {"theta": np.zeros(DIM)}
 
 
 def fresh() -> Tensors:
-    return {"w": torch.zeros(OWN, dtype=torch.float64)}
+    return {"w": np.zeros(OWN)}
 
 
 @dataclass
@@ -139,7 +142,7 @@ class Twin:
         self, rounds: int, *, sampled: int = CLIENTS, until: float = 0.0, each: Callable[[Tensor], None] | None = None
     ) -> Tensor:
         """theta after ``rounds`` of the plain mean, or as soon as the mean loss is below ``until``."""
-        theta, rng = zero()["theta"], np.random.default_rng(1)
+        theta, rng = torch.zeros(DIM, dtype=torch.float64), np.random.default_rng(1)
         for _ in range(rounds):
             chosen = sorted(rng.choice(CLIENTS, sampled, replace=False)) if sampled < CLIENTS else range(CLIENTS)
             theta = theta + self(theta, chosen).mean(0)
@@ -189,9 +192,9 @@ def test_the_twin_is_what_fit_sends_and_keeps(form: str) -> None:
         for i, task in enumerate(p.tasks):
             update, private[i] = algorithm.fit(task.but(round=k), shared, private[i])
             updates.append(update)
-        sent = twin(shared["theta"])
-        assert roundings(torch.stack([u.tensors["theta"] for u in updates]), sent) <= 1000
-        assert roundings(torch.stack([w["w"] for w in private]), twin.w) <= 1000
+        sent = twin(tensor_of(shared["theta"]))
+        assert roundings(np.stack([u.tensors["theta"] for u in updates]), sent) <= 1000
+        assert roundings(np.stack([w["w"] for w in private]), twin.w) <= 1000
         shared, _ = algorithm.aggregator.apply(shared, {}, updates)
 
 
@@ -235,7 +238,7 @@ def test_the_gradient_sent_is_that_of_the_envelope() -> None:
     p = problem()
     theta = torch.randn(DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     for task, (a, b) in zip(p.tasks, p.projected, strict=True):
-        update, _ = exact(1.0).fit(task, {"theta": theta}, fresh())
+        update, _ = exact(1.0).fit(task, {"theta": theta.numpy()}, fresh())
         point = theta.clone().requires_grad_()
         (0.5 * (a @ point - b).square().sum()).backward()
         assert roundings(-update.tensors["theta"], point.grad) <= 1000
@@ -280,7 +283,7 @@ def test_the_step_does_not_depend_on_how_stiff_the_private_part_is(scale: float)
 
 def arriving(
     p: Problem, rule: FedBuff, gamma: float, versions: int, lie: Callable[[Tensor], Tensor] | None = None
-) -> tuple[Tensor, int]:
+) -> tuple[Array, int]:
     """theta after ``versions`` of a buffer, and the oldest update that counted. Devices answer after drawn delays, the
     first five ten times as often; each trains from the body that was newest when it began. The last four may ``lie``.
     """
@@ -290,13 +293,13 @@ def arriving(
     due = [(delay(2, f"c{i:02d}", 1) * (1 if i < 5 else 10), i) for i in range(CLIENTS)]
     heapify(due)
     inside: dict[int, Update] = {}
-    while (version := int(state["version"])) < versions and bool(torch.isfinite(shared["theta"]).all()):
+    while (version := int(state["version"])) < versions and np.isfinite(shared["theta"]).all():
         now, i = heappop(due)
-        sent = twin(bodies[held[i]], [i])[0]
+        sent = twin(tensor_of(bodies[held[i]]), [i])[0]
         if lie is not None and i >= CLIENTS - 4:
             sent = lie(sent)
         oldest = max(oldest, version - held[i])
-        update = Update({"theta": sent}, 1.0, f"c{i:02d}", base_version=held[i], kind="delta")
+        update = Update({"theta": sent.numpy()}, 1.0, f"c{i:02d}", base_version=held[i], kind="delta")
         inside[i] = update
         if len(inside) < rule.capacity:
             continue
@@ -326,10 +329,10 @@ def test_at_the_optimum_stale_updates_move_nothing() -> None:
     p = problem()
     twin = Twin(p, 1.0)
     rule = FedBuff(inner=MaskedMean(weighting="uniform"), capacity=5)
-    shared = {"theta": p.theta}
-    state = rule.init(shared) | {"version": torch.tensor(9)}
+    shared = {"theta": p.theta.numpy()}
+    state = rule.init(shared) | {"version": np.array(9)}
     sent = twin(p.theta, range(5))
-    updates = [Update({"theta": x}, 1.0, f"c{i}", base_version=i, kind="delta") for i, x in enumerate(sent)]
+    updates = [Update({"theta": x.numpy()}, 1.0, f"c{i}", base_version=i, kind="delta") for i, x in enumerate(sent)]
     new, state = rule.apply(shared, state, updates)
     assert int(state["version"]) == 10
     assert roundings(new["theta"], p.theta) <= 64
@@ -380,11 +383,15 @@ def attacked(
     for k in range(rounds):
         if k % 20 == 0 and np.mean(p.value(shared["theta"])[4:]) < until:
             break
-        good = [a.T @ (a @ shared["theta"] - b) for a, b in honest]
+        theta = tensor_of(shared["theta"])
+        good = [a.T @ (a @ theta - b) for a, b in honest]
         bad = attack(torch.stack(good).mean(0))
-        sent = [Update({"theta": -gamma * g}, 1.0, f"c{i:02d}", kind="delta") for i, g in enumerate([bad] * 4 + good)]
+        sent = [
+            Update({"theta": (-gamma * g).numpy()}, 1.0, f"c{i:02d}", kind="delta")
+            for i, g in enumerate([bad] * 4 + good)
+        ]
         shared, state = rule.apply(shared, state, sent)
-        if not bool(torch.isfinite(shared["theta"]).all()) or float(shared["theta"].abs().max()) > 1e6:
+        if not np.isfinite(shared["theta"]).all() or np.abs(shared["theta"]).max() > 1e6:
             return math.inf
     return float(np.mean(p.value(shared["theta"])[4:]))
 
@@ -412,16 +419,16 @@ def test_a_floor_remains_where_clients_are_not_overpersonalized() -> None:
 
 def test_one_step_reaches_the_optimum_of_two_rows() -> None:
     """Rows [theta + w = theta* + w_i*] and [theta = theta*]: H_i = 1, so gamma = 1 takes one round for any w_i*."""
-    one = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+    one = Samples(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
     algorithm, updates = exact(1.0), []
     optima = [-3.0, 0.5, 8.0]
     for i, own in enumerate(optima):
         a, b = torch.ones(2, 1, dtype=torch.float64), torch.tensor([[1.0], [0.0]], dtype=torch.float64)
         model = Residual(a, b, torch.tensor([1.7 + own, 1.7], dtype=torch.float64))
         task = Task(model, SPLIT, one, one, Recipe(batch=1, epochs=1, lr=0.05, momentum=0.0), 2, client=f"c{i}")
-        zeros = torch.zeros(1, dtype=torch.float64)
+        zeros = np.zeros(1)
         updates.append(algorithm.fit(task, {"theta": zeros}, {"w": zeros})[0])
-    shared, _ = algorithm.aggregator.apply({"theta": torch.zeros(1, dtype=torch.float64)}, {}, updates)
+    shared, _ = algorithm.aggregator.apply({"theta": np.zeros(1)}, {}, updates)
     assert shared["theta"].item() == pytest.approx(1.7, abs=1e-12)
     # One shared (theta, w) ends at w = mean w_i* with the loss Var(w_i*)/2 that nothing shared can remove.
     rows = torch.tensor([[1.0, 1.0], [1.0, 0.0]], dtype=torch.float64).repeat(3, 1)
@@ -438,9 +445,9 @@ def test_only_the_body_is_sent_and_inputs_stay_untouched() -> None:
     assert set(update.tensors) == {"theta"}
     assert update.kind == "delta"
     assert set(kept) == {"w"}
-    assert not torch.equal(kept["w"], private["w"])
-    assert torch.equal(shared["theta"], zero()["theta"])
-    assert torch.equal(private["w"], fresh()["w"])
+    assert not np.array_equal(kept["w"], private["w"])
+    assert np.array_equal(shared["theta"], zero()["theta"])
+    assert np.array_equal(private["w"], fresh()["w"])
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from talaria.algorithms.ffgg import FFGG
+from talaria.model.state import load, tensor_of
 from talaria.training import augment
-from talaria.training.loop import load
 
 
 def noisy(x: Tensor, draws: torch.Generator) -> Tensor:
@@ -25,11 +25,13 @@ def test_the_gradient_sent_is_of_the_loss_that_the_head_was_fitted_to(monkeypatc
 
     module = load(task.model, {**shared, **kept}).double().eval().requires_grad_(True)
     module.zero_grad(set_to_none=True)
-    x = augment.get(change)(task.train.x, task.generator("gradient"))
-    F.cross_entropy(module(x.double()), task.train.y, label_smoothing=smoothing).backward()
+    x = augment.get(change)(tensor_of(task.train.x), task.generator("gradient"))
+    F.cross_entropy(module(x.double()), tensor_of(task.train.y), label_smoothing=smoothing).backward()
     for name, parameter in module.named_parameters():
         if name in update.tensors:
-            torch.testing.assert_close(update.tensors[name].double() / -0.5, parameter.grad, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                tensor_of(update.tensors[name]).double() / -0.5, parameter.grad, rtol=1e-4, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("count", [33, 32, 31, 5, 1])

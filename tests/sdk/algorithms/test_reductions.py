@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,8 +22,8 @@ from talaria.algorithms.local_only import LocalOnly
 from talaria.algorithms.perfedavg import PerFedAvg
 from talaria.algorithms.sharing import PERSONAL
 from talaria.model.masks import ChannelLayout
+from talaria.model.state import state_of, tensor_of
 from talaria.tensors import Tensors, equal, only, under, without
-from talaria.training.loop import state_of
 from talaria.types import Task, Update
 
 Tiny = Callable[..., Task]
@@ -91,12 +92,12 @@ def test_fedbabu_is_fedavg_whose_head_has_rate_zero(tiny: Tiny, rounds: Rounds, 
     body = [p for k, p in model.named_parameters() if not k.startswith("head")]
     groups = [{"params": body}, {"params": model.head.parameters(), "lr": 0.0}]  # type: ignore[union-attr]
     optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
-    draws = task.generator("train")
+    draws, x, y = task.generator("train"), tensor_of(task.train.x), tensor_of(task.train.y)
     for _ in range(recipe.epochs):
         order = torch.randperm(13, generator=draws)
         for index in (order[:4], order[4:8], order[8:]):
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(task.train.x[index]), task.train.y[index]).backward()
+            torch.nn.functional.cross_entropy(model(x[index]), y[index]).backward()
             optimizer.step()
     assert equal({**shared, **private}, only(state_of(model), {**shared, **private}))
     assert equal(only({**shared, **private}, task.split.head), only(expected, task.split.head))
@@ -183,7 +184,7 @@ def test_hermes_with_everything_kept_is_fedavg(tiny: Tiny, rounds: Rounds, net: 
     """A gate that nothing passes; labels of which a part cannot be learned keep the accuracy below 1."""
     layout = ChannelLayout({"h": 4}, {"head.weight": ((), (("h", 1),))})
     task = tiny(**net)
-    val = task.val.take(torch.tensor([0, 1, 0, 1]))
+    val = task.val.take(np.array([0, 1, 0, 1]))
     val.y[2:] = (val.y[2:] + 1) % 3
     task = task.but(mask=layout.full(), val=val)
     same = whole(rounds, Hermes(threshold=1.0, private="none"), task)

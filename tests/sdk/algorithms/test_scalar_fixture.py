@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
-import torch
 
 from talaria.algorithms.apfl import ALPHA, APFL
 from talaria.algorithms.ditto import Ditto
@@ -18,7 +18,7 @@ Bowl = Callable[..., Task]
 
 
 def w(value: float, name: str = "w") -> Tensors:
-    return {name: torch.tensor(value, dtype=torch.float64)}
+    return {name: np.array(value, np.float64)}
 
 
 def near(value: object) -> object:
@@ -50,7 +50,7 @@ def test_ditto_pull_passes_through_momentum(bowl: Bowl) -> None:
 
 
 def apfl_step(task: Task, **options: object) -> tuple[float, float, float]:
-    private = {**w(0.0, PERSONAL + "w"), ALPHA: torch.tensor(0.25, dtype=torch.float64)}
+    private = {**w(0.0, PERSONAL + "w"), ALPHA: np.array(0.25)}
     update, private = APFL(**options).fit(task, w(1.0), private)  # type: ignore[arg-type]
     return float(update.tensors["w"]), float(private[PERSONAL + "w"]), float(private[ALPHA])
 

@@ -8,7 +8,6 @@ The hashes hold on one machine with one count of threads; the vectors are compar
 
 import hashlib
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import torch
 from talaria.algorithms import ALGORITHMS
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Member, Run
-from talaria.model.adapters import AdapterSpec
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
+from talaria.model.state import to_torch
 from talaria.planning.plan import Plan
 from talaria.simulation.run import Learned, simulate
 from talaria.tensors import Tensors
@@ -77,7 +76,7 @@ def samples(seed: int, labels: torch.Tensor) -> Samples:
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(len(labels), *SHAPE, generator=g) * 0.5
     x[:, 0] += labels[:, None].float() - 1
-    return Samples(x, labels)
+    return Samples.of(x, labels)
 
 
 def member(name: str, seed: int, plan: Plan | None = None, count: int = 12, classes: int = CLASSES) -> Member:
@@ -108,11 +107,11 @@ def trajectory(name: str, setting: str) -> Tensors:
     return dict(sorted(found.items()))
 
 
-def digest(tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
+def digest(tensors: Tensors) -> np.ndarray:
     """Per tensor: its root mean square, its sum under fixed signs over the root of its size, one of its values."""
     rows = []
-    for name, tensor in tensors.items():
-        flat = tensor.detach().double().flatten()
+    for name, tensor in to_torch(tensors).items():
+        flat = tensor.double().flatten()
         draws = torch.Generator().manual_seed(len(name) * 1009 + len(flat))
         signs = torch.randint(2, flat.shape, generator=draws) * 2.0 - 1
         at = int(torch.randint(max(1, len(flat)), (1,), generator=draws))
@@ -123,11 +122,11 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
     return np.array(rows, np.float32)
 
 
-def bits(tensors: Mapping[str, torch.Tensor]) -> str:
+def bits(tensors: Tensors) -> str:
     """A hash of all names, types, shapes and values."""
     found = hashlib.sha256()
     for key, value in tensors.items():
-        found.update(f"{key} {value.dtype} {tuple(value.shape)} ".encode() + value.contiguous().numpy().tobytes())
+        found.update(f"{key} torch.{value.dtype} {value.shape} ".encode() + value.tobytes())
     return found.hexdigest()[:16]
 
 

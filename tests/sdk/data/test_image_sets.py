@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from talaria.data import Federated, load, options_of
 from talaria.errors import ConfigError, DataError
+from talaria.tensors import Array
 
 PARTS = {"train": 60_000, "t10k": 10_000}
 
@@ -34,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def numbers(x: torch.Tensor) -> list[int]:
-    pixels = ((x * 0.5 + 0.5) * 255).round().int()
+def numbers(x: Array) -> list[int]:
+    pixels = ((x * 0.5 + 0.5) * 255).round().astype(int)
     return (pixels[:, 0, 0, 0] * 256 + pixels[:, 0, 0, 1]).tolist()
 
 
@@ -67,7 +67,7 @@ def test_pixels_are_scaled_to_minus_one_and_one(folder: Path) -> None:
 
 
 def images_of(data: Federated) -> list[list[int]]:
-    return [numbers(torch.cat([c.train.x, c.val.x])) for c in data.clients.values()]
+    return [numbers(np.concatenate([c.train.x, c.val.x])) for c in data.clients.values()]
 
 
 def test_own_partition_is_skewed_disjoint_and_seeded(folder: Path) -> None:
@@ -79,10 +79,10 @@ def test_own_partition_is_skewed_disjoint_and_seeded(folder: Path) -> None:
     assert images_of(data) == images_of(load("fashion-mnist", **options))
     assert images_of(data) != images_of(load("fashion-mnist", **options, seed=1))
     for client in data.clients.values():
-        train = client.train.y.bincount(minlength=10) / 40
-        test = client.test.y.bincount(minlength=10) / 20
+        train = np.bincount(client.train.y, minlength=10) / 40
+        test = np.bincount(client.test.y, minlength=10) / 20
         assert float(train.max()) > 0.3
-        assert float((train - test).abs().max()) < 0.3
+        assert float(np.abs(train - test).max()) < 0.3
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_cifar100(tmp_path: Path) -> None:
     for client in data.clients.values():
         assert len(client.test) == 50
         assert len(client.val) == round(0.1 * (len(client.train) + len(client.val)))
-        held = (client.train.y.bincount(minlength=100) + client.val.y.bincount(minlength=100)) > 0
-        assert float(held[client.test.y].double().mean()) > 0.9
+        held = np.bincount(np.concatenate([client.train.y, client.val.y]), minlength=100) > 0
+        assert held[client.test.y].mean() > 0.9
     few = load(name, clients=4, tests=50, samples_per_client=100)
     assert [len(c.train) + len(c.val) for c in few.clients.values()] == [100] * 4
     unnamed = load(cifar(tmp_path / "d.npz", classes=None), clients=4, tests=50)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,7 +39,7 @@ def test_users_subjects_and_shapes(watch: Federated) -> None:
     for client in (*watch.clients.values(), *watch.newcomers.values()):
         for part in (client.train, client.val, client.test):
             assert part.x.shape[1:] == (6, 100)
-            assert part.y.unique().tolist() == list(range(7))
+            assert np.unique(part.y).tolist() == list(range(7))
 
 
 def test_sizes_of_the_parts(watch: Federated) -> None:
@@ -48,7 +47,7 @@ def test_sizes_of_the_parts(watch: Federated) -> None:
     tests = [len(c.test) for c in (*watch.clients.values(), *watch.newcomers.values())]
     assert (min(trains), max(trains)) == (83, 197)
     assert (min(tests), max(tests)) == (18, 68)
-    assert watch.clients["s01-left"].train.y.bincount().tolist() == [16, 28, 28, 30, 28, 26, 22]
+    assert np.bincount(watch.clients["s01-left"].train.y).tolist() == [16, 28, 28, 30, 28, 26, 22]
 
 
 @given(st.integers(900, 4000))
@@ -75,7 +74,7 @@ def test_no_value_of_a_user_is_in_two_parts(watch: Federated, recordings: smartw
             at = {scaled[t].tobytes(): t for t in range(len(scaled))}
             spans = []
             for part in (client.train, client.val, client.test):
-                windows = part.x[part.y == label].numpy()
+                windows = part.x[part.y == label]
                 spans.append({t for w in windows for t in range(at[w[:, 0].tobytes()], at[w[:, -1].tobytes()] + 1)})
             assert all(spans)
             assert not spans[0] & spans[1]
@@ -87,14 +86,14 @@ def test_newcomers_use_one_minute_of_labels_and_not_more() -> None:
     watch = load("smartwatch", newcomer_holdout=0)
     kept = load("smartwatch", newcomer_holdout=1)
     for user, client in watch.newcomers.items():
-        assert client.train.y.bincount().tolist() == [8] * 7
+        assert np.bincount(client.train.y).tolist() == [8] * 7
         assert len(client.val) == 0
         other = kept.newcomers[user]
         for label in range(7):
             minute = client.train.x[client.train.y == label]
-            assert torch.equal(other.train.x[other.train.y == label], minute[:6])
-            assert torch.equal(other.val.x[other.val.y == label], minute[7:])
-        assert torch.equal(other.test.x, client.test.x)
+            assert np.array_equal(other.train.x[other.train.y == label], minute[:6])
+            assert np.array_equal(other.val.x[other.val.y == label], minute[7:])
+        assert np.array_equal(other.test.x, client.test.x)
 
 
 def test_scaling_comes_from_the_members_training_samples_alone(recordings: smartwatch.Recordings) -> None:
@@ -108,7 +107,7 @@ def test_scaling_comes_from_the_members_training_samples_alone(recordings: smart
 
 def test_member_windows_cut_the_training_only(watch: Federated) -> None:
     few = load("smartwatch", member_windows=4)
-    assert all(c.train.y.bincount().tolist() == [4] * 7 for c in few.clients.values())
+    assert all(np.bincount(c.train.y).tolist() == [4] * 7 for c in few.clients.values())
     assert len(few.clients["s01-left"].test) == len(watch.clients["s01-left"].test)
 
 

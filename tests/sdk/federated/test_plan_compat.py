@@ -13,8 +13,7 @@ from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.plan_compat import codec_under, recipe_under
 from talaria.federated.run import Member, Run
-from talaria.model.adapters import AdapterSpec
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning.plan import Plan
 from talaria.simulation.run import simulate
 from talaria.training.batching import steps_of
@@ -29,7 +28,7 @@ RUN = Run(
 def member(plan: Plan | None = None, name: str = "a") -> Member:
     y = torch.arange(24) % 3
     x = torch.randn(24, 6, 32, generator=torch.Generator().manual_seed(3)) + y[:, None, None]
-    return Member(name, Samples(x[:18], y[:18]), Samples(x[18:], y[18:]), plan)
+    return Member(name, Samples.of(x[:18], y[:18]), Samples.of(x[18:], y[18:]), plan)
 
 
 def test_a_plan_that_says_nothing_changes_nothing() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,8 +14,9 @@ from talaria.federated import rounds
 from talaria.federated.run import Member, Run
 from talaria.model import masks, zoo
 from talaria.model.spec import ModelSpec
+from talaria.model.state import state_of
 from talaria.planning.plan import Plan
-from talaria.tensors import equal
+from talaria.tensors import copied, equal, minus
 from talaria.training import loop
 from talaria.types import Recipe, Samples
 
@@ -24,7 +26,7 @@ RUN = Run(spec=SPEC, algorithm="fedavg", recipe=Recipe(epochs=1, batch=4, lr=0.0
 
 def samples(seed: int, count: int = 8) -> Samples:
     g = torch.Generator().manual_seed(seed)
-    return Samples(torch.randn(count, 3, 16, generator=g), torch.arange(count) % 3)
+    return Samples.of(torch.randn(count, 3, 16, generator=g), np.arange(count) % 3)
 
 
 def member(name: str, plan: Plan | None = None) -> Member:
@@ -84,7 +86,7 @@ def test_rounds_draw_different_cohorts() -> None:
 
 def test_the_same_participation_gives_the_same_bits_and_leaves_its_inputs() -> None:
     shared, _ = rounds.start(RUN)
-    before = {k: v.clone() for k, v in shared.items()}
+    before = copied(shared)
     one, mine = rounds.participate(RUN, member("a"), shared, None, 1)
     two, again = rounds.participate(RUN, member("a"), shared, None, 1)
     other, _ = rounds.participate(RUN, member("a"), shared, None, 2)
@@ -120,7 +122,7 @@ def test_a_lossy_codec_sends_the_difference() -> None:
     value, _ = rounds.participate(RUN, member("a"), shared, None, 1)
     delta, _ = rounds.participate(run, member("a"), shared, None, 1)
     assert delta.kind == "delta"
-    assert equal(delta.tensors, {k: v - shared[k] for k, v in value.tensors.items()})
+    assert equal(delta.tensors, minus(value.tensors, shared))
 
 
 def test_the_personal_model_is_in_eval_mode_and_nobodys_scratch() -> None:
@@ -141,13 +143,13 @@ def test_what_trains_lies_in_the_layout_that_is_fast_and_what_is_served_in_the_p
         recipe=Recipe(epochs=1, batch=32, lr=0.05, momentum=0.0),
         rounds=1,
     )
-    samples = Samples(torch.zeros(2, 3, 32, 32), torch.arange(2))
+    samples = Samples.of(np.zeros((2, 3, 32, 32)), np.arange(2))
     task = rounds.task_of(run, Member("anna", samples, samples), 1, None)
     large = [p for p in task.model.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
     assert large
     assert all(p.is_contiguous() == wide for p in large)
-    state = loop.state_of(task.model)
-    assert all(v.is_contiguous() for v in state.values())
+    state = state_of(task.model)
+    assert all(v.flags.c_contiguous for v in state.values())
     assert all(p.is_contiguous() for p in loop.served(task, state).parameters())
     assert all(p.is_contiguous() for p in rounds.template(run.spec).parameters()), "the template is not touched"
 

@@ -13,6 +13,7 @@ from talaria import tensors
 from talaria.model.compaction import compact
 from talaria.model.masks import apply_dense, gather, scatter
 from talaria.model.prunability import survey
+from talaria.model.state import load, state_of
 
 SIZE = 8
 
@@ -121,16 +122,16 @@ def test_whatever_may_be_pruned_is_exact_for_any_mask(decade, random_mask):
     for seed in range(10 * decade, 10 * decade + 10):
         torch.manual_seed(seed)
         model, x = Drawn(seed).eval(), torch.randn(2, 3, SIZE, SIZE)
-        state = tensors.copied(model.state_dict())
+        state = tensors.copied(state_of(model))
         layout = survey(model, x).layout
         shrunk += bool(layout.sizes)
         for number in range(3):
             mask = random_mask(layout, number)
             twin = copy.deepcopy(model)
-            twin.load_state_dict(apply_dense(state, mask))
+            load(twin, apply_dense(state, mask))
             with torch.no_grad():
                 got, want = compact(model, mask)(x), twin(x)
             assert roundings(got, want, want.abs().max().clamp(min=1e-3)) <= 1000, (seed, model.kinds, mask.kept)
             assert tensors.equal(scatter(gather(state, mask), mask, state), state)
-        assert tensors.equal(model.state_dict(), state)
+        assert tensors.equal(state_of(model), state)
     assert shrunk >= 5

@@ -1,7 +1,7 @@
 """Masks between their forms, and tensors between global and compact coordinates, by hand and at random."""
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,11 +24,11 @@ LAYOUT = ChannelLayout(
 
 def _dense():
     return {
-        "a.weight": torch.arange(6.0).view(3, 2),
-        "a.bias": torch.arange(3.0),
-        "b.weight": torch.arange(60.0).view(10, 6),
-        "c.weight": torch.arange(26.0).view(2, 13),
-        "free": torch.ones(4),
+        "a.weight": np.arange(6.0).reshape(3, 2),
+        "a.bias": np.arange(3.0),
+        "b.weight": np.arange(60.0).reshape(10, 6),
+        "c.weight": np.arange(26.0).reshape(2, 13),
+        "free": np.ones(4),
     }
 
 
@@ -55,10 +55,10 @@ def test_gather_by_hand():
 
 
 def test_scatter_by_hand_leaves_the_rest_bitwise():
-    into = {"a.bias": torch.tensor([-1.0, float("nan"), -3.0]), "free": torch.zeros(4)}
-    out = masks.scatter({"a.bias": torch.tensor([5.0, 6.0])}, MASK, into)
+    into = {"a.bias": np.array([-1.0, float("nan"), -3.0]), "free": np.zeros(4)}
+    out = masks.scatter({"a.bias": np.array([5.0, 6.0])}, MASK, into)
     assert out["a.bias"][0] == 5
-    assert torch.isnan(out["a.bias"][1])
+    assert np.isnan(out["a.bias"][1])
     assert out["a.bias"][2] == 6
     assert out["free"] is into["free"]
     assert into["a.bias"][0] == -1
@@ -69,7 +69,7 @@ def test_masked_dense_twin_by_hand():
     assert twin["a.bias"].tolist() == [0, 0, 2]
     assert twin["a.weight"].tolist() == [[0, 1], [0, 0], [4, 5]]
     assert twin["b.weight"][1].tolist() == [6, 7, 0, 0, 10, 11]
-    assert twin["b.weight"][0].abs().sum() == 0
+    assert not twin["b.weight"][0].any()
 
 
 @given(random_masks())
@@ -82,7 +82,7 @@ def test_all_forms_of_a_mask_are_one(mask):
     ]
     forms = masks.as_tensors(mask)
     assert set(forms) == {"mask/a", "mask/b"}
-    assert masks.from_tensors(LAYOUT, {**forms, "other": torch.ones(1)}).digest == mask.digest
+    assert masks.from_tensors(LAYOUT, {**forms, "other": np.ones(1)}).digest == mask.digest
 
 
 @given(random_masks(), random_masks())
@@ -109,11 +109,11 @@ def test_the_full_mask_changes_nothing(mask):
 @pytest.mark.parametrize(
     "change",
     [
-        {"mask/a": torch.tensor([1, 2, 0], dtype=torch.uint8)},
-        {"mask/a": torch.tensor([1, 1, 0])},
-        {"mask/a": torch.ones(4, dtype=torch.uint8)},
-        {"mask/a": torch.zeros(3, dtype=torch.uint8)},
-        {"mask/odd": torch.ones(3, dtype=torch.uint8)},
+        {"mask/a": np.array([1, 2, 0], np.uint8)},
+        {"mask/a": np.array([1, 1, 0])},
+        {"mask/a": np.ones(4, np.uint8)},
+        {"mask/a": np.zeros(3, np.uint8)},
+        {"mask/odd": np.ones(3, np.uint8)},
     ],
     ids=["not 0 or 1", "wrong dtype", "wrong length", "nothing kept", "unknown group"],
 )
@@ -131,15 +131,15 @@ def test_a_missing_group_is_refused():
 
 def test_wrong_shapes_and_names_are_refused():
     with pytest.raises(ModelError, match="unpruned"):
-        masks.gather({"a.bias": torch.ones(2)}, MASK)
+        masks.gather({"a.bias": np.ones(2)}, MASK)
     with pytest.raises(ModelError, match="unpruned"):
-        masks.gather({"a.bias": torch.ones(3, 1)}, MASK)
+        masks.gather({"a.bias": np.ones((3, 1))}, MASK)
     with pytest.raises(ModelError, match="keeps"):
-        masks.scatter({"a.bias": torch.ones(3)}, MASK, _dense())
+        masks.scatter({"a.bias": np.ones(3)}, MASK, _dense())
     with pytest.raises(ModelError, match="keeps"):
-        masks.scatter({"free": torch.ones(3)}, MASK, _dense())
+        masks.scatter({"free": np.ones(3)}, MASK, _dense())
     with pytest.raises(ModelError, match="no dense counterpart"):
-        masks.scatter({"new": torch.ones(3)}, MASK, _dense())
+        masks.scatter({"new": np.ones(3)}, MASK, _dense())
 
 
 def test_growing_back_is_refused():

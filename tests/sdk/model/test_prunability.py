@@ -12,6 +12,7 @@ from talaria import tensors
 from talaria.model.compaction import compact, expand
 from talaria.model.masks import apply_dense
 from talaria.model.prunability import layout, survey
+from talaria.model.state import load, state_of
 
 
 def test_compact_equals_torch_pruning(net, random_mask, removed_by_torch_pruning):
@@ -20,14 +21,14 @@ def test_compact_equals_torch_pruning(net, random_mask, removed_by_torch_pruning
         mask = random_mask(found, seed)
         reference = removed_by_torch_pruning(model, x, mask)
         small = compact(model, mask)
-        assert tensors.equal(small.state_dict(), reference.state_dict())
+        assert tensors.equal(state_of(small), state_of(reference))
         with torch.no_grad():
             assert torch.equal(small.eval()(x), reference.eval()(x))
 
 
 def assert_exact(model, mask, x):
     twin = copy.deepcopy(model)
-    twin.load_state_dict(apply_dense(model.state_dict(), mask))
+    load(twin, apply_dense(state_of(model), mask))
     with torch.no_grad():
         assert roundings(compact(model, mask).eval()(x), twin.eval()(x)) <= 200
 
@@ -61,11 +62,11 @@ def test_the_model_is_left_as_it_was(make_net):
     model, x, _ = make_net("residual")
     model.train()
     model.stem.weight.requires_grad_(False)
-    before = tensors.copied(model.state_dict())
+    before = tensors.copied(state_of(model))
     layout(model, x)
     assert model.training
     assert all(m.training for m in model.modules())
-    assert tensors.equal(before, model.state_dict())
+    assert tensors.equal(before, state_of(model))
     assert not model.stem.weight.requires_grad
     assert model.head.weight.requires_grad
     assert not any(m._forward_hooks for m in model.modules())
@@ -273,7 +274,7 @@ def test_a_network_that_asks_for_the_version_of_its_state_is_pruned_and_expanded
     assert not found.refused
     mask = random_mask(found.layout, 1)
     back = expand(compact(model, mask), mask, like=model)
-    assert tensors.equal(back.state_dict(), model.state_dict())
+    assert tensors.equal(state_of(back), state_of(model))
 
 
 class _Branches(nn.Module):
@@ -310,7 +311,7 @@ def test_a_model_that_cannot_be_traced_stays_usable_unpruned():
     model = _Untraceable()
     found = survey(model, torch.randn(2, 3))
     assert found.layout.sizes == {}
-    assert tensors.equal(compact(model, found.layout.full()).state_dict(), model.state_dict())
+    assert tensors.equal(state_of(compact(model, found.layout.full())), state_of(model))
 
 
 def test_an_input_that_does_not_fit_gives_a_reason_not_a_crash():

@@ -12,10 +12,10 @@ from torch import nn
 from talaria import tensors
 from talaria.errors import ConfigError
 from talaria.model import adapters, zoo
-from talaria.model.adapters import AdapterSpec
 from talaria.model.masks import apply_dense, gather, scatter
 from talaria.model.pruning import choose, compact, importance
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
+from talaria.model.state import load, state_of
 
 SPECS = {
     "imu_cnn": ModelSpec("imu_cnn", (6, 100), 7),
@@ -62,9 +62,9 @@ def test_the_seed_alone_decides_the_weights(name):
     torch.manual_seed(12)
     two = zoo.build(spec)
     assert one.training
-    assert tensors.equal(one.state_dict(), two.state_dict())
+    assert tensors.equal(state_of(one), state_of(two))
     other = zoo.build(ModelSpec(name, spec.input_shape, spec.classes, seed=1))
-    assert not tensors.equal(one.state_dict(), other.state_dict())
+    assert not tensors.equal(state_of(one), state_of(other))
     with torch.no_grad():
         assert one.eval()(zoo.example(spec, 3)).shape == (3, spec.classes)
 
@@ -95,14 +95,14 @@ def test_half_the_channels_gone_equals_the_masked_dense_twin(name):
     mask = choose(importance(model, layout), layout.full(), keep=0.5)
     small = compact(model, mask)
     twin = copy.deepcopy(model)
-    twin.load_state_dict(apply_dense(model.state_dict(), mask))
+    load(twin, apply_dense(state_of(model), mask))
     x = zoo.example(spec, 2)
     with torch.no_grad():
         got, want = small.eval()(x), twin.eval()(x)
     assert roundings(got, want, want.abs().max().clamp(min=1.0)) <= 1000
-    dense = model.state_dict()
-    assert tensors.equal(small.state_dict(), gather(dense, mask))
-    assert tensors.equal(scatter(small.state_dict(), mask, dense), dense)
+    dense = state_of(model)
+    assert tensors.equal(state_of(small), gather(dense, mask))
+    assert tensors.equal(scatter(state_of(small), mask, dense), dense)
     for layer in small.modules():
         if isinstance(layer, (nn.Conv1d, nn.Conv2d)) and layer.out_channels > 8:
             assert layer.out_channels % 8 == 0 or layer.out_channels == dense_width(model, small, layer)
@@ -113,7 +113,7 @@ def test_the_same_channels_removed_by_torch_pruning_give_the_same_model(name, ra
     spec = SPECS[name]
     model, mask = _stirred(spec), random_mask(zoo.layout(spec), 8)
     reference = removed_by_torch_pruning(model, zoo.example(spec, 1), mask)
-    assert tensors.equal(compact(model, mask).state_dict(), reference.state_dict())
+    assert tensors.equal(state_of(compact(model, mask)), state_of(reference))
 
 
 def dense_width(model, small, layer):

@@ -8,9 +8,8 @@ from tolerance import roundings
 
 from talaria.errors import ConfigError, ModelError
 from talaria.model import pruning, zoo
-from talaria.model.adapters import AdapterSpec
 from talaria.model.masks import ChannelMask
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning import latency_model
 from talaria.planning.latency_model import DRIFT, Cost
 from talaria.planning.layer_stats import FEATURES, anatomy

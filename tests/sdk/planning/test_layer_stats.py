@@ -3,9 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from talaria.model import pruning, zoo
-from talaria.model.adapters import AdapterSpec
 from talaria.model.masks import ChannelMask
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning.layer_stats import FEATURES, anatomy
 
 SPECS = [

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from talaria.errors import BudgetError, ConfigError
 from talaria.model import pruning, zoo
-from talaria.model.adapters import AdapterSpec
 from talaria.model.masks import ChannelMask
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
+from talaria.model.state import state_of
 from talaria.planning import memory, planner
 from talaria.planning.budget import Budget
 from talaria.planning.estimates import upload_bytes
@@ -18,7 +18,6 @@ from talaria.planning.layer_stats import anatomy
 from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
 from talaria.tensors import only
-from talaria.training.loop import state_of
 from talaria.types import Update
 from talaria.wire import codec
 

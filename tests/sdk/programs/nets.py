@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torchvision.ops import StochasticDepth
 
 
 class Residual(nn.Module):
@@ -16,6 +17,20 @@ class Residual(nn.Module):
         y = self.two(self.one(x)) + x
         y = torch.add(torch.relu(y), y)
         return self.head(torch.flatten(y, 1))
+
+
+class Gated(nn.Module):
+    """A gate for each channel, as in squeeze-and-excitation, before a product of two whole maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.pool, self.gate = nn.Conv2d(3, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Hardsigmoid()
+        self.flatten, self.head = nn.Flatten(), nn.Linear(216, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.one(x)
+        y = self.gate(self.pool(y)) * y
+        return self.head(self.flatten(torch.mul(y, torch.relu(y))))
 
 
 def maps(*layers: nn.Module, wide: int, classes: int = 4) -> nn.Module:
@@ -47,11 +62,15 @@ NETS = {
     "global_average": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), wide=4)),
     "dropout": (LINE, lambda: maps(nn.Conv1d(3, 4, 3), nn.Dropout(0.3), nn.Identity(), wide=40)),
     "residual": (LINE, Residual),
+    "gated": (PLANE, Gated),
+    "zero_pad": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.ZeroPad2d((1, 0, 2, 1)), nn.Conv2d(4, 2, 3, 2), wide=40)),
+    "stochastic_depth": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), StochasticDepth(0.4, "row"), wide=288)),
+    "stochastic_depth_of_features": ((5,), lambda: maps(nn.Linear(5, 6), StochasticDepth(0.4, "row"), wide=6)),
     **{
         type(layer).__name__: (LINE, lambda layer=layer: maps(nn.Conv1d(3, 4, 1), layer, wide=48))
         for layer in (
             nn.ReLU6(), nn.Hardtanh(-0.5, 0.7), nn.LeakyReLU(0.1), nn.Sigmoid(), nn.Tanh(), nn.SiLU(), nn.GELU(),
-            nn.Hardswish(), nn.ReLU(inplace=True),
+            nn.Hardswish(), nn.Hardsigmoid(), nn.ReLU(inplace=True),
         )
     },
 }  # fmt: skip

@@ -201,7 +201,7 @@ def test_files_and_graphs_beyond_the_limits_are_not_read(program_of, tmp_path):
 @pytest.mark.parametrize(
     ("was", "is_"),
     [
-        ('"format":1', '"format":2'),
+        ('"format":2', '"format":3'),
         ('"N":5', '"N":0'),
         ('"N":5', '"N":16777216'),
         ('"N":5', '"M":5'),

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,22 +10,23 @@ from hypothesis import strategies as st
 from torch import nn
 
 from talaria.errors import DataError
+from talaria.tensors import Array
 from talaria.training.evaluation import Metrics, evaluate, metrics_of, report, summarize
 from talaria.types import Samples
 
 
-def scores(predicted: list[int], classes: int = 3) -> torch.Tensor:
-    return torch.nn.functional.one_hot(torch.tensor(predicted), classes).float()
+def scores(predicted: list[int], classes: int = 3) -> Array:
+    return np.eye(classes, dtype=np.float32)[predicted]
 
 
 def test_accuracy_and_macro_recall_by_hand() -> None:
     # label 0: 3 of 4 found, label 2: 0 of 1 found, label 1 does not occur and does not count.
-    got = metrics_of(scores([0, 0, 0, 1, 0]), torch.tensor([0, 0, 0, 0, 2]))
+    got = metrics_of(scores([0, 0, 0, 1, 0]), np.array([0, 0, 0, 0, 2]))
     assert got == Metrics(accuracy=0.6, macro_recall=0.375, samples=5)
 
 
 def test_a_diverged_model_does_not_score() -> None:
-    got = metrics_of(torch.full((4, 3), float("nan")), torch.zeros(4, dtype=torch.int64))
+    got = metrics_of(np.full((4, 3), np.nan), np.zeros(4, np.int64))
     assert got.accuracy == got.macro_recall == 0.0
 
 
@@ -36,9 +38,9 @@ def test_evaluate_uses_eval_mode_restores_modes_and_keeps_no_gradient() -> None:
         model[2].bias.zero_()
     model.train()
     model[1].eval()
-    x = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(300, 1)
+    x = np.tile(np.eye(2, dtype=np.float32), (300, 1))
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    got = evaluate(model, Samples(x, torch.tensor([0, 1]).repeat(300)), batch=7)
+    got = evaluate(model, Samples(x, np.tile([0, 1], 300)), batch=7)
     assert got == Metrics(1.0, 1.0, 600)
     assert [m.training for m in (model, *model)] == [True, True, False, True]
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
@@ -47,7 +49,7 @@ def test_evaluate_uses_eval_mode_restores_modes_and_keeps_no_gradient() -> None:
 
 def test_evaluate_refuses_no_samples() -> None:
     with pytest.raises(DataError, match="no sample"):
-        evaluate(nn.Linear(2, 2), Samples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)))
+        evaluate(nn.Linear(2, 2), Samples(np.zeros((0, 2), np.float32), np.zeros(0, np.int64)))
 
 
 def test_summary_by_hand() -> None:

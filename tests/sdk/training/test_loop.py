@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from tolerance import roundings
@@ -10,10 +11,11 @@ from torch.nn import functional as F
 
 from talaria.errors import ConfigError, ModelError
 from talaria.model.split import split_model
-from talaria.tensors import Tensors, copied, equal, only
+from talaria.model.state import load, state_of, tensor_of, to_arrays
+from talaria.tensors import Tensors, copied, equal, is_float, only
 from talaria.training import augment, batching, loop
+from talaria.training.engine import Pull, never_trained, ready
 from talaria.training.functional_sgd import FunctionalSGD
-from talaria.training.loop import Pull
 from talaria.types import Recipe, Samples, Task
 
 
@@ -37,13 +39,13 @@ def task(count: int = 13, norm: bool = True, dropout: float = 0.0, **recipe: obj
         torch.manual_seed(3)
         model = Net(norm, dropout)
     g = torch.Generator().manual_seed(4)
-    data = Samples(torch.randn(count, 6, generator=g), torch.arange(count) % 3)
+    data = Samples.of(torch.randn(count, 6, generator=g), np.arange(count) % 3)
     settings = {"epochs": 2, "batch": 4, "lr": 0.1, "momentum": 0.0, **recipe}
     return Task(model, split_model(model), data, data, Recipe(**settings), 3)  # type: ignore[arg-type]
 
 
 def start(task: Task) -> Tensors:
-    return loop.state_of(task.model)
+    return state_of(task.model)
 
 
 # what is frozen
@@ -58,7 +60,7 @@ def test_frozen_tensors_stand_still_to_the_bit(part: str) -> None:
     after = loop.train(t, state, only=trained)
     still = [k for k in state if k not in trained]
     assert equal(only(after, still), only(state, still))
-    assert all(not torch.equal(after[k], state[k]) for k in trained)
+    assert all(not np.array_equal(after[k], state[k]) for k in trained)
 
 
 def test_modes_follow_what_is_trained() -> None:
@@ -92,7 +94,7 @@ def test_no_samples_train_nothing(steps: int | None) -> None:
     """An empty set given on purpose is not replaced by the task's own."""
     t = task(steps=steps)
     state = start(t)
-    empty = t.train.take(torch.empty(0, dtype=torch.int64))
+    empty = t.train.take(np.arange(0))
     assert equal(loop.train(t, state, samples=empty), state)
     assert equal(loop.calibrate(t, state, samples=empty), state)
 
@@ -100,13 +102,13 @@ def test_no_samples_train_nothing(steps: int | None) -> None:
 def test_inputs_stay_untouched() -> None:
     t = task()
     state = start(t)
-    before, x = copied(state), t.train.x.clone()
+    before, x = copied(state), t.train.x.copy()
     loop.train(t, state)
     loop.gradient(t, state)
     loop.calibrate(t, state)
     loop.accuracy(t, state, t.val)
     assert equal(state, before)
-    assert torch.equal(t.train.x, x)
+    assert np.array_equal(t.train.x, x)
 
 
 # the step itself
@@ -121,23 +123,24 @@ def test_one_epoch_is_plain_sgd() -> None:
     order = torch.randperm(13, generator=t.generator("train"))
     for index in (order[:4], order[4:8], order[8:]):  # a last batch of one joins the batch before
         optimizer.zero_grad()
-        F.cross_entropy(model(t.train.x[index]), t.train.y[index], label_smoothing=0.1).backward()
+        x, y = tensor_of(t.train.x)[index], tensor_of(t.train.y)[index]
+        F.cross_entropy(model(x), y, label_smoothing=0.1).backward()
         optimizer.step()
-    assert equal(after, loop.state_of(model))
+    assert equal(after, state_of(model))
 
 
 def test_pull_enters_before_momentum() -> None:
     t = task(norm=False, steps=2, batch=13, momentum=0.9)
     state = start(t)
-    anchor = {k: v + 1 for k, v in state.items()}
+    anchor = {k: np.asarray(v + 1) for k, v in state.items()}
     after = loop.train(t, state, pull=Pull(anchor, 0.5))
-    w, buffer = copied(state), {k: torch.zeros_like(v) for k, v in state.items()}
+    w, buffer = copied(state), {k: np.zeros_like(v) for k, v in state.items()}
     for _ in range(2):
         slope = loop.gradient(t, w)
         buffer = {k: 0.9 * buffer[k] + slope[k] + 0.5 * (w[k] - anchor[k]) for k in w}
-        w = {k: w[k] - 0.1 * buffer[k] for k in w}
+        w = {k: np.asarray(w[k] - 0.1 * buffer[k]) for k in w}
     assert all(roundings(after[k], w[k]) <= 100 for k in w)
-    assert equal(anchor, {k: v + 1 for k, v in state.items()})
+    assert equal(anchor, {k: np.asarray(v + 1) for k, v in state.items()})
 
 
 def test_accumulated_slices_are_one_batch() -> None:
@@ -147,7 +150,7 @@ def test_accumulated_slices_are_one_batch() -> None:
     )
     assert all(roundings(whole[k], cut[k]) <= 100 for k in whole)
     many = task(norm=False, batch=2, accumulate=50)
-    assert all(bool(torch.isfinite(v).all()) for v in loop.train(many, start(many)).values())
+    assert all(np.isfinite(v).all() for v in loop.train(many, start(many)).values())
 
 
 def test_steps_count_instead_of_epochs() -> None:
@@ -164,8 +167,8 @@ def test_few_samples_and_batches_of_one(count: int, batch: int) -> None:
     t = task(count=count, batch=batch)
     state = start(t)
     after = loop.train(t, state)
-    assert all(bool(torch.isfinite(v).all()) for v in after.values())
-    assert not torch.equal(after["head.weight"], state["head.weight"])
+    assert all(np.isfinite(v).all() for v in after.values())
+    assert not np.array_equal(after["head.weight"], state["head.weight"])
     lone = count == 1 or batch == 1
     assert int(after["body.1.num_batches_tracked"]) == (
         0 if lone else 2 * batching.steps_of(Recipe(batch=batch, epochs=1, lr=0.05, momentum=0.0), count)
@@ -223,10 +226,10 @@ def test_gradient_is_autograds() -> None:
     state = start(t)
     slope = loop.gradient(t, state)
     model = loop.served(t, state).requires_grad_(True).train()
-    F.cross_entropy(model(t.train.x), t.train.y).backward()
+    F.cross_entropy(model(tensor_of(t.train.x)), tensor_of(t.train.y)).backward()
     expected = {k: p.grad for k, p in model.named_parameters()}
     assert slope.keys() == expected.keys()
-    assert all(torch.equal(slope[k], expected[k]) for k in slope)  # type: ignore[arg-type]
+    assert all(np.array_equal(slope[k], expected[k]) for k in slope)
 
 
 def test_gradient_of_a_part_sees_the_rest_frozen() -> None:
@@ -238,16 +241,16 @@ def test_gradient_of_a_part_sees_the_rest_frozen() -> None:
     t = task()
     model = loop.served(t, state)
     model.head.requires_grad_(True)  # type: ignore[union-attr]
-    F.cross_entropy(model(t.train.x), t.train.y).backward()
+    F.cross_entropy(model(tensor_of(t.train.x)), tensor_of(t.train.y)).backward()
     plain = loop.gradient(t, state, only=t.split.of("head"))
-    assert torch.equal(plain["head.weight"], model.head.weight.grad)  # type: ignore[union-attr, arg-type]
+    assert np.array_equal(plain["head.weight"], model.head.weight.grad)  # type: ignore[union-attr]
 
 
 def test_calibrate_gives_the_statistics_of_the_data() -> None:
     t = task()
     state = loop.train(t, start(t))
     after = loop.calibrate(t, state)
-    hidden = F.linear(t.train.x, state["body.0.weight"], state["body.0.bias"])
+    hidden = F.linear(*map(tensor_of, (t.train.x, state["body.0.weight"], state["body.0.bias"])))
     assert roundings(after["body.1.running_mean"], hidden.mean(0)) <= 64
     assert roundings(after["body.1.running_var"], hidden.var(0)) <= 64
     rest = [k for k in state if k not in t.split.statistics | t.split.counters]
@@ -259,7 +262,7 @@ def test_calibrate_by_pieces_is_the_mean_over_them() -> None:
     t = task(count=12)
     state = start(t)
     after = loop.calibrate(t, state, batch=4)
-    hidden = F.linear(t.train.x, state["body.0.weight"], state["body.0.bias"]).split(4)
+    hidden = F.linear(*map(tensor_of, (t.train.x, state["body.0.weight"], state["body.0.bias"]))).split(4)
     assert roundings(after["body.1.running_mean"], torch.stack([h.mean(0) for h in hidden]).mean(0)) <= 64
     assert roundings(after["body.1.running_var"], torch.stack([h.var(0) for h in hidden]).mean(0)) <= 64
 
@@ -267,20 +270,20 @@ def test_calibrate_by_pieces_is_the_mean_over_them() -> None:
 def test_ready_calibrates_only_what_never_trained_here() -> None:
     t = task()
     fresh = start(t)
-    assert loop.never_trained(t, fresh)
-    assert equal(loop.ready(t, fresh), loop.calibrate(t, fresh))
+    assert never_trained(t, fresh)
+    assert equal(ready(t, fresh), loop.calibrate(t, fresh))
     trained = loop.train(t, fresh)
-    assert not loop.never_trained(t, trained)
-    assert loop.ready(t, trained) is trained
+    assert not never_trained(t, trained)
+    assert ready(t, trained) is trained
 
 
 def test_predict_is_in_eval_and_puts_modes_back() -> None:
     t = task(dropout=0.9)
-    model = loop.load(t.model, start(t)).train()
+    model = load(t.model, start(t)).train()
     model.head.eval()  # type: ignore[union-attr]
     before = {m: m.training for m in model.modules()}
     first = loop.predict(model, t.train.x, batch=5)
-    assert torch.equal(first, loop.predict(model, t.train.x, batch=5))
+    assert np.array_equal(first, loop.predict(model, t.train.x, batch=5))
     assert roundings(first, loop.predict(model, t.train.x)) <= 64
     assert {m: m.training for m in model.modules()} == before
     assert loop.predict(model, t.train.x[:0]).shape == (0, 3)
@@ -289,10 +292,10 @@ def test_predict_is_in_eval_and_puts_modes_back() -> None:
 def test_accuracy_counts_right_labels() -> None:
     t = task()
     state = start(t)
-    right = loop.predict(loop.load(t.model, state), t.train.x).argmax(1)
+    right = loop.predict(load(t.model, state), t.train.x).argmax(1)
     assert loop.accuracy(t, state, Samples(t.train.x, right)) == 1.0
     assert loop.accuracy(t, state, Samples(t.train.x, (right + 1) % 3)) == 0.0
-    assert loop.accuracy(t, state, t.train.take(torch.empty(0, dtype=torch.int64))) == 0.0
+    assert loop.accuracy(t, state, t.train.take(np.arange(0))) == 0.0
 
 
 # loading and serving
@@ -304,7 +307,7 @@ def test_served_is_a_module_of_its_own() -> None:
     model = loop.served(t, state)
     loop.train(t, state)
     assert model is not t.model
-    assert equal(loop.state_of(model), state)
+    assert equal(state_of(model), state)
     assert not model.training
     assert not any(p.requires_grad for p in model.parameters())
 
@@ -313,11 +316,11 @@ def test_a_state_that_does_not_fit_is_named() -> None:
     t = task()
     state = start(t)
     with pytest.raises(ModelError, match=r"missing \['head.bias'\]"):
-        loop.load(t.model, {k: v for k, v in state.items() if k != "head.bias"})
+        load(t.model, {k: v for k, v in state.items() if k != "head.bias"})
     with pytest.raises(ModelError, match=r"unknown \['tail'\]"):
-        loop.load(t.model, {**state, "tail": torch.ones(1)})
+        load(t.model, {**state, "tail": np.ones(1)})
     with pytest.raises(ModelError, match=r"'head.bias' is \(4,\), the model has \(3,\)"):
-        loop.load(t.model, {**state, "head.bias": torch.ones(4)})
+        load(t.model, {**state, "head.bias": np.ones(4)})
 
 
 def test_training_leaves_no_freeze_behind() -> None:
@@ -366,7 +369,7 @@ def test_a_walk_of_plain_steps_is_training_in_the_fast_layout() -> None:
                 nn.Linear(16, 3),
             )
             model = loop.in_fast_layout(nn.Sequential(*layers))
-        data = Samples(torch.randn(9, 3, 6, 6, generator=torch.Generator().manual_seed(4)), torch.arange(9) % 3)
+        data = Samples.of(torch.randn(9, 3, 6, 6, generator=torch.Generator().manual_seed(4)), np.arange(9) % 3)
         return Task(model, split_model(model, "5"), data, data, Recipe(epochs=2, batch=4, momentum=0.9, lr=0.05), 3)
 
     t = make()
@@ -381,7 +384,7 @@ def test_a_walk_of_plain_steps_is_training_in_the_fast_layout() -> None:
 def test_two_walks_share_one_module_without_meeting() -> None:
     t = task(dropout=0.5)
     state = start(t)
-    other = {k: v + 0.1 if v.is_floating_point() else v for k, v in state.items()}
+    other = {k: np.asarray(v + 0.1, v.dtype) if is_float(v) else v for k, v in state.items()}
     a, b = FunctionalSGD(t, state, t.recipe), FunctionalSGD(t, other, t.recipe)
     for x, y in batching.feed(t, t.recipe, t.train):
         for walk in (a, b):
@@ -393,25 +396,25 @@ def test_two_walks_share_one_module_without_meeting() -> None:
 def test_a_walk_keeps_statistics_only_where_asked() -> None:
     t = task()
     walk = FunctionalSGD(t, start(t), t.recipe)
-    before = copied(walk.buffers)
-    walk.gradient(walk.weights, t.train.x, t.train.y)
-    assert equal(walk.buffers, before)
-    walk.gradient(walk.weights, t.train.x, t.train.y, keep=True)
-    assert not equal(walk.buffers, before)
+    x, y, before = tensor_of(t.train.x), tensor_of(t.train.y), copied(to_arrays(walk.buffers))
+    walk.gradient(walk.weights, x, y)
+    assert equal(to_arrays(walk.buffers), before)
+    walk.gradient(walk.weights, x, y, keep=True)
+    assert not equal(to_arrays(walk.buffers), before)
 
 
 def test_curvature_is_the_hessians_product() -> None:
     t = task(count=6, norm=False)
     walk = FunctionalSGD(t, start(t), t.recipe)
     along = {k: torch.randn(v.shape, generator=torch.Generator().manual_seed(1)) for k, v in walk.weights.items()}
-    product = walk.curved(walk.weights, t.train.x, t.train.y, along, walk.draws)
+    product = walk.curved(walk.weights, tensor_of(t.train.x), tensor_of(t.train.y), along, walk.draws)
 
     model = t.model.double()
     exact = Samples(t.train.x, t.train.y)
-    object.__setattr__(exact, "x", t.train.x.double())
+    object.__setattr__(exact, "x", t.train.x.astype(np.float64))
     precise = t.but(train=exact, model=model)
     w = {k: v.detach().double() for k, v in walk.weights.items()}
-    ahead = loop.gradient(precise, {k: v + 1e-5 * along[k].double() for k, v in w.items()})
-    behind = loop.gradient(precise, {k: v - 1e-5 * along[k].double() for k, v in w.items()})
+    ahead = loop.gradient(precise, to_arrays({k: v + 1e-5 * along[k].double() for k, v in w.items()}))
+    behind = loop.gradient(precise, to_arrays({k: v - 1e-5 * along[k].double() for k, v in w.items()}))
     for k, bent in product.items():
         assert roundings(bent, (ahead[k] - behind[k]) / 2e-5) <= 200

@@ -5,14 +5,14 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-import torch
-from torch import Generator, Tensor
+import numpy as np
 
 from talaria import tensors
+from talaria.aggregate.arithmetic import cast
 from talaria.aggregate.robust.stacked_updates import Gathered, RowRule, Rows, gather, settle
 from talaria.aggregate.validation import check_count
 from talaria.errors import ConfigError
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.types import Update
 
 KEY, ROUND, INNER = "bucket/key", "bucket/round", "inner/"
@@ -48,7 +48,7 @@ class Bucketed:
     def init(self, shared: Tensors) -> Tensors:
         """The key, a round counter, and the state of ``inner`` under ``inner/``."""
         key = secrets.token_bytes(32) if self.seed is None else hashlib.sha256(f"bucket {self.seed}".encode()).digest()
-        own = {KEY: torch.frombuffer(bytearray(key), dtype=torch.uint8), ROUND: torch.tensor(0)}
+        own: Tensors = {KEY: np.frombuffer(bytearray(key), np.uint8), ROUND: np.array(0, np.int64)}
         return own | tensors.prefixed(self.inner.init(shared), INNER)
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
@@ -61,7 +61,7 @@ class Bucketed:
         buckets = bucketed(gathered.rows, order, self.size, whole=self.inner.keep == "all")
         few = Gathered(buckets, gathered.counters, gathered.kept)
         new, inner = settle(self.inner, shared, tensors.under(state, INNER), few)
-        own = {KEY: state[KEY], ROUND: state[ROUND] + 1}
+        own = {KEY: state[KEY], ROUND: np.asarray(state[ROUND] + 1)}
         return new, own | tensors.prefixed(inner, INNER)
 
 
@@ -69,7 +69,18 @@ def permutation(state: Tensors, n: int) -> list[int]:
     """The order of ``n`` rows in the round that ``state`` stands before."""
     text = bytes(state[KEY].tolist()) + f"|{int(state[ROUND])}".encode()
     seed = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
-    order: list[int] = torch.randperm(n, generator=Generator().manual_seed(seed)).tolist()
+    return shuffled(n, seed)
+
+
+def shuffled(n: int, seed: int) -> list[int]:
+    """``0..n-1`` shuffled by Fisher and Yates with the Mersenne Twister: the order that ``torch.randperm`` draws from
+    a generator of this seed, of which both take the lower 32 bits."""
+    # RandomState's stream is frozen (numpy's NEP 19), so that a round can be repeated for good.
+    draws = np.random.RandomState(seed & 0xFFFFFFFF).randint(0, 1 << 32, n, dtype=np.uint32).tolist()
+    order = list(range(n))
+    for i in range(n - 1):
+        j = i + draws[i] % (n - i)
+        order[i], order[j] = order[j], order[i]
     return order
 
 
@@ -83,16 +94,17 @@ def bucketed(rows: Rows, order: list[int], size: int, *, whole: bool = False) ->
     return replace(
         rows,
         clients=tuple(f"bucket {i}" for i in range(len(cuts))),
-        weights=torch.stack([rows.weights[cut].sum() for cut in cuts]),
-        values={k: torch.stack(v) for k, v in means.items()},
-        held={k: torch.stack([_held(h[cut], whole) for cut in cuts]) for k, h in rows.held.items()},
+        weights=np.array([rows.weights[cut].sum() for cut in cuts]),
+        values={k: np.stack(v) for k, v in means.items()},
+        held={k: np.stack([_held(h[cut], whole) for cut in cuts]) for k, h in rows.held.items()},
     )
 
 
-def _held(held: Tensor, whole: bool) -> Tensor:
-    return held.all(0) if whole else held.any(0)
+def _held(held: Array, whole: bool) -> Array:
+    return np.asarray(held.all(0) if whole else held.any(0))
 
 
-def _mean(values: Tensor, held: Tensor) -> Tensor:
-    total = torch.where(held, values, 0.0).to(torch.float64).sum(0)
-    return torch.where(held.any(0), total / held.sum(0), 0.0).to(values.dtype)
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")
+def _mean(values: Array, held: Array) -> Array:
+    total = np.where(held, values, 0.0).astype(np.float64).sum(0)
+    return cast(np.where(held.any(0), total / held.sum(0), 0.0), values.dtype)

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria import tensors
 from talaria.aggregate.robust.geometric_median import distances, middle
@@ -12,7 +11,7 @@ from talaria.aggregate.robust.median import median
 from talaria.aggregate.robust.stacked_updates import RobustRule, Rows
 from talaria.aggregate.validation import check_count, check_range, trained
 from talaria.errors import ConfigError
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 
 CENTRE = "centre/"
 
@@ -46,41 +45,43 @@ class CenteredClip(RobustRule):
         """The last step, zero, under ``centre/<name>`` in float64 where ``start="previous"``; else nothing."""
         if self.start == "median":
             return {}
-        return {CENTRE + k: torch.zeros_like(shared[k], dtype=torch.float64) for k in trained(shared)}
+        return {CENTRE + k: np.zeros(shared[k].shape) for k in trained(shared)}
 
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The clipped centre, float64."""
         v = {k: median(rows, k) for k in rows.names}
-        origin = {k: 0.0 if rows.delta else shared[k].detach().to(torch.float64) for k in rows.weighty}
+        origin = {k: 0.0 if rows.delta else shared[k].astype(np.float64) for k in rows.weighty}
         if self.start == "previous":
-            v |= {k: state[CENTRE + k] + origin[k] for k in rows.weighty}
+            v |= {k: np.asarray(state[CENTRE + k] + origin[k]) for k in rows.weighty}
         stretch = _stretch(rows)
         for _ in range(self.passes):
             far = distances(rows, v) * stretch
             radius = middle(far) if self.radius is None else self.radius
-            factor = torch.where(far > radius, radius / far, 1.0)
-            v |= {k: v[k] + _step(rows, k, v[k], factor) for k in rows.weighty}
+            with np.errstate(divide="ignore", invalid="ignore"):
+                factor = np.where(far > radius, radius / far, 1.0)
+            v |= {k: np.asarray(v[k] + _step(rows, k, v[k], factor)) for k in rows.weighty}
         kept = tensors.copied(state)
         if self.start == "previous":
             for k in rows.weighty:
                 moved = rows.held[k].any(0)
-                kept[CENTRE + k] = torch.where(moved, v[k] - origin[k], state[CENTRE + k])
+                kept[CENTRE + k] = np.where(moved, v[k] - origin[k], state[CENTRE + k])
         return v, kept
 
 
-def _stretch(rows: Rows) -> Tensor:
-    size, held = 0, torch.zeros(len(rows), dtype=torch.float64)
+def _stretch(rows: Rows) -> Array:
+    size, held = 0, np.zeros(len(rows))
     for name in rows.weighty:
-        numel, h = rows.values[name][0].numel(), rows.held[name].reshape(len(rows), -1)
+        numel, h = rows.values[name][0].size, rows.held[name].reshape(len(rows), -1)
         size += numel
         held += h.sum(1) * (numel / h.shape[1])
-    return (size / held.clamp(min=1.0)).sqrt()
+    return np.sqrt(size / np.maximum(held, 1.0))
 
 
-def _step(rows: Rows, name: str, v: Tensor, factor: Tensor) -> Tensor:
-    flat = v.flatten()
-    out = torch.zeros_like(flat)
+@np.errstate(over="ignore", invalid="ignore")
+def _step(rows: Rows, name: str, v: Array, factor: Array) -> Array:
+    flat = v.reshape(-1)
+    out = np.zeros_like(flat)
     for part, x, h in rows.slabs(name):
-        short = torch.where(h, x - flat[part], 0.0) * factor[:, None]
-        out[part] = short.sum(0) / h.sum(0).clamp(min=1)
-    return out.view(v.shape)
+        short = np.where(h, x - flat[part], 0.0) * factor[:, None]
+        out[part] = short.sum(0) / np.maximum(h.sum(0), 1)
+    return out.reshape(v.shape)

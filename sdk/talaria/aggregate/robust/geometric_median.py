@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from talaria.aggregate.arithmetic import lerp
 from talaria.aggregate.robust.median import median
 from talaria.aggregate.robust.stacked_updates import RobustRule, Rows
 from talaria.aggregate.validation import Weighting, check_count, check_range, check_weighting
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class RFA(RobustRule):
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The geometric median, float64."""
         claimed = rows.weights if self.weighting == "samples" else None
-        weights = torch.ones(len(rows), dtype=torch.float64) if claimed is None else claimed
+        weights = np.ones(len(rows)) if claimed is None else claimed
         z = {k: median(rows, k, claimed) for k in rows.names}
         far = distances(rows, z)
         typical = middle(far)
@@ -53,7 +53,7 @@ class RFA(RobustRule):
             far = distances(rows, z)
         best = objective(far, weights, nu)
         for _ in range(self.steps):
-            pull = weights / far.clamp(min=nu)
+            pull = weights / np.maximum(far, nu)
             z |= _weighted(rows, pull)
             far = distances(rows, z)
             now = objective(far, weights, nu)
@@ -63,41 +63,43 @@ class RFA(RobustRule):
         return z, dict(state)
 
 
-def distances(rows: Rows, z: Tensors) -> Tensor:
+@np.errstate(over="ignore", invalid="ignore")
+def distances(rows: Rows, z: Tensors) -> Array:
     """``|M_i (x_i - z)|`` over the weights of each row: float64 (n,)."""
-    squared = torch.zeros(len(rows), dtype=torch.float64)
+    squared = np.zeros(len(rows))
     for name in rows.weighty:
-        flat = z[name].flatten()
+        flat = z[name].reshape(-1)
         for part, x, h in rows.slabs(name):
-            squared += torch.where(h, x - flat[part], 0.0).square().sum(1)
-    return squared.sqrt()
+            squared += np.square(np.where(h, x - flat[part], 0.0)).sum(1)
+    return np.sqrt(squared)
 
 
-def middle(far: Tensor) -> float:
+def middle(far: Array) -> float:
     """The median distance; for an even count, the mean of the two in the middle."""
-    ordered = far.sort().values.tolist()
+    ordered = np.sort(far).tolist()
     return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def objective(far: Tensor, weights: Tensor, nu: float) -> float:
+@np.errstate(over="ignore", invalid="ignore")
+def objective(far: Array, weights: Array, nu: float) -> float:
     """The smoothed sum of distances: quadratic within ``nu``."""
-    return float((weights * torch.where(far > nu, far, (far.square() / nu + nu) / 2)).sum())
+    return float((weights * np.where(far > nu, far, (np.square(far) / nu + nu) / 2)).sum())
 
 
-def _off_a_row(rows: Rows, z: Tensors, weights: Tensor, nu: float, reach: float) -> Tensors:
+def _off_a_row(rows: Rows, z: Tensors, weights: Array, nu: float, reach: float) -> Tensors:
     """Where ``z`` lies on a row, Weiszfeld steps stick to it: go down from there by bisection, where down exists."""
     far = distances(rows, z)
-    start, there = objective(far, weights, nu), _weighted(rows, weights / far.clamp(min=reach))
+    start, there = objective(far, weights, nu), _weighted(rows, weights / np.maximum(far, reach))
     for halvings in range(12):
-        trial = z | {k: torch.lerp(z[k], v, 0.5**halvings) for k, v in there.items()}
+        trial = z | {k: lerp(z[k], v, 0.5**halvings) for k, v in there.items()}
         if objective(distances(rows, trial), weights, nu) < start:
             return trial
     return z
 
 
-def _weighted(rows: Rows, weights: Tensor) -> Tensors:
-    def mean(x: Tensor, held: Tensor) -> Tensor:
+def _weighted(rows: Rows, weights: Array) -> Tensors:
+    def mean(x: Array, held: Array) -> Array:
         share = weights[:, None] * held
-        return (x * share).sum(0) / share.sum(0)
+        return np.asarray((x * share).sum(0) / share.sum(0))
 
     return {k: rows.by_column(k, mean) for k in rows.weighty}

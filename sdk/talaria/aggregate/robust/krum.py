@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria.aggregate.robust.median import median
 from talaria.aggregate.robust.stacked_updates import RobustRule, Rows
 from talaria.aggregate.validation import check_count, is_statistic
 from talaria.errors import AggregationError
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 
 _OVERLAP = 0.1
 """Two rows that share less than this part of all coordinates count as infinitely far apart."""
@@ -41,6 +40,7 @@ class Krum(RobustRule):
         """How many of ``n`` rows are averaged."""
         return 1
 
+    @np.errstate(over="ignore", divide="ignore", invalid="ignore")
     def centre(self, shared: Tensors, state: Tensors, rows: Rows) -> tuple[Tensors, Tensors]:
         """The mean of the chosen rows, float64; where none of them holds a coordinate, the old value."""
         chosen = self.choose(rows)
@@ -50,10 +50,10 @@ class Krum(RobustRule):
                 out[name] = median(rows, name)
                 continue
             values, held = rows.values[name], rows.held[name]
-            x, h = values[chosen].to(torch.float64), held[chosen]
-            mean = torch.where(h, x, 0.0).sum(0) / h.sum(0)
-            old = torch.zeros((), dtype=torch.float64) if rows.delta else shared[name].detach().to(torch.float64)
-            out[name] = torch.where(h.any(0), mean, old)
+            x, h = values[chosen].astype(np.float64), held[chosen]
+            mean = np.where(h, x, 0.0).sum(0) / h.sum(0)
+            old = 0.0 if rows.delta else shared[name].astype(np.float64)
+            out[name] = np.where(h.any(0), mean, old)
         return out, dict(state)
 
     def choose(self, rows: Rows) -> list[int]:
@@ -94,26 +94,28 @@ class MultiKrum(Krum):
         return n - self.f if self.m is None else self.m
 
 
-def scores(squared: Tensor, near: int) -> Tensor:
+def scores(squared: Array, near: int) -> Array:
     """Sum of each row's ``near`` smallest squared distances to the others: float64 (n,) of (n, n)."""
-    apart = squared.clone().fill_diagonal_(float("inf"))
-    if len(apart) == 1:
-        return torch.zeros(1, dtype=torch.float64)
-    return apart.sort(1).values[:, :near].sum(1)
+    if len(squared) == 1:
+        return np.zeros(1)
+    apart = squared.copy()
+    np.fill_diagonal(apart, np.inf)
+    return np.asarray(np.sort(apart, 1)[:, :near].sum(1))
 
 
-def squared_distances(rows: Rows) -> Tensor:
+@np.errstate(over="ignore", invalid="ignore")
+def squared_distances(rows: Rows) -> Array:
     """Masked squared distances, float64 (n, n), scaled to all ``D`` coordinates of ``rows.weighty``."""
     n = len(rows)
-    squared, shared, size = torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, n, dtype=torch.float64), 0
+    squared, shared, size = np.zeros((n, n)), np.zeros((n, n)), 0
     for name in rows.weighty:
-        numel, both = rows.values[name][0].numel(), rows.held[name].reshape(n, -1).to(torch.float64)
+        numel, both = rows.values[name][0].size, rows.held[name].reshape(n, -1).astype(np.float64)
         size += numel
         shared += both @ both.T * (numel / both.shape[1])
         for _, x, h in rows.slabs(name):
             # Differences, not the Gram matrix: equal rows are exactly 0 apart, so that ties are true ties.
             for i in range(n - 1):
-                squared[i, i + 1 :] += torch.where(h[i] & h[i + 1 :], x[i] - x[i + 1 :], 0.0).square().sum(1)
+                squared[i, i + 1 :] += np.square(np.where(h[i] & h[i + 1 :], x[i] - x[i + 1 :], 0.0)).sum(1)
     squared = squared + squared.T
     far = shared < max(1.0, _OVERLAP * size)
-    return torch.where(far, float("inf"), squared * (size / shared.clamp(min=1.0)))
+    return np.where(far, np.inf, squared * (size / np.maximum(shared, 1.0)))

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria.aggregate.robust.stacked_updates import RobustRule, Rows
 from talaria.aggregate.validation import Weighting, check_weighting
 from talaria.errors import ConfigError
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,30 +60,33 @@ class TrimmedMean(RobustRule):
         return {k: rows.by_column(k, lambda x, h: _trimmed(x, h, self.cut)) for k in rows.names}, dict(state)
 
 
-def median(rows: Rows, name: str, weights: Tensor | None = None) -> Tensor:
+def median(rows: Rows, name: str, weights: Array | None = None) -> Array:
     """The median of one tensor over its holders, float64; ``weights`` (n,) makes it the weighted median."""
     return rows.by_column(name, lambda x, h: _median(x, h, weights))
 
 
-def _median(x: Tensor, held: Tensor, weights: Tensor | None) -> Tensor:
-    x, order = x.masked_fill(~held, float("inf")).sort(0)
-    last = (held.sum(0) - 1).clamp(min=0)
+def _median(x: Array, held: Array, weights: Array | None) -> Array:
+    x = np.where(held, x, np.inf)
+    last = np.maximum(held.sum(0) - 1, 0)
     if weights is None:
+        x.sort(0)
         low, high = last // 2, (last + 1) // 2
     else:
-        share = torch.where(held, weights[:, None], 0.0).gather(0, order)
+        order = x.argsort(0, kind="stable")
+        x = np.take_along_axis(x, order, 0)
+        share = np.take_along_axis(np.where(held, weights[:, None], 0.0), order, 0)
         half, below = share.sum(0) / 2, share.cumsum(0)
-        low, high = torch.minimum((below < half).sum(0), last), torch.minimum((below <= half).sum(0), last)
-    a, b = x.gather(0, low[None])[0], x.gather(0, high[None])[0]
+        low, high = np.minimum((below < half).sum(0), last), np.minimum((below <= half).sum(0), last)
+    a, b = np.take_along_axis(x, low[None], 0)[0], np.take_along_axis(x, high[None], 0)[0]
     # Not (a + b) / 2: this form is exact where both agree and does not overflow between equals.
-    return a + (b - a) / 2
+    return np.asarray(a + (b - a) / 2)
 
 
-def _trimmed(x: Tensor, held: Tensor, cut: int) -> Tensor:
+def _trimmed(x: Array, held: Array, cut: int) -> Array:
     # Sort and slice: the total minus the extremes would lose every digit to one huge outlier.
-    x = x.masked_fill(~held, float("inf")).sort(0).values
+    x = np.sort(np.where(held, x, np.inf), 0)
     count = held.sum(0)
-    drop = ((count - 1).clamp(min=0) // 2).clamp(max=cut)
-    place = torch.arange(len(x))[:, None]
+    drop = np.minimum(np.maximum(count - 1, 0) // 2, cut)
+    place = np.arange(len(x))[:, None]
     inside = (place >= drop) & (place < count - drop)
-    return torch.where(inside, x, 0.0).sum(0) / inside.sum(0)
+    return np.asarray(np.where(inside, x, 0.0).sum(0) / inside.sum(0))

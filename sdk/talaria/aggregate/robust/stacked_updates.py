@@ -3,16 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria import tensors
-from talaria.aggregate.masked_sum import Counters, Kept, indicator, outer
+from talaria.aggregate.arithmetic import cast
+from talaria.aggregate.masked_sum import Counters, Kept, indicator, rows
 from talaria.aggregate.validation import check_count, checked, is_finite, is_statistic, not_below, positions, trained
 from talaria.errors import AggregationError, ConfigError
-from talaria.tensors import Tensors
+from talaria.tensors import Array, Tensors
 from talaria.types import Update
 
 Keep = Literal["holders", "all"]
@@ -31,7 +32,7 @@ class Rows:
     """
 
     clients: tuple[str, ...]
-    weights: Tensor
+    weights: Array
     values: Tensors
     held: Tensors
     delta: bool
@@ -39,21 +40,22 @@ class Rows:
     def __len__(self) -> int:
         return len(self.clients)
 
-    def slabs(self, name: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def slabs(self, name: str) -> Iterator[tuple[slice, Array, Array]]:
         """``name`` flattened and cut to bound scratch memory: (where, values float64 (n, s), held bool (n, s))."""
         x = self.values[name].reshape(len(self), -1)
-        h = self.held[name].expand_as(self.values[name]).reshape(len(self), -1)
+        h = np.broadcast_to(self.held[name], self.values[name].shape).reshape(len(self), -1)
         for start in range(0, x.shape[1], _SLAB):
             part = slice(start, start + _SLAB)
-            yield part, x[:, part].to(torch.float64), h[:, part]
+            yield part, x[:, part].astype(np.float64), h[:, part]
 
-    def by_column(self, name: str, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    @np.errstate(over="ignore", divide="ignore", invalid="ignore")
+    def by_column(self, name: str, rule: Callable[[Array, Array], Array]) -> Array:
         """``rule`` over ``name`` slab by slab, float64 in the tensor's shape; 0 where nobody holds a coordinate."""
         shape = self.values[name].shape[1:]
-        out = torch.zeros(shape.numel(), dtype=torch.float64)
+        out = np.zeros(prod(shape))
         for part, x, h in self.slabs(name):
-            out[part] = torch.where(h.any(0), rule(x, h), 0.0)
-        return out.view(shape)
+            out[part] = np.where(h.any(0), rule(x, h), 0.0)
+        return out.reshape(shape)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,25 +163,26 @@ def gather(shared: Tensors, updates: Iterable[Update]) -> Gathered:
     values, held = {}, {}
     for name in trained(shared) if every else ():
         values[name], held[name] = _laid_out(name, shared[name], every)
-    weights = torch.tensor([u.weight for u in every], dtype=torch.float64)
-    rows = Rows(tuple(u.client for u in every), weights, values, held, any(u.kind == "delta" for u in every))
-    return Gathered(rows, most.values, kept)
+    weights = np.array([u.weight for u in every], np.float64)
+    clients = tuple(u.client for u in every)
+    return Gathered(Rows(clients, weights, values, held, any(u.kind == "delta" for u in every)), most.values, kept)
 
 
-def _laid_out(name: str, dense: Tensor, updates: list[Update]) -> tuple[Tensor, Tensor]:
-    values = torch.zeros((len(updates), *dense.shape), dtype=dense.dtype)
+def _laid_out(name: str, dense: Array, updates: list[Update]) -> tuple[Array, Array]:
+    values = np.zeros((len(updates), *dense.shape), dense.dtype)
     held = []
-    for row, update in zip(values, updates, strict=True):
-        value = update.tensors[name].detach().to(dense.dtype)
+    for i, update in enumerate(updates):
+        value = cast(update.tensors[name], dense.dtype)
         where = positions(name, update.mask)
         if where is None:
-            row.copy_(value)
-            held.append(torch.ones((1,) * dense.dim(), dtype=torch.bool))
+            values[i] = value
+            held.append(np.ones((1,) * dense.ndim, np.bool_))
         else:
-            row[outer(where, dense.shape)] = value
-            held.append(indicator(dense.shape, where).bool())
+            index, width = rows(dense.shape, where)
+            values[i].reshape(-1, width)[index] = value.reshape(-1, width)
+            held.append(indicator(dense.shape, where).astype(np.bool_))
     widest = [max(sizes) for sizes in zip(*(h.shape for h in held), strict=True)]
-    return values, torch.stack([h.expand(widest) for h in held])
+    return values, np.stack([np.broadcast_to(h, widest) for h in held])
 
 
 def settle(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) -> tuple[Tensors, Tensors]:
@@ -194,9 +197,9 @@ def settle(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) -
             f"wait for more clients or lower f"
         )
     need = len(rows) if rule.keep == "all" else rule.min_holders or 2 * rule.f + 1
-    moves = {k: h.sum(0) >= need for k, h in rows.held.items()}
+    moves = {k: np.asarray(h.sum(0) >= need) for k, h in rows.held.items()}
     # A coordinate that will stay takes no part in distances: a lone liar could stretch them at will.
-    if not all(bool(m.all()) for m in moves.values()):
+    if not all(m.all() for m in moves.values()):
         rows = replace(
             rows,
             held={k: h & moves[k] for k, h in rows.held.items()},
@@ -204,12 +207,16 @@ def settle(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) -
         )
     centre, state = rule.centre(shared, state, rows)
     for name, z in centre.items():
-        old = shared[name].detach()
-        full = (not_below(name, z.to(torch.float64) + old) if rows.delta else z).to(old.dtype)
-        new[name] = torch.where(moves[name], full, old)
+        old = shared[name]
+        new[name] = np.where(moves[name], cast(_reached(name, z, old) if rows.delta else z, old.dtype), old)
         if not is_finite(new[name]):
             raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates")
     new |= gathered.counters
     if need > 1:
         new |= gathered.kept.bitmaps(shared, gathered.kept.clients if rule.keep == "all" else need)
     return new, state
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _reached(name: str, step: Array, old: Array) -> Array:
+    return not_below(name, np.asarray(step.astype(np.float64) + old))

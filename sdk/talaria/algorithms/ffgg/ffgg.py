@@ -15,24 +15,27 @@ and at an overpersonalized θ* every g_i is zero, stale ones and those of a few 
 decay on the private part, label noise or a part too small to fit the data end that regime.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from torch.nn import Module
+import numpy as np
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
-from talaria.algorithms.ffgg.gradients import body_gradient
 from talaria.algorithms.hparams import Epochs, Rate, at_least, check, one_of, require
 from talaria.algorithms.sharing import parted, update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, minus, only
-from talaria.training.batching import steps_of
-from talaria.training.loop import Objective, calibrate, cross_entropy, ready, served, train
+from talaria.training.engine import Objective, calibrate, ready, served, train
 from talaria.types import Recipe, Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +88,15 @@ class FFGG:
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         start = {**shared, **private}
         if self.form == "gradient":
+            from talaria.algorithms.ffgg.gradients import body_gradient
+            from talaria.training.loop import cross_entropy
+
             state = self._fitted(task, calibrate(task, start), "head 0")
             slopes = body_gradient(task, state, self.objective or cross_entropy(task.recipe.smoothing))
             gamma = self.gamma or task.recipe.lr
             # What the gradient does not cover (aggregated BatchNorm statistics) moves by its own difference.
-            moved = {**state, **{k: shared[k] - gamma * g for k, g in slopes.items() if k in shared}}
-            norm = float(sum(g.double().square().sum() for g in slopes.values())) ** 0.5
+            moved = {**state, **{k: np.asarray(shared[k] - gamma * g) for k, g in slopes.items() if k in shared}}
+            norm = sum(float(np.square(g, dtype=np.float64).sum()) for g in slopes.values()) ** 0.5
             return _difference(update(task, moved, shared, gradient_norm=norm), shared), only(state, private)
         state = self._fitted(task, ready(task, start), "head 0")
         body = task.split.of("body")
@@ -98,6 +104,8 @@ class FFGG:
         if not self.refit:
             state = self._trained(task, state, body, steps, "body")
         else:
+            from talaria.training.batching import steps_of
+
             for k in range(steps_of(steps, len(task.train))):
                 state = state if k == 0 else self._fitted(task, state, f"head {k}")
                 state = self._trained(task, state, body, steps.but(steps=1), f"body {k}")

@@ -20,24 +20,26 @@ branches are trained and sent, all else is frozen (ResNet-18 with the paper's ad
 parameters); a model without adapters has no pretrained backbone to freeze, and is trained and sent whole.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, ClassVar
-
-from torch.nn import Module
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
-from talaria.algorithms.heart_pfl.prototypes import aligned
 from talaria.algorithms.heart_pfl.trained import follow, sent
 from talaria.algorithms.hparams import Epochs, at_least, check, off, one_of
 from talaria.algorithms.sharing import update
 from talaria.errors import ConfigError
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only, prefixed, under, without
-from talaria.training.loop import Pull, ready, served, state_of, train
+from talaria.training.engine import Pull, ready, served, state_of, train
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 OWN = "own/"
 """Prefix of the personal model among a device's private tensors."""
@@ -104,6 +106,8 @@ class HeartPFL:
             )
         anchor = {k: t for k, t in shared.items() if k not in task.split.statistics}
         pull = Pull(anchor, 2 * self.lam) if self.lam > 0 else None
+        from talaria.algorithms.heart_pfl.prototypes import aligned
+
         objective, tap = aligned(task, u, self.align, self.variant)
         with tap:
             start, moving = ready(task, {**u, **v}), follow(task.split, shared)

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from talaria.errors import ModelError
 from talaria.model.split import Split
+from talaria.model.state import load, tensor_of
 from talaria.tensors import Tensors
-from talaria.training.loop import Objective, load
+from talaria.training.engine import Objective
 from talaria.types import Samples, Task
 
 DEPTHS = 4
@@ -90,7 +91,8 @@ def class_means(f: Tensor, y: Tensor, classes: int) -> Tensor:
 
 def prototypes(module: Module, names: Sequence[str], samples: Samples, classes: int) -> list[Tensor]:
     """Per stage, the class means (classes, d) in the module's present modes (eval, for plain group means)."""
-    return [class_means(f, samples.y, classes) for f in features(module, names, samples.x)]
+    x, y = tensor_of(samples.x), tensor_of(samples.y)
+    return [class_means(f, y, classes) for f in features(module, names, x)]
 
 
 def alignment(own: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:

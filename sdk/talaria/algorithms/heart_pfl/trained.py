@@ -1,14 +1,17 @@
 """U: the part of a model that HEART-PFL trains and sends."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 from math import prod
-
-from torch.nn import Module
-from torch.nn.modules.batchnorm import _BatchNorm
+from typing import TYPE_CHECKING
 
 from talaria.algorithms.sharing import WHOLE
 from talaria.errors import ModelError
 from talaria.model.split import Split
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 def sent(model: Module, split: Split, trains: str) -> tuple[str, ...]:
@@ -41,5 +44,7 @@ def trainable(model: Module, split: Split) -> int:
 
 def _norms(model: Module) -> set[str]:
     """Keys of the BatchNorms outside of downsampling branches, which the paper's names do not match."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
     layers = (n for n, m in model.named_modules() if isinstance(m, _BatchNorm) and "downsample" not in n.split("."))
     return {f"{n}.{k}" for n in layers for k in model.get_submodule(n).state_dict()}

@@ -27,10 +27,10 @@ taken. The abstract lets only subnetworks travel in both directions: here the do
 same bytes for all, of which each device cuts out its part.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from __future__ import annotations
 
-from torch.nn import Module
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -43,8 +43,11 @@ from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.model import masks
 from talaria.model.split import Split
 from talaria.tensors import Tensors, without
-from talaria.training.loop import accuracy, calibrate, ready, served, train
+from talaria.training.engine import accuracy, calibrate, ready, served, train
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-import torch
+import numpy as np
 
 from talaria.model import masks
 from talaria.model.split import Part
@@ -27,7 +27,7 @@ def assembled(shared: Tensors, private: Tensors) -> Tensors:
     download has its own value here: nobody averaged it since, however many rounds went by without this device."""
     values, own = without(shared, masks.PREFIX), under(private, OWN)
     seen = under(private, SEEN) if len(values) < len(shared) else {}
-    kept = {key: torch.where(values[key] == before, own[key], values[key]) for key, before in seen.items()}
+    kept = {key: np.where(values[key] == before, own[key], values[key]) for key, before in seen.items()}
     return {**values, **kept, **_stayed(private)}
 
 

@@ -6,19 +6,21 @@ trained, or by the first-order Taylor score (Molchanov et al., 2019) on its own 
 
 import math
 from dataclasses import dataclass
+from typing import Literal, cast
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from talaria.errors import ModelError
-from talaria.model import masks, pruning
+from talaria.model import masks
 from talaria.model.masks import ChannelMask
+from talaria.model.widths import aligned
 from talaria.planning.plan import Plan
-from talaria.tensors import Tensors
-from talaria.training.loop import accuracy, gradient, load, train
+from talaria.tensors import Array, Tensors
+from talaria.training.engine import accuracy, gradient, train
 from talaria.types import Recipe, Task
 
-KINDS: dict[str, pruning.Kind] = {"l1": "l1", "bn": "bn", "taylor": "taylor"}
+Kind = Literal["l1", "bn", "taylor"]
+KINDS: tuple[Kind, ...] = ("l1", "bn", "taylor")
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ def next_widths(mask: ChannelMask, plan: Plan | None, *, step: float, cap: float
     widths = {}
     for group, size in mask.layout.sizes.items():
         now = len(mask.kept[group])
-        floor = planned.get(group, pruning.aligned(size * (1 - cap), block))
-        below = min(pruning.aligned(now * (1 - step), block), max(block, now - block))
+        floor = planned.get(group, aligned(size * (1 - cap), block))
+        below = min(aligned(now * (1 - step), block), max(block, now - block))
         widths[group] = min(now, max(floor, below))
     return widths
 
@@ -88,6 +90,8 @@ def narrowed(
     mask = mask_of(task)
     if all(len(mask.kept[group]) <= width for group, width in widths.items()):
         return task, state
+    from talaria.model import pruning
+
     smaller = pruning.choose(_scores(task, state, own, kind), mask, widths=widths, block=block)
     if smaller.kept == mask.kept:
         return task, state
@@ -95,13 +99,16 @@ def narrowed(
     return task.but(model=model, mask=smaller), masks.shrink(state, mask, smaller)
 
 
-def _scores(task: Task, state: Tensors, own: Tensors, kind: str) -> dict[str, Tensor]:
+def _scores(task: Task, state: Tensors, own: Tensors, kind: str) -> dict[str, Array]:
+    from talaria.model import pruning
+    from talaria.model.state import load
+
     mask = mask_of(task)
     if kind == "taylor":
         slopes = slopes_of(task, state)
         return pruning.importance(load(task.model, state), mask.layout, "taylor", mask, slopes)
     chooses = own or train(task, state, purpose="importance")
-    return pruning.importance(load(task.model, chooses), mask.layout, KINDS[kind], mask)
+    return pruning.importance(load(task.model, chooses), mask.layout, cast(Kind, kind), mask)
 
 
 def slopes_of(task: Task, state: Tensors) -> Tensors:
@@ -111,7 +118,7 @@ def slopes_of(task: Task, state: Tensors) -> Tensors:
     pieces = math.ceil(count / math.ceil(task.recipe.batch / task.recipe.accumulate))
     mean: Tensors = {}
     for first in range(pieces):
-        index = torch.arange(first, count, pieces)
+        index = np.arange(first, count, pieces)
         slopes = gradient(task, state, samples=task.train.take(index), purpose=f"importance {first}")
-        mean = {k: mean.get(k, 0) + v * (len(index) / count) for k, v in slopes.items()}
+        mean = {k: np.asarray(mean.get(k, 0) + v * (len(index) / count)) for k, v in slopes.items()}
     return mean

@@ -12,25 +12,28 @@ with ReLU the difference ``hf`` crosses kinks, and is several times off the term
 ended within .005 of one another's accuracy, hence ``fo``, which costs two gradients a step, is the default.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from __future__ import annotations
 
-import torch
-from torch.nn import Module
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.hparams import Rate, Weighed, at_least, check, off, one_of
-from talaria.algorithms.perfedavg.triples import Batch, triples
 from talaria.algorithms.sharing import update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
-from talaria.training.batching import LayerDraws
-from talaria.training.functional_sgd import FunctionalSGD, leaves
-from talaria.training.loop import ready, served, train
+from talaria.training.engine import ready, served, train
 from talaria.types import Recipe, Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from talaria.algorithms.perfedavg.triples import Batch
+    from talaria.training.batching import LayerDraws
+    from talaria.training.functional_sgd import FunctionalSGD, Leaves
 
 SLICE = 256
 """Samples that one pass of the served step holds in memory."""
@@ -79,6 +82,10 @@ class PerFedAvg:
         return FedAvg().init(model, split)
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        from talaria.algorithms.perfedavg.triples import triples
+        from talaria.training.batching import LayerDraws
+        from talaria.training.functional_sgd import FunctionalSGD
+
         walk = FunctionalSGD(task, {**shared, **private}, task.recipe)
         noise = LayerDraws(task, "train/inner"), LayerDraws(task, "train"), LayerDraws(task, "train/curve")
         for batches in triples(task):
@@ -88,7 +95,7 @@ class PerFedAvg:
 
     def _meta_gradient(
         self, walk: FunctionalSGD, batches: tuple[Batch, Batch, Batch], noise: tuple[LayerDraws, LayerDraws, LayerDraws]
-    ) -> Tensors:
+    ) -> Leaves:
         """The gradient of f(w − α ∇f(w)), estimated on (D, D', D''). Only the pass over D, at w, moves BatchNorm."""
         w, alpha = walk.weights, self.alpha(walk.recipe)
         step = walk.gradient(w, *batches[0], keep=True, draws=noise[0])
@@ -101,8 +108,10 @@ class PerFedAvg:
             bent = self._differenced(walk, batches[2], g, noise[2])
         return {k: slope - alpha * bent[k] if k in bent else slope for k, slope in g.items()}
 
-    def _differenced(self, walk: FunctionalSGD, batch: Batch, along: Tensors, noise: LayerDraws) -> Tensors:
+    def _differenced(self, walk: FunctionalSGD, batch: Batch, along: Leaves, noise: LayerDraws) -> Leaves:
         """∇²f(w) · along by central differences; both sides see the same dropout, else its noise would be all."""
+        import torch
+
         length = float(torch.stack([v.double().square().sum() for v in along.values()]).sum().sqrt())
         if length == 0:
             return {}
@@ -123,6 +132,8 @@ class PerFedAvg:
         return served(task, train(task, state, recipe=recipe, purpose="tune"))
 
 
-def _moved(w: Tensors, along: Tensors, by: float) -> Tensors:
+def _moved(w: Leaves, along: Leaves, by: float) -> Leaves:
     """w + by · along, as leaves."""
+    from talaria.training.functional_sgd import leaves
+
     return leaves({k: v.detach() + by * along[k] if k in along else v for k, v in w.items()})

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from talaria.model.state import array_of, tensor_of
+from talaria.tensors import Array
 from talaria.training import augment
 from talaria.training.batching import batches, steps_of
 from talaria.types import Task
@@ -21,7 +24,7 @@ def triples(task: Task) -> Iterator[tuple[Batch, Batch, Batch]]:
     for second in batches(count, third(count, size), steps_of(task.recipe, count), outer):
         first, last = apart(count, second, size, inner)
         one, two, three = (
-            (change(task.train.x[index], draws), task.train.y[index])
+            (change(tensor_of(task.train.x[index]), draws), tensor_of(task.train.y[index]))
             for index, draws in ((first, inner), (second, outer), (last, curve))
         )
         yield one, two, three
@@ -32,17 +35,17 @@ def third(count: int, size: int) -> int:
     return min(size, max(1, count // 3))
 
 
-def apart(count: int, taken: Tensor, size: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+def apart(count: int, taken: Array, size: int, draws: torch.Generator) -> tuple[Array, Array]:
     """Two more index batches of at most ``size``, disjoint from each other and from ``taken``.
 
     With one sample left both are that one; with none, both are ``taken``.
     """
-    rest = torch.ones(count, dtype=torch.bool)
+    rest = np.ones(count, bool)
     rest[taken] = False
-    left = rest.nonzero().flatten()
+    left = np.flatnonzero(rest)
     if len(left) < 2:
         lone = left if len(left) else taken
         return lone, lone
-    left = left[torch.randperm(len(left), generator=draws)]
+    left = left[array_of(torch.randperm(len(left), generator=draws))]
     half = min(size, len(left) // 2)
     return left[:half], left[half : 2 * half]

@@ -4,6 +4,7 @@
 between devices, counts (:mod:`talaria.aggregate.class_statistics`). Statistics are float64.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Sequential
@@ -12,7 +13,8 @@ from talaria.aggregate import class_statistics as pooled
 from talaria.algorithms.pfedgm import gaussian
 from talaria.algorithms.pfedgm.gaussian import Statistics
 from talaria.algorithms.pfedgm.navigator import Projection
-from talaria.tensors import Tensors
+from talaria.model.state import array_of, tensor_of
+from talaria.tensors import Array, Tensors
 from talaria.types import Task
 
 UNSEEN = -50.0
@@ -39,17 +41,17 @@ class Quadratic(Module):
         return bias - 0.5 * white.square().reshape(len(z), len(bias), -1).sum(2)
 
 
-def taken(task: Task, z: Tensor, shared: Tensors, at_least: int = 1) -> Statistics:
+def taken(task: Task, z: Array, shared: Tensors, at_least: int = 1) -> Statistics:
     """The statistics of the training samples' features ``z`` (N, k), without classes of fewer than ``at_least``."""
-    flat = shared[pooled.WITHIN].dim() == 1
-    return gaussian.collect(z, task.train.y, task.classes, diagonal=flat, at_least=at_least)
+    flat, y = shared[pooled.WITHIN].ndim == 1, tensor_of(task.train.y)
+    return gaussian.collect(tensor_of(z), y, task.classes, diagonal=flat, at_least=at_least)
 
 
 def as_sent(stats: Statistics, shared: Tensors) -> Tensors:
     """The statistics under the names of ``shared``, and zeros for what the server alone works out."""
     values = {pooled.COUNT: stats.count, pooled.MEAN: stats.mean, pooled.WITHIN: stats.scatter}
-    none = {k: torch.zeros_like(shared[k]) for k in (pooled.BETWEEN, pooled.PRIOR)}
-    return {k: v.to(shared[k].dtype) for k, v in values.items()} | none
+    none = {k: np.zeros_like(shared[k]) for k in (pooled.BETWEEN, pooled.PRIOR)}
+    return {k: array_of(v).astype(shared[k].dtype) for k, v in values.items()} | none
 
 
 def personal_head(stats: Statistics, shared: Tensors, matrix: Tensor, prior_samples: float, predictive: bool) -> Module:
@@ -73,11 +75,11 @@ def personal_head(stats: Statistics, shared: Tensors, matrix: Tensor, prior_samp
 
 def fused(stats: Statistics, shared: Tensors) -> tuple[Tensor, list[Tensor]]:
     """``(μ_ic (C, k), [P_ic])``: K = P (P + Σ^g/n_ic)⁻¹, μ_ic = μ^g_c + K (m_ic − μ^g_c)."""
-    prior = shared[pooled.MEAN].double()
-    sigma = gaussian.regular(shared[pooled.WITHIN].double())
+    prior, between, spread_of = (_known(shared, k) for k in (pooled.MEAN, pooled.BETWEEN, pooled.PRIOR))
+    sigma = gaussian.regular(_known(shared, pooled.WITHIN))
     means, spreads = prior.clone(), []
     for c in range(len(prior)):
-        variance = shared[pooled.BETWEEN].double() + shared[pooled.PRIOR][c].double()
+        variance = between + spread_of[c]
         spread = variance if sigma.dim() == 1 else torch.diag(variance)
         if stats.count[c] > 0:
             means[c], spread, _ = gaussian.posterior(prior[c], spread, stats.mean[c], sigma / stats.count[c])
@@ -88,8 +90,8 @@ def fused(stats: Statistics, shared: Tensors) -> tuple[Tensor, list[Tensor]]:
 def covariance(stats: Statistics, shared: Tensors, prior_samples: float) -> Tensor:
     """Σ_i = (ν₀ Σ^g + S_i)/(ν₀ + n_i − C_i); Σ^g is the device's own while the fleet has counted nothing."""
     n, held = float(stats.count.sum()), float((stats.count > 0).sum())
-    sigma = shared[pooled.WITHIN].double()
-    if not bool(shared[pooled.COUNT].any()):
+    sigma = _known(shared, pooled.WITHIN)
+    if not shared[pooled.COUNT].any():
         sigma = gaussian.regular(stats.scatter / max(n - held, 1.0))
     return gaussian.regular((prior_samples * sigma + stats.scatter) / (prior_samples + n - held))
 
@@ -99,7 +101,7 @@ def log_prior(stats: Statistics, shared: Tensors) -> Tensor:
     classes = len(stats.count)
     a = 1 / classes
     share = torch.log((stats.count + a) / (stats.count.sum() + a * classes))
-    seen = (stats.count > 0) | (shared[pooled.COUNT] > 0)
+    seen = (stats.count > 0) | (_known(shared, pooled.COUNT) > 0)
     return torch.where(seen, share, torch.full_like(share, UNSEEN))
 
 
@@ -107,6 +109,10 @@ def tamed(logits: Tensor) -> float:
     """What to multiply logits (N, C) by so that no row spans more than :data:`SPAN`; at most 1."""
     spans = logits.amax(1) - logits.amin(1) if len(logits) else torch.zeros(1)
     return min(1.0, SPAN / max(float(spans.max()), SPAN))
+
+
+def _known(shared: Tensors, name: str) -> Tensor:
+    return tensor_of(shared[name]).double()
 
 
 def _linear(weight: Tensor, bias: Tensor) -> Linear:

@@ -16,8 +16,9 @@ from torch.nn import Linear, Module, Parameter
 from talaria.errors import ModelError
 from talaria.model.masks import ChannelMask
 from talaria.model.split import Part, Split
-from talaria.tensors import Tensors, prefixed, under
-from talaria.training.loop import served
+from talaria.model.state import state_of, tensor_of, to_arrays
+from talaria.tensors import Array, Tensors, prefixed, under
+from talaria.training.engine import served
 from talaria.types import Task
 
 EXTRACTOR = "extractor."
@@ -100,7 +101,7 @@ def projection_for(model: Module, layer: str, mask: ChannelMask | None, features
         dense = sum(mask.layout.sizes[g] * repeat for g, repeat in axis) if axis else dense
         kept = mask.indices[key][1]
     matrix = projection(features, dense, linear.weight.dtype)
-    return matrix if kept is None else matrix[:, kept]
+    return matrix if kept is None else matrix[:, tensor_of(kept)]
 
 
 def projection_of(task: Task, features: int) -> Tensor:
@@ -117,10 +118,11 @@ def replaced(model: Module, layer: str, new: Module) -> Module:
     return out
 
 
-def start(weight: Tensor, features: int) -> Tensors:
+def start(weight: Array, features: int) -> Tensors:
     """The first anchors, as they travel: the rows of the last layer's ``weight`` (C, d), projected."""
-    matrix = projection(features, weight.shape[1], weight.dtype)
-    return prefixed({ANCHORS: weight @ matrix.T, SCALE: torch.zeros((), dtype=weight.dtype)}, NAVIGATOR)
+    rows = tensor_of(weight)
+    anchors = rows @ projection(features, weight.shape[1], rows.dtype).T
+    return prefixed(to_arrays({ANCHORS: anchors, SCALE: torch.zeros((), dtype=rows.dtype)}), NAVIGATOR)
 
 
 def task_of(task: Task, shared: Tensors, features: int) -> Task:
@@ -140,7 +142,7 @@ def task_of(task: Task, shared: Tensors, features: int) -> Task:
         frozenset(EXTRACTOR + k for k in task.split.counters),
         task.split.buffers,
     )
-    return task.but(model=Navigated(extractor, shared[NAVIGATOR + ANCHORS].clone()), split=split)
+    return task.but(model=Navigated(extractor, tensor_of(shared[NAVIGATOR + ANCHORS]).clone()), split=split)
 
 
 def enter(task: Task, shared: Tensors, private: Tensors) -> Tensors:
@@ -158,6 +160,6 @@ def leave(state: Tensors) -> Tensors:
 def serve(task: Task, state: Tensors, head: Module) -> Module:
     """The task's model with the navigated ``state`` and ``head`` for its last linear layer: what a device runs."""
     layer = last_linear(task.model, task.split)
-    filler = {f"{layer}.{k}": v for k, v in task.model.get_submodule(layer).state_dict().items()}
+    filler = prefixed(state_of(task.model.get_submodule(layer)), f"{layer}.")
     module = served(task, {**under(state, EXTRACTOR), **filler})
     return replaced(module, layer, head).requires_grad_(False).eval()

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from talaria.algorithms.pfedgm.navigator import Navigated, spread_apart
 from talaria.algorithms.pfedgm.resampling import sampled_log_prior, virtual_features
+from talaria.model.state import tensor_of
 from talaria.tensors import Tensors
-from talaria.training.loop import Objective
+from talaria.training.engine import Objective
 from talaria.types import Task
 
 CENTRES, HELD = "own/centres", "own/held"
@@ -34,10 +35,10 @@ def objective(
     The options are those of :class:`~talaria.algorithms.pfedgm.PFedGM`; virtual features come from ``draws``. The term
     of η_intra needs the class means of an earlier round among ``private``.
     """
-    count = torch.bincount(task.train.y, minlength=task.classes).float()
+    count = torch.bincount(tensor_of(task.train.y), minlength=task.classes).float()
     offset = sampled_log_prior(count, rho)
     sample = virtual_features(count, shared, draws) if virtual else None
-    centres, held = private.get(CENTRES), private.get(HELD)
+    centres, held = (tensor_of(private[k]) if k in private else None for k in (CENTRES, HELD))
 
     def of_batch(module: Module, x: Tensor, y: Tensor) -> Tensor:
         model = cast(Navigated, module)

@@ -20,11 +20,12 @@ its logits would span more than 30. ``predictive`` adds each mean's own uncertai
 which is quadratic in z: for very few samples. The variance head that the abstract's generator may have is left out.
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from __future__ import annotations
 
-import torch
-from torch.nn import Module
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import numpy as np
 
 from talaria.aggregate import class_statistics as pooled
 from talaria.aggregate.base import Aggregator
@@ -32,15 +33,14 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.finetune import TuneOn, labelled
 from talaria.algorithms.hparams import Epochs, Rate, above, at_least, check, one_of, require, within
-from talaria.algorithms.pfedgm import navigator
-from talaria.algorithms.pfedgm.head import as_sent, fused, personal_head, taken
-from talaria.algorithms.pfedgm.objective import CENTRES, HELD, objective
-from talaria.algorithms.pfedgm.resampling import resampled
 from talaria.algorithms.sharing import update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
-from talaria.training.loop import predict, ready, served, state_of, train
+from talaria.training.engine import predict, ready, served, state_of, train
 from talaria.types import Task, Update
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,8 @@ class PFedGM:
         return pooled.PooledStatistics(inner=self.inner, motion=self.motion, blend=self.blend)
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+        from talaria.algorithms.pfedgm import navigator
+
         state, layer = state_of(model), navigator.last_linear(model, split)
         weight, gone = state[f"{layer}.weight"], {f"{layer}.weight", f"{layer}.bias"}
         away = [k for k in split.travels("body", "adapters", "head") if k not in gone]
@@ -101,6 +103,11 @@ class PFedGM:
         return shared, {k: v for k, v in state.items() if k not in gone.union(away)}
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        from talaria.algorithms.pfedgm import navigator
+        from talaria.algorithms.pfedgm.head import as_sent, fused, taken
+        from talaria.algorithms.pfedgm.objective import CENTRES, HELD
+        from talaria.model.state import array_of
+
         inner = navigator.task_of(task, shared, self.features)
         state = self._trained(inner, navigator.enter(task, shared, private), shared, private, "train")
         z = predict(served(inner, ready(inner, state)), inner.train.x)
@@ -108,10 +115,13 @@ class PFedGM:
         values = {**navigator.leave(state), **as_sent(sent, shared)}
         kept = {k: v for k, v in values.items() if k not in shared}
         centres, _ = fused(own, shared)
-        classes = {CENTRES: centres.float(), HELD: (own.count > 0).to(torch.uint8)}
+        classes = {CENTRES: array_of(centres.float()), HELD: array_of(own.count > 0).astype(np.uint8)}
         return update(task, values, shared), {**kept, **classes}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        from talaria.algorithms.pfedgm import navigator
+        from talaria.algorithms.pfedgm.head import personal_head, taken
+
         inner = navigator.task_of(task, shared, self.features).but(train=labelled(task, self.tune_on))
         state = ready(inner, navigator.enter(task, shared, private))
         if self.tune_epochs:
@@ -122,6 +132,9 @@ class PFedGM:
         return navigator.serve(task, state, personal_head(stats, shared, matrix, nu, self.predictive))
 
     def _trained(self, inner: Task, state: Tensors, shared: Tensors, private: Tensors, purpose: str) -> Tensors:
+        from talaria.algorithms.pfedgm.objective import objective
+        from talaria.algorithms.pfedgm.resampling import resampled
+
         draws = inner.generator(purpose + " samples")
         samples = inner.train.take(resampled(inner.train.y, self.rho, draws))
         weights = {"rho": self.rho, "inter": self.inter, "intra": self.intra, "virtual": self.virtual}

@@ -3,31 +3,34 @@ of absent classes."""
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from talaria.aggregate import class_statistics as pooled
 from talaria.algorithms.pfedgm import gaussian
-from talaria.tensors import Tensors
+from talaria.model.state import array_of, tensor_of
+from talaria.tensors import Array, Tensors
 
 
-def resampled(y: Tensor, rho: float, draws: Generator) -> Tensor:
+def resampled(y: Array, rho: float, draws: Generator) -> Array:
     """``len(y)`` indices with P(b) ∝ n_{y_b}^−ρ: 0 keeps the data as it is, 1 makes the classes equally frequent.
 
     A class drawn more often than it has samples repeats them in turn; one drawn less often is thinned.
     """
     if rho == 0:
-        return torch.arange(len(y))
-    held, count = torch.unique(y, return_counts=True)
-    drawn = torch.multinomial(count.double() ** (1 - rho), len(y), replacement=True, generator=draws)
+        return np.arange(len(y))
+    held, count = np.unique(y, return_counts=True)
+    weight = tensor_of(count).double() ** (1 - rho)
+    drawn = torch.multinomial(weight, len(y), replacement=True, generator=draws)
     wanted = torch.bincount(drawn, minlength=len(held))
     out = []
     for label, n in zip(held.tolist(), wanted.tolist(), strict=True):
-        own = (y == label).nonzero().flatten()
+        own = np.flatnonzero(y == label)
         rounds = -(-n // len(own))
-        shuffled = [own[torch.randperm(len(own), generator=draws)] for _ in range(rounds)]
-        out.append(torch.cat(shuffled)[:n] if shuffled else own[:0])
-    return torch.cat(out)
+        shuffled = [own[array_of(torch.randperm(len(own), generator=draws))] for _ in range(rounds)]
+        out.append(np.concatenate(shuffled)[:n] if shuffled else own[:0])
+    return np.concatenate(out)
 
 
 def sampled_log_prior(count: Tensor, rho: float) -> Tensor:
@@ -39,11 +42,11 @@ def sampled_log_prior(count: Tensor, rho: float) -> Tensor:
 def virtual_features(count: Tensor, shared: Tensors, draws: Generator) -> Callable[[], tuple[Tensor, Tensor]] | None:
     """Draws one feature per class that the device lacks (``count`` 0) and the fleet knows, from N(μ^g_c, Σ^g); None
     where there is no such class."""
-    absent = ((count == 0) & (shared[pooled.COUNT] > 0)).nonzero().flatten()
+    absent = ((count == 0) & (tensor_of(shared[pooled.COUNT]) > 0)).nonzero().flatten()
     if not len(absent):
         return None
-    root = gaussian.factor(gaussian.regular(shared[pooled.WITHIN].double()))
-    means = shared[pooled.MEAN][absent].double()
+    root = gaussian.factor(gaussian.regular(tensor_of(shared[pooled.WITHIN]).double()))
+    means = tensor_of(shared[pooled.MEAN])[absent].double()
 
     def sample() -> tuple[Tensor, Tensor]:
         noise = torch.randn(means.shape, generator=draws, dtype=torch.float64)

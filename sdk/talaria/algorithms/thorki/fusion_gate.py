@@ -7,12 +7,14 @@ Reconstructed for Thorki; no public text gives the fusion network. The constant 
 
 from copy import deepcopy
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn import Linear, Module
 from torch.nn import functional as F
 
 from talaria import seeds
+from talaria.model.state import array_of, tensor_of
 from talaria.types import Samples, Task
 
 HIDDEN = 16
@@ -26,18 +28,18 @@ def divided(task: Task, share: float) -> tuple[Samples, Samples]:
     if len(task.val):
         return task.train, task.val
     draws = seeds.generator(task.seed, task.client, 0, "thorki adapt")
-    held = torch.zeros(len(task.train), dtype=torch.bool)
+    held = np.zeros(len(task.train), bool)
     for label in sorted(set(task.train.y.tolist())):
-        own = (task.train.y == label).nonzero().flatten()
+        own = np.flatnonzero(task.train.y == label)
         if len(own) > 1:
             count = max(1, round(share * len(own)))
-            held[own[torch.randperm(len(own), generator=draws)[:count]]] = True
-    return task.train.take((~held).nonzero().flatten()), task.train.take(held.nonzero().flatten())
+            held[own[array_of(torch.randperm(len(own), generator=draws))[:count]]] = True
+    return task.train.take(np.flatnonzero(~held)), task.train.take(np.flatnonzero(held))
 
 
 def label_shift(task: Task) -> Tensor:
     """log π_i (C,): the device's label frequencies, with one sample's weight spread over all classes."""
-    count = torch.bincount(task.train.y, minlength=task.classes).float()
+    count = torch.bincount(tensor_of(task.train.y), minlength=task.classes).float()
     return torch.log((count + 1 / task.classes) / (count.sum() + 1))
 
 

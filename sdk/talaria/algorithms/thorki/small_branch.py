@@ -1,18 +1,21 @@
 """The small private model beside a large shared one: narrow plain networks for the shape of the data."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Sequence
 from math import prod
-
-import torch
-from torch.nn import AvgPool1d, BatchNorm1d, Conv1d, Conv2d, Flatten, Linear, MaxPool2d, Module, ReLU, Sequential
+from typing import TYPE_CHECKING
 
 from talaria.errors import ConfigError
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.tensors import Tensors
-from talaria.training.loop import state_of, train
+from talaria.training.engine import state_of, train
 from talaria.types import Recipe, Samples, Task
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 AUTO = "auto"
 
@@ -40,6 +43,8 @@ def build(name: str, input_shape: Sequence[int], classes: int, seed: int) -> Mod
     """The zoo model ``name``, or with ``"auto"`` a narrow network, of a tenth to a third of the zoo's weights:
     1D convolutions with BatchNorm for windows (C, T ≥ 8), 2D ones for images (C, H, W ≥ 16), else a small
     perceptron. Weights follow ``seed`` alone. Raises :class:`~talaria.errors.ConfigError` for an unknown name."""
+    import torch
+
     shape = tuple(input_shape)
     if name != AUTO:
         return zoo.build(ModelSpec(name, shape, classes, seed=seed))
@@ -53,6 +58,8 @@ def build(name: str, input_shape: Sequence[int], classes: int, seed: int) -> Mod
 
 
 def _windows(shape: tuple[int, ...], classes: int) -> Module:
+    from torch.nn import AvgPool1d, BatchNorm1d, Conv1d, Flatten, Linear, ReLU, Sequential
+
     layers: OrderedDict[str, Module] = OrderedDict()
     width, length = shape
     for k, (out, kernel, stride) in enumerate(((16, 7, 2), (32, 5, 2), (48, 3, 1)), 1):
@@ -68,6 +75,8 @@ def _windows(shape: tuple[int, ...], classes: int) -> Module:
 
 
 def _images(shape: tuple[int, ...], classes: int) -> Module:
+    from torch.nn import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
+
     height, width = (size // 4 for size in shape[1:])
     return Sequential(
         OrderedDict(
@@ -86,6 +95,8 @@ def _images(shape: tuple[int, ...], classes: int) -> Module:
 
 
 def _rows(shape: tuple[int, ...], classes: int) -> Module:
+    from torch.nn import Flatten, Linear, ReLU, Sequential
+
     return Sequential(
         OrderedDict(flatten=Flatten(), fc1=Linear(prod(shape), 48), relu1=ReLU(), head=Linear(48, classes))
     )

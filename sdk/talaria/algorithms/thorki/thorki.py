@@ -20,24 +20,26 @@ adapters and head are federated; of two low-rank factors the first stays as its 
 of products is not the product of means, and with a common first factor it is.
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from __future__ import annotations
 
-from torch import Tensor
-from torch.nn import Module
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.hparams import Epochs, Rate, above, at_least, check, one_of, within
 from talaria.algorithms.sharing import WHOLE, parted, update
-from talaria.algorithms.thorki import fusion_gate, small_branch
-from talaria.algorithms.thorki.fusion_gate import Fused, divided, label_shift
+from talaria.algorithms.thorki import small_branch
 from talaria.errors import ModelError
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only, prefixed, under, without
-from talaria.training.loop import predict, ready, served, state_of, train
+from talaria.training.engine import predict, ready, served, state_of, train
 from talaria.types import Samples, Task, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
 
 SMALL = "small/"
 """Prefix of the small model among a device's private tensors."""
@@ -94,6 +96,8 @@ class Thorki:
         return only(state, away), {k: v for k, v in state.items() if k not in gone}
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
+        from talaria.algorithms.thorki.fusion_gate import divided
+
         learn, _ = divided(task, self.adapt_share)
         general = {**shared, **without(private, SMALL)}
         if self.general == "full":
@@ -105,6 +109,8 @@ class Thorki:
         return update(task, general, shared), {**kept, **prefixed(small, SMALL)}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+        from talaria.algorithms.thorki.fusion_gate import Fused, divided, label_shift
+
         learn, adapt = divided(task, self.adapt_share)
         state = under(private, SMALL) or self._small(task, {}, self.join_epochs, learn)
         general = served(task, ready(task, {**shared, **without(private, SMALL)}))
@@ -117,13 +123,16 @@ class Thorki:
         self, task: Task, general: Module, small: Module, adapt: Samples, shift: Tensor | None = None
     ) -> Module:
         """The gate fitted on ``adapt``; the same seeds give the same gate."""
+        from talaria.algorithms.thorki import fusion_gate
+        from talaria.model.state import tensor_of
+
         if not len(adapt):
             return fusion_gate.ConstantGate(0.5)
-        z_g, z_p = predict(general, adapt.x), predict(small, adapt.x)
+        z_g, z_p = tensor_of(predict(general, adapt.x)), tensor_of(predict(small, adapt.x))
         z_g = z_g if shift is None else z_g + shift
         per_sample = self.gate == "sample" or (self.gate == "auto" and len(adapt) >= 5 * task.classes)
-        draws = task.generator("gate")
-        return fusion_gate.fit(z_g, z_p, adapt.y, draws, per_sample=per_sample, steps=self.gate_steps, lr=self.gate_lr)
+        y, draws = tensor_of(adapt.y), task.generator("gate")
+        return fusion_gate.fit(z_g, z_p, y, draws, per_sample=per_sample, steps=self.gate_steps, lr=self.gate_lr)
 
     def _small(self, task: Task, state: Tensors, epochs: int, samples: Samples) -> Tensors:
         recipe = task.recipe.but(lr=self.small_lr or task.recipe.lr)

@@ -35,8 +35,6 @@ STAGES = (
 )
 """Per stage: blocks, kernel, stride of the first block, expansion, output channels."""
 STEM, TOP = 32, 1280
-TUNED = ("features.stage6.*.layers.project", "features.stage7.*.layers.project")
-"""Layers for adapters: the projections of the last two stages, so that all below is computed once and kept."""
 
 
 class Block(Module):

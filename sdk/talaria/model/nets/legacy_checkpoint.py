@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from talaria.errors import StateError
-from talaria.tensors import Tensors
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _VERSION = 1001
@@ -47,7 +46,7 @@ class _Mark:
     pass
 
 
-def read(data: bytes) -> Tensors:
+def read(data: bytes) -> dict[str, Tensor]:
     """The named float32 and int64 tensors of a state dict, in their order.
 
     Raises :class:`~talaria.errors.StateError` for another format and for anything that a plain state dict does not

@@ -7,11 +7,23 @@ from torch.nn import Module
 
 from talaria.errors import ConfigError
 
-HEADS = {"resnet18": "fc", "mobilenet_v3_small": "classifier.3", "efficientnet_b0": "classifier.1"}
-"""The dotted prefix of each backbone's last layer."""
+
+def resnet18(input_shape: Sequence[int], classes: int) -> Module:
+    """ResNet-18 (He et al. 2016)."""
+    return _backbone("resnet18", input_shape, classes)
 
 
-def backbone(name: str, input_shape: Sequence[int], classes: int) -> Module:
+def mobilenet_v3_small(input_shape: Sequence[int], classes: int) -> Module:
+    """MobileNetV3-small (Howard et al. 2019)."""
+    return _backbone("mobilenet_v3_small", input_shape, classes)
+
+
+def efficientnet_b0(input_shape: Sequence[int], classes: int) -> Module:
+    """EfficientNet-B0 (Tan and Le 2019)."""
+    return _backbone("efficientnet_b0", input_shape, classes)
+
+
+def _backbone(name: str, input_shape: Sequence[int], classes: int) -> Module:
     """The torchvision network ``name`` with random weights and ``classes`` outputs, for (3, H, W) images."""
     if len(input_shape) != 3 or input_shape[0] != 3 or min(input_shape) < 1:
         raise ConfigError(f"{name}: input_shape={tuple(input_shape)} must be (3, height, width)")

@@ -87,6 +87,16 @@ def _gelu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     return draft.op("Mul", x, below), slope
 
 
+def _hardsigmoid(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    shifted, sixth = draft.op("Add", x, draft.constant(3.0)), draft.constant(1 / 6)
+
+    def slope(g: str) -> str:
+        inside = draft.op("And", draft.op("Greater", x, draft.constant(-3.0)), draft.op("Less", x, draft.constant(3.0)))
+        return draft.op("Where", inside, draft.op("Mul", g, sixth), draft.constant(0.0))
+
+    return draft.op("Mul", draft.op("Clip", shifted, draft.constant(0.0), draft.constant(6.0)), sixth), slope
+
+
 def _hardswish(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     shifted = draft.op("Add", x, draft.constant(3.0))
     share = draft.op("Mul", draft.op("Clip", shifted, draft.constant(0.0), draft.constant(6.0)), draft.constant(1 / 6))
@@ -108,5 +118,6 @@ RULES: dict[type[Module], Rule] = {
     nn.Tanh: _rule(_tanh),
     nn.SiLU: _rule(_silu),
     nn.GELU: _rule(_gelu),
+    nn.Hardsigmoid: _rule(_hardsigmoid),
     nn.Hardswish: _rule(_hardswish),
 }

@@ -49,6 +49,8 @@ class Step:
     gradients: dict[str, str] = field(default_factory=dict)
     buffers: dict[str, str] = field(default_factory=dict)
     """New values of buffers that follow training."""
+    rate: str | None = None
+    """By which statistics move; None: each layer's own momentum."""
 
     def weight(
         self, layer: str, name: str, tensor: object, shape: Sequence[Size], dtype: str = "float32"
@@ -70,7 +72,7 @@ class Step:
     @property
     def samples(self) -> str:
         """The batch's size as a float32 number."""
-        rows = self.draft.op("Shape", "y", start=0, end=1)
+        rows = self.draft.op("Shape", "x", start=0, end=1)
         return self.draft.op("Cast", self.draft.op("Reshape", rows, self.draft.ints()), to=1)
 
     @property

@@ -69,14 +69,14 @@ def _beside(step: Step, x: Map, value: str | None) -> str | None:
 
 def _follow(step: Step, layer: str, own: _BatchNorm, x: Map, mean: tuple[str, str], var: tuple[str, str]) -> None:
     """The running statistics after this batch: old and new, with the unbiased variance, as torch keeps them."""
-    draft, rate = step.draft, float(own.momentum or 0.0)
+    draft = step.draft
+    rate = step.rate or draft.constant(float(own.momentum or 0.0))
+    rest = draft.op("Sub", draft.constant(1.0), rate) if step.rate else draft.constant(1 - float(own.momentum or 0.0))
     count = step.entries(x)
     less = draft.op("Max", draft.op("Sub", count, draft.constant(1.0)), draft.constant(1.0))
     unbiased = draft.op("Mul", var[1], draft.op("Div", count, less))
     for name, old, new in (("running_mean", *mean), ("running_var", var[0], unbiased)):
-        moved = draft.op(
-            "Add", draft.op("Mul", old, draft.constant(1 - rate)), draft.op("Mul", new, draft.constant(rate))
-        )
+        moved = draft.op("Add", draft.op("Mul", old, rest), draft.op("Mul", new, rate))
         kept = draft.op("Where", step.several, moved, old)
         step.buffers[f"{layer}.{name}"] = draft.reshape(kept, -1)
     counter = step.weight(layer, "num_batches_tracked", own.num_batches_tracked, (), INT)

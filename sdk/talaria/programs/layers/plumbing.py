@@ -1,13 +1,14 @@
-"""What moves values without weighing them: flatten, identity, sums of two branches, dropout by a given draw."""
+"""What moves values without weighing them: flatten, edges of zeros, sums and products of two branches, given draws."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import cast
+from typing import Any, cast
 
-from torch.nn import Dropout, Flatten, Module
+from torch.nn import Dropout, Flatten, Module, ZeroPad2d
 
+from talaria.programs.layers import windows
 from talaria.programs.layers.base import Map, Pullback, Step, refused
 
 
@@ -40,6 +41,50 @@ def add(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[M
     if a.space != b.space:
         raise refused(layer, f"adds maps of {a.space} and {b.space}", "bring both branches to one shape")
     return a.like(step.draft.op("Add", a.value, b.value)), lambda g, wanted: [g, g]
+
+
+def multiply(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """The product of two branches; one of them may hold one value a channel, as a gate does."""
+    a, b = given
+    draft, ones = step.draft, [one.space == (1,) * len(one.space) for one in given]
+    if len(a.space) != len(b.space) or (a.space != b.space and not any(ones)):
+        raise refused(layer, f"multiplies maps of {a.space} and {b.space}", "bring both branches to one shape")
+    space = b.space if ones[0] else a.space
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slopes: list[str | None] = []
+        for one, other, want in ((a, b, wanted[0]), (b, a, wanted[1])):
+            slope = draft.op("Mul", g, other.value) if want else None
+            if slope is not None and one.space != space:
+                slope = draft.sum(slope, *range(2, 2 + len(space)), keep=True)
+            slopes.append(slope)
+        return slopes
+
+    return Map(draft.op("Mul", a.value, b.value), a.channels, space), back
+
+
+def zero_pad(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """Zeros around a map."""
+    own, draft, (x,) = cast(ZeroPad2d, module), step.draft, given
+    left, right, top, bottom = own.padding
+    if min(own.padding) < 0 or len(x.space) != 2:
+        raise refused(layer, f"pads maps of {x.space} by {own.padding}", "pad images, by no less than 0")
+    wide = (x.space[0] + top + bottom, x.space[1] + left + right)
+    y = windows.pad(draft, x.value, (top, left), (bottom, right), 0.0)
+    return Map(y, x.channels, wide), lambda g, wanted: [windows.cut(draft, g, wide, (top, left), x.space, (1, 1))]
+
+
+def stochastic_depth(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """x times a draw for each sample, an input of the program: 0 where its branch falls away, 1/(1-p) elsewhere."""
+    own, draft, (x,) = cast(Any, module), step.draft, given
+    if not own.training or own.p == 0:
+        return identity(step, layer, module, given)
+    if own.mode != "row" or step.draft.has(f"draw/{layer}"):
+        raise refused(layer, f"drops by mode={own.mode!r}, or in two places", "use mode='row', one for each place")
+    draw = draft.reshape(draft.input(f"draw/{layer}", ("N", 1)), 1, -1, *(1 for _ in x.space))
+    if not x.space:
+        draw = draft.reshape(draw, -1, 1)
+    return x.like(draft.op("Mul", x.value, draw)), lambda g, wanted: [draft.op("Mul", g, draw)]
 
 
 def dropout(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:

@@ -25,12 +25,23 @@ LAYERS: Mapping[type[Module], Rule] = {
     nn.Flatten: plumbing.flatten,
     nn.Identity: plumbing.identity,
     nn.Dropout: plumbing.dropout,
+    nn.ZeroPad2d: plumbing.zero_pad,
 }
 """By the exact type of a module."""
 
+NAMED: Mapping[str, Rule] = {"torchvision.ops.stochastic_depth.StochasticDepth": plumbing.stochastic_depth}
+"""By the full name of a module's type, where its package may be missing."""
+
 FUNCTIONS: Mapping[Callable[..., Any] | str, tuple[Rule, Module]] = {
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), (plumbing.add, nn.Identity())),
+    **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul", "mul_"), (plumbing.multiply, nn.Identity())),
     **dict.fromkeys((torch.relu, F.relu, "relu", "relu_"), (activation.RULES[nn.ReLU], nn.ReLU())),
     **dict.fromkeys((torch.flatten, "flatten"), (plumbing.flatten, nn.Flatten())),
 }
 """By the function, or the name of a tensor's method."""
+
+
+def rule_of(module: Module) -> Rule | None:
+    """The rule of a module, or None where it has none."""
+    kind = type(module)
+    return LAYERS.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")

@@ -1,0 +1,44 @@
+"""What the service must know of a run's model, worked out once beside the state: the service imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import talaria
+from talaria import durable
+from talaria.errors import StateError
+from talaria.federated import blueprint, rounds
+from talaria.federated.run import Run
+
+
+def prepare(run: Run, state: Path) -> None:
+    """Let :mod:`talaria.federated.rounds` know the run's model, from ``blueprint`` in the state folder or, the first
+    time, from a process that makes it.
+
+    A process that has imported torch already, for a model of its own or a rule that trains, works it out itself.
+    Raises :class:`~talaria.errors.ConfigError` where the model cannot be had, and
+    :class:`~talaria.errors.StateError` where the folder cannot be written.
+    """
+    if "torch" in sys.modules:
+        return
+    text = run.to_json()
+    path = state / f"blueprint-{hashlib.sha256(f'{talaria.__version__} {text}'.encode()).hexdigest()[:16]}"
+
+    def read() -> blueprint.Blueprint:
+        return blueprint.decode(path.read_bytes())
+
+    try:
+        known = read()
+    except (FileNotFoundError, StateError):
+        data = blueprint.made(text)
+        try:
+            durable.write(path, data)
+        except OSError as error:
+            raise StateError(f"fleet: cannot write {path}: {error.strerror}; free space, or mend its rights") from None
+        known = blueprint.decode(data)
+    except OSError as error:
+        raise StateError(f"fleet: cannot read {path}: {error.strerror}; mend its rights") from None
+    # Its tensors are needed once, if at all: they are read again instead of kept.
+    rounds.adopt(run, blueprint.Blueprint(known.schema, known.layout, known.split, lambda: read().first()))

@@ -1,0 +1,174 @@
+"""Trained by programs, a task ends where torch's loop does: pulled, in parts, on kept features, under masks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tolerance import roundings
+from torch import nn
+
+from talaria.errors import ConfigError
+from talaria.model import pruning, zoo
+from talaria.model.state import load, state_of
+from talaria.programs.engine import ProgramEngine
+from talaria.tensors import equal
+from talaria.training import frozen_features, loop
+from talaria.training.engine import Pull
+from talaria.types import Recipe, Samples, Task
+
+RECIPE = Recipe(lr=0.01, momentum=0.9, weight_decay=0.01, smoothing=0.1, epochs=1, batch=16)
+
+
+@pytest.fixture(scope="module")
+def engines(spec_of):
+    """One engine a model: what it has built serves all tests."""
+    made = {}
+    return lambda name: made.setdefault(name, ProgramEngine(spec_of(name)))
+
+
+def task_of(spec, count=40, keep=None, **changes):
+    dense = zoo.build(spec)
+    mask, model = None, dense
+    if keep is not None:
+        layout = zoo.layout(spec)
+        mask = pruning.choose(pruning.importance(dense, layout), layout.full(), keep=keep)
+        model = pruning.compact(dense, mask)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((count, *spec.input_shape), np.float32)
+    train = Samples(x, rng.integers(0, spec.classes, count))
+    task = Task(
+        model=model,
+        split=zoo.split(spec, dense),
+        train=train,
+        val=train.take(np.arange(0)),
+        recipe=RECIPE,
+        classes=spec.classes,
+        mask=mask,
+    )
+    return task.but(**changes)
+
+
+def longest(task):
+    """Roundings of one step at most: a layer rounds once for each term of its sums, forward and back."""
+    return max(math.prod(p.shape[1:]) * 100 for p in task.model.parameters() if p.dim() > 1)
+
+
+def assert_near(task, found, wanted, steps):
+    assert list(found) == list(wanted)
+    for key, value in wanted.items():
+        assert found[key].dtype == value.dtype
+        assert found[key].shape == value.shape
+        assert roundings(found[key], value, scale=max(1.0, float(np.abs(value).max()))) <= steps * longest(task), key
+
+
+@pytest.mark.parametrize("keep", [None, 0.5])
+@pytest.mark.parametrize("name", ["imu_cnn", "mlp", "fmnist_cnn"])
+def test_training_is_the_loops(engines, spec_of, name, keep):
+    task = task_of(spec_of(name), keep=keep)
+    state = state_of(task.model)
+    assert_near(task, engines(name).train(task, state), loop.train(task, state), steps=3)
+
+
+@pytest.mark.parametrize("part", ["body", "head"])
+def test_what_is_not_trained_stands_still(engines, spec_of, part):
+    task = task_of(spec_of("imu_cnn"))
+    state, only = state_of(task.model), task.split.of(part)
+    found = engines("imu_cnn").train(task, state, only=only)
+    assert_near(task, found, loop.train(task, state, only=only), steps=3)
+    assert all(np.array_equal(found[key], state[key]) for key in state if key not in only)
+
+
+def test_a_pull_enters_before_momentum(engines, spec_of):
+    task = task_of(spec_of("imu_cnn"))
+    state = state_of(task.model)
+    anchor = {key: np.asarray(value + 1, value.dtype) for key, value in state.items()}
+    pull = Pull(anchor, 0.5)
+    found = engines("imu_cnn").train(task, state, pull=pull)
+    assert_near(task, found, loop.train(task, state, pull=pull), steps=3)
+    assert not np.allclose(found["head.weight"], engines("imu_cnn").train(task, state)["head.weight"])
+
+
+@pytest.mark.parametrize("keep", [None, 0.5])
+@pytest.mark.parametrize("name", ["imu_cnn", "fmnist_cnn"])
+def test_kept_features_change_nothing(engines, spec_of, name, keep):
+    task = task_of(spec_of(name), keep=keep, recipe=RECIPE.but(epochs=3))
+    state, only = state_of(task.model), task.split.of("head")
+    found = engines(name).train_upper(task, state, only=only)
+    assert engines(name)._upper(frozenset(only)) is not None
+    assert_near(task, found, frozen_features.train(task, state, only=only), steps=9)
+
+
+def test_a_network_that_cannot_be_cut_trains_whole(engines, spec_of):
+    task = task_of(spec_of("mlp"), recipe=RECIPE.but(epochs=3))
+    state, every = state_of(task.model), task.split.keys
+    found = engines("mlp").train_upper(task, state, only=every)
+    assert equal(found, engines("mlp").train(task, state, only=every))
+
+
+@pytest.mark.parametrize("keep", [None, 0.5])
+def test_statistics_are_those_of_the_data(engines, spec_of, keep):
+    task = task_of(spec_of("imu_cnn"), count=300, keep=keep)  # two batches of the pass
+    state = state_of(task.model)
+    found = engines("imu_cnn").calibrate(task, state)
+    assert_near(task, found, loop.calibrate(task, state), steps=2)
+    counters = [value for key, value in found.items() if key.endswith("num_batches_tracked")]
+    assert [int(value) for value in counters] == [2] * len(counters) != []
+
+
+def test_no_sample_and_no_step_change_nothing(engines, spec_of):
+    task = task_of(spec_of("imu_cnn"))
+    state = state_of(task.model)
+    engine = engines("imu_cnn")
+    none = task.train.take(np.arange(0))
+    assert equal(engine.train(task, state, samples=none), state)
+    assert equal(engine.train(task, state, recipe=RECIPE.but(epochs=0)), state)
+    assert equal(engine.train(task, state, only=()), state)
+    assert equal(engine.calibrate(task, state, samples=none), state)
+
+
+def test_one_sample_leaves_the_statistics(engines, spec_of):
+    task = task_of(spec_of("imu_cnn"), count=1)
+    state = state_of(task.model)
+    assert_near(task, engines("imu_cnn").train(task, state), loop.train(task, state), steps=1)
+
+
+def test_dropout_draws_follow_from_the_task_and_keep_their_share():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 400), nn.Dropout(0.25), nn.Linear(400, 4))
+    spec = zoo.keep(net, (5,), 4)
+    engine, task = ProgramEngine(spec), task_of(spec, recipe=RECIPE.but(weight_decay=0.0, momentum=0.0, steps=1))
+    state = state_of(task.model)
+    one = engine.train(task, state)
+    assert equal(one, engine.train(task, state))
+    assert not equal(one, engine.train(task.but(round=1), state))
+    # The first step of SGD by hand, with the draws that the task's own seed gives.
+    draws = engine_draws(engine, task, state)
+    assert set(np.unique(draws)) == {np.float32(0), np.float32(1 / 0.75)}
+    assert abs(float((draws > 0).mean()) - 0.75) < 6 * math.sqrt(0.25 * 0.75 / draws.size)
+
+
+def engine_draws(engine, task, state):
+    from talaria.programs.engine import _Draws
+
+    program = engine._program(task.recipe, None, pulled=False)
+    return _Draws(program, engine._module, state, task, "train").next(16)["1"]
+
+
+def test_what_programs_cannot_train_is_refused(engines, spec_of):
+    task = task_of(spec_of("mlp"))
+    state = state_of(task.model)
+    with pytest.raises(ConfigError, match="engine='torch'"):
+        engines("mlp").train(task, state, objective=loop.cross_entropy())
+    with pytest.raises(ConfigError, match="engine='torch'"):
+        engines("mlp").gradient(task, state)
+    with pytest.raises(ConfigError, match="accumulate"):
+        engines("mlp").train(task, state, recipe=RECIPE.but(accumulate=2))
+
+
+def test_what_is_served_is_torchs_module(engines, spec_of):
+    task = task_of(spec_of("mlp"))
+    state = state_of(task.model)
+    model = engines("mlp").served(task, state)
+    assert equal(state_of(model), state_of(load(task.model, state)))
+    assert not model.training
