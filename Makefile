@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
+export PYTHONDONTWRITEBYTECODE =# where it is set, each of the hundreds of processes here would compile all modules anew
 CORES := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= $(shell echo $$((2 * $(CORES))))# half of the tests wait for other processes
 SPREAD := --dist loadfile --no-loadscope-reorder

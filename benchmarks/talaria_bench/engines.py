@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,10 +19,19 @@ CASES: tuple[tuple[str, tuple[int, ...], int, int, str, float], ...] = (
     ("imu_cnn", (6, 100), 7, 16, "head", 1.0),
     ("mlp", (20,), 4, 16, "all", 1.0),
     ("fmnist_cnn", (1, 28, 28), 10, 10, "all", 1.0),
+    ("mobilenet_v3_small", (3, 64, 64), 10, 8, "all", 1.0),
+    ("resnet18", (3, 64, 64), 10, 8, "all", 1.0),
 )
 """Model, input, classes, batch, what is trained, share of the channels that is kept."""
 AIMS = {"imu_cnn all 1.0": 0.75, "imu_cnn all 0.5": 0.75, "imu_cnn head 1.0": 0.3, "mlp all 1.0": 0.14}
-AIMS |= {"fmnist_cnn all 1.0": 1.0}
+AIMS |= {"fmnist_cnn all 1.0": 1.0, "mobilenet_v3_small all 1.0": 1.0, "resnet18 all 1.0": 1.2}
+TRAININGS: tuple[tuple[str, tuple[int, ...], int, tuple[Literal["body", "adapters", "head"], ...], str | None], ...] = (
+    ("imu_cnn", (6, 100), 7, ("head",), None),
+    ("fmnist_cnn", (1, 28, 28), 10, ("head",), None),
+    ("efficientnet_lite0", (3, 128, 128), 10, ("adapters", "head"), "lowrank"),
+)
+"""Model, input, classes, parts that are trained on kept features, adapters."""
+SAMPLES, EPOCHS = 64, 10
 ALONE = """
 import resource, sys
 from talaria.programs import vector
@@ -56,13 +65,16 @@ def engines(
         typer.echo(json.dumps(figures, indent=1))
         return
     typer.echo(
-        f"{'model':12}{'trains':>8}{'kept':>6}{'batch':>7}{'bytes':>8}{'torch ms':>10}{'ms':>8}{'ratio':>7}{'aim':>6}"
+        f"{'model':20}{'trains':>8}{'kept':>6}{'batch':>7}{'bytes':>8}{'torch ms':>10}{'ms':>8}{'ratio':>7}{'aim':>6}"
     )
     for row in figures["steps"]:
         typer.echo(
-            f"{row['model']:12}{row['trained']:>8}{row['keep']:>6}{row['batch']:>7}{row['bytes']:>8}"
+            f"{row['model']:20}{row['trained']:>8}{row['keep']:>6}{row['batch']:>7}{row['bytes']:>8}"
             f"{row['torch_ms']:>10.3f}{row['program_ms']:>8.3f}{row['ratio']:>7.2f}{row['aim']:>6}"
         )
+    typer.echo(f"\n{EPOCHS} epochs of {SAMPLES} samples in the upper part, programs to torch: whole, on kept features")
+    for row in figures["trainings"]:
+        typer.echo(f"{row['model']:20}{row['trained']:>14}{row['ratio']:>7.2f}{row['kept_ratio']:>7.2f}")
     alone = figures["process"]
     typer.echo(f"a process without torch: first step after {alone['cpu_s']:.2f} CPU s, peak {alone['peak_mb']:.0f} MiB")
 
@@ -77,9 +89,16 @@ def measure(rounds: int = 15) -> dict[str, Any]:
     torch.set_num_threads(1)
     try:
         steps = [_row(*case, rounds=rounds) for case in CASES]
+        trainings = [_training(*case, rounds=max(3, rounds // 3)) for case in TRAININGS]
     finally:
         torch.set_num_threads(before)
-    return {"versions": versions(), "load": os.getloadavg()[0], "steps": steps, "process": _alone()}
+    return {
+        "versions": versions(),
+        "load": os.getloadavg()[0],
+        "steps": steps,
+        "trainings": trainings,
+        "process": _alone(),
+    }
 
 
 def _row(
@@ -117,11 +136,16 @@ def _row(
 
     program = Program(data)
     momentum = program.momentum(weights)
+    drawn = [port for port in program.graph.inputs if port.name.startswith("draw/")]
+    draws = {
+        port.name.removeprefix("draw/"): np.ones((batch, *map(program.manifest.size, port.shape[1:])), np.float32)
+        for port in drawn
+    }
     training = Training(program, weights, momentum)
     calls = {
         "torch": eager,
-        "program": lambda: training.step(x, y, lr=recipe.lr),
-        "single": lambda: program.step(weights, momentum, x, y, lr=recipe.lr),
+        "program": lambda: training.step(x, y, lr=recipe.lr, draws=draws),
+        "single": lambda: program.step(weights, momentum, x, y, lr=recipe.lr, draws=draws),
     }
     took = cpu_timer.interleaved(calls, rounds=rounds, burst=0.03)
     return {
@@ -136,6 +160,47 @@ def _row(
         "single_ratio": cpu_timer.ratios(took, "torch")["single"],
         "aim": AIMS[f"{model} {trained} {keep}"],
         "parity": program.manifest.parity,
+    }
+
+
+def _training(
+    model: str,
+    shape: tuple[int, ...],
+    classes: int,
+    parts: tuple[Literal["body", "adapters", "head"], ...],
+    adapter: str | None,
+    rounds: int,
+) -> dict[str, Any]:
+    import numpy as np
+
+    from talaria.model import zoo
+    from talaria.model.spec import AdapterSpec, ModelSpec
+    from talaria.model.state import state_of
+    from talaria.planning import cpu_timer
+    from talaria.programs.engine import ProgramEngine
+    from talaria.training import frozen_features, loop
+    from talaria.types import Recipe, Samples, Task
+
+    adapters = None if adapter is None else AdapterSpec(adapter, rank=4, where=zoo.tuned(model))
+    spec = ModelSpec(model, shape, classes, adapters=adapters)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((SAMPLES, *shape), np.float32), rng.integers(0, classes, SAMPLES)
+    samples, module = Samples(x, y), zoo.build(spec)
+    recipe = Recipe(epochs=EPOCHS, batch=16)
+    task = Task(module, zoo.split(spec, module), samples, samples, recipe, classes)
+    state, only, engine = state_of(module), task.split.of(*parts), ProgramEngine(spec)
+    calls = {
+        "torch": lambda: loop.train(task, state, only=only),
+        "kept": lambda: frozen_features.train(task, state, only=only),
+        "programs": lambda: engine.train_upper(task, state, only=only),
+    }
+    took = cpu_timer.interleaved(calls, rounds=rounds, burst=0.03)
+    return {
+        "model": model,
+        "trained": ",".join(parts),
+        "torch_ms": median(took["torch"]) * 1e3,
+        "ratio": cpu_timer.ratios(took, "torch")["programs"],
+        "kept_ratio": cpu_timer.ratios(took, "kept")["programs"],
     }
 
 
