@@ -141,7 +141,7 @@ def features(out: Path, path: Path, settings: Settings) -> Data:
         run = frozen_features.torch_runner(halves(zoo.build(SPEC)).lower)
 
         def through(pixels: Tensor) -> Array:
-            return np.concatenate([run(array_of(inputs(part))) for part in pixels.split(64)])
+            return np.concatenate([run(array_of(inputs(part))) for part in torch.split(pixels, 64)])
 
         public, labels = images["public"]
         found = {f"{name}.x": through(images[name][0]) for name in ("own", "test")}

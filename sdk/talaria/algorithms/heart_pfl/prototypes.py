@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from talaria.errors import ModelError
 from talaria.model.split import Split
-from talaria.model.state import load, tensor_of
+from talaria.model.state import beside, load
 from talaria.tensors import Tensors
 from talaria.training.engine import Objective
 from talaria.types import Samples, Task
@@ -91,7 +91,7 @@ def class_means(f: Tensor, y: Tensor, classes: int) -> Tensor:
 
 def prototypes(module: Module, names: Sequence[str], samples: Samples, classes: int) -> list[Tensor]:
     """Per stage, the class means (classes, d) in the module's present modes (eval, for plain group means)."""
-    x, y = tensor_of(samples.x), tensor_of(samples.y)
+    x, y = beside(module, samples.x), beside(module, samples.y)
     return [class_means(f, y, classes) for f in features(module, names, x)]
 
 
