@@ -56,7 +56,7 @@ def template(spec: ModelSpec) -> Module:
 
 def layout_of(spec: ModelSpec) -> ChannelLayout:
     """The channel groups of the unpruned model."""
-    known = next((blueprint.layout for run, blueprint in _adopted.items() if run.spec == spec), None)
+    known = next((blueprint.layout for run, blueprint in list(_adopted.items()) if run.spec == spec), None)
     return zoo.layout(spec) if known is None else known
 
 
