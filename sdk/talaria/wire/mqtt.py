@@ -23,12 +23,15 @@ from talaria.errors import ConfigError, TransportError
 from talaria.wire.backoff import Backoff
 from talaria.wire.broker_url import Address, Tls
 from talaria.wire.frames import MAX_FRAME
+from talaria.wire.in_flight import InFlight
 from talaria.wire.mqtt_asyncio import Pump
 from talaria.wire.transport import Arrival, Incoming, LinkDown, LinkUp, Transport, Will
 from talaria.wire.validity import validities
 
 __all__ = ["Address", "Arrival", "Incoming", "LinkDown", "LinkUp", "Mqtt", "Tls", "Transport", "Will"]
 
+UNANSWERED_S = 60.0
+"""Seconds without the acknowledgement of a message that are too long."""
 EACH = 16 * 1024
 _Inbox = asyncio.Queue[Incoming | None]
 
@@ -319,7 +322,7 @@ class _Session:
         self.lost = _Lost()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._early: list[Arrival] | None = []
-        self._flying = 0
+        self._flying = InFlight(UNANSWERED_S, time.monotonic())
         self._moved = asyncio.Event()
         self._filters: tuple[str, ...] = ()
         self._ending = False
@@ -355,16 +358,24 @@ class _Session:
         self._early = None
 
     async def publish(self, topic: str, payload: bytes, retain: bool) -> bool:
-        while self._flying >= self._window and not self.lost.is_set():
+        while len(self._flying) >= self._window and not self.lost.is_set():
             self._moved.clear()
-            await self._moved.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._moved.wait(), self._flying.patience / 4)
+            self._require_answers()
+        self._require_answers()
         if self.lost.is_set():
             return False
-        self._flying += 1
-        if self._client.publish(topic, payload, qos=1, retain=retain).rc != paho.MQTT_ERR_SUCCESS:
-            self._flying -= 1
+        sent = self._client.publish(topic, payload, qos=1, retain=retain)
+        if sent.rc != paho.MQTT_ERR_SUCCESS:
             return False
+        self._flying.sent(sent.mid, time.monotonic())
         return True
+
+    def _require_answers(self) -> None:
+        """A connection on which acknowledgements are lost is given up: the next one says again what is needed."""
+        if self._flying.forgotten(time.monotonic()):
+            self._gone(f"the broker left {len(self._flying)} messages unanswered for {self._flying.patience:g} s")
 
     async def settled(self) -> bool:
         while self._flying and not self.lost.is_set():
@@ -399,8 +410,8 @@ class _Session:
         else:
             self._early.append(arrival)
 
-    def _acked(self) -> None:
-        self._flying = max(0, self._flying - 1)
+    def _acked(self, number: int) -> None:
+        self._flying.acknowledged(number, time.monotonic())
         self._moved.set()
 
     def _gone(self, reason: str) -> None:
@@ -450,8 +461,8 @@ class _Session:
         if self._budget.take(len(message.payload)):
             self._post(self._arrived, Arrival(topic, bytes(message.payload), message.retain))
 
-    def _on_publish(self, *_: Any) -> None:
-        self._post(self._acked)
+    def _on_publish(self, _client: paho.Client, _data: Any, mid: int, *_: Any) -> None:
+        self._post(self._acked, mid)
 
     def _on_disconnect(self, _client: paho.Client, _data: Any, _flags: Any, code: Any, _properties: Any = None) -> None:
         if not self._ending:

@@ -130,10 +130,10 @@ def test_a_link_that_is_renewed_brings_a_new_will_and_leaves_without_the_old_one
 
 
 class Proxy:
-    """A link between client and broker that a test can cut."""
+    """A link between client and broker that a test can cut, or rob of the broker's acknowledgements."""
 
     def __init__(self, port: int) -> None:
-        self._target, self._writers = port, []
+        self._target, self._writers, self.robs, self.robbed = port, [], False, 0
 
     async def __aenter__(self) -> Proxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -151,6 +151,8 @@ class Proxy:
         async def flow(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
             try:
                 while data := await source.read(65536):
+                    if self.robs and source is up_reader:
+                        data = self._without_acknowledgements(data)
                     sink.write(data)
                     await sink.drain()
             except ConnectionError:
@@ -159,10 +161,49 @@ class Proxy:
 
         await asyncio.gather(flow(reader, up_writer), flow(up_reader, writer))
 
+    def _without_acknowledgements(self, data: bytes) -> bytes:
+        """``data`` of whole, short packets but for PUBACKs, as a broker sends it that drops them (Mosquitto does)."""
+        kept = b""
+        while data:
+            packet, data = data[: 2 + data[1]], data[2 + data[1] :]
+            if packet[0] == 0x40:
+                self.robbed += 1
+            else:
+                kept += packet
+        return kept
+
     def cut(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_link_whose_acknowledgements_are_lost_is_given_up_and_comes_back(broker, threaded, monkeypatch):
+    monkeypatch.setattr("talaria.wire.mqtt.UNANSWERED_S", 2.0)
+
+    async def story():
+        async with Proxy(broker.port) as proxy:
+            link = Mqtt(proxy.url, "anna", (), window=4, backoff=(0.1, 0.5), threaded=threaded)
+            await link.start()
+            assert isinstance(await until(link, LinkUp), LinkUp)
+            assert await link.publish("t/x", b"1")
+            assert await link.flush(20)
+            proxy.robs = True
+            for _ in range(4):
+                assert await link.publish("t/x", b"2")
+            # The window is full, and nothing of it is ever answered: this waited for ever.
+            assert not await asyncio.wait_for(link.publish("t/x", b"3"), 60)
+            down = await until(link, LinkDown)
+            assert "unanswered for 2 s" in down.reason
+            proxy.robs = False
+            assert isinstance(await until(link, LinkUp), LinkUp)
+            assert await link.publish("t/x", b"4")
+            assert await link.flush(20)
+            assert proxy.robbed == 4
+            await link.close()
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("threaded", [True, False])
