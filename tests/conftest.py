@@ -61,7 +61,7 @@ LONG = (
     "tests/sdk/planning/test_planner.py", "tests/export/test_nchwc.py", "tests/sdk/planning/test_planner_bench.py",
     "tests/laws/test_aggregator_laws.py", "tests/sdk/algorithms/test_hermes.py",
     "tests/sdk/algorithms/test_classic_conditions.py", "tests/sdk/algorithms/test_reductions.py",
-    "tests/sdk/programs/test_parity.py", "tests/sdk/protocol/test_machines.py",
+    "tests/sdk/programs/test_parity.py", "tests/sdk/protocol/test_machines.py", "tests/sdk/protocol/test_buffer.py",
 )  # fmt: skip
 """Files that take longest, in that order: one that begins last would keep all others waiting."""
 

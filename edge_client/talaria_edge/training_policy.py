@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 
 from talaria.errors import ConfigError
+from talaria.foreign import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Rules:
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if value is not None and not (number and math.isfinite(value) and low <= value <= high):
-                raise ConfigError(f"guard: {name}={value!r} must be a number in [{low:g}, {high:g}], or left out")
+                raise ConfigError(f"guard: {name}={shown(value)} must be a number in [{low:g}, {high:g}], or left out")
         if self.hours is not None and not all(0 <= m < 1440 for m in self.hours):
             raise ConfigError(f"guard: hours={self.hours!r} must be two minutes of the day in 0..1439")
         if self.hours is not None and self.hours[0] == self.hours[1]:
@@ -90,7 +91,7 @@ def hours(text: str) -> tuple[int, int]:
     try:
         begin, end = (datetime.strptime(part.strip(), "%H:%M") for part in text.split("-"))
     except ValueError:
-        raise ConfigError(f"guard: hours={text!r} must read HH:MM-HH:MM, such as 22:00-06:30") from None
+        raise ConfigError(f"guard: hours={shown(text)} must read HH:MM-HH:MM, such as 22:00-06:30") from None
     return begin.hour * 60 + begin.minute, end.hour * 60 + end.minute
 
 

@@ -27,6 +27,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from talaria.errors import ConfigError, StateError, TransportError
+from talaria.foreign import shown
 from talaria_coordinator.broker import mosquitto
 from talaria_coordinator.broker.open_files import make_room
 from talaria_coordinator.broker.supervisor import STOP_SECONDS, Keeper
@@ -113,7 +114,7 @@ def checked_url(url: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise ConfigError(f"broker url {url!r} is not one; write mqtt://host:1883 or mqtts://host:8883")
+        raise ConfigError(f"broker url {shown(url)} is not one; write mqtt://host:1883 or mqtts://host:8883")
     return url
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError
 
 from talaria.config import Section
 from talaria.errors import ConfigError
+from talaria.foreign import shown
 from talaria.identity import credentials
 from talaria.wire.broker_url import loopback
 
@@ -107,7 +108,7 @@ def _database(text: str) -> URL:
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
     if url.drivername != "postgresql+psycopg":
-        raise ConfigError(f"store: database={text!r} must be {DATABASE}")
+        raise ConfigError(f"store: database={shown(text)} must be {DATABASE}")
     return url
 
 
@@ -125,7 +126,7 @@ def _blobs(text: str) -> None:
         )
     folder = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
     if not s3 and not folder:
-        raise ConfigError(f"store: blobs={text!r} must be {BLOBS}")
+        raise ConfigError(f"store: blobs={shown(text)} must be {BLOBS}")
 
 
 def _endpoint(text: str) -> None:
@@ -138,7 +139,7 @@ def _endpoint(text: str) -> None:
     if secret:
         raise ConfigError("store: endpoint holds keys, which logs would repeat; give them by environment or profile")
     if not good:
-        raise ConfigError(f'store: endpoint={text!r} must be a URL like "https://s3.example:9000"')
+        raise ConfigError(f'store: endpoint={shown(text)} must be a URL like "https://s3.example:9000"')
 
 
 def _text(query: Mapping[str, Any], name: str) -> str | None:

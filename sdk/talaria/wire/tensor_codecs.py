@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from talaria.errors import ConfigError, WireError
+from talaria.foreign import shown
 from talaria.tensors import Array, Tensors, is_float
 from talaria.wire.strict_safetensors import Entry
 
@@ -37,7 +38,7 @@ class Codec:
         """``raw``, ``fp16``, ``bf16``, ``int8``, ``topk`` or ``topk:0.05``."""
         found = _CODEC.fullmatch(text)
         if found is None or (found[2] and (found[1] != "topk" or float(found[2]) == 0)):
-            raise ConfigError(f"codec={text!r} is unknown; use raw, fp16, bf16, int8, topk or topk:0.05")
+            raise ConfigError(f"codec={shown(text)} is unknown; use raw, fp16, bf16, int8, topk or topk:0.05")
         return cls(found[1], float(found[2] or 0.01))
 
 
