@@ -34,7 +34,6 @@ from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
 from talaria.tensors import Array, Tensors
 from talaria.training import frozen_features, loop
-from talaria.training.batching import feed
 from talaria.types import Recipe, Samples, Task
 
 SCORED = 16
@@ -197,7 +196,7 @@ class Personalizer:
             if self._spec is not None and self._by_worth:
                 learned = load(deepcopy(model), state)
                 some = recipe.but(epochs=1, most_steps=SCORED, augment="none")
-                batches = feed(task, some, train, "worth")
+                batches = loop.feed(task, some, train, "worth")
                 chosen = measured.weighed(self._spec, self.budget, chosen, learned, batches, profile=self._profile)
                 self._plan = chosen
             if self._allowed is not None and len(held):

@@ -1,14 +1,18 @@
-"""Every random draw derives from (seed, client, round, purpose), so that a run can be repeated anywhere."""
+"""Every random draw derives from (seed, client, round, purpose), so that a run can be repeated anywhere, in any
+language."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from torch import Generator
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def seed_of(seed: int, client: str, round: int, purpose: str) -> int:
@@ -23,31 +27,75 @@ def seed_of(seed: int, client: str, round: int, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
-def words(count: int, seed: int, client: str, round: int, purpose: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """``count`` random words, uint64: Philox 4x64-10 with the key of :func:`seed_of`, its counter from 1 on.
+class Draws:
+    """Random numbers, one after another, from the words of Philox 4x64-10 with ``seed`` as its key and its counter from
+    1 on: the same on every machine and in every version of numpy, and made in any language.
 
-    They are the same on every machine and in every version of numpy, and are made in any language.
+    >>> Draws(7).order(5).tolist() == Draws(7).order(5).tolist()
+    True
     """
-    return np.random.Philox(key=seed_of(seed, client, round, purpose)).random_raw(count)
+
+    def __init__(self, seed: int) -> None:
+        self._philox = np.random.Philox(key=seed)
+
+    def copy(self) -> Draws:
+        """The same draws once more, from where these stand."""
+        again = Draws(0)
+        again._philox.state = self._philox.state
+        return again
+
+    def words(self, count: int) -> Numbers:
+        """The next ``count`` words, uint64."""
+        return self._philox.random_raw(count)
+
+    def uniform(self, *shape: int) -> Numbers:
+        """Numbers in [0, 1), float64: a word's upper 53 bits over 2**53."""
+        return (self.words(math.prod(shape)) >> np.uint64(11)).reshape(shape) * 2.0**-53
+
+    def integers(self, low: int, high: int, *shape: int) -> Numbers:
+        """Whole numbers in low..high-1, int64: ``low`` and the whole part of a uniform number times their count."""
+        return low + (self.uniform(*shape) * (high - low)).astype(np.int64)
+
+    def order(self, count: int) -> Numbers:
+        """A random order of 0..count-1, int64: that of as many words, the earlier first between equal ones."""
+        return np.argsort(self.words(count), kind="stable")
+
+    def normal(self, *shape: int) -> Numbers:
+        """Standard normal numbers, float64 (Box and Muller, 1958): of n uniform u and n uniform v, where n is half of
+        what is asked for, rounded up, first all cosines, then all sines."""
+        count = math.prod(shape)
+        half = -(-count // 2)
+        length, turn = np.sqrt(-2 * np.log1p(-self.uniform(half))), 2 * np.pi * self.uniform(half)
+        return np.concatenate([length * np.cos(turn), length * np.sin(turn)])[:count].reshape(shape)
+
+
+def draws(seed: int, client: str, round: int, purpose: str) -> Draws:
+    """The draws of :func:`seed_of`."""
+    return Draws(seed_of(seed, client, round, purpose))
+
+
+def words(count: int, seed: int, client: str, round: int, purpose: str) -> Numbers:
+    """The first ``count`` words, uint64, of :func:`draws`."""
+    return draws(seed, client, round, purpose).words(count)
 
 
 def order(count: int, seed: int, client: str, round: int, purpose: str) -> list[int]:
-    """A random order of 0..count-1: that of as many :func:`words`, the earlier first between equal ones.
+    """A random order of 0..count-1, see :meth:`Draws.order`.
 
     >>> sorted(order(5, 0, "", 3, "cohort"))
     [0, 1, 2, 3, 4]
     """
-    drawn: list[int] = np.argsort(words(count, seed, client, round, purpose), kind="stable").tolist()
+    drawn: list[int] = draws(seed, client, round, purpose).order(count).tolist()
     return drawn
 
 
 def uniform(seed: int, client: str, round: int, purpose: str) -> float:
-    """One number in [0, 1): the upper 53 bits of the first word, over 2**53."""
-    return int(words(1, seed, client, round, purpose)[0] >> 11) / 2**53
+    """One number in [0, 1), see :meth:`Draws.uniform`."""
+    return float(draws(seed, client, round, purpose).uniform(1)[0])
 
 
 def generator(seed: int, client: str, round: int, purpose: str) -> Generator:
-    """A CPU generator seeded by :func:`seed_of`."""
+    """A CPU generator of torch seeded by :func:`seed_of`."""
     from torch import Generator
 
     return Generator().manual_seed(seed_of(seed, client, round, purpose))

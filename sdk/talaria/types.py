@@ -18,9 +18,9 @@ from talaria.tensors import Array, Tensors
 from talaria.valid import BELOW_ONE
 
 if TYPE_CHECKING:
-    from torch import Generator
     from torch.nn import Module
 
+    from talaria.seeds import Draws
     from talaria.training.engine import Engine
 
 
@@ -164,9 +164,9 @@ class Task:
     """True where this device has learned nothing in this run yet: in its first ``fit``, and where it is served without
     ever having taken part."""
 
-    def generator(self, purpose: str) -> Generator:
-        """A generator of its own for each (seed, client, round, purpose)."""
-        return seeds.generator(self.seed, self.client, self.round, purpose)
+    def draws(self, purpose: str) -> Draws:
+        """Draws of their own for each (seed, client, round, purpose)."""
+        return seeds.draws(self.seed, self.client, self.round, purpose)
 
     def but(self, **changes: Any) -> Task:
         """A changed copy."""

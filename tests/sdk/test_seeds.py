@@ -127,7 +127,7 @@ def test_an_order_holds_everybody_once(count):
 
 def test_the_earlier_comes_first_between_equal_words(monkeypatch):
     """Two of 2**64 words are hardly ever equal, but another language must then say the same."""
-    monkeypatch.setattr(seeds, "words", lambda count, *asked: np.array([9, 2, 9, 2, FULL, 0, 9], np.uint64)[:count])
+    monkeypatch.setattr(seeds.Draws, "words", lambda own, count: np.array([9, 2, 9, 2, FULL, 0, 9], np.uint64)[:count])
     assert seeds.order(7, 0, "", 1, "cohort") == [5, 1, 3, 0, 2, 6, 4]
 
 
@@ -159,7 +159,7 @@ def test_numbers_spread_evenly_from_nought_to_below_one():
 
 @pytest.mark.parametrize(("word", "number"), [(0, 0.0), (2**11 - 1, 0.0), (2**11, 2**-53), (FULL, 1 - 2**-53)])
 def test_the_largest_word_is_below_one(word, number, monkeypatch):
-    monkeypatch.setattr(seeds, "words", lambda count, *asked: np.array([word], np.uint64))
+    monkeypatch.setattr(seeds.Draws, "words", lambda own, count: np.array([word], np.uint64))
     assert seeds.uniform(0, "c", 1, "delay") == number
 
 
@@ -203,3 +203,35 @@ def test_a_devices_nature_is_log_normal_around_one():
 def test_the_ends_of_the_draw_are_delays_too(number, monkeypatch):
     monkeypatch.setattr(stragglers, "uniform", lambda *asked: number)
     assert 0 < delay(9, f"never drawn before {number}", 1) < math.inf
+
+
+def test_draws_go_on_where_they_stopped_and_can_be_copied() -> None:
+    one, parts = seeds.Draws(11), seeds.Draws(11)
+    whole = one.words(13)
+    first = parts.words(6)
+    again = parts.copy()
+    assert [*first, *parts.words(7)] == [*whole] == [*first, *again.words(7)]
+
+
+def test_every_draw_is_made_of_words() -> None:
+    """By the definitions that the docstrings give, in plain Python."""
+    draws = seeds.Draws(5)
+    words = [int(w) for w in draws.copy().words(40)]
+    even = [(w >> 11) / 2**53 for w in words]
+    assert draws.uniform(2, 2).ravel().tolist() == even[:4]
+    assert draws.integers(-3, 4, 5).tolist() == [-3 + math.floor(7 * u) for u in even[4:9]]
+    assert draws.order(6).tolist() == sorted(range(6), key=lambda i: words[9 + i])
+    length = [math.sqrt(-2 * math.log1p(-u)) for u in even[15:18]]
+    turn = [2 * math.pi * v for v in even[18:21]]
+    circle = list(zip(length, turn, strict=True))
+    expected = [r * math.cos(t) for r, t in circle] + [r * math.sin(t) for r, t in circle[:2]]
+    assert roundings(draws.normal(5).astype(np.float32), np.array(expected)) <= 2
+    assert draws.words(1)[0] == words[21]
+
+
+def test_normal_draws_are_normal() -> None:
+    drawn = seeds.Draws(3).normal(20_000)
+    assert abs(drawn.mean()) < 0.03
+    assert abs(drawn.std() - 1) < 0.02
+    assert abs((drawn < 1).mean() - 0.8413) < 0.01
+    assert np.isfinite(seeds.Draws(4).normal(3, 0)).all()

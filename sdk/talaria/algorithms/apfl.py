@@ -78,8 +78,8 @@ class APFL:
         return shared, {**private, **prefixed(state_of(model), PERSONAL), ALPHA: alpha}
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
-        from talaria.training.batching import feed
         from talaria.training.functional_sgd import FunctionalSGD
+        from talaria.training.loop import feed
 
         rest = {k: t for k, t in without(private, PERSONAL).items() if k != ALPHA}
         v, alpha = self._own(task, private, "train")
@@ -93,7 +93,7 @@ class APFL:
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
         from talaria.model.state import to_arrays, to_torch
-        from talaria.training.batching import feed
+        from talaria.training.loop import feed
 
         v, alpha = self._own(task, private, "join")
         w = to_torch(only(shared, v.weights))

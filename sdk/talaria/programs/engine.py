@@ -16,7 +16,6 @@ import torch
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from talaria import seeds
 from talaria.errors import ConfigError
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
@@ -29,7 +28,7 @@ from talaria.programs.step import features_of, statistics_of
 from talaria.programs.training import Training
 from talaria.tensors import Array, Tensors
 from talaria.training import loop
-from talaria.training.batching import cut, feed, steps_of
+from talaria.training.batching import cut, feed, kept, layer_draws, steps_of
 from talaria.training.engine import Pull
 from talaria.training.frozen_features import LARGEST_CACHE, halve
 from talaria.types import Recipe, Samples, Task
@@ -107,7 +106,7 @@ class ProgramEngine:
         training = Training(program, state, program.momentum(state), **how)
         draws = _Draws(program, self._module, state, task, purpose)
         for x, y in feed(task, recipe, samples, purpose):
-            training.step(np.ascontiguousarray(x.numpy()), y.numpy(), lr=recipe.lr, draws=draws.next(len(y)))
+            training.step(np.ascontiguousarray(x), y, lr=recipe.lr, draws=draws.next(len(y)))
         after = training.weights
         return {key: after.get(key, value) for key, value in state.items()}
 
@@ -213,7 +212,7 @@ class _Upper:
 
 
 class _Draws:
-    """Dropout's draws of one training: raw words of Philox, one after another, by layer in the program's order."""
+    """Dropout's draws of one training, each layer's from a stream of its own."""
 
     def __init__(self, program: Program, module: Module, state: Mapping[str, Array], task: Task, purpose: str) -> None:
         ports = {port.name: port for port in program.graph.inputs}
@@ -229,17 +228,13 @@ class _Draws:
             layer = module.get_submodule(name)
             self._falls[name] = float(layer.p)  # type: ignore[arg-type]  # of dropout, and of whole branches
             self._shapes[name] = tuple(_size(label, sizes) for label in ports[f"draw/{name}"].shape[1:])
-        self._words = np.random.Philox(key=seeds.seed_of(task.seed, task.client, task.round, f"{purpose}/layers"))
+        self._streams = {name: layer_draws(task, purpose, name) for name in self._shapes}
 
     def next(self, count: int) -> dict[str, Array]:
         """The draws (N, ...) of each layer for a batch of ``count``: 0 where a value falls away, else 1/(1-p)."""
-        found = {}
-        for name, shape in self._shapes.items():
-            even = (self._words.random_raw(count * int(np.prod(shape))) >> np.uint64(11)) * 2.0**-53
-            share = 1 - self._falls[name]
-            stays = (even < share).astype(np.float32) * np.float32(0 if share == 0 else 1 / share)
-            found[name] = stays.reshape(count, *shape)
-        return found
+        return {
+            name: kept(self._streams[name], self._falls[name], count, *shape) for name, shape in self._shapes.items()
+        }
 
 
 def _size(label: int | str, sizes: Mapping[Any, int]) -> int:

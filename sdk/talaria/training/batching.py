@@ -1,26 +1,21 @@
 """What a training loop is fed: batches in a seeded order, augmented, and the draws of dropout."""
 
 from collections.abc import Iterator
-from copy import copy
 
 import numpy as np
-import torch
-from torch import Generator, Tensor
 
-from talaria.model.state import array_of, tensor_of
+from talaria.seeds import Draws
 from talaria.tensors import Array
 from talaria.training import augment
 from talaria.types import Recipe, Samples, Task
 
 
-def feed(task: Task, recipe: Recipe, samples: Samples, purpose: str = "train") -> Iterator[tuple[Tensor, Tensor]]:
+def feed(task: Task, recipe: Recipe, samples: Samples, purpose: str = "train") -> Iterator[tuple[Array, Array]]:
     """The batches ``(x, y)`` of one training: shuffled and augmented by the draws of ``purpose``, as many as the
     recipe says."""
-    draws = task.generator(purpose)
-    change, where = augment.get(recipe.augment), next(iter(task.model.parameters()), torch.empty(0)).device
+    draws, change = task.draws(purpose), augment.get(recipe.augment)
     for index in batches(len(samples), recipe.batch, steps_of(recipe, len(samples)), draws):
-        x = change(tensor_of(samples.x[index]), draws)
-        yield x.to(where), tensor_of(samples.y[index]).to(where)
+        yield change(samples.x[index], draws), samples.y[index]
 
 
 def steps_of(recipe: Recipe, count: int) -> int:
@@ -31,13 +26,12 @@ def steps_of(recipe: Recipe, count: int) -> int:
     return wanted if recipe.most_steps is None else min(wanted, recipe.most_steps)
 
 
-def batches(count: int, size: int, steps: int, draws: Generator) -> Iterator[Array]:
+def batches(count: int, size: int, steps: int, draws: Draws) -> Iterator[Array]:
     """``steps`` index batches, a new shuffle each epoch. The last, smaller batch of an epoch is kept; a single
     sample left over joins the batch before it, because a batch of one has no variance for BatchNorm."""
     done = 0
     while done < steps and count:
-        order = array_of(torch.randperm(count, generator=draws))
-        for index in cut(order, size):
+        for index in cut(draws.order(count), size):
             yield index
             done += 1
             if done == steps:
@@ -52,21 +46,14 @@ def cut(order: Array, size: int) -> list[Array]:
     return pieces
 
 
-class LayerDraws:
-    """Dropout and the like draw from torch's global generator: inside this context from a stream of its own, seeded
-    for one purpose, which goes on where it stopped; outside, the global stream is as it was."""
+def layer_draws(task: Task, purpose: str, layer: str) -> Draws:
+    """What the dropout layer ``layer`` draws from in one training: each layer has draws of its own, so that who runs
+    the layers in another order, or not all of them, draws the same."""
+    return task.draws(f"{purpose}/layers/{layer}")
 
-    def __init__(self, task: Task, purpose: str) -> None:
-        self.stream = task.generator(purpose + "/layers").get_state()
 
-    def copy(self) -> "LayerDraws":
-        """The same draws once more, from where this stream stands."""
-        return copy(self)
-
-    def __enter__(self) -> None:
-        self.outside = torch.get_rng_state()
-        torch.set_rng_state(self.stream)
-
-    def __exit__(self, *_: object) -> None:
-        self.stream = torch.get_rng_state()
-        torch.set_rng_state(self.outside)
+def kept(draws: Draws, share: float, *shape: int) -> Array:
+    """Dropout's factors, float32: 1/(1 - share) where a value stays, 0 where it falls away, a ``share`` of them."""
+    stays = 1 - share
+    factor = np.float32(0 if stays == 0 else 1 / stays)
+    return (draws.uniform(*shape) < stays).astype(np.float32) * factor

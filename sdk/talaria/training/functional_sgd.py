@@ -2,7 +2,7 @@
 
 Several walks may share the task's one scratch module: it only lends its graph, and each walk brings weights and
 buffers of its own (``torch.func.functional_call``), so that nothing is copied back and forth between steps. A walk
-that takes a plain gradient step per batch of :func:`talaria.training.batching.feed` ends where
+that takes a plain gradient step per batch of :func:`talaria.training.loop.feed` ends where
 :func:`talaria.training.loop.train` does, bit for bit.
 """
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from talaria.model.state import load, state_of
 from talaria.tensors import Tensors
-from talaria.training.batching import LayerDraws
+from talaria.training.layer_draws import LayerDraws
 from talaria.training.loop import freeze_but, lone_sample_in_eval, sgd
 from talaria.types import Recipe, Task
 

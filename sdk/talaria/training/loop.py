@@ -4,7 +4,7 @@ A module is in train mode only where one of its own tensors is being trained; ev
 ``requires_grad=False``, out of the optimizer, and in eval mode (so that BatchNorm below stands still).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from copy import deepcopy
 
 import numpy as np
@@ -16,8 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.model.state import array_of, beside, load, state_of
 from talaria.tensors import Array, Tensors
-from talaria.training.batching import LayerDraws, cut, feed, steps_of
+from talaria.training import batching
+from talaria.training.batching import cut, steps_of
 from talaria.training.engine import Objective, Pull
+from talaria.training.layer_draws import LayerDraws
 from talaria.types import Recipe, Samples, Task
 
 WIDE = 64
@@ -74,6 +76,12 @@ def train(
                     add_pull(parameter, anchors[name], pull.strength)
             optimizer.step()
     return state_of(module)
+
+
+def feed(task: Task, recipe: Recipe, samples: Samples, purpose: str = "train") -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of :func:`talaria.training.batching.feed` as tensors, beside the task's module."""
+    for x, y in batching.feed(task, recipe, samples, purpose):
+        yield beside(task.model, x), beside(task.model, y)
 
 
 def _backward(module: Module, objective: Objective, x: Tensor, y: Tensor, slices: int) -> None:

@@ -1,18 +1,20 @@
 """What FFGG sends is of the loss that its private part was fitted to, and its two variants count the same steps."""
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from talaria.algorithms.ffgg import FFGG
 from talaria.model.state import load, tensor_of
+from talaria.seeds import Draws
+from talaria.tensors import Array
 from talaria.training import augment
 
 
-def noisy(x: Tensor, draws: torch.Generator) -> Tensor:
+def noisy(x: Array, draws: Draws) -> Array:
     """An augmentation that no gradient of the plain inputs would match."""
-    return 2 * x + torch.randn(x.shape, generator=draws)
+    return 2 * x + draws.normal(*x.shape).astype(np.float32)
 
 
 @pytest.mark.parametrize(("smoothing", "change"), [(0.0, "none"), (0.3, "none"), (0.0, "noisy"), (0.3, "noisy")])
@@ -25,7 +27,7 @@ def test_the_gradient_sent_is_of_the_loss_that_the_head_was_fitted_to(monkeypatc
 
     module = load(task.model, {**shared, **kept}).double().eval().requires_grad_(True)
     module.zero_grad(set_to_none=True)
-    x = augment.get(change)(tensor_of(task.train.x), task.generator("gradient"))
+    x = tensor_of(augment.get(change)(task.train.x, task.draws("gradient")))
     F.cross_entropy(module(x.double()), tensor_of(task.train.y), label_smoothing=smoothing).backward()
     for name, parameter in module.named_parameters():
         if name in update.tensors:

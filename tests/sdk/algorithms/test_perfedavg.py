@@ -16,6 +16,7 @@ from talaria.algorithms.perfedavg import PerFedAvg
 from talaria.algorithms.perfedavg.triples import apart, third
 from talaria.errors import ConfigError
 from talaria.model.state import load, state_of, tensor_of, to_arrays, to_torch
+from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors, copied, equal, only
 from talaria.training.batching import batches
 from talaria.training.loop import gradient
@@ -46,8 +47,8 @@ def meta_gradient(task: Task, state: Tensors, alpha: float, parts: list[Array]) 
 def test_meta_step_against_the_formula(tiny: Tiny, form: str, tolerance: float) -> None:
     task = tiny(steps=1, lr=1.0)
     state = state_of(task.model)
-    second = next(batches(13, 4, 1, task.generator("train")))
-    first, last = apart(13, second, 4, task.generator("train/inner"))
+    second = next(batches(13, 4, 1, task.draws("train")))
+    first, last = apart(13, second, 4, task.draws("train/inner"))
     expected = meta_gradient(task, state, 0.5, [first, second, last])
     update, _ = PerFedAvg(inner_lr=0.5, form=form).fit(task, state, {})
     for k, g in expected.items():
@@ -57,17 +58,20 @@ def test_meta_step_against_the_formula(tiny: Tiny, form: str, tolerance: float) 
 
 
 def test_finite_difference_holds_under_dropout(tiny: Tiny) -> None:
-    """Both sides of the difference see the same dropout, as the exact form does."""
+    """Both sides of the difference see the same dropout, as the exact form does: what the difference errs by is little
+    of what the second derivatives add, whose noise would else be more than all of it."""
     for net in ({"dropout": 0.5}, {"norm": True}):
         task = tiny(steps=1, lr=1.0, **net)
         shared, private = PerFedAvg().init(task.model, task.split)
-        sent = [PerFedAvg(inner_lr=0.5, form=form).fit(task, shared, private)[0].tensors for form in ("exact", "hf")]
-        assert all(roundings(sent[0][k], sent[1][k], 1.0) <= 4000 for k in shared)
+        forms = ("exact", "hf", "fo")
+        sent = [PerFedAvg(inner_lr=0.5, form=form).fit(task, shared, private)[0].tensors for form in forms]
+        errs, adds = (max(float(np.abs(sent[0][k] - other[k]).max()) for k in shared) for other in sent[1:])
+        assert errs < 0.02 * adds
 
 
 @given(count=st.integers(1, 80), size=st.integers(1, 20), seed=st.integers(0, 5))
 def test_the_three_batches_are_disjoint_where_three_samples_are(count: int, size: int, seed: int) -> None:
-    draws = torch.Generator().manual_seed(seed)
+    draws = Draws(seed)
     for second in batches(count, third(count, size), 7, draws):
         first, last = apart(count, second, size, draws)
         trio = [set(part.tolist()) for part in (first, second, last)]
@@ -85,8 +89,8 @@ def test_only_the_pass_at_w_moves_batchnorm(tiny: Tiny, form: str) -> None:
     algorithm = PerFedAvg(inner_lr=5.0, form=form)
     shared, private = algorithm.init(task.model, task.split)
     _, after = algorithm.fit(task, shared, private)
-    second = next(batches(30, 4, 1, task.generator("train")))
-    first, _ = apart(30, second, 4, task.generator("train/inner"))
+    second = next(batches(30, 4, 1, task.draws("train")))
+    first, _ = apart(30, second, 4, task.draws("train/inner"))
     hidden = task.train.x[first] @ shared["body.0.weight"].T + shared["body.0.bias"]
     assert int(after["body.1.num_batches_tracked"]) == 1
     assert roundings(after["body.1.running_mean"], 0.1 * hidden.mean(0)) <= 64

@@ -27,6 +27,7 @@ from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.model.split import split_model
 from talaria.model.state import tensor_of
+from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors, copied, equal
 from talaria.training.loop import predict
 from talaria.types import Recipe, Samples, Task, Update
@@ -346,7 +347,7 @@ def test_clients_that_do_not_differ_are_seen_as_such() -> None:
 
 def test_full_resampling_makes_classes_equally_frequent() -> None:
     y = np.array([0] * 900 + [1] * 90 + [2] * 10)
-    draws = torch.Generator().manual_seed(0)
+    draws = Draws(0)
     count = np.bincount(y[resampled(y, 1.0, draws)], minlength=3)
     sigma = (1000 * (1 / 3) * (2 / 3)) ** 0.5
     assert (np.abs(count - 1000 / 3) < 3 * sigma).all()

@@ -92,9 +92,9 @@ def test_fedbabu_is_fedavg_whose_head_has_rate_zero(tiny: Tiny, rounds: Rounds, 
     body = [p for k, p in model.named_parameters() if not k.startswith("head")]
     groups = [{"params": body}, {"params": model.head.parameters(), "lr": 0.0}]  # type: ignore[union-attr]
     optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
-    draws, x, y = task.generator("train"), tensor_of(task.train.x), tensor_of(task.train.y)
+    draws, x, y = task.draws("train"), tensor_of(task.train.x), tensor_of(task.train.y)
     for _ in range(recipe.epochs):
-        order = torch.randperm(13, generator=draws)
+        order = tensor_of(draws.order(13))
         for index in (order[:4], order[4:8], order[8:]):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x[index]), y[index]).backward()

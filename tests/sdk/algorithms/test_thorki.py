@@ -19,6 +19,7 @@ from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import state_of, tensor_of
+from talaria.seeds import Draws
 from talaria.tensors import Tensors, equal, under, without
 from talaria.training.loop import predict
 from talaria.types import Recipe, Samples, Task
@@ -166,7 +167,7 @@ def test_the_per_sample_gate_learns_which_branch_knows_what() -> None:
     noise = torch.randn(400, 4, generator=g)
     knows = (torch.arange(400) % 2 == 0)[:, None]
     general, small = torch.where(knows, hit, noise * 2), torch.where(knows, noise * 2, hit)
-    gate = fusion_gate.fit(general, small, y, torch.Generator().manual_seed(0), per_sample=True)
+    gate = fusion_gate.fit(general, small, y, Draws(0), per_sample=True)
     assert isinstance(gate, SampleGate)
     with torch.no_grad():
         fused = F.cross_entropy(mixed(general, small, gate(general, small)), y)
@@ -175,8 +176,8 @@ def test_the_per_sample_gate_learns_which_branch_knows_what() -> None:
 
 
 def test_the_per_sample_gate_gives_way_where_it_does_not_help() -> None:
-    general, small, y = logits(3, count=20, sure=0.0)
-    gate = fusion_gate.fit(general, small, y, torch.Generator().manual_seed(0), per_sample=True, steps=1, lr=50.0)
+    general, small, y = logits(3, count=200, sure=0.0)
+    gate = fusion_gate.fit(general, small, y, Draws(0), per_sample=True, steps=1, lr=50.0)
     assert isinstance(gate, ConstantGate)
 
 

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from talaria.errors import ConfigError, ModelError
 from talaria.model.split import split_model
 from talaria.model.state import load, state_of, tensor_of, to_arrays
-from talaria.tensors import Tensors, copied, equal, is_float, only
+from talaria.seeds import Draws
+from talaria.tensors import Array, Tensors, copied, equal, is_float, only
 from talaria.training import augment, batching, loop
 from talaria.training.engine import Pull, never_trained, ready
 from talaria.training.functional_sgd import FunctionalSGD
@@ -120,7 +121,7 @@ def test_one_epoch_is_plain_sgd() -> None:
     after = loop.train(t, state)
     model = loop.served(t, state).requires_grad_(True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    order = torch.randperm(13, generator=t.generator("train"))
+    order = tensor_of(t.draws("train").order(13))
     for index in (order[:4], order[4:8], order[8:]):  # a last batch of one joins the batch before
         optimizer.zero_grad()
         x, y = tensor_of(t.train.x)[index], tensor_of(t.train.y)[index]
@@ -203,8 +204,8 @@ def test_the_global_generator_is_left_alone() -> None:
 def test_augmentation_draws_from_the_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def shout(x: Tensor, draws: torch.Generator) -> Tensor:
-        seen.append(int(torch.randint(0, 1000, (), generator=draws)))
+    def shout(x: Array, draws: Draws) -> Array:
+        seen.append(int(draws.words(1)[0]))
         return x * 2
 
     monkeypatch.setitem(augment.AUGMENTATIONS, "shout", shout)
@@ -349,7 +350,7 @@ def test_a_walk_of_plain_steps_is_training(make: Callable[[], Task]) -> None:
     t = make()
     state = start(t)
     walk = FunctionalSGD(t, state, t.recipe)
-    for x, y in batching.feed(t, t.recipe, t.train):
+    for x, y in loop.feed(t, t.recipe, t.train):
         walk.step(walk.gradient(walk.weights, x, y, keep=True))
     assert equal(walk.state(), loop.train(make(), state))
 
@@ -376,7 +377,7 @@ def test_a_walk_of_plain_steps_is_training_in_the_fast_layout() -> None:
     state = start(t)
     walk = FunctionalSGD(t, state, t.recipe)
     assert walk.weights["0.weight"].is_contiguous(memory_format=torch.channels_last)
-    for x, y in batching.feed(t, t.recipe, t.train):
+    for x, y in loop.feed(t, t.recipe, t.train):
         walk.step(walk.gradient(walk.weights, x, y, keep=True))
     assert equal(walk.state(), loop.train(make(), state))
 
@@ -386,7 +387,7 @@ def test_two_walks_share_one_module_without_meeting() -> None:
     state = start(t)
     other = {k: np.asarray(v + 0.1, v.dtype) if is_float(v) else v for k, v in state.items()}
     a, b = FunctionalSGD(t, state, t.recipe), FunctionalSGD(t, other, t.recipe)
-    for x, y in batching.feed(t, t.recipe, t.train):
+    for x, y in loop.feed(t, t.recipe, t.train):
         for walk in (a, b):
             walk.step(walk.gradient(walk.weights, x, y, keep=True))
     assert equal(a.state(), loop.train(t, state))

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from talaria.model.state import array_of, tensor_of
 from talaria.tensors import Tensors
 from talaria.training import augment
 from talaria.training.engine import Objective, gradient
@@ -14,11 +13,11 @@ CHUNK = 1024
 
 def body_gradient(task: Task, state: Tensors, objective: Objective) -> Tensors:
     """g_i = ∇_θ f_i(θ, w_i): the mean over all training samples, each augmented by one draw."""
-    change, draws = augment.get(task.recipe.augment), task.generator("gradient")
+    change, draws = augment.get(task.recipe.augment), task.draws("gradient")
     total: Tensors = {}
     for begin in range(0, len(task.train), CHUNK):
         piece = task.train.take(np.arange(begin, min(begin + CHUNK, len(task.train))))
-        piece = Samples(array_of(change(tensor_of(piece.x), draws)), piece.y)
+        piece = Samples(change(piece.x, draws), piece.y)
         part = gradient(task, state, only=task.split.of("body"), samples=piece, objective=objective)
         share = len(piece) / len(task.train)
         total = {k: np.asarray(share * g + total[k] if total else share * g) for k, g in part.items()}

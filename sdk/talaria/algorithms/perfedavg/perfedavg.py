@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from talaria.algorithms.perfedavg.triples import Batch
-    from talaria.training.batching import LayerDraws
     from talaria.training.functional_sgd import FunctionalSGD, Leaves
+    from talaria.training.layer_draws import LayerDraws
 
 SLICE = 256
 """Samples that one pass of the served step holds in memory."""
@@ -83,8 +83,8 @@ class PerFedAvg:
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         from talaria.algorithms.perfedavg.triples import triples
-        from talaria.training.batching import LayerDraws
         from talaria.training.functional_sgd import FunctionalSGD
+        from talaria.training.layer_draws import LayerDraws
 
         walk = FunctionalSGD(task, {**shared, **private}, task.recipe)
         noise = LayerDraws(task, "train/inner"), LayerDraws(task, "train"), LayerDraws(task, "train/curve")

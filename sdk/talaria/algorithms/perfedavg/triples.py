@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from talaria.model.state import array_of, tensor_of
+from talaria.model.state import beside
+from talaria.seeds import Draws
 from talaria.tensors import Array
 from talaria.training import augment
 from talaria.training.batching import batches, steps_of
@@ -18,13 +18,13 @@ Batch = tuple[Tensor, Tensor]
 
 def triples(task: Task) -> Iterator[tuple[Batch, Batch, Batch]]:
     """``(D, D', D'')`` for each step of the recipe. D' is the batch that plain training would take; each of the three
-    draws its samples and their augmentation from a generator of its own."""
-    inner, outer, curve = task.generator("train/inner"), task.generator("train"), task.generator("train/curve")
+    draws its samples and their augmentation by draws of its own."""
+    inner, outer, curve = task.draws("train/inner"), task.draws("train"), task.draws("train/curve")
     change, count, size = augment.get(task.recipe.augment), len(task.train), task.recipe.batch
     for second in batches(count, third(count, size), steps_of(task.recipe, count), outer):
         first, last = apart(count, second, size, inner)
         one, two, three = (
-            (change(tensor_of(task.train.x[index]), draws), tensor_of(task.train.y[index]))
+            (beside(task.model, change(task.train.x[index], draws)), beside(task.model, task.train.y[index]))
             for index, draws in ((first, inner), (second, outer), (last, curve))
         )
         yield one, two, three
@@ -35,7 +35,7 @@ def third(count: int, size: int) -> int:
     return min(size, max(1, count // 3))
 
 
-def apart(count: int, taken: Array, size: int, draws: torch.Generator) -> tuple[Array, Array]:
+def apart(count: int, taken: Array, size: int, draws: Draws) -> tuple[Array, Array]:
     """Two more index batches of at most ``size``, disjoint from each other and from ``taken``.
 
     With one sample left both are that one; with none, both are ``taken``.
@@ -46,6 +46,6 @@ def apart(count: int, taken: Array, size: int, draws: torch.Generator) -> tuple[
     if len(left) < 2:
         lone = left if len(left) else taken
         return lone, lone
-    left = left[array_of(torch.randperm(len(left), generator=draws))]
+    left = left[draws.order(len(left))]
     half = min(size, len(left) // 2)
     return left[:half], left[half : 2 * half]

@@ -3,13 +3,14 @@
 from typing import cast
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
 from talaria.algorithms.pfedgm.navigator import Navigated, spread_apart
 from talaria.algorithms.pfedgm.resampling import sampled_log_prior, virtual_features
 from talaria.model.state import tensor_of
+from talaria.seeds import Draws
 from talaria.tensors import Tensors
 from talaria.training.engine import Objective
 from talaria.types import Task
@@ -22,7 +23,7 @@ def objective(
     task: Task,
     shared: Tensors,
     private: Tensors,
-    draws: Generator,
+    draws: Draws,
     *,
     rho: float,
     inter: float,

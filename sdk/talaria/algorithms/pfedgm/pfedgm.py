@@ -135,7 +135,7 @@ class PFedGM:
         from talaria.algorithms.pfedgm.objective import objective
         from talaria.algorithms.pfedgm.resampling import resampled
 
-        draws = inner.generator(purpose + " samples")
+        draws = inner.draws(purpose + " samples")
         samples = inner.train.take(resampled(inner.train.y, self.rho, draws))
         weights = {"rho": self.rho, "inter": self.inter, "intra": self.intra, "virtual": self.virtual}
         loss = objective(inner, shared, private, draws, margin=self.margin, **weights)

@@ -5,15 +5,16 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from talaria.aggregate import class_statistics as pooled
 from talaria.algorithms.pfedgm import gaussian
-from talaria.model.state import array_of, tensor_of
+from talaria.model.state import tensor_of
+from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors
 
 
-def resampled(y: Array, rho: float, draws: Generator) -> Array:
+def resampled(y: Array, rho: float, draws: Draws) -> Array:
     """``len(y)`` indices with P(b) ∝ n_{y_b}^−ρ: 0 keeps the data as it is, 1 makes the classes equally frequent.
 
     A class drawn more often than it has samples repeats them in turn; one drawn less often is thinned.
@@ -21,14 +22,14 @@ def resampled(y: Array, rho: float, draws: Generator) -> Array:
     if rho == 0:
         return np.arange(len(y))
     held, count = np.unique(y, return_counts=True)
-    weight = tensor_of(count).double() ** (1 - rho)
-    drawn = torch.multinomial(weight, len(y), replacement=True, generator=draws)
-    wanted = torch.bincount(drawn, minlength=len(held))
+    share = np.cumsum(count.astype(np.float64) ** (1 - rho))
+    drawn = np.searchsorted(share / share[-1], draws.uniform(len(y)), side="right")
+    wanted = np.bincount(drawn, minlength=len(held))
     out = []
     for label, n in zip(held.tolist(), wanted.tolist(), strict=True):
         own = np.flatnonzero(y == label)
         rounds = -(-n // len(own))
-        shuffled = [own[array_of(torch.randperm(len(own), generator=draws))] for _ in range(rounds)]
+        shuffled = [own[draws.order(len(own))] for _ in range(rounds)]
         out.append(np.concatenate(shuffled)[:n] if shuffled else own[:0])
     return np.concatenate(out)
 
@@ -39,7 +40,7 @@ def sampled_log_prior(count: Tensor, rho: float) -> Tensor:
     return torch.log(weight / weight.sum())
 
 
-def virtual_features(count: Tensor, shared: Tensors, draws: Generator) -> Callable[[], tuple[Tensor, Tensor]] | None:
+def virtual_features(count: Tensor, shared: Tensors, draws: Draws) -> Callable[[], tuple[Tensor, Tensor]] | None:
     """Draws one feature per class that the device lacks (``count`` 0) and the fleet knows, from N(μ^g_c, Σ^g); None
     where there is no such class."""
     absent = ((count == 0) & (tensor_of(shared[pooled.COUNT]) > 0)).nonzero().flatten()
@@ -49,7 +50,7 @@ def virtual_features(count: Tensor, shared: Tensors, draws: Generator) -> Callab
     means = tensor_of(shared[pooled.MEAN])[absent].double()
 
     def sample() -> tuple[Tensor, Tensor]:
-        noise = torch.randn(means.shape, generator=draws, dtype=torch.float64)
+        noise = tensor_of(draws.normal(*means.shape))
         return (means + gaussian.coloured(noise, root)).float(), absent
 
     return sample

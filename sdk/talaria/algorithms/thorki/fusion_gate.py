@@ -9,12 +9,13 @@ from copy import deepcopy
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import Linear, Module
 from torch.nn import functional as F
 
 from talaria import seeds
-from talaria.model.state import array_of, tensor_of
+from talaria.model.state import tensor_of
+from talaria.seeds import Draws
 from talaria.types import Samples, Task
 
 HIDDEN = 16
@@ -27,13 +28,13 @@ def divided(task: Task, share: float) -> tuple[Samples, Samples]:
     are none, a ``share`` of the training samples of each class, at least one of two or more."""
     if len(task.val):
         return task.train, task.val
-    draws = seeds.generator(task.seed, task.client, 0, "thorki adapt")
+    draws = seeds.draws(task.seed, task.client, 0, "thorki adapt")
     held = np.zeros(len(task.train), bool)
     for label in sorted(set(task.train.y.tolist())):
         own = np.flatnonzero(task.train.y == label)
         if len(own) > 1:
             count = max(1, round(share * len(own)))
-            held[own[array_of(torch.randperm(len(own), generator=draws))[:count]]] = True
+            held[own[draws.order(len(own))[:count]]] = True
     return task.train.take(np.flatnonzero(~held)), task.train.take(np.flatnonzero(held))
 
 
@@ -125,7 +126,7 @@ def constant(general: Tensor, small: Tensor, y: Tensor) -> float:
 
 
 def fit(
-    general: Tensor, small: Tensor, y: Tensor, draws: Generator, *, per_sample: bool, steps: int = 200, lr: float = 1e-2
+    general: Tensor, small: Tensor, y: Tensor, draws: Draws, *, per_sample: bool, steps: int = 200, lr: float = 1e-2
 ) -> Module:
     """A gate for logits (N, C) of held-out samples; the branches are not touched.
 
@@ -134,7 +135,7 @@ def fit(
     """
     if not per_sample or len(y) < HELD_OUT:
         return ConstantGate(constant(general, small, y))
-    order = torch.randperm(len(y), generator=draws)
+    order = tensor_of(draws.order(len(y)))
     judge, learn = order[::HELD_OUT], torch.ones(len(y), dtype=torch.bool)
     learn[judge] = False
     best, floor = None, _loss(ConstantGate(constant(general[learn], small[learn], y[learn])), general, small, y, judge)
@@ -142,7 +143,7 @@ def fit(
     bound = (2 * general.shape[1] + 3) ** -0.5
     for value in gate.hidden.parameters():
         with torch.no_grad():
-            value.uniform_(-bound, bound, generator=draws)
+            value.copy_(tensor_of(bound * (2 * draws.uniform(*value.shape) - 1)))
     optimizer = torch.optim.Adam(gate.parameters(), lr=lr)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)

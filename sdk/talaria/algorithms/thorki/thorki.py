@@ -131,7 +131,7 @@ class Thorki:
         z_g, z_p = tensor_of(predict(general, adapt.x)), tensor_of(predict(small, adapt.x))
         z_g = z_g if shift is None else z_g + shift
         per_sample = self.gate == "sample" or (self.gate == "auto" and len(adapt) >= 5 * task.classes)
-        y, draws = tensor_of(adapt.y), task.generator("gate")
+        y, draws = tensor_of(adapt.y), task.draws("gate")
         return fusion_gate.fit(z_g, z_p, y, draws, per_sample=per_sample, steps=self.gate_steps, lr=self.gate_lr)
 
     def _small(self, task: Task, state: Tensors, epochs: int, samples: Samples) -> Tensors:

@@ -1,0 +1,73 @@
+"""What dropout draws in torch: the numbers that every engine draws, by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import Dropout, Dropout1d, Dropout2d, Dropout3d, Module
+
+from talaria.model.state import tensor_of
+from talaria.seeds import Draws
+from talaria.training.batching import kept, layer_draws
+from talaria.types import Task
+
+_OF_CHANNELS = (Dropout1d, Dropout2d, Dropout3d)
+
+
+class LayerDraws:
+    """Inside this context the dropout layers of the task's module draw what :func:`talaria.training.batching.kept`
+    gives, each from a stream of its own, which goes on where it stopped.
+
+    What else draws at random (a function's own dropout, say) does so from torch's global generator, which is seeded for
+    one purpose here, goes on in the same way, and is outside as it was.
+    """
+
+    def __init__(self, task: Task, purpose: str) -> None:
+        named = task.model.named_modules()
+        self._layers = {name: layer for name, layer in named if _draws(layer)}
+        self._streams = {name: layer_draws(task, purpose, name) for name in self._layers}
+        self._rest = torch.Generator().manual_seed(int(task.draws(f"{purpose}/layers").words(1)[0] >> 1)).get_state()
+
+    def copy(self) -> LayerDraws:
+        """The same draws once more, from where these stand."""
+        again = object.__new__(LayerDraws)
+        again._layers, again._rest = self._layers, self._rest
+        again._streams = {name: stream.copy() for name, stream in self._streams.items()}
+        return again
+
+    def __enter__(self) -> None:
+        self._outside = torch.get_rng_state()
+        torch.set_rng_state(self._rest)
+        for name, layer in self._layers.items():
+            layer.forward = _drawn(layer, self._streams[name])
+
+    def __exit__(self, *_: object) -> None:
+        for layer in self._layers.values():
+            del layer.forward
+        self._rest = torch.get_rng_state()
+        torch.set_rng_state(self._outside)
+
+
+def _draws(layer: Module) -> bool:
+    return isinstance(layer, (Dropout, *_OF_CHANNELS)) or type(layer).__name__ == "StochasticDepth"
+
+
+def _drawn(layer: Module, stream: Draws) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        if not layer.training:
+            return x
+        factors = tensor_of(kept(stream, float(layer.p), *_shape(layer, x)))  # type: ignore[arg-type]  # its share
+        return x * factors.to(x.device).reshape(*factors.shape, *(1 for _ in range(x.dim() - factors.dim())))
+
+    return forward
+
+
+def _shape(layer: Module, x: Tensor) -> tuple[int, ...]:
+    """For which parts of ``x`` (N, ...) is drawn: values, channels, samples, or the batch."""
+    if isinstance(layer, Dropout):
+        return tuple(x.shape)
+    if isinstance(layer, _OF_CHANNELS):
+        return tuple(x.shape[:2])
+    return tuple(x.shape[:1]) if getattr(layer, "mode", "row") == "row" else (1,)
