@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,11 @@ class Draft:
             self.constants[self._made[key][0]] = array
         return self._made[key][0]
 
+    def number(self, value: float, rank: int) -> str:
+        """A constant number with as many dimensions as what it meets: where that ends in sizes of 1, ONNX Runtime takes
+        forty times as long to meet a number without dimensions (1.01 against .022 ms for 144 x 576 x 1 x 1)."""
+        return self.constant(np.full((1,) * rank, value))
+
     def ints(self, *values: int) -> str:
         """A constant int64 vector: shapes, axes, pads."""
         return self.constant(values, INT)
@@ -131,7 +136,14 @@ class Draft:
 
     def finish(self, outputs: Sequence[tuple[Port, str]]) -> Graph:
         """The graph whose ``outputs`` are these values under the names of their ports; nothing unread stays."""
-        nodes = [*self.nodes, *(Node("Identity", (value,), (port.name,)) for port, value in outputs)]
+        named: dict[str, str] = {}
+        copies = []
+        for port, value in outputs:
+            if value in self._maker and value not in named:
+                named[value] = port.name
+            else:  # an input, or given under two names
+                copies.append(Node("Identity", (value,), (port.name,)))
+        nodes = [_renamed(node, named) for node in (*self.nodes, *copies)]
         read, kept = {port.name for port, _ in outputs}, list[Node]()
         for node in reversed(nodes):
             if read.intersection(node.outputs):
@@ -140,3 +152,8 @@ class Draft:
         constants = {name: value for name, value in self.constants.items() if name in read}
         inputs = tuple(port for port in self.inputs if port.name in read)
         return Graph(inputs, tuple(port for port, _ in outputs), tuple(kept[::-1]), constants)
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    inputs, outputs = (tuple(names.get(one, one) for one in some) for some in (node.inputs, node.outputs))
+    return replace(node, inputs=inputs, outputs=outputs)

@@ -202,17 +202,18 @@ def _updates(step: Step, recipe: Recipe, pulled: bool) -> list[tuple[Port, str]]
     shapes = {port.name: port for port in draft.inputs}
     for key, gradient in step.gradients.items():
         weight, slope = shapes[f"weight/{key}"], gradient
+        rank = len(weight.shape)
         if pulled:
             away = draft.op("Sub", weight.name, draft.input(f"anchor/{key}", weight.shape))
-            slope = draft.op("Add", slope, draft.op("Mul", "pull", away))
+            slope = draft.op("Add", slope, draft.op("Mul", away, draft.reshape("pull", *(1,) * rank)))
         if recipe.weight_decay:
-            decay = draft.op("Mul", weight.name, draft.constant(recipe.weight_decay))
+            decay = draft.op("Mul", weight.name, draft.number(recipe.weight_decay, rank))
             slope = draft.op("Add", slope, decay)
         if recipe.momentum:
             momentum = draft.input(f"momentum/{key}", weight.shape)
-            slope = draft.op("Add", draft.op("Mul", momentum, draft.constant(recipe.momentum)), slope)
+            slope = draft.op("Add", draft.op("Mul", momentum, draft.number(recipe.momentum, rank)), slope)
             out.append((Port(f"next/momentum/{key}", FLOAT, weight.shape), slope))
-        moved = draft.op("Sub", weight.name, draft.op("Mul", slope, "lr"))
+        moved = draft.op("Sub", weight.name, draft.op("Mul", slope, draft.reshape("lr", *(1,) * rank)))
         out.append((Port(f"next/weight/{key}", FLOAT, weight.shape), moved))
     for key, value in step.buffers.items():
         port = shapes[f"weight/{key}"]

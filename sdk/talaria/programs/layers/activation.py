@@ -21,8 +21,17 @@ def _rule(of: Callable[[Draft, str, Module], tuple[str, Slope]]) -> Rule:
         (x,) = given
         if getattr(module, "approximate", "none") != "none":
             raise refused(layer, "approximates its curve", "use approximate='none'")
-        y, slope = of(step.draft, x.value, module)
-        return x.like(y), lambda g, wanted: [slope(g)]
+        draft, small = step.draft, bool(x.space) and set(x.space) == {1}
+
+        def flat(value: str) -> str:
+            """Without sizes of 1 at the end: see :meth:`~talaria.programs.graph.Draft.number`."""
+            return draft.reshape(value, 0, -1) if small else value
+
+        def map(value: str) -> str:
+            return draft.reshape(value, 0, 0, *x.space) if small else value
+
+        y, slope = of(draft, flat(x.value), module)
+        return x.like(map(y)), lambda g, wanted: [map(slope(flat(g)))]
 
     return rule
 

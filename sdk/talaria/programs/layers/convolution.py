@@ -14,6 +14,7 @@ from typing import cast
 from torch.nn import Conv1d, Conv2d, Module
 
 from talaria.programs.graph import Draft, Size
+from talaria.programs.layers import depthwise
 from talaria.programs.layers.base import Map, Pullback, Step, no_dilation, refused
 from talaria.programs.layers.windows import Phase, Tap, Windows
 
@@ -120,23 +121,39 @@ def convolution(step: Step, layer: str, module: Module, given: Sequence[Map]) ->
         raise refused(layer, f"has padding={own.padding!r} of {own.padding_mode!r}", "pad with zeros, by numbers")
     windows = Windows(x.space, own.kernel_size, own.stride, own.padding)
     form = _Form(draft, own.groups, own.in_channels // own.groups, own.out_channels // own.groups)
-    kernel, taps = own.kernel_size, prod(own.kernel_size)
+    kernel = own.kernel_size
     out: Size = layer if form.dense else x.channels if form.depthwise else own.out_channels
     held = x.channels if form.dense else form.inputs
     weight = step.weight(layer, "weight", own.weight, (out, held, *kernel))
     bias = step.weight(layer, "bias", own.bias, (out,))
     assert weight is not None
-    columns = form.columns(windows.under(draft, x.value), form.inputs)
-    y = form.map(draft.op("MatMul", form.forward(weight, taps), columns), windows.out, form.outputs)
+    if form.depthwise and depthwise.fits(windows):
+        y, pull = depthwise.convolved(step, layer, own, x, windows, weight)
+    else:
+        y, pull = _convolved(step, layer, own, x, windows, weight, form)
     if bias:
         y = draft.op("Add", y, draft.reshape(bias, -1, *[1] * (1 + len(x.space))))
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        step.trained(own, layer, "bias", lambda: draft.sum(draft.reshape(g, 0, -1), 1))
+        return pull(g, wanted)
+
+    return Map(y, out, windows.out), back
+
+
+def _convolved(
+    step: Step, layer: str, own: Conv1d | Conv2d, x: Map, windows: Windows, weight: str, form: _Form
+) -> tuple[str, Pullback]:
+    """By columns, without the bias."""
+    draft, kernel, taps = step.draft, windows.kernel, prod(windows.kernel)
+    columns = form.columns(windows.under(draft, x.value), form.inputs)
+    y = form.map(draft.op("MatMul", form.forward(weight, taps), columns), windows.out, form.outputs)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         rows = form.rows(g, form.outputs)
         step.trained(
             own, layer, "weight", lambda: form.weight(draft.product(rows, columns, rank=form.rank, turn_b=True), kernel)
         )
-        step.trained(own, layer, "bias", lambda: draft.sum(draft.reshape(g, 0, -1), 1))
         if not wanted[0]:
             return [None]
 
@@ -148,7 +165,7 @@ def convolution(step: Step, layer: str, module: Module, given: Sequence[Map]) ->
             return [draft.transpose(dx, 1, 0, 2, 3)]
         return [windows.back(draft, x.value, lambda phase: _of(form, weight, windows, phase, g))]
 
-    return Map(y, out, windows.out), back
+    return y, back
 
 
 def _of(form: _Form, weight: str, windows: Windows, phase: Phase, g: str) -> str:
