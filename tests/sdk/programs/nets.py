@@ -50,7 +50,7 @@ NETS = {
     "conv2d": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 5, (3, 2), (2, 3), (1, 0)), wide=75)),
     "conv2d_large": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 5, (5, 4), padding=(2, 1)), wide=315)),
     "depthwise": (PLANE, lambda: maps(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 3, 2, 1, groups=3), wide=60)),
-    "depthwise_even": (PLANE, lambda: maps(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, (2, 5), (1, 3), (1, 2), groups=3), wide=90)),
+    "depthwise_even": (PLANE, lambda: maps(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, (2, 5), (1, 3), (1, 2), 1, 3), wide=90)),
     "depthwise1d": (LINE, lambda: maps(nn.Conv1d(3, 3, 1), nn.Conv1d(3, 3, 5, 1, 2, groups=3), wide=36)),
     "depthwise_wide": ((3, 16, 12), lambda: maps(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 3, 2, 1, groups=3), wide=144)),
     "one_place": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Hardswish(), wide=4)),
