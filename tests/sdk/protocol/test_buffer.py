@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from memory_broker import Faults
 
@@ -212,6 +212,29 @@ def test_a_round_that_asks_more_than_it_needs_closes_with_those_who_come_first(w
     assert w.state.quarantined() == {}
 
 
+def test_a_decline_that_was_lost_is_said_again(world):
+    """On a link that stays up nothing else would tell: a round without a deadline would wait for it for ever."""
+    w, said = world(2, QUIET), []
+
+    def work(name, number, version):
+        if name == "dev-1":
+            carried, w.hub.publish = w.hub.publish, lambda *lost, **how: said.append(lost)
+            w.say(name, e.DeclineRound(w.now, number, "low battery"))
+            w.hub.publish = carried
+        else:
+            type(w).work(w, name, number, version)
+
+    w.work = work
+    w.begin()
+    w.open(1)
+    w.run(30)
+    assert len(said) == 1
+    assert w.state.attempts[1].cohort["dev-1"].phase == "working"
+    w.run(60)
+    assert w.state.attempts[1].cohort["dev-1"].phase == "declined"
+    assert [(f.attempt, f.stored) for f in w.failed] == [(1, 1)]
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10**6),
@@ -220,6 +243,14 @@ def test_a_round_that_asks_more_than_it_needs_closes_with_those_who_come_first(w
     slow=st.dictionaries(st.sampled_from(["dev-0", "dev-2"]), st.integers(1, 4)),
     blows=st.lists(st.tuples(st.sampled_from(["co", "link", "off"]), st.integers(0, 3)), max_size=8),
     drop=st.floats(0, 0.3),
+)
+@example(  # a decline is lost on a link that stays up
+    seed=10304,
+    target=2,
+    stale=3,
+    slow={"dev-0": 3, "dev-2": 1},
+    blows=[("co", 0), ("link", 0), ("co", 0), ("link", 0), ("co", 0), ("co", 0), ("off", 2)],
+    drop=0.1796875,
 )
 def test_whatever_the_network_and_the_crashes_each_update_counts_once(world, seed, target, stale, slow, blows, drop):
     s = Stream(world, target=target, stale=stale, seconds=60, faults=Faults(seed, drop, 0.2, 0.3))

@@ -375,6 +375,8 @@ class DeviceMachine:
         job, wait = state.job, self._patience(state)
         if (job is None or job.phase in ("done", "refused")) and now - state.greeted >= self.limits.hello:
             self._greet(state, now, out)
+            if job is not None and job.phase == "refused":
+                self._repeat(state, job, now, out)  # nothing answers it, so nobody else would learn that it was lost
         if job is not None and job.phase == "offering" and now - job.said >= wait:
             self._offer(state, now, out)
         if state.fetch is not None:
