@@ -48,25 +48,26 @@ def graph_of(
     if not trained:
         raise ConfigError("program: nothing is trained; name a part that the model has")
     draft = Draft()
-    x = _input(draft, input_shape)
+    x = entered(draft, input_shape)
     draft.input("y", (BATCH,), INT)
     draft.input("lr", ())
     if pulled:
         draft.input("pull", ())
     step = Step(draft, head)
-    logits, tape = _forward(step, module, x)
-    if logits.space:
-        raise ModelError(f"program: the model gives maps of {logits.space}; end it with Flatten and Linear")
-    loss, slope = _cross_entropy(step, logits.value, classes, recipe.smoothing)
-    _backward(draft, tape, slope)
+    done = forward(step, module, x)
+    if done.out.space:
+        raise ModelError(f"program: the model gives maps of {done.out.space}; end it with Flatten and Linear")
+    loss, slope = _cross_entropy(step, done.out.value, classes, recipe.smoothing)
+    done.last.slopes.append(slope)
+    backward(draft, done.tape)
     return draft.finish([(Port("loss", FLOAT, ()), loss), *_updates(step, recipe, pulled)])
 
 
 def features_of(module: Module, head: str, input_shape: Sequence[int]) -> Graph:
     """What frozen layers make of a batch: ``features`` float32 (N, channels, ...) of ``x`` and ``weight/<key>``."""
     draft = Draft()
-    x = _input(draft, input_shape)
-    out, _ = _forward(Step(draft, head), module, x)
+    x = entered(draft, input_shape)
+    out = forward(Step(draft, head), module, x).out
     value = draft.transpose(out.value, 1, 0, *range(2, 2 + len(out.space))) if out.space else out.value
     return draft.finish([(Port("features", FLOAT, (BATCH, out.channels, *out.space)), value)])
 
@@ -79,23 +80,24 @@ def statistics_of(module: Module, head: str, input_shape: Sequence[int]) -> Grap
     ``weight/<key>``. Outputs: ``next/weight/<key>`` of the statistics and their counters.
     """
     draft = Draft()
-    x = _input(draft, input_shape)
+    x = entered(draft, input_shape)
     step = Step(draft, head, rate=draft.input("rate", ()))
-    _forward(step, module, x)
+    forward(step, module, x)
     shapes = {port.name: port for port in draft.inputs}
     ports = {f"next/weight/{key}": shapes[f"weight/{key}"] for key in step.buffers}
     named = [Port(name, port.dtype, port.shape) for name, port in ports.items()]
     return draft.finish(list(zip(named, step.buffers.values(), strict=True)))
 
 
-def _input(draft: Draft, input_shape: Sequence[Size]) -> Map:
+def entered(draft: Draft, input_shape: Sequence[Size]) -> Map:
+    """The batch ``x`` (N, *input_shape), an input of the graph, as the layers read it."""
     x = draft.input("x", (BATCH, *input_shape))
     space = tuple(size for size in input_shape[1:] if isinstance(size, int))
     return Map(draft.transpose(x, 1, 0, *range(2, 2 + len(space))) if space else x, input_shape[0], space)
 
 
 @dataclass
-class _Entry:
+class Entry:
     """One layer's place in the pass: what it read, the way back, and whether anything trains up to here."""
 
     read: list[fx.Node]
@@ -105,23 +107,60 @@ class _Entry:
     """Gradients of its output, one from each layer that read it."""
 
 
+@dataclass
+class Passed:
+    """A forward pass: its last map, each layer's place on the tape in the order of the pass (the last one that of the
+    last map), and which map enters and leaves the module of a name."""
+
+    out: Map
+    tape: dict[fx.Node, Entry]
+    maps: dict[fx.Node, Map]
+    into: dict[str, fx.Node]
+    out_of: dict[str, fx.Node]
+
+    @property
+    def last(self) -> Entry:
+        """The entry of the last map."""
+        return list(self.tape.values())[-1]
+
+
 class _Tracer(fx.Tracer):
+    """Follows a module, and keeps which value enters and which leaves each module inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into: dict[str, fx.Node] = {}
+        self.out_of: dict[str, fx.Node] = {}
+
+    def call_module(self, m: Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As fx follows it; of a module that is used twice the last time stays, as with a hook."""
+        name, found = self.path_of_module(m), super().call_module(m, forward, args, kwargs)
+        if args and isinstance(args[0], fx.Proxy):
+            self.into[name] = args[0].node
+        if isinstance(found, fx.Proxy):
+            self.out_of[name] = found.node
+        return found
+
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         """Whatever has a rule is one layer, and so are torch's own; the rest is looked into."""
         return rule_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
 
 
-def _forward(step: Step, module: Module, x: Map) -> tuple[Map, dict[fx.Node, _Entry]]:
-    """The logits, and the tape: each layer's entry, in the order of the pass, the last one that of the logits."""
+def forward(step: Step, module: Module, x: Map) -> Passed:
+    """The pass of ``x`` through ``module``, written into the step's draft.
+
+    Raises :class:`~talaria.errors.ModelError` for a layer that no program can hold.
+    """
+    tracer = _Tracer()
     try:
-        traced = _Tracer().trace(module)
+        traced = tracer.trace(module)
     except (fx.proxy.TraceError, TypeError, ValueError) as why:
         raise ModelError(
             f"program: the forward pass of {type(module).__name__} depends on its values ({str(why)[:120]}); "
             "write it as layers without conditions, or train this model with torch"
         ) from None
     maps: dict[fx.Node, Map] = {}
-    tape: dict[fx.Node, _Entry] = {}
+    tape: dict[fx.Node, Entry] = {}
     for node in traced.nodes:
         if node.op == "placeholder":
             if maps:
@@ -132,7 +171,8 @@ def _forward(step: Step, module: Module, x: Map) -> tuple[Map, dict[fx.Node, _En
             (last,) = node.args
             if not isinstance(last, fx.Node) or last not in tape:
                 raise ModelError("program: the model gives more than the logits of its last layer; give one output")
-            return maps[last], {**{n: e for n, e in tape.items() if n is not last}, last: tape[last]}
+            ordered = {**{n: e for n, e in tape.items() if n is not last}, last: tape[last]}
+            return Passed(maps[last], ordered, maps, tracer.into, tracer.out_of)
         layer, rule, own = _rule(node, module)
         read = [arg for arg in node.args if isinstance(arg, fx.Node)]
         if any(one not in maps for one in read) or not read:
@@ -141,7 +181,7 @@ def _forward(step: Step, module: Module, x: Map) -> tuple[Map, dict[fx.Node, _En
             raise refused(layer, "changes in place what another layer reads", "use inplace=False")
         trains = any(p.requires_grad for p in own.parameters())
         maps[node], back = rule(step, layer, own, [maps[one] for one in read])
-        tape[node] = _Entry(read, back, trains or any(tape[one].trains for one in read if one in tape))
+        tape[node] = Entry(read, back, trains or any(tape[one].trains for one in read if one in tape))
     raise ModelError("program: the model gives nothing; return its logits")
 
 
@@ -182,10 +222,9 @@ def _cross_entropy(step: Step, logits: str, classes: int, smoothing: float) -> t
     return loss, draft.op("Div", draft.op("Sub", draft.op("Exp", log), target), step.samples)
 
 
-def _backward(draft: Draft, tape: dict[fx.Node, _Entry], slope: str) -> None:
-    """From the last layer to the first that trains; what only frozen layers feed gets no gradient."""
-    [*_, last] = tape.values()
-    last.slopes.append(slope)
+def backward(draft: Draft, tape: dict[fx.Node, Entry]) -> None:
+    """From the last layer to the first that trains, beginning at the entries that have slopes; what only frozen layers
+    feed gets no gradient."""
     for entry in reversed(tape.values()):
         if not entry.slopes or not entry.trains:
             continue

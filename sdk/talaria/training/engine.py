@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 Objective = Callable[[Any, Any, Any], Any]
 """``(module, x, y) -> scalar loss`` on one batch, written in torch."""
 
+LOGITS, INTO, MEAN = "logits", "into ", "mean "
+"""Names of taps, the places where an objective looks at a model: ``"logits"``, what the model gives (N, classes);
+``"into LAYER"``, what enters the module of that dotted name (N, ...); ``"mean LAYER"``, what leaves it, averaged over
+all dimensions behind the channels (N, channels)."""
+
 
 @dataclass(frozen=True)
 class Pull:

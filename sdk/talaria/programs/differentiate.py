@@ -1,0 +1,82 @@
+"""A model as two halves of a derivative: what it makes of a batch at some places, and the gradient of its weights given
+the slope of any loss at those places.
+
+So a loss stays outside of the graph, in plain arrays, and one graph serves every loss that looks at the same places.
+Which layers are in train mode and what is frozen is :mod:`talaria.training.loop`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import prod
+
+import numpy as np
+from torch.nn import Module
+
+from talaria.errors import ModelError
+from talaria.programs.graph import FLOAT, Draft, Graph, Port, Size
+from talaria.programs.layers.base import Map, Step
+from talaria.programs.step import BATCH, Entry, Passed, backward, entered, forward
+from talaria.training import loop
+from talaria.training.engine import INTO, LOGITS, MEAN
+
+
+def graph_of(
+    module: Module, head: str, input_shape: Sequence[Size], only: Collection[str] | None, taps: Sequence[str]
+) -> Graph:
+    """The pass over one batch and the way back from ``taps`` (see :func:`talaria.training.engine.look`); ``module`` is
+    frozen but for ``only`` (None: nothing is frozen, (): everything, and in eval mode).
+
+    Inputs: ``x`` float32 (N, *input_shape), ``weight/<key>``, ``draw/<layer>`` of dropout, ``slope/<tap>``, the
+    gradient of the loss by that tap. Outputs: ``tap/<tap>``, ``gradient/<key>`` of what is trained and reaches a tap,
+    ``next/weight/<key>`` of the statistics that follow. Raises :class:`~talaria.errors.ModelError` for a layer that no
+    program can hold, and for a tap that the model does not have.
+    """
+    loop.freeze_but(module, only)
+    draft = Draft()
+    step = Step(draft, head)
+    done = forward(step, module, entered(draft, input_shape))
+    outputs = [_tapped(draft, done, tap) for tap in taps]
+    backward(draft, done.tape)
+    ports = {port.name: port for port in draft.inputs}
+    for key, value in step.gradients.items():
+        outputs.append((Port(f"gradient/{key}", FLOAT, ports[f"weight/{key}"].shape), value))
+    for key, value in step.buffers.items():
+        old = ports[f"weight/{key}"]
+        outputs.append((Port(f"next/weight/{key}", old.dtype, old.shape), value))
+    return draft.finish(outputs)
+
+
+def _tapped(draft: Draft, done: Passed, tap: str) -> tuple[Port, str]:
+    """The output of a tap; where something below it trains, its slope enters the tape."""
+    found, entry = _at(done, tap)
+    space = found.space
+    spread = (1, 0, *range(2, 2 + len(space)))  # from a batch of channels to channels of a batch, and back
+    averaged = tap.startswith(MEAN) and space != ()
+    value, shape = found.value, (BATCH, found.channels, *space)
+    if averaged:
+        value, shape, spread = draft.mean(value, *range(2, 2 + len(space))), shape[:2], (1, 0)
+    value = draft.transpose(value, *spread) if space else value
+    if entry is not None and entry.trains:
+        slope = draft.input(f"slope/{tap}", shape)
+        slope = draft.transpose(slope, *spread) if space else slope
+        if averaged:
+            ones = (1,) * len(space)
+            share = draft.constant(np.full((1, 1, *ones), 1 / prod(space)))
+            slope = draft.op("Mul", draft.reshape(slope, 0, 0, *ones), share)
+            slope = draft.op("Expand", slope, draft.op("Shape", found.value))
+        entry.slopes.append(slope)
+    return Port(f"tap/{tap}", FLOAT, shape), value
+
+
+def _at(done: Passed, tap: str) -> tuple[Map, Entry | None]:
+    """The map at a tap, and the entry that made it (None for the batch itself)."""
+    if tap == LOGITS:
+        if done.out.space:
+            raise ModelError(f"program: the model gives maps of {done.out.space}; end it with Flatten and Linear")
+        return done.out, done.last
+    nodes = done.into if tap.startswith(INTO) else done.out_of if tap.startswith(MEAN) else {}
+    node = nodes.get(tap.partition(" ")[2])
+    if node is None or node not in done.maps:
+        raise ModelError(f"program: the model has no {tap!r}; name {LOGITS!r}, or {INTO!r} or {MEAN!r} and a layer")
+    return done.maps[node], done.tape.get(node)

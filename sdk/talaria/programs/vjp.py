@@ -1,0 +1,147 @@
+"""A model's derivative, run on arrays: forward to its taps, and back from slopes there to gradients.
+
+The graph is one (:mod:`talaria.programs.differentiate`) and is run as two: what the way back reads of the pass is kept
+between them, so that nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from talaria.errors import ModelError
+from talaria.programs import onnx_file
+from talaria.programs.graph import Graph, Node, Port
+from talaria.programs.session import Session
+from talaria.programs.shapes import Limits, Value, measure
+from talaria.tensors import Array, Tensors
+
+TAP, SLOPE, GRADIENT, NEXT = "tap/", "slope/", "gradient/", "next/weight/"
+_KEPT = 64
+"""Combinations of shapes whose check is remembered."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One batch's way forward, from which :meth:`backward` goes back."""
+
+    taps: Tensors
+    """What the model made of the batch, by tap, float32 (N, ...)."""
+    moved: Tensors
+    """The statistics that followed the batch, by state-dict key; the caller keeps them or not."""
+    _vjp: Vjp = field(repr=False)
+    _read: Mapping[str, Array] = field(repr=False)
+
+    def backward(self, slopes: Mapping[str, Array]) -> Tensors:
+        """The gradient by state-dict key of all that is trained and reaches a tap, for a loss whose gradients by the
+        taps are ``slopes``. Raises :class:`~talaria.errors.ModelError` where that of a tap is missing."""
+        return self._vjp.back(self._read, slopes)
+
+
+class Vjp:
+    """The derivative of one model at one trained part and some taps, for every mask and batch size."""
+
+    def __init__(self, graph: Graph, limits: Limits = Limits()) -> None:
+        self.graph, self.limits = graph, limits
+        early, late = _cut(graph)
+        made = {name for node in early for name in node.outputs}
+        read = dict.fromkeys(name for node in late for name in node.inputs)
+        found = {name for node in late for name in node.outputs}
+        self._crossing = [name for name in read if name in made]
+        self._first = _part(graph, early, [port for port in graph.outputs if port.name not in found], [])
+        self._second = _part(graph, late, [port for port in graph.outputs if port.name in found], self._crossing)
+        self._sessions: tuple[Session, Session | None] | None = None
+        self._checked: set[object] = set()
+
+    def forward(self, weights: Mapping[str, Array], x: Array, draws: Mapping[str, Array] | None = None) -> Pass:
+        """The pass of ``x`` float32 (N, ...) at ``weights``, a state by state-dict key as narrow as a mask says.
+
+        ``draws`` are those of dropout, (N, ...) by layer. Raises :class:`~talaria.errors.ModelError` for a tensor that
+        is missing, and what :func:`talaria.programs.shapes.measure` raises for those that do not fit.
+        """
+        given = {"x": np.ascontiguousarray(x)}
+        given |= {f"weight/{name}": value for name, value in weights.items()}
+        given |= {f"draw/{name}": value for name, value in (draws or {}).items()}
+        feed = {}
+        for name in (port.name for port in self.graph.inputs if not port.name.startswith(SLOPE)):
+            if name not in given:
+                raise ModelError(f"program: {name!r} is missing; give the whole state, and draws for dropout")
+            feed[name] = given[name]
+        first, _ = self._opened(feed)
+        names = [*(port.name for port in self._first.outputs), *self._crossing]
+        found = dict(zip(names, first(names, {port.name: feed[port.name] for port in self._first.inputs}), strict=True))
+        kept = {name: found[name] for name in self._crossing}
+        return Pass(_under(found, TAP), _under(found, NEXT), self, {**feed, **kept})
+
+    def back(self, read: Mapping[str, Array], slopes: Mapping[str, Array]) -> Tensors:
+        """See :meth:`Pass.backward`; ``read`` is what a pass was given and what it kept."""
+        given = {**read, **{SLOPE + tap: np.ascontiguousarray(value) for tap, value in slopes.items()}}
+        wanted = [port.name for port in self._second.inputs]
+        missing = [name for name in wanted if name not in given]
+        if missing:
+            raise ModelError(f"program: {missing[0]!r} is missing; give the slope of every tap")
+        feed = {name: given[name] for name in wanted}
+        after = self._sessions[1] if self._sessions is not None else None
+        names = [port.name for port in self._second.outputs]
+        if after is None:
+            return {}
+        return _under(dict(zip(names, after(names, feed), strict=True)), GRADIENT)
+
+    def _opened(self, feed: Mapping[str, Array]) -> tuple[Session, Session | None]:
+        """Both halves, within the limits at the shapes of ``feed``."""
+        shapes = tuple((name, value.shape, value.dtype) for name, value in feed.items())
+        if self._sessions is None or shapes not in self._checked:
+            given = {name: Value(value.shape, value.dtype.name) for name, value in feed.items()}
+            values = measure(self._first, {p.name: given[p.name] for p in self._first.inputs}, self.limits).outputs
+            slopes = {p.name: values[TAP + p.name.removeprefix(SLOPE)] for p in self.graph.inputs if p.name not in feed}
+            everything = {**values, **given, **slopes}
+            measure(self._second, {p.name: everything[p.name] for p in self._second.inputs}, self.limits)
+            if self._sessions is None:
+                ports = {name: _port(name, values[name]) for name in self._crossing}
+                back = _session(self._second, ports, out=False) if self._second.outputs else None
+                self._sessions = _session(self._first, ports, out=True), back
+            if len(self._checked) == _KEPT:
+                self._checked.clear()
+            self._checked.add(shapes)
+        return self._sessions
+
+
+def _cut(graph: Graph) -> tuple[list[Node], list[Node]]:
+    """The operators that no slope reaches, and those that one does."""
+    reached = {port.name for port in graph.inputs if port.name.startswith(SLOPE)}
+    parts: tuple[list[Node], list[Node]] = ([], [])
+    for node in graph.nodes:
+        late = not reached.isdisjoint(node.inputs)
+        parts[late].append(node)
+        if late:
+            reached.update(node.outputs)
+    return parts
+
+
+def _part(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Port], entering: Sequence[str]) -> Graph:
+    """``nodes`` as a graph of their own; what enters from the other half has no sizes yet."""
+    read = {name for node in nodes for name in node.inputs}
+    inputs = [port for port in graph.inputs if port.name in read]
+    inputs += [Port(name, "float32", ()) for name in entering]
+    constants = {name: value for name, value in graph.constants.items() if name in read}
+    return Graph(tuple(inputs), tuple(outputs), tuple(nodes), constants)
+
+
+def _session(part: Graph, crossing: Mapping[str, Port], out: bool) -> Session:
+    if out:
+        outputs = {port.name: port for port in part.outputs} | dict(crossing)
+        whole = Graph(part.inputs, tuple(outputs.values()), part.nodes, part.constants)
+    else:
+        inputs = (crossing.get(port.name, port) for port in part.inputs)
+        whole = Graph(tuple(inputs), part.outputs, part.nodes, part.constants)
+    return Session(onnx_file.write(whole, ""))
+
+
+def _port(name: str, value: Value) -> Port:
+    return Port(name, value.dtype, tuple(f"{name}:{axis}" for axis in range(len(value.shape))))
+
+
+def _under(found: Mapping[str, Array], prefix: str) -> Tensors:
+    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}

@@ -1,0 +1,121 @@
+"""A model's derivative as a graph is torch's: at every tap, layer by layer, under masks, and of what trains alone."""
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tolerance import roundings
+
+from talaria.errors import ModelError, TooLarge, WireError
+from talaria.model import pruning, zoo
+from talaria.model.compaction import gather
+from talaria.model.state import load, state_of
+from talaria.programs import differentiate
+from talaria.programs.shapes import Limits
+from talaria.programs.vjp import Vjp
+from talaria.training import loop
+from talaria.training.taps import Taps
+
+_nets = importlib.util.spec_from_file_location("talaria_program_nets", Path(__file__).with_name("nets.py"))
+nets = importlib.util.module_from_spec(_nets)
+_nets.loader.exec_module(nets)
+
+DEEP = ("logits", "mean bn2", "mean conv3", "into head")
+
+
+def derivative(spec, only=None, taps=("logits",), **options):
+    graph = differentiate.graph_of(zoo.build(spec), zoo.head(spec), spec.input_shape, only, taps)
+    return Vjp(graph, **options)
+
+
+def by_torch(module, only, taps, x, slopes, dtype):
+    """Taps, gradients and statistics by autograd."""
+    own = copy.deepcopy(module).to(dtype)
+    trained = loop.freeze_but(own, only)
+    with Taps(own, taps) as opened, loop.lone_sample_in_eval(own, len(x)):
+        own(torch.from_numpy(x).to(dtype))
+    seen = opened.seen
+    reached = [tap for tap in slopes if seen[tap].requires_grad]
+    torch.autograd.backward([seen[t] for t in reached], [torch.from_numpy(slopes[t]).to(dtype) for t in reached])
+    gradients = {k: p.grad for k, p in trained.items() if p.grad is not None}
+    return {t: v.detach() for t, v in seen.items()}, gradients, state_of(own)
+
+
+def assert_is_torchs(vjp, module, only, taps, x):
+    """What is seen, the gradients and the statistics err about as little as torch's own do in float32."""
+    state, rng = state_of(module), np.random.default_rng(1)
+    done = vjp.forward(state, x)
+    slopes = {tap: rng.standard_normal(value.shape).astype(np.float32) for tap, value in done.taps.items()}
+    found = done.backward(slopes)
+    plain = by_torch(module, only, taps, x, slopes, torch.float32)
+    exact = by_torch(module, only, taps, x, slopes, torch.float64)
+    assert found.keys() == plain[1].keys()
+    for mine, theirs, truth in zip((done.taps, found, done.moved), plain, exact, strict=True):
+        for key, value in mine.items():
+            scale = max(1e-3, float(np.abs(np.asarray(truth[key])).max()))
+            wanted = np.asarray(truth[key]).astype(value.dtype)
+            allowed = 4 * roundings(theirs[key], wanted, scale) + 64
+            assert roundings(value, wanted, scale) <= allowed, key
+
+
+@pytest.mark.parametrize("name", [name for name in nets.NETS if not name.startswith(("dropout", "stochastic"))])
+def test_each_layer_goes_forward_and_back_as_torch_does(name):
+    shape, make = nets.NETS[name]
+    torch.manual_seed(0)
+    spec = zoo.keep(make(), shape, 4)
+    x = np.random.default_rng(0).standard_normal((5, *shape), np.float32)
+    assert_is_torchs(derivative(spec), zoo.build(spec), None, ("logits",), x)
+
+
+@pytest.mark.parametrize(
+    ("part", "keep", "count"), [(None, 0.5, 1), (None, 0.5, 7), ("body", 1.0, 2), ("head", 0.5, 7)]
+)
+def test_one_graph_serves_every_tap_mask_and_batch(spec_of, part, keep, count):
+    spec = spec_of("imu_cnn")
+    dense = zoo.build(spec)
+    mask = pruning.choose(pruning.importance(dense, zoo.layout(spec)), zoo.layout(spec).full(), keep=keep)
+    module = load(pruning.compact(dense, mask), gather(state_of(dense), mask))
+    only = None if part is None else zoo.split(spec, dense).of(part)
+    x = np.random.default_rng(0).standard_normal((count, *spec.input_shape), np.float32)
+    assert_is_torchs(derivative(spec, only, DEEP), module, only, DEEP, x)
+
+
+def test_a_look_is_in_eval_mode_and_has_no_way_back(spec_of):
+    spec, module = spec_of("imu_cnn"), zoo.build(spec_of("imu_cnn")).eval()
+    x = np.random.default_rng(0).standard_normal((3, *spec.input_shape), np.float32)
+    done = derivative(spec, (), DEEP).forward(state_of(module), x)
+    with Taps(module, DEEP) as opened, torch.no_grad():
+        module(torch.from_numpy(x))
+    assert roundings(done.taps, {tap: value.numpy() for tap, value in opened.seen.items()}) <= 1000
+    assert done.moved == {}
+    assert done.backward({}) == {}
+
+
+def test_what_lies_above_the_taps_is_not_asked_for(spec_of):
+    spec = spec_of("imu_cnn")
+    vjp, state = derivative(spec, None, ("into head",)), state_of(zoo.build(spec))
+    below = {key: value for key, value in state.items() if not key.startswith("head")}
+    done = vjp.forward(below, np.zeros((2, *spec.input_shape), np.float32))
+    assert done.taps["into head"].shape == (2, state["head.weight"].shape[1])
+    assert {*done.backward(done.taps)} | {*done.moved} == {*below}
+
+
+def test_what_does_not_fit_is_refused_by_name(spec_of):
+    spec = spec_of("mlp")
+    state, x = state_of(zoo.build(spec)), np.zeros((4, *spec.input_shape), np.float32)
+    with pytest.raises(ModelError, match="'mean nosuch'"):
+        derivative(spec, None, ("mean nosuch",))
+    with pytest.raises(ModelError, match="'fc2'"):
+        derivative(spec, None, ("fc2",))
+    vjp = derivative(spec)
+    with pytest.raises(ModelError, match=r"fc1.bias"):
+        vjp.forward({key: value for key, value in state.items() if key != "fc1.bias"}, x)
+    with pytest.raises(WireError):
+        vjp.forward(state, x[:, :3])
+    with pytest.raises(ModelError, match="slope/logits"):
+        vjp.forward(state, x).backward({})
+    with pytest.raises(TooLarge, match="smaller batch"):
+        derivative(spec, limits=Limits(memory_bytes=10_000)).forward(state, x)
