@@ -21,9 +21,10 @@ from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.programs import onnx_file
 from talaria.programs.build import packed
-from talaria.programs.graph import Graph, Size
+from talaria.programs.graph import Graph, Size, held
 from talaria.programs.program import Program
 from talaria.programs.session import Session
+from talaria.programs.shapes import Limits, Value, measure
 from talaria.programs.step import features_of, statistics_of
 from talaria.programs.training import Training
 from talaria.tensors import Array, Tensors
@@ -35,6 +36,8 @@ from talaria.types import Recipe, Samples, Task
 
 _AT_ONCE = 64
 """Samples whose features are computed together."""
+_WORTH_HOLDING = 10**9
+"""Multiply-adds of a batch from which on a pass holds its weights as constants."""
 _FED = "fed"
 """The width of what the upper part is fed, where a mask may narrow it."""
 
@@ -88,7 +91,8 @@ class ProgramEngine:
         if once or upper is None or upper.bytes_each * len(samples) > LARGEST_CACHE:
             return self.train(task, state, only=only, recipe=recipe, samples=samples, purpose=purpose)
         parts = [samples.x[begin : begin + _AT_ONCE] for begin in range(0, len(samples), _AT_ONCE)]
-        kept = np.concatenate([upper.lower({"x": part}, state)["features"] for part in parts])
+        lower = upper.lower.held(state, parts[0])
+        kept = np.concatenate([lower({"x": part}, state)["features"] for part in parts])
         program = self._program(recipe, only, pulled=False, upper=upper)
         return self._trained(program, task, state, recipe, None, Samples(kept, samples.y), purpose)
 
@@ -189,6 +193,17 @@ class _Pass:
         names = [port.name for port in self.graph.outputs]
         weights = {name: state[name.removeprefix("weight/")] for name in self._weights}
         return dict(zip(names, self._session(names, {**weights, **given}), strict=True))
+
+    def held(self, state: Tensors, x: Array) -> _Pass:
+        """This graph for one state: with its weights as constants where batches like ``x`` are work enough to repay
+        ONNX Runtime's preparing of them, and at the widths of its depthwise convolutions in any case."""
+        weights = {name: state[name.removeprefix("weight/")] for name in self._weights}
+        sizes = {name: Value(value.shape, value.dtype.name) for name, value in {**weights, "x": x}.items()}
+        graph = held(self.graph, weights)
+        given = {port.name: sizes[port.name] for port in graph.inputs}
+        large = measure(graph, given, Limits()).multiply_adds > _WORTH_HOLDING
+        grouped = any(node.get("group", 1) > 1 for node in graph.nodes)
+        return _Pass(graph) if large or grouped else self
 
     @cached_property
     def _weights(self) -> tuple[str, ...]:

@@ -51,6 +51,26 @@ class Graph:
     constants: Mapping[str, Array]
 
 
+def held(graph: Graph, values: Mapping[str, Array]) -> Graph:
+    """``graph`` with the inputs that ``values`` names as constants: ONNX Runtime then works out once what follows from
+    them, folds BatchNorm into convolutions, and lays their weights out in blocks. Depthwise convolutions take the width
+    of their weights, which a mask may have narrowed."""
+    nodes = tuple(_as_wide(node, values) for node in graph.nodes)
+    inputs = tuple(port for port in graph.inputs if port.name not in values)
+    names = {port.name for port in graph.inputs}
+    own = {name: value for name, value in values.items() if name in names}
+    return Graph(inputs, graph.outputs, nodes, {**graph.constants, **own})
+
+
+def _as_wide(node: Node, values: Mapping[str, Array]) -> Node:
+    if node.kind != "Conv" or node.get("group", 1) == 1 or node.inputs[1] not in values:
+        return node
+    wide, inputs = values[node.inputs[1]].shape[:2]
+    if inputs != 1 or wide % node.get("group") == 0:
+        return node
+    return replace(node, attributes=tuple((k, wide if k == "group" else v) for k, v in node.attributes))
+
+
 @dataclass
 class Draft:
     """A graph that is being written; each method gives the name of a value."""

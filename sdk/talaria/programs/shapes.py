@@ -253,6 +253,18 @@ def _pool(node: Node, given: list[Value]) -> Found:
     return Value((*x[:2], *out)), math.prod((*x[:2], *out, *kernel))
 
 
+def _convolved(node: Node, given: list[Value]) -> Found:
+    x, w, bias = given[0].shape, given[1].shape, given[2:]
+    groups, kernel, stride, pads = (node.get(name) for name in ("group", "kernel_shape", "strides", "pads"))
+    fits = len(x) == len(w) and kernel == w[2:] and len(stride) == len(kernel) and len(pads) == 2 * len(kernel)
+    if not fits or groups < 1 or x[1] != groups * w[1] or w[0] % groups or min(stride) < 1 or min(pads) < 0:
+        raise ValueError(f"{x} with {w} in {groups} groups")
+    if bias and bias[0].shape != (w[0],):
+        raise ValueError(f"{bias[0].shape} beside {w}")
+    out = [(n + pads[i] + pads[i + len(kernel)] - kernel[i]) // stride[i] + 1 for i, n in enumerate(x[2:])]
+    return Value((x[0], w[0], *out)), math.prod((x[0], *out)) * math.prod(w)
+
+
 def _transposed(node: Node, given: list[Value]) -> Found:
     """A transposed convolution with steps of 1."""
     x, w = given[0].shape, given[1].shape
@@ -274,6 +286,7 @@ RULES: Mapping[str, Rule] = {
     "Cast": _cast,
     "Clip": _clip,
     "Concat": _concat,
+    "Conv": _convolved,
     "ConvTranspose": _transposed,
     "Expand": _expand,
     "Gather": _gather,
@@ -293,6 +306,7 @@ _ATTRIBUTES: Mapping[str, Sequence[str]] = {
     "AveragePool": ("count_include_pad", *_POOL),
     "Cast": ("to",),
     "Concat": ("axis",),
+    "Conv": ("group", *_POOL),
     "ConvTranspose": _POOL,
     "Gather": ("axis",),
     "Gemm": ("transA", "transB"),

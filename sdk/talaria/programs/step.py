@@ -66,10 +66,10 @@ def graph_of(
 def features_of(module: Module, head: str, input_shape: Sequence[int]) -> Graph:
     """What frozen layers make of a batch: ``features`` float32 (N, channels, ...) of ``x`` and ``weight/<key>``."""
     draft = Draft()
-    x = entered(draft, input_shape)
-    out = forward(Step(draft, head), module, x).out
-    value = draft.transpose(out.value, 1, 0, *range(2, 2 + len(out.space))) if out.space else out.value
-    return draft.finish([(Port("features", FLOAT, (BATCH, out.channels, *out.space)), value)])
+    space = tuple(size for size in input_shape[1:] if isinstance(size, int))
+    x = Map(draft.input("x", (BATCH, *input_shape)), input_shape[0], space)
+    out = forward(Step(draft, head, looks=True), module, x).out
+    return draft.finish([(Port("features", FLOAT, (BATCH, out.channels, *out.space)), out.value)])
 
 
 def statistics_of(module: Module, head: str, input_shape: Sequence[int]) -> Graph:

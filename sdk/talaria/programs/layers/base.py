@@ -14,7 +14,8 @@ from talaria.programs.graph import Draft, Size
 
 @dataclass(frozen=True)
 class Map:
-    """What flows between layers: (channels, batch, *space), or (batch, channels) where ``space`` is empty.
+    """What flows between layers: (channels, batch, *space), or (batch, channels) where ``space`` is empty or the step
+    only looks.
 
     ``channels`` is a number, or the name of a width that a mask may narrow.
     """
@@ -49,6 +50,8 @@ class Step:
     gradients: dict[str, str] = field(default_factory=dict)
     buffers: dict[str, str] = field(default_factory=dict)
     """New values of buffers that follow training."""
+    looks: bool = False
+    """Whether there is no way back: maps are (batch, channels, *space) then, and convolutions ONNX Runtime's own."""
     rate: str | None = None
     """By which statistics move; None: each layer's own momentum."""
 
@@ -93,6 +96,11 @@ def key(layer: str, name: str) -> str:
 def refused(layer: str, what: str, mend: str) -> ModelError:
     """The error for a layer that no program can hold."""
     return ModelError(f"program: layer {layer!r} {what}; {mend}, or train this model with torch")
+
+
+def no_way_back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+    """The pullback of a layer in a graph that only looks."""
+    raise ModelError("program: a graph that only looks has no gradients; make a step")
 
 
 def no_dilation(layer: str, module: Module) -> None:

@@ -15,7 +15,7 @@ from torch.nn import Conv1d, Conv2d, Module
 
 from talaria.programs.graph import Draft, Size
 from talaria.programs.layers import depthwise
-from talaria.programs.layers.base import Map, Pullback, Step, no_dilation, refused
+from talaria.programs.layers.base import Map, Pullback, Step, no_dilation, no_way_back, refused
 from talaria.programs.layers.windows import Phase, Tap, Windows
 
 LARGE = 16
@@ -127,6 +127,14 @@ def convolution(step: Step, layer: str, module: Module, given: Sequence[Map]) ->
     weight = step.weight(layer, "weight", own.weight, (out, held, *kernel))
     bias = step.weight(layer, "bias", own.bias, (out,))
     assert weight is not None
+    if step.looks:
+        given_bias = [bias] if bias else []
+        pads = windows.padding * 2
+        y = draft.op(
+            "Conv", x.value, weight, *given_bias,
+            group=own.groups, kernel_shape=kernel, pads=pads, strides=windows.stride,
+        )  # fmt: skip
+        return Map(y, out, windows.out), no_way_back
     if form.depthwise and depthwise.fits(windows):
         y, pull = depthwise.convolved(step, layer, own, x, windows, weight)
     else:

@@ -9,7 +9,7 @@ from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.programs.graph import INT
-from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.base import Map, Pullback, Step, no_way_back, refused
 
 
 def batch_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
@@ -25,17 +25,16 @@ def batch_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> 
     assert var is not None
     scale = _beside(step, x, step.weight(layer, "weight", own.weight, wide))
     shift = _beside(step, x, step.weight(layer, "bias", own.bias, wide))
+    if not own.training:
+        return _standing(step, layer, own, x, (mean, var), (scale, shift))
     flat = draft.reshape(x.value, 0, -1) if x.space else x.value
     axis = 1 if x.space else 0
-    if own.training:
-        running_mean, running_var = mean, var
-        mean = draft.op("Where", step.several, draft.mean(flat, axis, keep=True), running_mean)
-        centred = draft.op("Sub", flat, mean)
-        var = draft.mean(draft.op("Mul", centred, centred), axis, keep=True)
-        var = draft.op("Where", step.several, var, running_var)
-        _follow(step, layer, own, x, (running_mean, mean), (running_var, var))
-    else:
-        centred = draft.op("Sub", flat, mean)
+    running_mean, running_var = mean, var
+    mean = draft.op("Where", step.several, draft.mean(flat, axis, keep=True), running_mean)
+    centred = draft.op("Sub", flat, mean)
+    var = draft.mean(draft.op("Mul", centred, centred), axis, keep=True)
+    var = draft.op("Where", step.several, var, running_var)
+    _follow(step, layer, own, x, (running_mean, mean), (running_var, var))
     rate = draft.op("Reciprocal", draft.op("Sqrt", draft.op("Add", var, draft.constant(own.eps))))
     factor = rate if scale is None else draft.op("Mul", scale, rate)
     y = draft.op("Mul", centred, factor)
@@ -50,16 +49,46 @@ def batch_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> 
         step.trained(own, layer, "bias", lambda: draft.reshape(total, -1))
         if not wanted[0]:
             return [None]
-        if own.training:
-            share = draft.op("Div", draft.constant(1.0), step.entries(x))
-            share = draft.op("Where", step.several, share, draft.constant(0.0))
-            slope = draft.op("Mul", draft.op("Mul", along, rate), share)
-            flat_g = draft.op("Sub", flat_g, draft.op("Mul", centred, slope))
-            flat_g = draft.op("Sub", flat_g, draft.op("Mul", total, share))
+        share = draft.op("Div", draft.constant(1.0), step.entries(x))
+        share = draft.op("Where", step.several, share, draft.constant(0.0))
+        slope = draft.op("Mul", draft.op("Mul", along, rate), share)
+        flat_g = draft.op("Sub", flat_g, draft.op("Mul", centred, slope))
+        flat_g = draft.op("Sub", flat_g, draft.op("Mul", total, share))
         dx = draft.op("Mul", flat_g, factor)
         return [draft.reshape(dx, 0, -1, *x.space) if x.space else dx]
 
     return x.like(y), back
+
+
+def _standing(
+    step: Step, layer: str, own: _BatchNorm, x: Map, running: tuple[str, str], affine: tuple[str | None, str | None]
+) -> tuple[Map, Pullback]:
+    """With the running statistics: one product and one sum."""
+    draft, (mean, var), (scale, shift) = step.draft, running, affine
+    rate = draft.op("Reciprocal", draft.op("Sqrt", draft.op("Add", var, draft.constant(own.eps))))
+    factor = rate if scale is None else draft.op("Mul", scale, rate)
+    away = draft.op("Mul", mean, factor)
+    rest = draft.op("Neg", away) if shift is None else draft.op("Sub", shift, away)
+    if step.looks and x.space:
+        each = (draft.reshape(one, 1, -1, *(1 for _ in x.space)) for one in (factor, rest))
+        return x.like(draft.op("Add", draft.op("Mul", x.value, next(each)), next(each))), no_way_back
+    flat = draft.reshape(x.value, 0, -1) if x.space else x.value
+    axis = 1 if x.space else 0
+    y = draft.op("Add", draft.op("Mul", flat, factor), rest)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        flat_g = draft.reshape(g, 0, -1) if x.space else g
+
+        def along() -> str:
+            met = draft.op("Mul", flat_g, draft.op("Sub", flat, mean))
+            return draft.reshape(draft.op("Mul", draft.sum(met, axis, keep=True), rate), -1)
+
+        step.trained(own, layer, "weight", along)
+        step.trained(own, layer, "bias", lambda: draft.sum(flat_g, axis))
+        dx = draft.op("Mul", flat_g, factor)
+        return [draft.reshape(dx, 0, -1, *x.space) if x.space else dx]
+
+    return x.like(draft.reshape(y, 0, -1, *x.space) if x.space else y), back
 
 
 def _beside(step: Step, x: Map, value: str | None) -> str | None:

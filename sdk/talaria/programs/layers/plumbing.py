@@ -22,7 +22,7 @@ def flatten(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tup
     rank, size = len(x.space) + 2, prod(x.space)
     order = (1, 0, *range(2, rank))
     wide = x.channels * size if isinstance(x.channels, int) else x.channels if size == 1 else f"{x.channels}*{size}"
-    y = draft.reshape(draft.transpose(x.value, *order), 0, -1)
+    y = draft.reshape(x.value if step.looks else draft.transpose(x.value, *order), 0, -1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         return [draft.transpose(draft.reshape(g, 0, -1, *x.space), *order)]

@@ -1,0 +1,72 @@
+"""The table of operators tells what ONNX Runtime makes of them: every value of every step, at its size; and graphs that
+only look give torch's features, under a mask too, with their weights as inputs or held."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tolerance import roundings
+
+from talaria.model import pruning, zoo
+from talaria.model.compaction import gather
+from talaria.model.spec import ModelSpec
+from talaria.model.state import state_of
+from talaria.programs import onnx_file, vector
+from talaria.programs.build import build
+from talaria.programs.graph import Port, held
+from talaria.programs.program import Program
+from talaria.programs.session import Session
+from talaria.programs.shapes import RULES, Limits, Value, measure
+from talaria.programs.step import features_of
+
+_nets = importlib.util.spec_from_file_location("talaria_program_nets", Path(__file__).with_name("nets.py"))
+nets = importlib.util.module_from_spec(_nets)
+_nets.loader.exec_module(nets)
+
+
+def agrees(graph, feed):
+    """Each value that the table foresees has the shape and dtype that ONNX Runtime gives it; the operators met."""
+    cost = measure(graph, {name: Value(v.shape, v.dtype.name) for name, v in feed.items()}, Limits())
+    inside = [node.outputs[0] for node in graph.nodes]
+    ports = [Port(name, cost.outputs[name].dtype, ("?",) * len(cost.outputs[name].shape)) for name in inside]
+    made = Session(onnx_file.write(replace(graph, outputs=tuple(ports)), ""))(inside, feed)
+    for node, value in zip(graph.nodes, made, strict=True):
+        foreseen = cost.outputs[node.outputs[0]]
+        assert (value.shape, value.dtype.name) == (foreseen.shape, foreseen.dtype), node
+        assert foreseen.numbers is None or np.array_equal(value, foreseen.numbers), node
+    return {node.kind for node in graph.nodes}
+
+
+def test_the_table_foresees_every_value_and_holds_no_operator_that_nothing_needs():
+    met = set()
+    for shape, make in nets.NETS.values():
+        torch.manual_seed(0)
+        program = Program(build(zoo.keep(make(), shape, 4)))
+        met |= agrees(program.graph, vector.inputs(program.graph, program.manifest))
+    spec = ModelSpec("mobilenet_v3_small", (3, 32, 32), 4)
+    x = zoo.example(spec, 3).numpy()
+    net = zoo.build(spec).requires_grad_(False).eval()
+    graph = features_of(net.features, "", spec.input_shape)
+    weights = {f"weight/{key}": value for key, value in state_of(net.features).items()}
+    feed = {port.name: x if port.name == "x" else weights[port.name] for port in graph.inputs}
+    assert RULES.keys() - met - agrees(graph, feed) == {"Identity"}  # of what is given out as it came in
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.5])
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "imu_cnn"])
+def test_what_frozen_layers_give_is_torchs_at_every_width(name, keep):
+    spec = ModelSpec(name, (6, 100) if name == "imu_cnn" else (3, 32, 32), 4)
+    dense = zoo.build(spec)
+    mask = pruning.choose(pruning.importance(dense, zoo.layout(spec)), zoo.layout(spec).full(), keep=keep)
+    net = pruning.compact(dense, mask).requires_grad_(False).eval()
+    weights = {f"weight/{key}": value for key, value in gather(state_of(dense), mask).items()}
+    graph = held(features_of(dense.requires_grad_(False).eval(), zoo.head(spec), spec.input_shape), weights)
+    assert [port.name for port in graph.inputs] == ["x"]
+    for count in (1, 3):
+        x = zoo.example(spec, count)
+        (found,) = Session(onnx_file.write(graph, ""))(["features"], {"x": x.numpy()})
+        longest = max(p[0].numel() for p in net.parameters() if p.dim() > 1)
+        assert roundings(found, net(x)) <= longest * sum(1 for _ in net.modules())
