@@ -172,11 +172,11 @@ def _way(task: Task, only: Collection[str] | None, keep: bool = False) -> tuple[
         state, only = {k: v for k, v in state.items() if k in names}, [k for k in only if k in names]
     model = _own(load(task.model, state), only)
     trained: dict[str, Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
-    optimizer = loop.sgd(trained, task.recipe)
+    optimizer = SGD(trained, task.recipe)
     objective, x, y = loop.cross_entropy(), tensor_of(task.train.x), tensor_of(task.train.y)
 
     def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         objective(model, x, y).backward()
         optimizer.step()
 

@@ -126,7 +126,8 @@ def _row(
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((batch, *shape), np.float32), rng.integers(0, classes, batch)
     weights = state_of(module)
-    optimizer = loop.sgd(loop.freeze_but(module, only), recipe)
+    parameters = loop.freeze_but(module, only).values()
+    optimizer = torch.optim.SGD(parameters, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)
     objective, xs, ys = loop.cross_entropy(), torch.from_numpy(x), torch.from_numpy(y)
 
     def eager() -> None:

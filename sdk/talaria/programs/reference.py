@@ -12,6 +12,7 @@ from torch.nn import Module
 from talaria.model.state import load, state_of, to_arrays
 from talaria.tensors import Array
 from talaria.training import loop
+from talaria.training.sgd import SGD
 from talaria.types import Recipe
 
 
@@ -23,11 +24,9 @@ def step(
     held = {name.removeprefix("weight/"): value for name, value in feed.items() if name.startswith("weight/")}
     load(own, {**state_of(own), **held})
     trained = loop.freeze_but(own, only)
-    optimizer = loop.sgd(trained, recipe.but(lr=float(feed["lr"])))
-    for name, parameter in trained.items():
-        if recipe.momentum:
-            momentum = torch.from_numpy(feed[f"momentum/{name}"]).to(dtype)
-            optimizer.state[parameter]["momentum_buffer"] = momentum.clone()
+    optimizer = SGD(trained, recipe.but(lr=float(feed["lr"])))
+    if recipe.momentum:
+        optimizer.momentum = {k: torch.from_numpy(feed[f"momentum/{k}"]).to(dtype, copy=True) for k in trained}
     for name, layer in own.named_modules():
         if f"draw/{name}" in feed:
             draw = torch.from_numpy(feed[f"draw/{name}"]).to(dtype)
@@ -41,9 +40,7 @@ def step(
             loop.add_pull(parameter, torch.from_numpy(feed[f"anchor/{name}"]).to(dtype), float(feed["pull"]))
     optimizer.step()
     moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, trained)}
-    momenta = {
-        f"next/momentum/{k}": optimizer.state[p]["momentum_buffer"] for k, p in trained.items() if recipe.momentum
-    }
+    momenta = {f"next/momentum/{k}": v for k, v in optimizer.momentum.items()}
     return {"loss": loss.detach().numpy(), **moved, **to_arrays(momenta)}
 
 

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from talaria.model.state import load, state_of
 from talaria.tensors import Tensors
 from talaria.training.layer_draws import LayerDraws
-from talaria.training.loop import freeze_but, lone_sample_in_eval, sgd
+from talaria.training.loop import freeze_but, lone_sample_in_eval
+from talaria.training.sgd import SGD
 from talaria.types import Recipe, Task
 
 Leaves = dict[str, Tensor]
@@ -36,7 +37,7 @@ class FunctionalSGD:
         self.weights = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
         self.buffers = {k: v.detach().clone() for k, v in self.module.named_buffers()}
         self.draws = LayerDraws(task, purpose)
-        self.optimizer = sgd(self.weights, recipe)
+        self.optimizer = SGD(self.weights, recipe)
 
     def gradient(
         self, at: Leaves, x: Tensor, y: Tensor, *, keep: bool = False, draws: LayerDraws | None = None

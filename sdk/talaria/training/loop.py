@@ -20,6 +20,7 @@ from talaria.training import batching
 from talaria.training.batching import cut, steps_of
 from talaria.training.engine import Objective, Pull
 from talaria.training.layer_draws import LayerDraws
+from talaria.training.sgd import SGD
 from talaria.types import Recipe, Samples, Task
 
 WIDE = 64
@@ -66,10 +67,10 @@ def train(
     if not trained or steps_of(recipe, len(samples)) == 0:
         return dict(state)
     anchors = {} if pull is None else {name: beside(module, pull.anchor[name]) for name in trained}
-    optimizer = sgd(trained, recipe)
+    optimizer = SGD(trained, recipe)
     with LayerDraws(task, purpose):
         for x, y in feed(task, recipe, samples, purpose):
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             _backward(module, objective, x, y, recipe.accumulate)
             if pull is not None:
                 for name, parameter in trained.items():
@@ -124,7 +125,7 @@ def gradient(
     objective = objective or cross_entropy()
     module = load(task.model, state)
     trained = freeze_but(module, only)
-    module.zero_grad(set_to_none=True)
+    module.zero_grad()
     with LayerDraws(task, purpose), lone_sample_in_eval(module, len(samples)):
         objective(module, beside(module, samples.x), beside(module, samples.y)).backward()
     return {
@@ -162,11 +163,6 @@ def _train_mode_where(module: Module, prefix: str, wanted: set[str]) -> bool:
         for child in stateless:
             child.train()
     return active
-
-
-def sgd(trained: dict[str, Tensor], recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over ``trained``; made anew in every round and phase."""
-    return torch.optim.SGD(trained.values(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
 
 
 class lone_sample_in_eval:  # noqa: N801 - reads as a statement: with lone_sample_in_eval(...)

@@ -79,7 +79,8 @@ def test_several_steps_are_the_loops(program_of, spec_of, name, trained):
     only = None if trained == "all" else split.of(trained)
     weights, recipe, steps = arrays(module), Recipe(lr=0.01), 4
     momentum = program.momentum(weights)
-    optimizer = loop.sgd(loop.freeze_but(module, only), recipe)
+    trained = loop.freeze_but(module, only).values()
+    optimizer = torch.optim.SGD(trained, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)
     for number in range(steps):
         x, y = batch(spec.input_shape, spec.classes, 16, number)
         weights, momentum, loss = program.step(weights, momentum, x, y, lr=recipe.lr)
