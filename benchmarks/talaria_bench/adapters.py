@@ -159,6 +159,7 @@ def _way(task: Task, only: Collection[str] | None, keep: bool = False) -> tuple[
     from talaria.model.state import load, state_of, tensor_of
     from talaria.planning import memory
     from talaria.training import frozen_features, loop
+    from talaria.training.sgd import SGD
 
     state = state_of(task.model)
     if keep:
