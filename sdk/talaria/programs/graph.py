@@ -99,10 +99,14 @@ class Draft:
             self.constants[self._made[key][0]] = array
         return self._made[key][0]
 
-    def number(self, value: float, rank: int) -> str:
-        """A constant number with as many dimensions as what it meets: where that ends in sizes of 1, ONNX Runtime takes
-        forty times as long to meet a number without dimensions (1.01 against .022 ms for 144 x 576 x 1 x 1)."""
-        return self.constant(np.full((1,) * rank, value))
+    def number(self, value: float | str, rank: int) -> str:
+        """A number, constant or given, with as many dimensions as what it meets: where that ends in sizes of 1, ONNX
+        Runtime takes forty times as long to meet a number without dimensions (1.01 against .022 ms for 144 x 576 x 1 x
+        1). Matrices and vectors do not."""
+        shape = (1,) * rank if rank > 2 else ()
+        if isinstance(value, str):
+            return self.reshape(value, *shape) if shape else value
+        return self.constant(np.full(shape, value))
 
     def ints(self, *values: int) -> str:
         """A constant int64 vector: shapes, axes, pads."""
@@ -153,6 +157,13 @@ class Draft:
         a = self.transpose(a, 0, 2, 1) if turn_a else a
         b = self.transpose(b, 0, 2, 1) if turn_b else b
         return self.op("MatMul", a, b)
+
+    def grown(self, gradient: str, momentum: str, rate: float, rank: int) -> str:
+        """``rate`` x ``momentum`` + ``gradient``, as one operator where the gradient is a plain matrix product."""
+        made = self._maker.get(gradient)
+        if made is not None and made.kind == "Gemm" and len(made.inputs) == 2:
+            return self.op("Gemm", *made.inputs, momentum, **dict(made.attributes), beta=rate)
+        return self.op("Add", self.op("Mul", momentum, self.number(rate, rank)), gradient)
 
     def finish(self, outputs: Sequence[tuple[Port, str]]) -> Graph:
         """The graph whose ``outputs`` are these values under the names of their ports; nothing unread stays."""

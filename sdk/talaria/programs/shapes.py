@@ -309,7 +309,7 @@ _ATTRIBUTES: Mapping[str, Sequence[str]] = {
     "Conv": ("group", *_POOL),
     "ConvTranspose": _POOL,
     "Gather": ("axis",),
-    "Gemm": ("transA", "transB"),
+    "Gemm": ("beta", "transA", "transB"),
     "LogSoftmax": ("axis",),
     "MaxPool": _POOL,
     "ReduceMean": ("keepdims",),

@@ -214,12 +214,12 @@ def _cross_entropy(step: Step, logits: str, classes: int, smoothing: float) -> t
     """The mean loss of a batch and its gradient by the logits (N, classes)."""
     draft = step.draft
     others = smoothing / classes
-    levels = draft.constant([others, 1 - smoothing + others])
+    levels = draft.constant([-others, smoothing - 1 - others])  # below zero, as the loss has them
     target = draft.op("OneHot", "y", draft.ints(classes), levels)
     log = draft.op("LogSoftmax", logits, axis=1)
-    each = draft.sum(draft.op("Mul", target, log), 1)
-    loss = draft.op("Neg", draft.mean(each, 0))
-    return loss, draft.op("Div", draft.op("Sub", draft.op("Exp", log), target), step.samples)
+    mean = draft.mean(draft.op("Mul", target, log), 0, 1)
+    loss = draft.op("Mul", mean, draft.constant(float(classes)))
+    return loss, draft.op("Div", draft.op("Add", draft.op("Exp", log), target), step.samples)
 
 
 def backward(draft: Draft, tape: dict[fx.Node, Entry]) -> None:
@@ -244,15 +244,15 @@ def _updates(step: Step, recipe: Recipe, pulled: bool) -> list[tuple[Port, str]]
         rank = len(weight.shape)
         if pulled:
             away = draft.op("Sub", weight.name, draft.input(f"anchor/{key}", weight.shape))
-            slope = draft.op("Add", slope, draft.op("Mul", away, draft.reshape("pull", *(1,) * rank)))
+            slope = draft.op("Add", slope, draft.op("Mul", away, draft.number("pull", rank)))
         if recipe.weight_decay:
             decay = draft.op("Mul", weight.name, draft.number(recipe.weight_decay, rank))
             slope = draft.op("Add", slope, decay)
         if recipe.momentum:
             momentum = draft.input(f"momentum/{key}", weight.shape)
-            slope = draft.op("Add", draft.op("Mul", momentum, draft.number(recipe.momentum, rank)), slope)
+            slope = draft.grown(slope, momentum, recipe.momentum, rank)
             out.append((Port(f"next/momentum/{key}", FLOAT, weight.shape), slope))
-        moved = draft.op("Sub", weight.name, draft.op("Mul", slope, draft.reshape("lr", *(1,) * rank)))
+        moved = draft.op("Sub", weight.name, draft.op("Mul", slope, draft.number("lr", rank)))
         out.append((Port(f"next/weight/{key}", FLOAT, weight.shape), moved))
     for key, value in step.buffers.items():
         port = shapes[f"weight/{key}"]

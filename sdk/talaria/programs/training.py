@@ -54,16 +54,18 @@ class Training:
 
     def step(self, x: Array, y: Array, *, lr: float, draws: Mapping[str, Array] | None = None) -> float:
         """One step; the mean loss of the batch before it. Arguments and errors are those of :meth:`Program.step`."""
-        given = {"x": x, "y": y, **{f"draw/{name}": value for name, value in (draws or {}).items()}}
-        shapes = tuple((name, getattr(v, "shape", None), getattr(v, "dtype", None)) for name, v in given.items())
+        shapes = _shapes(x, y, draws)
         if shapes not in self._batches:
             self._bind(shapes, x, y, lr, draws)
         buffers, calls = self._batches[shapes]
         self.program.labels(y)
-        for name, value in given.items():
-            if name in buffers:
-                np.copyto(buffers[name], value)
-        buffers["lr"][...] = lr
+        np.copyto(buffers["x"], x)
+        np.copyto(buffers["y"], y)
+        if draws:
+            for name, value in draws.items():
+                if (port := f"draw/{name}") in buffers:
+                    np.copyto(buffers[port], value)
+        buffers["lr"][()] = lr
         calls[self._turn]()
         self._turn = 1 - self._turn
         return float(self._loss)
@@ -85,3 +87,12 @@ class Training:
     def _now(self, prefix: str) -> Arrays:
         found = {**self._state, **(self._other if self._turn else {})}
         return {name.removeprefix(prefix): v.copy() for name, v in found.items() if name.startswith(prefix)}
+
+
+def _shapes(x: Array, y: Array, draws: Mapping[str, Array] | None) -> object:
+    """What decides whether buffers fit; None where there is no array: then :meth:`Program.feed` says so."""
+    try:
+        own = (x.shape, x.dtype, y.shape, y.dtype)
+        return (own, *((name, one.shape, one.dtype) for name, one in draws.items())) if draws else own
+    except AttributeError:
+        return None

@@ -74,17 +74,17 @@ class Step:
 
     @property
     def samples(self) -> str:
-        """The batch's size as a float32 number."""
-        rows = self.draft.op("Shape", "x", start=0, end=1)
-        return self.draft.op("Cast", self.draft.op("Reshape", rows, self.draft.ints()), to=1)
+        """The batch's size, float32 (1,)."""
+        return self.draft.op("Cast", self.draft.op("Shape", "x", start=0, end=1), to=1)
 
     @property
     def several(self) -> str:
         """Whether the batch holds more than one sample: BatchNorm stands still otherwise."""
-        return self.draft.op("Greater", self.samples, self.draft.constant(1.0))
+        number = self.draft.op("Reshape", self.samples, self.draft.ints())
+        return self.draft.op("Greater", number, self.draft.constant(1.0))
 
     def entries(self, at: Map) -> str:
-        """How many values each channel of a map has, as a float32 number."""
+        """How many values each channel of a map has, float32 (1,)."""
         return self.draft.op("Mul", self.samples, self.draft.constant(float(prod(at.space))))
 
 
