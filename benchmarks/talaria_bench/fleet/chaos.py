@@ -21,11 +21,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from urllib.parse import urlsplit
 
 import typer
 
+from talaria import valid
+from talaria.federated.run import ENGINES, Engine
 from talaria_bench.fleet import faults as f
 from talaria_bench.fleet import files as fl
 from talaria_bench.fleet import replay
@@ -46,12 +48,14 @@ def chaos(
     devices: Annotated[int, typer.Option(help="Agents, each a process.", min=2, max=64)] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of learning; 0: half as many as faults.", min=0)] = 0,
     algorithm: Annotated[str, typer.Option(help="What is learned.")] = "fedper",
+    engine: Annotated[str, typer.Option(help="Who trains in the agents: torch, onnx, or both in turn.")] = "torch",
     fresh: Annotated[bool, typer.Option(help="Start each program anew instead of forking a warm one.")] = False,
     folder: Annotated[Path | None, typer.Option(help="Keep all state and journals here; a new folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Disturb a real fleet by random faults: nothing lost, nothing counted twice, the same bytes. Needs Mosquitto."""
     count = rounds or max(6, -(-faults // FAULTS_PER_ROUND))
+    valid.among("chaos", "engine", engine, (*ENGINES, "both"))
 
     def told(text: str) -> None:
         if not as_json:
@@ -60,7 +64,7 @@ def chaos(
     place = Path(tempfile.mkdtemp(prefix="talaria-chaos-")) if folder is None else folder
     if folder is None:
         place.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
-    found = asyncio.run(Chaos(place, faults, seed, devices, count, algorithm, told, fresh).run())
+    found = asyncio.run(Chaos(place, faults, seed, devices, count, algorithm, told, fresh, engine).run())
     if folder is None and found["kept"]:
         shutil.rmtree(place)
     elif not found["kept"]:
@@ -85,10 +89,13 @@ class Chaos:
         algorithm: str,
         told: Callable[[str], None],
         fresh: bool = False,
+        engine: str = "torch",
     ) -> None:
         self._nursery = None if fresh else Nursery()
-        self.folder, self.seed, self._say = folder, seed, told
+        self.folder, self.seed, self._say, self._engine = folder, seed, told, engine
         self.devices = tuple(f"edge-{i:02}" for i in range(devices))
+        in_turn = ENGINES if engine == "both" else (cast(Engine, engine),)
+        self._trains = {name: in_turn[i % len(in_turn)] for i, name in enumerate(self.devices)}
         self.faults = f.draw(seed, faults, self.devices, rounds)
         self._fleet_run = fl.run_of(algorithm, rounds, seed)
         self._programs: dict[str, Program] = {}
@@ -133,7 +140,7 @@ class Chaos:
         stuck += [f"the bench itself failed: {why!r}" for why in ended if isinstance(why, Exception)]
         lived = time.monotonic() - began
         self._say("learning all rounds again, undisturbed")
-        members = {name: fl.member(self.folder / f"{name}.npz", name) for name in self.devices}
+        members = {name: fl.member(self.folder / f"{name}.npz", name, self._trains[name]) for name in self.devices}
         ledger = await asyncio.to_thread(
             replay.audit,
             self.folder / "state", fl.FLEET, self._fleet_run, members, self.folder / "state", self._receipts,
@@ -153,7 +160,7 @@ class Chaos:
         self._add(f.COORDINATOR, "coordinator", "serve", str(config), "--json")
         for number, name in enumerate(self.devices):
             fl.write_data(self.folder / f"{name}.npz", 1000 * self.seed + number)
-            path = fl.write_device(self.folder, name, url, retry_s=RETRY_S)
+            path = fl.write_device(self.folder, name, url, retry_s=RETRY_S, engine=self._trains[name])
             self._add(name, "edge", "run", str(path), "--json", "--threads", "1")
 
     def _add(self, name: str, *arguments: str) -> None:
@@ -286,6 +293,7 @@ class Chaos:
         return {
             "seed": self.seed,
             "algorithm": self._fleet_run.algorithm,
+            "engine": self._engine,
             "devices": len(self.devices),
             "faults": len(happened),
             "by_kind": f.tally(happened),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria.federated.run import Member, Run
+from talaria.federated.run import Engine, Member, Run
 from talaria.model.spec import ModelSpec
 from talaria.types import Recipe, Samples
 
@@ -34,11 +34,11 @@ def write_data(path: Path, seed: int) -> None:
     )  # fmt: skip
 
 
-def member(path: Path, device: str) -> Member:
+def member(path: Path, device: str, engine: Engine = "torch") -> Member:
     """The same device as the simulator sees it."""
     with np.load(path, allow_pickle=False) as found:
         train, val = (Samples(found[f"x_{part}"], found[f"y_{part}"]) for part in ("train", "val"))
-    return Member(device, train, val)
+    return Member(device, train, val, engine=engine)
 
 
 def write_fleet(folder: Path, run: Run, url: str, *, fleet: Mapping[str, Any], rounds: Mapping[str, Any]) -> Path:
@@ -61,13 +61,14 @@ def write_fleet(folder: Path, run: Run, url: str, *, fleet: Mapping[str, Any], r
     return path
 
 
-def write_device(folder: Path, device: str, url: str, *, retry_s: float) -> Path:
+def write_device(folder: Path, device: str, url: str, *, retry_s: float, engine: Engine = "torch") -> Path:
     """``DEVICE.toml`` in ``folder``."""
     path = folder / f"{device}.toml"
     path.write_text(
         f"""
 [device]
 id = "{device}"
+engine = "{engine}"
 [fleet]
 name = "{FLEET}"
 broker = "{url}"
