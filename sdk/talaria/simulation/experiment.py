@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from talaria.errors import ConfigError, DataError, StateError, some_of
 from talaria.federated import plan_compat
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import check_over, require_engine
-from talaria.federated.run import ENGINES, Engine, Run
+from talaria.federated.run import ENGINES, Engine, Member, Run
 from talaria.federated.server_rule import located, rule_named
 from talaria.foreign import shown
 from talaria.model import zoo
@@ -29,8 +30,9 @@ from talaria.options import taken_apart
 from talaria.planning.plan import Plan
 from talaria.simulation import checkpoint
 from talaria.simulation.result import Result
-from talaria.simulation.run import course, evaluate, learned, members_of
+from talaria.simulation.run import course, crew_of, evaluate, learned, members_of
 from talaria.simulation.simulator import RoundFacts
+from talaria.simulation.workers import Crew
 from talaria.types import Recipe
 
 BUFFER = 10
@@ -57,16 +59,32 @@ class Experiment:
         """Make the new ``folder`` in which :meth:`learn` keeps each whole round."""
         checkpoint.begin(folder, self.asked)
 
-    def learn(self, progress: Callable[[RoundFacts], None] | None = None, save: Path | None = None) -> Result:
+    def learn(
+        self, progress: Callable[[RoundFacts], None] | None = None, save: Path | None = None, workers: int = 0
+    ) -> Result:
         """All rounds; where ``save`` names a folder, each whole round is kept there, and what was kept is not learned
-        again."""
+        again. With ``workers``, clients learn in so many processes of one thread each."""
         members = members_of(self.data.clients, self.plans, self.engine)
         arrivals = members_of(self.data.newcomers, self.plans, self.engine)
-        fleet, versions = course(self.run, members, aggregator=self.rule, buffering=self.buffering, over=self.over)
+        every = {**members, **arrivals}
+        with nullcontext() if workers == 0 else crew_of(self.run, every, self.data, workers) as crew:
+            return self._learned(members, arrivals, crew, progress, save)
+
+    def _learned(
+        self,
+        members: Mapping[str, Member],
+        arrivals: Mapping[str, Member],
+        crew: Crew | None,
+        progress: Callable[[RoundFacts], None] | None,
+        save: Path | None,
+    ) -> Result:
+        fleet, versions = course(
+            self.run, members, aggregator=self.rule, buffering=self.buffering, over=self.over, crew=crew
+        )
         marks = {} if save is None else checkpoint.restore(save, fleet)
         for facts in versions:
             if self.evaluate_every and facts.round % self.evaluate_every == 0:
-                marks[facts.round] = evaluate(learned(fleet), self.data, members, facts.round).accuracy.mean
+                marks[facts.round] = evaluate(learned(fleet), self.data, members, facts.round, crew).accuracy.mean
             if save is not None:
                 checkpoint.write(save, learned(fleet), marks, fleet)
             if progress is not None:
@@ -75,8 +93,8 @@ class Experiment:
         result = Result(
             learned=final,
             data=self.data,
-            members=evaluate(final, self.data, members),
-            newcomers=evaluate(final, self.data, arrivals) if arrivals else None,
+            members=evaluate(final, self.data, members, crew=crew),
+            newcomers=evaluate(final, self.data, arrivals, crew=crew) if arrivals else None,
             marks=marks,
             asked=self.asked,
             plans=self.plans,
@@ -110,6 +128,7 @@ def simulate(
     evaluate_every: int = 0,
     engine: Engine = "torch",
     save: str | Path | None = None,
+    workers: int = 0,
     progress: Callable[[RoundFacts], None] | None = None,
 ) -> Result:
     """Let a whole fleet learn in one process, with the seeds and the bytes of the fleet over MQTT.
@@ -139,6 +158,8 @@ def simulate(
         engine: Who trains: ``"torch"``, or ``"onnx"``, graphs of the same model in ONNX Runtime (docs/programs.md says
             which algorithms and layers).
         save: A new folder that keeps each whole round, so that :func:`talaria.resume` goes on after a kill.
+        workers: Clients of a round learn in so many processes of one thread each: the same bytes for every number from
+            1 on. 0: one after another in this process, with torch's threads.
         progress: Called after each round.
 
     Returns:
@@ -184,7 +205,7 @@ def simulate(
     folder = None if save is None else Path(save)
     if folder is not None:
         asked.begin(folder)
-    return asked.learn(progress, folder)
+    return asked.learn(progress, folder, workers)
 
 
 def prepare(
@@ -271,6 +292,7 @@ def resume(
     *,
     data: Federated | None = None,
     aggregator: Aggregator | None = None,
+    workers: int = 0,
     progress: Callable[[RoundFacts], None] | None = None,
 ) -> Result:
     """Go on with a run that ``save`` kept, from its last whole round; one that is whole is only measured again.
@@ -281,6 +303,7 @@ def resume(
         folder: What ``save`` named.
         data: The data, where the run was given an object instead of a name.
         aggregator: The server rule, where the run was given an object instead of a name.
+        workers: As in :func:`talaria.simulate`.
         progress: Called after each further round.
 
     Returns:
@@ -324,7 +347,7 @@ def resume(
         engine=engine,
         asked={name: value for name, value in asked.items() if name != "format"},
     )
-    return one.learn(progress, folder)
+    return one.learn(progress, folder, workers)
 
 
 def _data(data: str | Federated, options: Mapping[str, Any] | None) -> Federated:

@@ -1,7 +1,8 @@
 """Many devices in one process: the same functions, seeds and bytes as the fleet over MQTT."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from torch.nn import Module
 
@@ -14,10 +15,11 @@ from talaria.federated.run import Engine, Member, Run
 from talaria.model.masks import ChannelMask
 from talaria.planning.plan import Plan
 from talaria.simulation.schedules import Record, as_recorded, as_they_come, in_rounds
-from talaria.simulation.simulator import Fleet, RoundFacts
+from talaria.simulation.simulator import Fleet, RoundFacts, trained
+from talaria.simulation.workers import Answer, Crew
 from talaria.tensors import Tensors
 from talaria.training import evaluation
-from talaria.training.evaluation import Report
+from talaria.training.evaluation import Metrics, Report
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,10 @@ def course(
     aggregator: Aggregator | None = None,
     buffering: Buffering | None = None,
     over: float = 0.0,
+    crew: Crew | None = None,
 ) -> tuple[Fleet, Iterator[RoundFacts]]:
     """The fleet before its first round, and its rounds, each of which is learned when it is asked for. As
-    :func:`simulate`, step by step."""
+    :func:`simulate`, step by step; the clients of a round train in the processes of ``crew`` (:func:`crew_of`)."""
     rounds.check_over(run, over)
     if not members or not all(isinstance(member, Member) for member in members.values()):
         raise ConfigError(
@@ -102,8 +105,26 @@ def course(
         return fleet, as_they_come(fleet, rule)
     if buffering is not None:
         raise ConfigError("simulate: a buffer is for an asynchronous run; set run.asynchronous, or leave it out")
-    fleet = Fleet(run, members, aggregator)
+    fleet = Fleet(run, members, aggregator, crew)
     return fleet, in_rounds(fleet, over)
+
+
+def crew_of(run: Run, members: Mapping[str, Member], data: Federated, count: int) -> Crew:
+    """``count`` processes that train and measure ``members``, of the run and newcomers, for :func:`course` and
+    :func:`evaluate`. Raises :class:`ConfigError` for an asynchronous run, whose trainings follow one another."""
+    if run.asynchronous:
+        raise ConfigError(f"simulate: workers={count}: an asynchronous run trains one client after another; set 0")
+    every = {**data.clients, **data.newcomers}
+
+    def work(asked: Mapping[str, Any], shared: Tensors, private: Tensors | None) -> Answer:
+        if "train" in asked:
+            frame, metrics, private = trained(run, members[asked["train"]], shared, private, asked["round"])
+            return metrics, private, frame
+        member = members[asked["measure"]]
+        model = rounds.personalize(run, member, shared, private, asked["round"])
+        return asdict(evaluation.evaluate(model, every[member.client].test)), {}, b""
+
+    return Crew(count, work)
 
 
 def replay(
@@ -126,8 +147,18 @@ def learned(fleet: Fleet) -> Learned:
     )
 
 
-def evaluate(learned: Learned, data: Federated, members: Mapping[str, Member], round: int | None = None) -> Report:
+def evaluate(
+    learned: Learned,
+    data: Federated,
+    members: Mapping[str, Member],
+    round: int | None = None,
+    crew: Crew | None = None,
+) -> Report:
     """Each client's served model, after ``round`` (the last one by default), on that client's own test samples."""
+    if crew is not None:
+        jobs = [({"measure": name, "round": round}, learned.private.get(name)) for name in members]
+        answers = crew.answers(learned.shared, jobs)
+        return evaluation.report({name: Metrics(**facts) for name, (facts, *_) in zip(members, answers, strict=True)})
     every = {**data.clients, **data.newcomers}
     return evaluation.report(
         {name: evaluation.evaluate(learned.personal(one, round), every[name].test) for name, one in members.items()}

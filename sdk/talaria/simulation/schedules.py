@@ -33,7 +33,7 @@ def in_rounds(fleet: Fleet, over: float) -> Iterator[RoundFacts]:
         asked = rounds.cohort(run, number, names, over)
         due = {name: delay(run.seed, name, number) for name in asked} if over else dict.fromkeys(asked, 0.0)
         first = sorted(asked, key=lambda name: (due[name], name))[: rounds.needed(run, len(names))]
-        arrived = {name: fleet.train(name, fleet.version, fleet.shared) for name in asked}
+        arrived = fleet.train_all(asked)
         counted = [arrived.pop(name) for name in first]
         yield fleet.fold(counted, tuple(arrived.values()), time=due[first[-1]])
 

@@ -8,6 +8,7 @@ from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run
+from talaria.simulation.workers import Crew
 from talaria.tensors import Tensors
 from talaria.types import Update
 from talaria.wire import codec
@@ -54,8 +55,10 @@ class Fleet:
     """The devices' private states, the global model and the server's state of one ``run``; every update crosses the
     codec."""
 
-    def __init__(self, run: Run, members: Mapping[str, Member], aggregator: Aggregator | None) -> None:
-        self.run, self.members, self._aggregator = run, members, aggregator
+    def __init__(
+        self, run: Run, members: Mapping[str, Member], aggregator: Aggregator | None, crew: Crew | None = None
+    ) -> None:
+        self.run, self.members, self._aggregator, self._crew = run, members, aggregator, crew
         self.shared, self.server = rounds.start(run, aggregator)
         self.version = 0
         self.private: dict[str, Tensors] = {}
@@ -70,13 +73,22 @@ class Fleet:
         """Let a device train from ``shared``, which is version ``base_version``."""
         if client not in self.members:
             raise ConfigError(f"client {client!r} is no member of this run; members are {sorted(self.members)[:8]}")
-        member = self.members[client]
-        update, self.private[client] = rounds.participate(
-            self.run, member, shared, self.private.get(client), base_version + 1
-        )
-        frame = codec.encode_update(update, rounds.codec_of(self.run, member))
+        member, private = self.members[client], self.private.get(client)
+        frame, metrics, self.private[client] = trained(self.run, member, shared, private, base_version + 1)
         self.sent[client] += len(frame)
-        return Arrived(client, base_version, frame, update.metrics)
+        return Arrived(client, base_version, frame, metrics)
+
+    def train_all(self, clients: Sequence[str]) -> dict[str, Arrived]:
+        """Let devices train from the present version, in parallel where there is a crew."""
+        if self._crew is None:
+            return {client: self.train(client, self.version, self.shared) for client in clients}
+        jobs = [({"train": client, "round": self.version + 1}, self.private.get(client)) for client in clients]
+        found = {}
+        for client, (metrics, private, frame) in zip(clients, self._crew.answers(self.shared, jobs), strict=True):
+            self.private[client] = private
+            self.sent[client] += len(frame)
+            found[client] = Arrived(client, self.version, frame, metrics)
+        return found
 
     def fold(self, counted: Sequence[Arrived], late: Sequence[Arrived] = (), **more: Any) -> RoundFacts:
         """Make the next version of the global model; one update is decoded at a time, in client order. ``more`` goes
@@ -104,6 +116,14 @@ class Fleet:
         layout = rounds.layout_of(self.run.spec)
         for one in arrived:
             yield codec.decode_update(one.frame, schema=schema, layout=layout)
+
+
+def trained(
+    run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int
+) -> tuple[bytes, Mapping[str, float], Tensors]:
+    """A device's round: its update as it travels, the metrics in it, and its private state after."""
+    update, private = rounds.participate(run, member, shared, private, round)
+    return codec.encode_update(update, rounds.codec_of(run, member)), update.metrics, private
 
 
 def _mean(metrics: list[Mapping[str, float]]) -> dict[str, float]:

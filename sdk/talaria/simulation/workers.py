@@ -1,0 +1,174 @@
+"""Clients in parallel: processes forked from this one, which so know the run, all samples and whatever was imported.
+
+The bytes do not depend on how many there are: what a client learns follows from its samples, the global model, its
+private state and the round alone, and each process computes with one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import multiprocessing
+import os
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from talaria import errors
+from talaria.errors import ConfigError, StateError, TalariaError
+from talaria.tensors import Tensors
+
+Job = tuple[Mapping[str, Any], Tensors | None]
+"""What a process is asked, as plain values, and the private state of the client that it is asked about, if any."""
+Answer = tuple[Mapping[str, Any], Tensors, bytes]
+"""What it found: plain values, tensors, bytes."""
+Work = Callable[[Mapping[str, Any], Tensors, Tensors | None], Answer]
+"""``(asked, shared, private) -> answer``: what each process does."""
+
+MOST = 256
+
+
+class Crew:
+    """``count`` processes that do ``work``; forked when they are first asked, and gone with the ``with`` statement."""
+
+    def __init__(self, count: int, work: Work) -> None:
+        """Raises :class:`ConfigError` for a number out of 1..256, and where processes cannot be forked."""
+        if type(count) is not int or not 1 <= count <= MOST:
+            raise ConfigError(f"simulate: workers={count!r} must be a whole number in 1..{MOST}, or 0 for this process")
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise ConfigError(f"simulate: workers={count}: this system cannot fork processes; leave it at 0")
+        self.count, self._work = count, work
+        self._idle: list[tuple[BaseProcess, Connection]] = []
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as this does
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for process, link in self._idle:
+            link.close()
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+        self._idle.clear()
+        self._file.close()
+
+    def answers(self, shared: Tensors, jobs: Sequence[Job]) -> list[Answer]:
+        """The answers to ``jobs``, in their order; all see ``shared``.
+
+        What the work raises of ours is raised here. Raises :class:`StateError` where a process ends.
+        """
+        self._share(shared)
+        found: dict[int, Answer] = {}
+        todo, busy = list(reversed(range(len(jobs)))), dict[Connection, tuple[int, BaseProcess]]()
+        try:
+            while todo or busy:
+                while todo and self._idle:
+                    process, link = self._idle.pop()
+                    number = todo.pop()
+                    busy[link] = number, process
+                    self._ask(link, jobs[number])
+                ready = {*wait(list(busy))}
+                for link in [one for one in busy if one in ready]:
+                    number, process = busy.pop(link)
+                    self._idle.append((process, link))
+                    found[number] = _answer(link)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            process.join(5)
+            raise StateError(
+                f"simulate: one of {self.count} workers ended ({process.exitcode}); memory may be short: take fewer"
+            ) from None
+        finally:
+            for link, (_, process) in busy.items():  # where one failed, the others' answers are of no use
+                with suppress(Exception):
+                    _answer(link)
+                self._idle.append((process, link))
+        return [found[number] for number in range(len(jobs))]
+
+    def _share(self, shared: Tensors) -> None:
+        """Write ``shared`` where every process reads it."""
+        data = _packed(shared)
+        os.ftruncate(self._file.fileno(), len(data))
+        at, view = 0, memoryview(data)
+        while at < len(data):  # one call writes at most 2 GiB
+            at += os.pwrite(self._file.fileno(), view[at:], at)
+        self._size = len(data)
+        if not self._idle:
+            self._fork()
+
+    def _ask(self, link: Connection, job: Job) -> None:
+        asked, private = job
+        link.send_bytes(json.dumps({"asked": dict(asked), "size": self._size, "private": private is not None}).encode())
+        if private is not None:
+            link.send_bytes(_packed(private))
+
+    def _fork(self) -> None:
+        context, mine = multiprocessing.get_context("fork"), list[Connection]()
+        for _ in range(self.count):
+            here, there = context.Pipe()
+            mine.append(here)
+            process = context.Process(target=_serve, args=(there, mine, self._file.fileno(), self._work), daemon=True)
+            with warnings.catch_warnings():
+                # Of threads beside a fork: torch's wait between calls, and the child, with one thread, asks for none.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            there.close()
+            self._idle.append((process, here))
+
+
+def _serve(link: Connection, others: list[Connection], file: int, work: Work) -> None:
+    """A process until its parent closes the link, or ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asked decides
+    for other in others:
+        other.close()  # else none of them would hear that the parent ended
+    import torch
+
+    torch.set_num_threads(1)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            head = json.loads(link.recv_bytes())
+            private = _unpacked(link.recv_bytes()) if head["private"] else None
+            with mmap.mmap(file, head["size"], access=mmap.ACCESS_READ) as shared:
+                try:
+                    facts, tensors, data = work(head["asked"], _unpacked(bytes(shared)), private)
+                except Exception as error:
+                    link.send_bytes(json.dumps({"error": [type(error).__name__, str(error)]}).encode())
+                    if not isinstance(error, TalariaError):
+                        raise
+                    continue
+            link.send_bytes(json.dumps({"facts": dict(facts)}).encode())
+            link.send_bytes(_packed(tensors))
+            link.send_bytes(data)
+
+
+def _answer(link: Connection) -> Answer:
+    head = json.loads(link.recv_bytes())
+    if "error" in head:
+        name, text = head["error"]
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, TalariaError):
+            raise kind(text)
+        raise RuntimeError(f"a worker failed with {name}: {text}")
+    return head["facts"], _unpacked(link.recv_bytes()), link.recv_bytes()
+
+
+def _packed(tensors: Tensors) -> bytes:
+    order = {"order": json.dumps(list(tensors))}  # the format has one of its own
+    data: bytes = save({name: np.asarray(value, order="C") for name, value in tensors.items()}, order)
+    return data
+
+
+def _unpacked(data: bytes) -> Tensors:
+    length = int.from_bytes(data[:8], "little")
+    found, order = load(data), json.loads(data[8 : 8 + length])["__metadata__"]["order"]
+    return {name: found[name] for name in json.loads(order)}

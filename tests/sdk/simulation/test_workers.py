@@ -1,0 +1,83 @@
+"""Clients in processes of their own: the same bytes for every number of them, and no silence where one ends."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import talaria
+from talaria.data.federated import Federated
+from talaria.errors import ConfigError, DataError, StateError
+from talaria.simulation.workers import Crew
+
+
+def fleet() -> Federated:
+    draw = np.random.default_rng(3)
+    y = np.tile(np.arange(3), 40)
+    x = draw.normal(size=(120, 6, 32)) + y[:, None, None]
+    return Federated.from_arrays(x, y, np.repeat(["anna", "bela", "cara", "dora"], 30))
+
+
+def same(one: talaria.Result, other: talaria.Result) -> bool:
+    """All bytes, and what was measured."""
+
+    def told(result: talaria.Result) -> list[object]:
+        states = [result.learned.shared, *(v for _, v in sorted(result.learned.private.items()))]
+        return [[(k, v.dtype, v.tobytes()) for k, v in sorted(state.items())] for state in states] + [
+            result.curve,
+            {name: vars(found) for name, found in result.clients.items()},
+        ]
+
+    return told(one) == told(other)
+
+
+@pytest.mark.parametrize("algorithm", ["fedper", "hermes"])
+def test_the_bytes_do_not_depend_on_the_number_of_workers(algorithm: str, tmp_path) -> None:
+    options = {"tune_epochs": 1} if algorithm == "hermes" else None
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = talaria.simulate(algorithm, fleet(), "imu_cnn", rounds=2, options=options, evaluate_every=1)
+    finally:
+        torch.set_num_threads(before)
+    for workers in (1, 3):
+        found = talaria.simulate(
+            algorithm, fleet(), "imu_cnn", rounds=2, options=options, evaluate_every=1, workers=workers
+        )
+        assert same(alone, found), workers
+    kept = tmp_path / "run"
+    talaria.simulate(algorithm, fleet(), "imu_cnn", rounds=2, options=options, evaluate_every=1, save=kept, workers=2)
+    assert same(alone, talaria.resume(kept, data=fleet(), workers=2))
+
+
+def test_what_a_worker_raises_is_raised_here() -> None:
+    def work(asked, shared, private):
+        if asked["number"] == 2:
+            raise DataError("x: holds NaN; clean it")
+        return {"number": asked["number"]}, shared, b"whole"
+
+    shared = {"b": np.zeros(()), "a": np.arange(3)}
+    with Crew(2, work) as crew:
+        with pytest.raises(DataError, match="x: holds NaN; clean it"):
+            crew.answers(shared, [({"number": n}, None) for n in range(5)])
+        answers = crew.answers(shared, [({"number": n}, None) for n in (5, 6, 7)])
+    assert [facts["number"] for facts, _, _ in answers] == [5, 6, 7]
+    assert all(list(tensors) == ["b", "a"] and data == b"whole" for _, tensors, data in answers)
+
+
+def test_a_worker_that_ends_is_told() -> None:
+    def work(asked, shared, private):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with Crew(2, work) as crew, pytest.raises(StateError, match="one of 2 workers ended"):
+        crew.answers({}, [({}, None)])
+
+
+def test_wrong_numbers_are_refused_and_so_is_an_asynchronous_run() -> None:
+    for wrong in (-1, 257, True, "2"):
+        with pytest.raises(ConfigError, match=r"workers=.* must be a whole number in 1\.\.256, or 0"):
+            talaria.simulate("fedper", fleet(), "imu_cnn", rounds=1, workers=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="an asynchronous run trains one client after another"):
+        talaria.simulate("fedavg", fleet(), "imu_cnn", rounds=1, asynchronous=True, workers=2)
