@@ -40,8 +40,8 @@ def environment():
 class Program:
     """A process that tells its events as JSON lines."""
 
-    def __init__(self, *args):
-        self.process = nursery().start([*map(str, args)], environment())
+    def __init__(self, *args, process=None):
+        self.process = process or nursery().start([*map(str, args)], environment())
         self.events, self._new, self.errors = [], queue.Queue(), ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._complainer = threading.Thread(target=self._complain, daemon=True)

@@ -1,0 +1,365 @@
+#!/usr/bin/env node
+// A device of a Talaria fleet: node device.mjs device.json. Prints what happens, a line of JSON each.
+import { randomBytes } from "node:crypto";
+import fs from "node:fs";
+import path from "node:path";
+import { performance } from "node:perf_hooks";
+import { fileURLToPath } from "node:url";
+import mqtt from "mqtt";
+import { Learner, runOf } from "./learner.mjs";
+import { Machine, newState } from "./machine.mjs";
+import { Store } from "./store.mjs";
+import { describe, sha256, signerOf, topicsOf } from "./wire.mjs";
+
+const ROOM = 1280; // bytes of a message beside what it carries
+const FAREWELL_S = 30;
+const UNANSWERED_S = 60;
+const [SHORTEST_S, LONGEST_S, STEADY] = [1, 60, 8];
+
+/** The keys that `talaria edge join` made, or none. */
+function identityOf(folder, fleet, device) {
+  if (!folder) return {};
+  const read = (name) => fs.readFileSync(path.join(folder, name));
+  const facts = JSON.parse(read("fleet.json"));
+  if (facts.fleet !== fleet || facts.device !== device) throw new Error(`identity: ${folder} belongs to ${facts.device} of ${facts.fleet}`);
+  for (const name of ["tls.key", "sign.key"])
+    if (fs.statSync(path.join(folder, name)).mode & 0o077) throw new Error(`identity: others may read ${folder}/${name}; chmod 600`);
+  return {
+    signer: signerOf(read("sign.key")),
+    coordinatorKey: Buffer.from(facts.coordinator, "hex"),
+    tls: { ca: read("ca.crt"), cert: read("tls.crt"), key: read("tls.key") },
+  };
+}
+
+class Device {
+  #client = null;
+  #flying = new Map();
+  #largest = Infinity;
+  #tries = 0;
+  #calls = []; // works one after another: one round is trained at a time
+  #working = false;
+  #finishing = false;
+  #result = null;
+  #answered = false;
+  #firstGoodbye = Infinity;
+  #lastGoodbye = -Infinity;
+  #learner = null;
+  #cannot = "";
+  #called = null;
+
+  constructor(config) {
+    this.config = config;
+    this.store = new Store(config.state);
+    const { tls, ...keys } = identityOf(config.identity, config.fleet, config.device);
+    this.tls = tls;
+    const own = {
+      fleet: config.fleet,
+      device: config.device,
+      profile: Buffer.from(JSON.stringify({ language: "JavaScript", node: process.version })),
+      process: randomBytes(16),
+      retry: config.retry_s ?? 2,
+      maxModel: config.max_model ?? 512 * 2 ** 20,
+      ...keys,
+    };
+    this.machine = new Machine(own, this.store.sealed("protocol.bin") ?? newState(), this, () => performance.now() / 1000);
+    this.topics = topicsOf(config.fleet, config.device);
+    this.ended = new Promise((resolve, reject) => Object.assign(this, { resolve, reject }));
+  }
+
+  tell(event, facts = {}) {
+    process.stdout.write(`${JSON.stringify({ at: Date.now() / 1000, device: this.config.device, event, ...facts })}\n`);
+  }
+
+  /** Takes part until the last round; what came of it. */
+  async run() {
+    const { state } = this.machine;
+    const model = this.store.read("model.bin");
+    const done = this.store.trained();
+    this.bytes = done ? Buffer.from(done.update) : Buffer.alloc(0);
+    const digest = model.length ? sha256(model) : Buffer.alloc(0);
+    this.machine.begin(digest, this.store.found(state.fetch?.cut), sha256(this.bytes));
+    this.#connect();
+    const ticking = setInterval(() => this.#guarded(() => this.#tick()), (this.machine.own.retry * 1000) / 2);
+    try {
+      return await this.ended;
+    } finally {
+      clearInterval(ticking);
+      clearTimeout(this.again);
+    }
+  }
+
+  /** What fails here is the device's end: a full disk, say. What was durable stays so. */
+  #guarded(work) {
+    try {
+      work();
+    } catch (problem) {
+      this.reject(problem);
+    }
+  }
+
+  // ---- the link --------------------------------------------------------------------------------------------------
+
+  #connect() {
+    const { broker, fleet, device, username, password_file: secret } = this.config;
+    const early = [];
+    const client = mqtt.connect(broker, {
+      clientId: `${fleet}.${device}`,
+      protocolVersion: this.config.mqtt ?? 4,
+      clean: true,
+      keepalive: 30,
+      reconnectPeriod: 0,
+      connectTimeout: 10_000,
+      username,
+      password: secret && fs.readFileSync(secret, "utf8").trim(),
+      will: { topic: this.topics.state, payload: this.machine.connecting(), qos: 1, retain: true },
+      minVersion: "TLSv1.2",
+      ...this.tls,
+    });
+    this.#client = client;
+    this.#flying.clear();
+    let [up, reached, reason, begun] = [false, false, "closed", 0];
+    client.on("connect", (answer) => {
+      reached = true;
+      this.#largest = answer.properties?.maximumPacketSize ?? Infinity;
+      client.subscribe(this.topics.filters, { qos: 1 }, (problem) =>
+        this.#guarded(() => {
+          if (problem) {
+            reason = problem.message;
+            client.end(true);
+            return;
+          }
+          [up, begun] = [true, performance.now()];
+          this.tell("connected", { broker });
+          this.machine.connected();
+          for (const one of early.splice(0)) this.machine.received(...one);
+        }),
+      );
+    });
+    client.on("message", (topic, payload, packet) =>
+      this.#guarded(() => {
+        if (up) this.machine.received(topic, payload, packet.retain);
+        else early.push([topic, payload, packet.retain]);
+      }),
+    );
+    client.on("error", (problem) => {
+      reason = problem.message;
+    });
+    client.once("close", () => {
+      client.end(true);
+      if (client !== this.#client) return;
+      this.#client = null;
+      this.machine.disconnected();
+      if (up && performance.now() - begun >= 1000 * STEADY * SHORTEST_S) this.#tries = 0;
+      const most = reached ? STEADY * SHORTEST_S : LONGEST_S;
+      const wait = Math.min(most, SHORTEST_S * 2 ** Math.min(this.#tries++, 32)) * (0.5 + Math.random() / 2);
+      this.tell(up ? "disconnected" : "unreachable", { error: reason, retry_s: wait });
+      this.again = setTimeout(() => this.#guarded(() => this.#connect()), 1000 * wait);
+    });
+  }
+
+  reconnect(reason) {
+    this.tell("catching-up", { reason });
+    this.#client?.end(true);
+  }
+
+  publish(topic, payload, retain) {
+    const client = this.#client;
+    if (!client?.connected) return; // dropped: what still waits for an answer is said again
+    const key = Symbol(topic);
+    this.#flying.set(key, performance.now());
+    client.publish(topic, payload, { qos: 1, retain }, () => this.#flying.delete(key));
+  }
+
+  #tick() {
+    const [oldest] = this.#flying.values();
+    if (oldest !== undefined && performance.now() - oldest > 1000 * UNANSWERED_S) this.#client?.end(true);
+    this.machine.tick();
+    this.#finishIfOver();
+    if (!this.#result) return;
+    const now = performance.now() / 1000;
+    if (this.#answered || now - this.#firstGoodbye >= FAREWELL_S) {
+      this.#leave();
+    } else if (now - this.#lastGoodbye >= this.machine.own.retry) {
+      this.#firstGoodbye = Math.min(this.#firstGoodbye, now);
+      this.#lastGoodbye = now;
+      this.machine.goodbye();
+    }
+  }
+
+  #leave() {
+    const client = this.#client;
+    this.#client = null;
+    clearTimeout(this.again);
+    if (!client?.connected) {
+      client?.end(true);
+      this.resolve(this.#result);
+      return;
+    }
+    const bye = () => client.end(false, () => this.resolve(this.#result));
+    client.publish(this.topics.state, this.machine.birth(false), { qos: 1, retain: true }, bye);
+  }
+
+  // ---- what the machine asks for ---------------------------------------------------------------------------------
+
+  save() {
+    this.store.seal("protocol.bin", this.machine.state);
+  }
+
+  update(offset, length) {
+    return this.bytes.subarray(offset, offset + length);
+  }
+
+  keep(cut, index, data) {
+    this.store.keep(cut, index, data);
+  }
+
+  discard(cut) {
+    this.store.remove(this.store.part(cut));
+  }
+
+  complete(version, cut) {
+    // Not within the machine's own step: what follows from it is an event of its own.
+    setImmediate(() =>
+      this.#guarded(() => {
+        if (this.machine.state.fetch?.cut.sha256 !== cut.sha256) return;
+        if (this.store.adopt(cut)) {
+          this.tell("model", { version, bytes: cut.size });
+          this.machine.modelStored(Buffer.from(cut.sha256));
+        } else {
+          this.machine.modelDamaged(cut.sha256, this.store.found(cut));
+        }
+        this.#finishIfOver();
+      }),
+    );
+  }
+
+  coordinator(online, spec) {
+    if (!online) {
+      this.tell("coordinator-away");
+      return;
+    }
+    if (!this.#learner || !spec.equals(this.spec)) {
+      this.spec = spec;
+      [this.#learner, this.#cannot] = [null, ""];
+      try {
+        this.#learner = new Learner(this.config, this.store, runOf(spec));
+      } catch (problem) {
+        this.#cannot = `the run cannot be learned here: ${problem.message}`;
+        this.tell("error", { error: this.#cannot });
+      }
+    }
+    if (this.#learner) this.tell("coordinator", { algorithm: this.#learner.run.algorithm, rounds: this.#learner.run.rounds });
+    setImmediate(() => this.#guarded(() => this.#begin()));
+  }
+
+  train(job) {
+    this.#called = job;
+    this.#finishing = false;
+    setImmediate(() => this.#guarded(() => this.#begin()));
+  }
+
+  receipt({ attempt, outcome, reason }) {
+    this.tell("received", { attempt, outcome, reason });
+    setImmediate(() => this.#guarded(() => this.#finishIfOver()));
+  }
+
+  released() {
+    this.#answered = true;
+  }
+
+  told(text) {
+    this.tell("notice", { reason: text });
+  }
+
+  refused(topic, reason) {
+    this.tell("refused", { topic: topic.slice(0, 160), reason });
+  }
+
+  // ---- learning --------------------------------------------------------------------------------------------------
+
+  /** Learn what was asked for, once the run is known: after a restart the request may come first. */
+  #begin() {
+    const job = this.#called;
+    if (!job || (!this.#learner && !this.#cannot)) return;
+    this.#called = null;
+    if (this.#cannot) {
+      this.tell("declined", { attempt: job.attempt, reason: this.#cannot });
+      this.machine.decline(job.attempt, this.#cannot);
+      return;
+    }
+    const learner = this.#learner;
+    this.#work(() => this.#learn(learner, job));
+  }
+
+  async #learn(learner, { attempt, digest, spec, epoch }) {
+    const current = () => this.machine.state.job;
+    if (current().attempt !== attempt || current().phase !== "training") return;
+    let update;
+    try {
+      const { round, after } = JSON.parse(spec);
+      if (!Number.isInteger(round) || round < 1) throw new Error(`the request for work names no round (${spec.slice(0, 60)})`);
+      this.tell("training", { attempt, round });
+      update = await learner.learn(round, digest.toString("hex"), after, epoch);
+    } catch (problem) {
+      this.tell("error", { attempt, error: problem.message });
+      this.machine.decline(attempt, problem.message);
+      return;
+    }
+    const job = current();
+    if (job.attempt !== attempt || !job.digest.equals(digest)) return; // another round began meanwhile
+    this.bytes = update;
+    this.tell("trained", { attempt, update_bytes: update.length });
+    const chunk = Math.min(this.machine.state.chunk, this.#largest - ROOM);
+    this.machine.updateReady(attempt, describe(update, chunk));
+  }
+
+  #finishIfOver() {
+    const { job, fetch, version } = this.machine.state;
+    const busy = job && ["fetching", "training", "offering"].includes(job.phase);
+    const learner = this.#learner;
+    if (!learner || this.#finishing || busy || fetch || !this.machine.modelDigest.length) return;
+    if (version < learner.run.rounds) return;
+    this.#finishing = true;
+    this.#work(async () => {
+      let found;
+      try {
+        found = await learner.finish(this.machine.modelDigest.toString("hex"));
+      } catch (problem) {
+        found = { error: problem.message };
+      }
+      this.store.write("result.json", JSON.stringify({ device: this.config.device, ...found }, null, 2));
+      this.tell("done", found);
+      this.#result = found;
+    });
+  }
+
+  #work(call) {
+    this.#calls.push(call);
+    if (this.#working) return;
+    this.#working = true;
+    (async () => {
+      while (this.#calls.length) await this.#calls.shift()();
+      this.#working = false;
+    })().catch((problem) => this.reject(problem));
+  }
+}
+
+/** The configuration in a JSON file; paths are relative to it. */
+export function configOf(file) {
+  const config = JSON.parse(fs.readFileSync(file, "utf8"));
+  for (const name of ["device", "fleet", "broker", "data", "programs"])
+    if (typeof config[name] !== "string") throw new Error(`${file}: ${name} is missing; see README.md`);
+  config.state ??= path.join("state", config.device);
+  for (const name of ["state", "data", "programs", "identity", "password_file"])
+    if (config[name] !== undefined) config[name] = path.resolve(path.dirname(file), config[name]);
+  return config;
+}
+
+if (process.argv[1] && fs.realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
+  try {
+    await new Device(configOf(process.argv[2] ?? "device.json")).run();
+  } catch (problem) {
+    process.stderr.write(`${problem.message}\n`);
+    process.exitCode = 1;
+  }
+}

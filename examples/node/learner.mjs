@@ -1,0 +1,135 @@
+// One device's rounds: from the global model and its private state to an update and the next private state.
+import fs from "node:fs";
+import path from "node:path";
+import { createRequire } from "node:module";
+import { Draws } from "./draws.mjs";
+import { CODECS, compensated, differences, encodeUpdate, isCoarse, pack, unpack } from "./tensors.mjs";
+import { accuracy, open, train } from "./training.mjs";
+import { sha256 } from "./wire.mjs";
+
+/** Algorithms whose devices train everything at once, send the shared names and keep the rest. */
+const ALGORITHMS = ["fedavg", "fedper", "lg_fedavg"];
+const FIELDS = ["spec", "algorithm", "hparams", "recipe", "rounds", "seed", "buffers", "fraction", "codec", "asynchronous"];
+const RECIPE = ["epochs", "batch", "lr", "momentum", "weight_decay", "smoothing", "steps", "most_steps", "accumulate", "augment"];
+const RESERVED = /^(mask|stats|frozen)\//;
+const LEFT = "left/";
+const LARGEST = 1e6;
+
+/** The run in a coordinator's birth. Throws, with the reason, where it cannot be learned here. */
+export function runOf(spec) {
+  // Whole numbers beyond what a double holds (a seed) stay text, which BigInt reads.
+  const run = JSON.parse(spec.toString().replace(/([:[,])(\d{16,})(?=[,}\]])/g, '$1"$2"'));
+  const odd = [
+    ...Object.keys(run).filter((name) => !FIELDS.includes(name)),
+    ...Object.keys(run.recipe ?? {}).filter((name) => !RECIPE.includes(name)),
+  ];
+  if (odd.length) throw new Error(`the run has ${odd.join(", ").slice(0, 100)}, which this device does not know`);
+  if (!ALGORITHMS.includes(run.algorithm)) throw new Error(`algorithm ${run.algorithm} cannot be learned here; use ${ALGORITHMS}`);
+  if (!CODECS.includes(run.codec)) throw new Error(`codec ${run.codec} is not spoken here; use ${CODECS}`);
+  if (run.recipe.augment !== "none") throw new Error(`augment ${run.recipe.augment} is not known here; use none`);
+  if (run.recipe.accumulate !== 1) throw new Error("accumulate is not known here; use 1");
+  return { ...run, digest: sha256(spec).toString("hex") };
+}
+
+/** Samples of a safetensors file with x_train, y_train and perhaps x_val, y_val. */
+export function samplesOf(file) {
+  const { tensors } = unpack(new Uint8Array(fs.readFileSync(file)));
+  const part = (name) => {
+    const [x, y] = [tensors[`x_${name}`], tensors[`y_${name}`]];
+    if (!x || !y) return { x: { dtype: "F32", shape: [0], data: new Float32Array() }, y: [] };
+    if (x.dtype !== "F32" || y.dtype !== "I64" || x.shape[0] !== y.data.length || !x.data.every(Number.isFinite))
+      throw new Error(`${file}: x_${name} must be finite float32 and y_${name} int64, one label for each`);
+    return { x, y: Array.from(y.data, Number) };
+  };
+  return { train: part("train"), val: part("val") };
+}
+
+const tensorsIn = (stored) =>
+  Object.fromEntries(Object.entries(unpack(Uint8Array.from(stored)).tensors));
+const named = (tensors, good) => Object.fromEntries(Object.entries(tensors).filter(([name]) => good(name)));
+const shapes = (tensors) => JSON.stringify(Object.entries(tensors).map(([k, v]) => [k, v.dtype, v.shape]).sort());
+
+export class Learner {
+  /** `config`: device, data and programs: a folder that `prepare.py` wrote. */
+  constructor(config, store, run) {
+    Object.assign(this, { config, store, run });
+    this.folder = config.programs;
+    this.about = JSON.parse(fs.readFileSync(path.join(this.folder, "about.json")));
+    const same = (name) => JSON.stringify(this.about[name]) === JSON.stringify(run[name]);
+    if (!["spec", "recipe"].every(same)) throw new Error("the programs here are of another model or recipe; prepare them again");
+    this.initial = unpack(new Uint8Array(fs.readFileSync(path.join(this.folder, "initial.safetensors")))).tensors;
+    const held = store.private();
+    if (held && held.run !== run.digest) throw new Error("the private state belongs to another run; give a new state folder");
+  }
+
+  async #program(name) {
+    this.ort ??= createRequire(import.meta.url)("onnxruntime-node");
+    return open(this.ort, new Uint8Array(fs.readFileSync(path.join(this.folder, name))));
+  }
+
+  /** The shared state in the global model on flash, checked against the run's own model. */
+  #shared(digest) {
+    const data = this.store.read("model.bin");
+    if (sha256(data).toString("hex") !== digest) throw new Error("the global model on flash is another one by now");
+    const found = named(unpack(new Uint8Array(data)).tensors, (name) => !RESERVED.test(name));
+    if (shapes(found) !== shapes(named(this.initial, (name) => name in found))) throw new Error("the global model is not of this run's model");
+    return found;
+  }
+
+  /** Private tensors in force; on a first participation those that all begin from. */
+  #own(shared) {
+    const held = this.store.private();
+    return held ? tensorsIn(held.tensors) : named(this.initial, (name) => !(name in shared));
+  }
+
+  /** Learn a round, or find it done. Update and private state are on flash when this returns the update's bytes. */
+  async learn(round, digest, after, epoch) {
+    const { run, store } = this;
+    const done = store.trained();
+    if (done && done.round === round && done.digest === digest && done.run === run.digest) return done.update;
+    if (after === undefined || done?.round === after) store.publish();
+    else store.discard();
+    const held = store.private();
+    if (held && held.round >= round && held.epoch >= epoch) throw new Error(`round ${round} was learned before, from another model`);
+    const shared = this.#shared(digest);
+    const own = this.#own(shared);
+    const { train: samples } = samplesOf(this.config.data);
+    const state = { ...shared, ...named(own, (name) => !name.startsWith(LEFT)) };
+    const draws = (purpose) => Draws.of(run.seed, this.config.device, round, purpose);
+    this.step ??= await this.#program("step.program");
+    const moved = await train(this.step, state, samples, run.recipe, draws, { shares: this.about.shares });
+    const kind = run.codec !== "raw" || run.asynchronous ? "delta" : "value";
+    let sent = named(moved, (name) => name in shared);
+    if (kind === "delta") sent = differences(sent, shared);
+    if (isCoarse(run.codec)) {
+      const left = Object.entries(own).filter(([name]) => name.startsWith(LEFT));
+      sent = compensated(sent, Object.fromEntries(left.map(([name, value]) => [name.slice(LEFT.length), value])));
+    }
+    this.#requireSound(sent);
+    const facts = { client: this.config.device, weight: samples.y.length, baseVersion: round - 1, kind };
+    const { data, left } = encodeUpdate(sent, facts, run.codec);
+    const kept = named(moved, (name) => !(name in shared));
+    if (isCoarse(run.codec)) for (const [name, value] of Object.entries(left)) kept[LEFT + name] = value;
+    store.stage({ round, digest, run: run.digest, epoch }, data, pack(kept));
+    return Buffer.from(data);
+  }
+
+  /** Nothing leaves that the coordinator would refuse, and shut this device out for. */
+  #requireSound(tensors) {
+    let square = 0;
+    for (const { dtype, data } of Object.values(tensors)) if (dtype === "F32") for (const value of data) square += value * value;
+    if (!(square <= LARGEST ** 2)) throw new Error("what was learned is not finite or too large; it cannot be sent");
+  }
+
+  /** The personal state from the last global model; `personal.safetensors` keeps it. */
+  async finish(digest) {
+    if (this.run.asynchronous) this.store.discard();
+    else this.store.publish();
+    const shared = this.#shared(digest);
+    const state = { ...shared, ...named(this.#own(shared), (name) => !name.startsWith(LEFT)) };
+    const { val } = samplesOf(this.config.data);
+    this.store.write("personal.safetensors", pack(state));
+    const measured = val.y.length ? { accuracy: await accuracy(await this.#program("forward.onnx"), state, val) } : {};
+    return { rounds: this.store.private()?.round ?? 0, personal: this.store.at("personal.safetensors"), ...measured };
+  }
+}

@@ -1,0 +1,405 @@
+// The device's half of the protocol, as docs/PROTOCOL.md has it: what is heard, what is remembered, what is said again.
+// It does no input or output of its own: `world` carries out what it asks for, in order, and at once.
+import {
+  bitsOf, countOf, decodeFrame, decodeMessage, encodeFrame, encodeMessage, fits, fresh, indicesOf, placeOf, sha256,
+  signedBy, topicsOf, transferOf, WireError,
+} from "./wire.mjs"; // prettier-ignore
+
+const HELLO_S = 60;
+const STRIKES = 20;
+const same = (a, b) => Buffer.compare(Buffer.from(a), Buffer.from(b)) === 0;
+const cutOf = ({ size, chunk, sha256: digest, hashes }) => ({ size, chunk, sha256: digest, hashes });
+const NONE = Buffer.alloc(0);
+
+/** A new device's memory. Its boots count from the clock: an earlier life, now forgotten, may have connected often. */
+export const newState = () => ({
+  boot: Date.now(),
+  epoch: 0,
+  seen: { boot: 0, high: 0, late: [] },
+  version: -1,
+  chunk: 120 * 1024,
+  credit: 8,
+  retry: 0,
+  maxUpdate: 2 ** 32,
+  fetch: null, // {version, cut}
+  job: null, // {attempt, version, digest, spec, epoch, phase, cut, reason, outcome}
+});
+
+export class Machine {
+  #linked = false;
+  #online = false;
+  #said = 0;
+  #greeted = -Infinity;
+  #jobSaid = -Infinity;
+  #have = new Set();
+  #asked = new Set();
+  #touched = 0;
+  #wrong = 0;
+
+  /** `now` gives seconds of a clock that never goes back; `own` is {fleet, device, profile, process, signer?, coordinatorKey?, retry, maxModel}. */
+  constructor(own, state, world, now) {
+    Object.assign(this, { own, state, world, now });
+    this.topics = topicsOf(own.fleet, own.device);
+    this.modelDigest = NONE;
+    if (state.job) state.job.digest = Buffer.from(state.job.digest);
+  }
+
+  get linked() {
+    return this.#linked;
+  }
+
+  get whole() {
+    return this.state.fetch !== null && this.#have.size === countOf(this.state.fetch.cut);
+  }
+
+  // ---- what the program says -------------------------------------------------------------------------------------
+
+  /** After a start: what lies on flash. `chunks` are the intact ones of the transfer, `update` the sha256 of what can be offered. */
+  begin(modelDigest, chunks, update) {
+    const { state } = this;
+    this.modelDigest = modelDigest;
+    this.#have = new Set(chunks);
+    if (state.fetch && same(state.fetch.cut.sha256, modelDigest)) state.fetch = null;
+    else if (this.whole) this.world.complete(state.fetch.version, state.fetch.cut);
+    const { job } = state;
+    if (!job) return;
+    if (job.cut && !same(job.cut.sha256, update)) {
+      job.cut = null; // it is not on flash any more, and is trained again
+      if (job.phase === "offering") job.phase = "fetching";
+    }
+    if (job.phase === "fetching" || job.phase === "training") {
+      job.phase = "fetching";
+      this.#train();
+    }
+  }
+
+  /** Before each attempt to connect; gives the last will's payload, whose boot is durable by then. */
+  connecting() {
+    this.state.boot += 1;
+    this.#said = 0;
+    this.#linked = false;
+    this.world.save();
+    return this.birth(false);
+  }
+
+  connected() {
+    this.#linked = true;
+    this.#greet();
+    this.#again();
+  }
+
+  disconnected() {
+    this.#linked = false;
+  }
+
+  modelStored(digest) {
+    this.modelDigest = digest;
+    if (this.state.fetch && same(this.state.fetch.cut.sha256, digest)) this.state.fetch = null;
+    this.world.save();
+    this.#train();
+  }
+
+  modelDamaged(digest, chunks) {
+    if (!this.state.fetch || !same(this.state.fetch.cut.sha256, digest)) return;
+    this.#have = new Set(chunks);
+    if (this.whole) this.world.complete(this.state.fetch.version, this.state.fetch.cut);
+    else this.#want(true);
+  }
+
+  updateReady(attempt, cut) {
+    const { job, maxUpdate } = this.state;
+    if (!job || job.attempt !== attempt || !["training", "fetching"].includes(job.phase)) return;
+    if (cut.size > maxUpdate) {
+      this.decline(attempt, `update of ${cut.size} bytes; at most ${maxUpdate}`);
+      return;
+    }
+    Object.assign(job, { phase: "offering", cut });
+    this.world.save();
+    this.#offer();
+  }
+
+  decline(attempt, reason) {
+    const { job } = this.state;
+    if (!job || job.attempt !== attempt || !["fetching", "training"].includes(job.phase)) return;
+    Object.assign(job, { phase: "refused", reason: [...reason].slice(0, 300).join("") });
+    this.world.save();
+    this.#say("decline", { attempt, reason: job.reason });
+  }
+
+  goodbye() {
+    this.#say("goodbye", { version: Math.max(0, this.state.version) });
+  }
+
+  /** Time passed. */
+  tick() {
+    if (!this.#linked) return;
+    const { job, fetch } = this.state;
+    const [now, wait] = [this.now(), this.#patience()];
+    const idle = !job || job.phase === "done" || job.phase === "refused";
+    if (idle && now - this.#greeted >= HELLO_S) {
+      this.#greet();
+      if (job?.phase === "refused") this.#repeat();
+    }
+    if (job?.phase === "offering" && now - this.#jobSaid >= wait) this.#offer();
+    if (fetch) {
+      if (now - this.#touched >= wait) this.#want(true);
+    } else if (job?.phase === "fetching" && now - this.#jobSaid >= wait) {
+      this.#jobSaid = now;
+      this.#want();
+    }
+  }
+
+  // ---- what arrives ----------------------------------------------------------------------------------------------
+
+  received(topic, payload, retained) {
+    const kind = this.topics.kind(topic);
+    try {
+      if (!kind) throw new WireError("not a topic of this device");
+      if (retained && ["m", "cmd", "dn"].includes(kind)) throw new WireError("a retained message that somebody planted");
+      if (!payload.length && kind.startsWith("co/")) return;
+      const frame = decodeFrame(payload);
+      const { fleet, device } = frame.header;
+      if (fleet !== this.own.fleet || device !== (kind === "cmd" || kind === "dn" ? this.own.device : ""))
+        throw new WireError("a frame for somebody else");
+      if (kind === "m" || kind === "dn") this.#chunk(frame);
+      else this.#heard(kind, frame, retained);
+    } catch (problem) {
+      if (!(problem instanceof WireError)) throw problem;
+      this.world.refused(topic, problem.message);
+    }
+  }
+
+  #heard(kind, frame, retained) {
+    const { state } = this;
+    const { type, boot: epoch, seq } = frame.header;
+    if (this.own.coordinatorKey && !signedBy(frame, this.own.coordinatorKey))
+      throw new WireError(`${type} is not signed by the coordinator`);
+    if (epoch < state.epoch) throw new WireError(`${type} of epoch ${epoch}, which another coordinator took over from`);
+    const message = decodeMessage(frame);
+    if (epoch > state.epoch) {
+      Object.assign(state, { epoch, version: -1 });
+      this.#online = false;
+      this.world.save();
+    }
+    if (kind === "co/state") {
+      if (type !== "co") throw new WireError(`${type} on the coordinator's topic`);
+      const { chunk, credit, retry, max_update: maxUpdate } = message;
+      Object.assign(state, { chunk, credit: Math.min(credit, 8), retry, maxUpdate });
+      const came = message.online && !this.#online;
+      this.#online = message.online;
+      this.world.coordinator(message.online, Buffer.from(message.spec));
+      if (came) this.#again();
+    } else if (kind === "co/model") this.#manifest(type, message, retained);
+    else if (fresh(state.seen, epoch, seq)) this.#command(type, message);
+  }
+
+  #command(type, message) {
+    const { state } = this;
+    const { job } = state;
+    switch (type) {
+      case "work":
+        this.#work(message);
+        break;
+      case "model":
+        this.#manifest(type, message, true);
+        break;
+      case "rebirth":
+        if (state.boot > message.above) {
+          this.#greet();
+          break;
+        }
+        state.boot = message.above;
+        this.world.save();
+        this.world.reconnect(`boot ${message.above} of this device was heard before`);
+        break;
+      case "grant":
+      case "need":
+        if (job?.phase !== "offering" || job.attempt !== message.attempt || message.xfer !== transferOf(job.cut.sha256)) break;
+        this.#jobSaid = this.now();
+        this.#send(job, indicesOf(message.bitmap, countOf(job.cut)).slice(0, message.credit));
+        break;
+      case "receipt":
+        if (job?.phase !== "offering" || job.attempt !== message.attempt || !same(job.cut.sha256, message.sha256)) break;
+        Object.assign(job, { phase: "done", outcome: message.outcome, reason: message.reason });
+        this.world.save();
+        this.world.receipt(job);
+        break;
+      case "abort":
+        if (!job || job.attempt !== message.attempt || job.phase === "done") break;
+        Object.assign(job, { phase: "done", outcome: "late", reason: message.reason });
+        this.world.save();
+        this.world.receipt(job);
+        break;
+      case "farewell":
+        this.world.released();
+        break;
+      case "notice":
+        this.world.told(message.text);
+        break;
+      case "error":
+        this.world.told(message.reason);
+        break;
+      default:
+        throw new WireError(`${type} is not for a coordinator to say`);
+    }
+  }
+
+  #work(work) {
+    const { state } = this;
+    const { job } = state;
+    const newer = job !== null && job.epoch < state.epoch; // its coordinator may have gone back to an older record
+    if (job && work.attempt === job.attempt) {
+      const again = work.version === job.version && same(work.model_digest, job.digest);
+      if (again && !(newer && job.phase === "done" && !job.cut)) {
+        if (newer && job.phase === "done") job.phase = "offering";
+        job.epoch = state.epoch;
+        this.#repeat();
+        return;
+      }
+      if (!newer) throw new WireError(`attempt ${work.attempt} is asked again, from another global model`);
+    }
+    if (job && work.attempt < job.attempt && !newer) throw new WireError(`attempt ${work.attempt} is an old one`);
+    state.job = {
+      attempt: work.attempt,
+      version: work.version,
+      digest: Buffer.from(work.model_digest),
+      spec: Buffer.from(work.spec).toString(),
+      epoch: state.epoch,
+      phase: "fetching",
+      cut: null,
+      reason: "",
+      outcome: "",
+    };
+    this.world.save();
+    this.#say("accept", { attempt: work.attempt });
+    this.#train();
+    this.#jobSaid = this.now();
+    if (state.job.phase === "fetching" && !state.fetch) this.#want();
+  }
+
+  // ---- the global model ------------------------------------------------------------------------------------------
+
+  #manifest(type, message, atOnce) {
+    const { state } = this;
+    if (type !== "model") throw new WireError(`${type} on the model's topic`);
+    if (message.version < state.version) throw new WireError(`global model ${message.version} is an old one`);
+    if (message.size > this.own.maxModel) throw new WireError(`a global model of ${message.size} bytes is too large`);
+    state.version = message.version;
+    const cut = cutOf(message);
+    const known = state.fetch && same(state.fetch.cut.hashes, cut.hashes) && state.fetch.cut.chunk === cut.chunk;
+    if (same(message.sha256, this.modelDigest) || known) return;
+    if (state.fetch) this.world.discard(state.fetch.cut);
+    state.fetch = { version: message.version, cut };
+    this.#have.clear();
+    this.#asked.clear();
+    this.#wrong = 0;
+    this.#touched = this.now();
+    this.world.save();
+    if (atOnce) this.#want();
+  }
+
+  #chunk(frame) {
+    const { fetch } = this.state;
+    const { type, xfer, idx, off } = frame.header;
+    if (type !== "chunk") throw new WireError(`${type} on a topic of chunks`);
+    if (!fetch || this.whole || xfer !== transferOf(fetch.cut.sha256)) return;
+    const [offset] = placeOf(fetch.cut, idx);
+    this.#asked.delete(idx);
+    if (offset !== off || !fits(fetch.cut, idx, frame.payload)) {
+      const attempt = this.state.job?.attempt ?? 0;
+      if (++this.#wrong === STRIKES) this.#say("error", { attempt, reason: `${STRIKES} wrong chunks of ${xfer}` });
+      throw new WireError(`chunk ${idx} does not match the manifest`);
+    }
+    this.#touched = this.now();
+    if (this.#have.has(idx)) return;
+    this.world.keep(fetch.cut, idx, frame.payload);
+    this.#have.add(idx);
+    if (this.whole) this.world.complete(fetch.version, fetch.cut);
+    else if (this.#asked.size) this.#want();
+  }
+
+  /** Ask for missing chunks, or for the manifest of the model that the job needs. */
+  #want(again = false) {
+    const { job, fetch, version, credit } = this.state;
+    if (fetch) {
+      if (again) this.#asked.clear();
+      if (this.whole || this.#asked.size > credit / 2) return;
+      const count = countOf(fetch.cut);
+      const ask = [];
+      for (let index = 0; index < count && ask.length < credit - this.#asked.size; index++)
+        if (!this.#have.has(index) && !this.#asked.has(index)) ask.push(index);
+      if (!ask.length) return;
+      for (const index of ask) this.#asked.add(index);
+      this.#touched = this.now();
+      this.#say("want", { model_digest: fetch.cut.sha256, bitmap: bitsOf(ask, count) });
+    } else if (job?.phase === "fetching" && !same(job.digest, this.modelDigest)) {
+      if (job.version < version) this.decline(job.attempt, `global model ${job.version} was replaced by ${version}`);
+      else this.#say("want", { model_digest: job.digest, bitmap: NONE });
+    }
+  }
+
+  #train() {
+    const { job } = this.state;
+    if (job?.phase !== "fetching" || !same(job.digest, this.modelDigest)) return;
+    job.phase = "training";
+    this.world.train(job);
+  }
+
+  // ---- what is said ----------------------------------------------------------------------------------------------
+
+  #patience() {
+    return Math.max(this.own.retry, this.state.retry);
+  }
+
+  #again() {
+    const { job, fetch } = this.state;
+    if (job && job.phase !== "done") this.#repeat();
+    if (fetch && this.#asked.size) this.#want(true);
+  }
+
+  #repeat() {
+    const { job } = this.state;
+    if (job.phase === "fetching" || job.phase === "training") this.#say("accept", { attempt: job.attempt });
+    else if (job.phase === "refused") this.#say("decline", { attempt: job.attempt, reason: job.reason });
+    else if (job.cut) this.#offer();
+  }
+
+  #offer() {
+    const { job } = this.state;
+    this.#jobSaid = this.now();
+    const tag = Buffer.from(`${this.own.fleet}/${this.own.device}/${job.attempt}/`);
+    const nonce = sha256(Buffer.concat([tag, Buffer.from(job.cut.sha256)])).subarray(0, 16);
+    const { attempt, version: base_version, digest: base_digest } = job;
+    this.#say("offer", { ...job.cut, nonce, attempt, base_version, base_digest });
+  }
+
+  #send(job, indices) {
+    const xfer = transferOf(job.cut.sha256);
+    for (const idx of indices) {
+      const [off, length] = placeOf(job.cut, idx);
+      const data = this.world.update(off, length);
+      if (!fits(job.cut, idx, data)) throw new WireError(`chunk ${idx} of ${xfer} changed since it was offered`);
+      const { fleet, device } = this.own;
+      const header = { type: "chunk", fleet, device, boot: this.state.boot, attempt: job.attempt, xfer, idx, off };
+      this.world.publish(this.topics.up(xfer), encodeFrame(header, data), false);
+    }
+  }
+
+  birth(online) {
+    const { fleet, device, signer, profile, process } = this.own;
+    const values = { online, key: signer?.public ?? NONE, profile, process };
+    return encodeFrame({ type: "device", fleet, device, boot: this.state.boot }, encodeMessage("device", values), signer);
+  }
+
+  #greet() {
+    this.#greeted = this.now();
+    this.world.publish(this.topics.state, this.birth(true), true);
+  }
+
+  #say(type, values) {
+    if (!this.#linked) return;
+    const { fleet, device, signer } = this.own;
+    const header = { type, fleet, device, boot: this.state.boot, seq: ++this.#said };
+    this.world.publish(this.topics.events, encodeFrame(header, encodeMessage(type, values), signer), false);
+  }
+}

@@ -1,0 +1,131 @@
+// This device against the protocol's vectors: node --test vectors.test.mjs
+import assert from "node:assert/strict";
+import fs from "node:fs";
+import { test } from "node:test";
+import { createRequire } from "node:module";
+import * as draws from "./draws.mjs";
+import * as tensors from "./tensors.mjs";
+import * as wire from "./wire.mjs";
+
+const HERE = new URL("../../tests/vectors/", import.meta.url);
+const read = (name) => fs.readFileSync(new URL(name, HERE));
+/** JSON with its {"hex": ...} as bytes. */
+const json = (name) =>
+  JSON.parse(read(name), (_, value) => (typeof value?.hex === "string" ? Buffer.from(value.hex, "hex") : value));
+const hex = (data) => Buffer.from(data).toString("hex");
+const plain = (value) =>
+  Object.fromEntries(Object.entries(value).map(([k, v]) => [k, v instanceof Uint8Array ? hex(v) : v]));
+
+test("frames are written to the byte, read, and signed", () => {
+  const { seeds, frames } = json("frames.json");
+  const signers = Object.values(seeds).map(wire.signerOf);
+  for (const { header, message, payload, unsigned, signed, public: key } of frames) {
+    const content = message ? wire.encodeMessage(header.type, message) : payload;
+    const signer = signers.find((one) => key && one.public.equals(key));
+    // Times may be written as floats or whole numbers; only a coordinator says them.
+    const exactly = !message || !("seconds" in message || "retry" in message);
+    if (exactly) assert.equal(hex(wire.encodeFrame(header, content)), hex(unsigned), header.type);
+    const frame = wire.decodeFrame(unsigned);
+    assert.deepEqual(frame.header, header);
+    if (!message) continue;
+    assert.deepEqual(plain(wire.decodeMessage(frame)), plain(message));
+    if (exactly) assert.equal(hex(wire.encodeFrame(header, content, signer)), hex(signed));
+    assert.ok(wire.signedBy(wire.decodeFrame(signed), key));
+    assert.ok(!wire.signedBy(wire.decodeFrame(signed), signers.find((one) => !one.public.equals(key)).public));
+    assert.ok(!wire.signedBy(frame, key));
+  }
+});
+
+test("what is to be refused is refused", () => {
+  for (const [name, data] of Object.entries(json("refused.json")))
+    assert.throws(() => wire.decodeMessage(wire.decodeFrame(data)), wire.WireError, name);
+});
+
+test("bytes are cut, bitmaps and windows of numbers read", () => {
+  const { content, cuts, bitmaps, window } = json("transfers.json");
+  for (const { name, ...cut } of cuts) {
+    assert.deepEqual(plain(wire.describe(content, cut.chunk)), plain(cut));
+    assert.equal(wire.transferOf(cut.sha256), name);
+    for (let index = 0; index < wire.countOf(cut); index++) {
+      const [offset, length] = wire.placeOf(cut, index);
+      assert.ok(wire.fits(cut, index, content.subarray(offset, offset + length)));
+      assert.ok(!wire.fits(cut, index, Buffer.alloc(length)));
+    }
+    assert.throws(() => wire.placeOf(cut, wire.countOf(cut)), wire.WireError);
+  }
+  for (const { indices, count, bitmap } of bitmaps) {
+    assert.equal(hex(wire.bitsOf(indices, count)), hex(bitmap));
+    assert.deepEqual(wire.indicesOf(bitmap, count), indices);
+  }
+  assert.throws(() => wire.indicesOf(Buffer.from([4]), 2), wire.WireError);
+  const seen = { boot: 0, high: 0, late: [] };
+  assert.deepEqual(window.map(({ boot, seq }) => wire.fresh(seen, boot, seq)), window.map((one) => one.fresh));
+});
+
+test("draws are those of Python", async () => {
+  const all = json("draws.json");
+  for (const one of all.draws) {
+    const key = [BigInt(one.seed), one.client, one.round, one.purpose];
+    assert.equal(String(await draws.seedOf(...key)), one.drawn);
+    const again = () => draws.Draws.of(...key);
+    assert.deepEqual((await again()).words(9).map((word) => word.toString(16).padStart(16, "0")), one.words);
+    assert.deepEqual([...(await again()).uniform(5)], one.uniform);
+    assert.deepEqual((await again()).order(17), one.order);
+    assert.deepEqual((await again()).integers(-3, 4, 12), one.integers);
+    for (const [i, value] of [...(await again()).normal(5)].entries())
+      assert.ok(Math.abs(value - one.normal[i]) <= 1e-8 * Math.abs(one.normal[i]));
+    for (const { share, factors } of one.dropout) assert.deepEqual([...draws.kept(await again(), share, 6)], factors);
+  }
+  for (const { count, size, steps, batches } of all.batches)
+    assert.deepEqual([...draws.batches(count, size, steps, await draws.Draws.of(7, "anna", 3, "train"))], batches);
+});
+
+function given(values) {
+  const of = ({ dtype, shape, values: data }) =>
+    dtype === "int64" ? { dtype: "I64", shape, data: BigInt64Array.from(data, BigInt) } : tensors.float32(shape, data);
+  return Object.fromEntries(Object.entries(values).map(([name, value]) => [name, of(value)]));
+}
+
+test("updates are written to the byte", () => {
+  const told = json("updates.json");
+  const [now, before] = [given(told.tensors.new), given(told.tensors.old)];
+  assert.equal(hex(tensors.pack(before)), hex(read("model.bin")));
+  const { client, weight, base_version: baseVersion, metrics } = told.facts;
+  const facts = { client, weight, baseVersion, metrics };
+  const raw = tensors.encodeUpdate(now, { ...facts, kind: "value" }, "raw");
+  assert.equal(hex(raw.data), hex(read("update-raw.bin")));
+  const delta = tensors.differences(now, before);
+  for (const codec of ["bf16", "int8"]) {
+    const { data, left } = tensors.encodeUpdate(delta, { ...facts, kind: "delta" }, codec);
+    assert.equal(hex(data), hex(read(`update-${codec}.bin`)), codec);
+    for (const [name, values] of Object.entries(told["left out"][codec])) assert.deepEqual([...left[name].data], values);
+  }
+  const { left } = tensors.encodeUpdate(delta, { ...facts, kind: "delta" }, "int8");
+  const again = tensors.encodeUpdate(tensors.compensated(delta, left), { ...facts, kind: "delta" }, "int8");
+  assert.equal(hex(again.data), hex(read("update-int8-fed-back.bin")));
+});
+
+test("files of tensors are read back, and damaged ones refused", () => {
+  const file = new Uint8Array(read("model.bin"));
+  const { tensors: found } = tensors.unpack(file);
+  assert.equal(hex(tensors.pack(found)), hex(file));
+  assert.throws(() => tensors.unpack(file.subarray(0, -1)), /bytes/);
+  assert.throws(() => tensors.unpack(new Uint8Array([...file, 0])), /follow/);
+  assert.deepEqual([0.1, 18, 1e-7, 1.5e22, 123456.789, 0, -2].map(tensors.pythonFloat), [
+    "0.1", "18.0", "1e-07", "1.5e+22", "123456.789", "0.0", "-2.0",
+  ]);
+});
+
+test("the program steps as its vector says", async () => {
+  const ort = createRequire(import.meta.url)("onnxruntime-node");
+  const session = await ort.InferenceSession.create(new Uint8Array(read("step.program")), { intraOpNumThreads: 1 });
+  const { tensors: all } = tensors.unpack(new Uint8Array(read("step.safetensors")));
+  const types = { F32: "float32", I64: "int64" };
+  const feeds = {};
+  for (const [name, { dtype, shape, data }] of Object.entries(all))
+    if (name.startsWith("in/")) feeds[name.slice(3)] = new ort.Tensor(types[dtype], data, shape);
+  const found = await session.run(feeds);
+  for (const [name, value] of Object.entries(found))
+    for (const [i, wanted] of [...all[`out/${name}`].data].entries())
+      assert.ok(Math.abs(value.data[i] - wanted) <= 1e-5 * Math.max(1, Math.abs(wanted)), name);
+});

@@ -1,0 +1,208 @@
+"""The device in JavaScript beside Python's: in a real fleet, the same bytes, and each update counted exactly once."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from javascript import found, packages
+from keyed import LEFT_SOCKETS, Cutter, data_of
+
+from talaria import tensors
+from talaria.wire import strict_safetensors
+from talaria_coordinator.storage.store import Store
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "examples" / "node"
+_spec = importlib.util.spec_from_file_location("talaria_node_prepare", SOURCE / "prepare.py")
+prepare = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(prepare)
+
+
+@pytest.fixture
+def example(tmp_path):
+    """The example as npm leaves it: its files beside the packages that it names."""
+    folder = tmp_path / "examples" / "node"
+    folder.mkdir(parents=True)
+    for path in SOURCE.glob("*.mjs"):
+        shutil.copy(path, folder)
+    (folder / "node_modules").symlink_to(packages(SOURCE))
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    return folder
+
+
+def started(example, path):
+    """The device of a configuration, as a process."""
+    return subprocess.Popen(
+        [found("node", "nodejs"), str(example / "device.mjs"), str(path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def samples(folder, arrays):
+    data = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    (folder / "anna.safetensors").write_bytes(strict_safetensors.pack(data))
+
+
+def written(folder, broker, **more):
+    path = folder / "anna.json"
+    told = {"device": "anna", "fleet": "watch", "broker": broker, "data": "anna.safetensors", "programs": "programs"}
+    path.write_text(json.dumps({**told, "retry_s": 0.3, **more}))
+    return path
+
+
+class Fleet:
+    """A fleet of processes in which anna speaks JavaScript."""
+
+    def __init__(self, one, example):
+        self.one, self.example = one, example
+        one.extra = "quorum = 1.0\n"  # a round waits for everybody, however slow this machine is
+        prepare.prepare(one.run, one.folder / "programs")
+        samples(one.folder, dict(np.load(one.folder / "anna.npz")))
+        if one.run.codec != "raw":
+            config = one.config
+            text = config.read_text().replace("[run]\n", f'[run]\ncodec = "{one.run.codec}"\n')
+            config.write_text(text)
+            self.coordinator = one._start("coordinator", "serve", config, "--json")
+        else:
+            self.coordinator = one.serve()
+        self.broker = self.coordinator.wait_for("ready")["broker"]
+
+    def anna(self, broker=None):
+        path = written(self.one.folder, broker or self.broker)
+        program = type(self.coordinator)(process=started(self.example, path))
+        self.one.programs.append(program)
+        return program
+
+    def learned_as_simulated(self):
+        """To the byte: the global model, and what anna keeps to herself."""
+        simulated = self.one.simulated()
+        assert tensors.equal(self.one.shared(), simulated.shared)
+        entries, _ = strict_safetensors.unpack(
+            (self.one.state_of("anna") / "personal.safetensors").read_bytes(), most=1000
+        )
+        personal = {name: entry.array() for name, entry in entries.items()}
+        own = {k: v for k, v in simulated.private["anna"].items() if "/" not in k}
+        assert tensors.equal({k: personal[k] for k in own}, own)
+
+    def counted(self):
+        """By round, in how many updates each device counted."""
+        with Store(self.one.folder / "state" / "coordinator.db") as store:
+            store.verify_log()
+            rows = [row for row in store.attempts("watch") if row.counted is not None]
+            return {row.round: sorted(device for _, device in row.counted) for row in rows}
+
+
+def test_the_vectors_of_the_protocol(example):
+    done = subprocess.run(
+        [found("node", "nodejs"), "--test", str(example / "vectors.test.mjs")],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    assert "# pass 7" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "codec", "broker", "rounds"),
+    [("fedper", "raw", "mosquitto", 10), ("fedavg", "int8", "amqtt", 10)],
+)
+def test_it_learns_to_the_byte_what_a_python_device_learns(fleet, a_run, example, algorithm, codec, broker, rounds):
+    run = replace(a_run(algorithm, rounds=rounds), codec=codec)
+    two = Fleet(fleet(run, broker=broker, devices=("anna", "bela"), engine="onnx"), example)
+    anna, bela = two.anna(), two.one.agents(two.broker, "bela")
+    assert [anna.end(), bela.end(), two.coordinator.end()] == [0, 0, 0]
+    two.learned_as_simulated()
+    assert two.counted() == {round: ["anna", "bela"] for round in range(1, rounds + 1)}
+    done = next(event for event in anna.events if event["event"] == "done")
+    assert done["rounds"] == rounds
+    assert 0 <= done["accuracy"] <= 1
+
+
+class Way:
+    """A way to the broker, in a thread of its own, on which links can be cut at any byte."""
+
+    def __init__(self, port):
+        self._loop, up = asyncio.new_event_loop(), threading.Event()
+
+        async def live():
+            async with Cutter(port) as self._cutter:
+                self.port, self._ended = self._cutter.port, asyncio.Event()
+                up.set()
+                await self._ended.wait()
+
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(live(),), daemon=True)
+        self._thread.start()
+        assert up.wait(20)
+
+    def cut(self):
+        self._loop.call_soon_threadsafe(self._cutter.cut)
+
+    def close(self):
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(20)
+        self._loop.close()
+
+
+def test_killed_and_cut_it_is_counted_exactly_once(fleet, a_run, example):
+    """Killed while it trains, killed while its update is under way, and cut off there."""
+    two = Fleet(fleet(a_run("fedper", rounds=4), devices=("anna", "bela"), engine="onnx"), example)
+    way = Way(int(two.broker.rpartition(":")[2]))
+    broker = f"mqtt://127.0.0.1:{way.port}"
+    try:
+        bela = two.one.agents(two.broker, "bela")
+        for round, event in ((1, "training"), (2, "trained")):
+            anna = two.anna(broker)
+            anna.wait_for("training", round=round)
+            if event == "trained":
+                anna.wait_for("trained")
+            anna.kill()
+        anna = two.anna(broker)
+        anna.wait_for("trained")
+        way.cut()
+        anna.wait_for("disconnected")
+        assert [anna.end(), bela.end(), two.coordinator.end()] == [0, 0, 0]
+    finally:
+        way.close()
+    assert two.counted() == {round: ["anna", "bela"] for round in range(1, 5)}
+    two.learned_as_simulated()
+
+
+def test_a_run_that_it_cannot_learn_is_declined_with_the_reason(fleet, a_run, example):
+    two = Fleet(fleet(a_run("ditto", rounds=1), devices=("anna",), engine="onnx"), example)
+    anna = two.anna()
+    assert "ditto cannot be learned here" in anna.wait_for("error")["error"]
+    told = two.coordinator.wait_for("progress", device="anna", phase="declined")
+    assert "ditto cannot be learned here" in told["reason"]
+
+
+@LEFT_SOCKETS
+def test_with_keys_and_tls(keyed, tmp_path, example):
+    one = keyed(2)
+    prepare.prepare(one.run, tmp_path / "programs")
+    data = data_of(0)
+    arrays = {f"{k}_{part}": getattr(s, k) for part, s in (("train", data.train), ("val", data.val)) for k in "xy"}
+    samples(tmp_path, arrays)
+    path = written(tmp_path, one.url, identity="id-anna", state="node-state")
+
+    async def story():
+        async with one._within(120), asyncio.TaskGroup() as group:
+            serving = group.create_task(one.serve())
+            await one.told_of("ready")
+            bela = group.create_task(one.agent("bela").run())
+            anna = await asyncio.create_subprocess_exec(
+                found("node", "nodejs"), str(example / "device.mjs"), str(path), stdout=subprocess.PIPE
+            )
+            out, _ = await anna.communicate()
+            assert anna.returncode == 0, out
+            await asyncio.gather(bela, serving)
+
+    asyncio.run(story())
+    assert one.counted() == {1: ["anna", "bela"], 2: ["anna", "bela"]}
