@@ -43,6 +43,12 @@ SETTINGS: dict[str, dict[str, object]] = {
 REFUSED: dict[tuple[str, str], str] = {}
 """``(algorithm, setting) -> what the error says``."""
 
+FEW = {"pfedgm": {"features": 8}}
+"""Options under which three devices of twelve samples are enough: covariances of 64 features from 12 are noise, and two
+engines' roundings grow in their inverse."""
+TWO_ROUNDS = 1 << 12
+"""Roundings by which two rounds on two engines may differ: they add up those of each step."""
+
 CASES = [(name, setting) for name in NAMES for setting in SETTINGS if (name, setting) not in REFUSED]
 
 
@@ -266,6 +272,34 @@ def test_the_personal_model_is_frozen_and_its_own(name: str, setting: str) -> No
     assert not any(p.requires_grad for p in one.parameters())
     assert equal(state_of(one), state_of(two)), "serving twice gives the same model"
     assert not {p.data_ptr() for p in one.parameters()} & {p.data_ptr() for p in two.parameters()}
+
+
+@pytest.mark.parametrize("setting", ["plain", "masks and adapters"])
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_learn_what_torch_learns_and_the_same_bits_twice(name: str, setting: str) -> None:
+    """Two rounds of all devices and what a newcomer is served, dense and pruned with adapters."""
+    hparams = {**run_of(name, setting).hparams, **FEW.get(name, {})}
+    torchs = learned(name, setting) if name not in FEW else None
+    run, members = replace(run_of(name, setting), hparams=hparams), learned("fedavg", setting).members
+    torchs = torchs or learn(run, members)
+    by_programs = {n: replace(m, engine="onnx") for n, m in members.items()}
+    one = learn(run, by_programs)
+    if setting != "plain":
+        two = learn(run, by_programs)
+        assert equal(one.shared, two.shared)
+        assert all(equal(one.private[n], two.private[n]) for n in one.private)
+    for mine, theirs in ((one.shared, torchs.shared), *((one.private[n], torchs.private[n]) for n in one.private)):
+        assert mine.keys() == theirs.keys()
+        for key, value in theirs.items():
+            assert mine[key].shape == value.shape
+            scale = max(1e-2, float(np.abs(value).max(initial=0)))
+            assert roundings(np.asarray(mine[key], np.float32), value, scale) <= TWO_ROUNDS, key
+    late = member("zoe", 77, SETTINGS[setting].get("plan"))
+    served, wanted = (
+        predict(rounds.personalize(run, replace(late, engine=engine), done.shared, None), late.val.x)
+        for engine, done in (("onnx", one), ("torch", torchs))
+    )
+    assert roundings(served, wanted) <= TWO_ROUNDS
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ import pytest
 from talaria import tensors
 from talaria.federated.rounds import layout_of
 
-RUNS = {"fedrep": {"head_epochs": 3, "final_epochs": 1}, "ditto": {}}
+RUNS = {"fedrep": {"head_epochs": 3, "final_epochs": 1}, "heart_pfl": {}}
 COMMAND = "from talaria.cli.main import main; main()"
 TORCHLESS = """
 import sys
@@ -98,9 +98,9 @@ def test_a_coordinator_that_has_its_blueprint_starts_where_there_is_no_torch(fle
 
 
 def test_a_device_says_at_once_that_its_engine_is_not_for_this_run(fleet, a_run):
-    one = fleet(a_run("apfl", rounds=1), engine="onnx", extra="deadline_s = 1")
+    one = fleet(a_run("perfedavg", rounds=1, form="exact"), engine="onnx", extra="deadline_s = 1")
     coordinator = one.serve()
     agents = one.agents(coordinator.wait_for("ready")["broker"])
     told = agents.wait_for("error")
     assert "engine='torch'" in told["error"]
-    assert "apfl" in told["error"]
+    assert "perfedavg: form='exact'" in told["error"]

@@ -23,15 +23,13 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.hparams import Epochs, Rate, Weighed, check, off, one_of, within
 from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
 from talaria.model.split import Split
-from talaria.tensors import Tensors, only, prefixed, under, without
-from talaria.training.engine import calibrate, served, state_of
+from talaria.tensors import Array, Tensors, only, prefixed, under, without
+from talaria.training.batching import feed
+from talaria.training.engine import Walk, calibrate, served, state_of, walk
 from talaria.types import Recipe, Task, Update
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.nn import Module
-
-    from talaria.training.functional_sgd import FunctionalSGD, Leaves
 
 ALPHA = "mix/alpha"
 UPDATES: dict[str, Callable[[int], bool]] = {
@@ -78,60 +76,50 @@ class APFL:
         return shared, {**private, **prefixed(state_of(model), PERSONAL), ALPHA: alpha}
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
-        from talaria.training.functional_sgd import FunctionalSGD
-        from talaria.training.loop import feed
-
         rest = {k: t for k, t in without(private, PERSONAL).items() if k != ALPHA}
         v, alpha = self._own(task, private, "train")
-        w = FunctionalSGD(task, {**shared, **rest}, task.recipe)
+        w = walk(task, {**shared, **rest}, task.recipe)
         for batch, (x, y) in enumerate(feed(task, task.recipe, task.train)):
-            slopes = w.gradient(w.weights, x, y, keep=True)
+            slopes = w.gradient(x, y, keep=True)
             alpha = self._own_step(v, w.weights, x, y, alpha, batch, task.recipe)
             w.step(slopes)
         state = w.state()
         return update(task, state, shared), {**only(state, rest), **_kept(v, alpha)}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
-        from talaria.model.state import to_arrays, to_torch
-        from talaria.training.loop import feed
-
         v, alpha = self._own(task, private, "join")
-        w = to_torch(only(shared, v.weights))
+        w = only(shared, v.weights)
         if task.newcomer:
             recipe = task.recipe.but(epochs=self.join_epochs, steps=None)
             for batch, (x, y) in enumerate(feed(task, recipe, task.train, "join")):
                 alpha = self._own_step(v, w, x, y, alpha, batch, recipe)
-        mixture = {**v.state(), **to_arrays(_mixed(w, v.weights, alpha))}
+        mixture = {**v.state(), **_mixed(w, v.weights, alpha)}
         return served(task, calibrate(task, mixture))
 
-    def _own(self, task: Task, private: Tensors, purpose: str) -> tuple[FunctionalSGD, float]:
-        from talaria.training.functional_sgd import FunctionalSGD
-
-        v = FunctionalSGD(task, under(private, PERSONAL), task.recipe.but(weight_decay=0.0), purpose)
+    def _own(self, task: Task, private: Tensors, purpose: str) -> tuple[Walk, float]:
+        v = walk(task, under(private, PERSONAL), task.recipe, purpose)
         return v, float(private[ALPHA])
 
-    def _own_step(
-        self, v: FunctionalSGD, w: Leaves, x: Tensor, y: Tensor, alpha: float, batch: int, recipe: Recipe
-    ) -> float:
+    def _own_step(self, v: Walk, w: Tensors, x: Array, y: Array, alpha: float, batch: int, recipe: Recipe) -> float:
         """One step of v at the mixture with w, which stays; returns the new α."""
-        from talaria.training.functional_sgd import leaves
-
-        at = leaves(_mixed(w, v.weights, alpha))
-        slopes = v.gradient(at, x, y, keep=True)
+        own = v.weights
+        at = _mixed(w, own, alpha)
+        slopes = v.gradient(x, y, at=at, keep=True)
         learned = alpha
         if UPDATES[self.alpha_update](batch):
             # dot product of v - w with the gradient at the mixture, in float64
-            along = sum(float(((v.weights[k] - w[k]).detach() * g).double().sum()) for k, g in slopes.items())
+            along = sum(float(((own[k] - w[k]) * g).sum(dtype=np.float64)) for k, g in slopes.items())
             learned = min(1.0, max(0.0, alpha - (self.alpha_lr or recipe.lr) * along))
-        decay = recipe.weight_decay
-        v.step({k: alpha * (g.add(at[k].detach(), alpha=decay) if decay else g) for k, g in slopes.items()})
+        v.step(slopes, at=at, scale=alpha)
         return learned
 
 
-def _mixed(w: Leaves, v: Leaves, alpha: float) -> Leaves:
+def _mixed(w: Tensors, v: Tensors, alpha: float) -> Tensors:
     """α v + (1−α) w; exactly v at α = 1 and exactly w at α = 0."""
-    return {k: w[k].detach().lerp(v[k].detach(), alpha) for k in v}
+    if alpha < 0.5:
+        return {k: np.asarray(w[k] + alpha * (v[k] - w[k])) for k in v}
+    return {k: np.asarray(v[k] - (1 - alpha) * (v[k] - w[k])) for k in v}
 
 
-def _kept(v: FunctionalSGD, alpha: float) -> Tensors:
+def _kept(v: Walk, alpha: float) -> Tensors:
     return {**prefixed(v.state(), PERSONAL), ALPHA: np.array(alpha, np.float64)}

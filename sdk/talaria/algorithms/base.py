@@ -27,9 +27,6 @@ class Card:
     evidence: Literal["confirmed", "reconstructed", "partly reconstructed"]
     prunes: bool = False
     """True where ``fit`` shrinks the device's mask itself; else the plan's mask is fixed from the start."""
-    objective: Literal["own", "cross-entropy"] = "own"
-    """``"cross-entropy"`` where all that a device minimizes is cross-entropy by SGD, pulled towards an anchor or not:
-    then any engine can train it."""
     differences: bool = False
     """True where updates hold differences to what was downloaded, whatever the codec; else new values."""
 

@@ -47,7 +47,6 @@ class Ditto:
         serves="its own model",
         source="Li et al., ICML 2021, arXiv:2012.04221",
         evidence="confirmed",
-        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

@@ -35,7 +35,6 @@ class FedAvg:
         serves="the shared model",
         source="McMahan et al., AISTATS 2017, arXiv:1602.05629",
         evidence="confirmed",
-        objective="cross-entropy",
     )
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:

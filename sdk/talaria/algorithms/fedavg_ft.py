@@ -44,7 +44,6 @@ class FedAvgFT:
         serves="the shared model after local fine-tuning",
         source="Collins et al., ICML 2021, arXiv:2102.07078, section 6 (baseline)",
         evidence="confirmed",
-        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

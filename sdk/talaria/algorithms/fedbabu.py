@@ -46,7 +46,6 @@ class FedBABU:
         serves="the shared body and the common head after local fine-tuning",
         source="Oh et al., ICLR 2022, arXiv:2106.06042",
         evidence="confirmed",
-        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

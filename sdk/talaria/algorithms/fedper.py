@@ -40,7 +40,6 @@ class FedPer:
         serves="shared body with its own head",
         source="Arivazhagan et al., 2019, arXiv:1912.00818",
         evidence="confirmed",
-        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

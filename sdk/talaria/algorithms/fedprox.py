@@ -41,7 +41,6 @@ class FedProx:
         serves="the shared model",
         source="Li et al., MLSys 2020, arXiv:1812.06127",
         evidence="confirmed",
-        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

@@ -47,7 +47,6 @@ class FedRep:
         serves="shared body with its own head, fitted once more",
         source="Collins et al., ICML 2021, arXiv:2102.07078",
         evidence="confirmed",
-        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

@@ -32,7 +32,6 @@ class LocalOnly:
         serves="its own model",
         source="baseline",
         evidence="confirmed",
-        objective="cross-entropy",
     )
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:

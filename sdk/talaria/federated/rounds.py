@@ -304,11 +304,9 @@ def _programs(spec: ModelSpec) -> Engine:
 
 def require_engine(run: Run, engine: str) -> None:
     """Raise :class:`ConfigError` where ``engine`` cannot train what ``run`` asks for."""
-    card = algorithm_of(run).card
-    if engine == "onnx" and card.objective != "cross-entropy":
-        raise ConfigError(
-            f"{run.algorithm}: has an objective of its own, which engine='onnx' cannot train yet; use engine='torch'"
-        )
+    why = getattr(algorithm_of(run), "torch_alone", None)
+    if engine == "onnx" and why:
+        raise ConfigError(f"{run.algorithm}: {why}, which engine='onnx' cannot do; change that, or use engine='torch'")
 
 
 def _enter(

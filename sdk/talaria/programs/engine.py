@@ -1,12 +1,14 @@
 """Training by programs: what :mod:`talaria.training.loop` does in torch, done by ONNX graphs of the same model.
 
-A program is made when it is first needed, from the unpruned model, and serves every mask and batch of it. What is not
-SGD on cross-entropy is refused; the shuffles and augmentations are the loop's own.
+A program is made when it is first needed, from the unpruned model, and serves every mask and batch of it. SGD on
+cross-entropy is one program; any other objective is plain arithmetic between the two halves of a derivative
+(:mod:`talaria.programs.derivatives`). The shuffles and augmentations are the loop's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,22 +18,24 @@ import torch
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from talaria.errors import ConfigError
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
-from talaria.programs import onnx_file
+from talaria.programs import differentiate, onnx_file
 from talaria.programs.build import packed
+from talaria.programs.derivatives import Derivatives, ProgramWalk
 from talaria.programs.graph import Graph, Size, held
 from talaria.programs.program import Program
 from talaria.programs.session import Session
 from talaria.programs.shapes import Limits, Value, measure
 from talaria.programs.step import features_of, statistics_of
 from talaria.programs.training import Training
+from talaria.programs.vjp import Vjp
 from talaria.tensors import Array, Tensors
 from talaria.training import loop
 from talaria.training.batching import cut, feed, kept, layer_draws, steps_of
-from talaria.training.engine import Pull
+from talaria.training.engine import Objective, Pull
 from talaria.training.frozen_features import LARGEST_CACHE, halve
+from talaria.training.objectives import CrossEntropy
 from talaria.types import Recipe, Samples, Task
 
 _AT_ONCE = 64
@@ -49,6 +53,8 @@ class ProgramEngine:
         self.spec = spec
         self._made: dict[object, Program] = {}
         self._uppers: dict[frozenset[str], _Upper | None] = {}
+        self._derived: dict[object, Vjp] = {}
+        self._others: dict[ModelSpec, ProgramEngine] = {}
 
     def train(
         self,
@@ -58,15 +64,16 @@ class ProgramEngine:
         only: Collection[str] | None = None,
         recipe: Recipe | None = None,
         pull: Pull | None = None,
-        objective: object = None,
+        objective: Objective | None = None,
         samples: Samples | None = None,
         purpose: str = "train",
     ) -> Tensors:
-        """The whole state after training, as :func:`talaria.training.loop.train` gives it up to rounding."""
-        if objective is not None:
-            raise ConfigError("engine='onnx' trains with cross-entropy alone; use engine='torch' for this algorithm")
+        """The whole state after training, as :func:`talaria.training.torch_engine.train` gives it up to rounding."""
         recipe = recipe or task.recipe
         samples = task.train if samples is None else samples
+        if objective is not None or recipe.accumulate > 1:
+            aim = objective or CrossEntropy(recipe.smoothing)
+            return self._derivatives.train(task, state, only, recipe, pull, aim, samples, purpose)
         trains = only is None or any(key in only for key, _ in self._module.named_parameters())
         if not trains or steps_of(recipe, len(samples)) == 0:
             return dict(state)
@@ -86,7 +93,7 @@ class ProgramEngine:
         than once and fits in memory."""
         recipe = recipe or task.recipe
         samples = task.train if samples is None else samples
-        upper = self._upper(frozenset(only)) if recipe.augment == "none" else None
+        upper = self._upper(frozenset(only)) if recipe.augment == "none" and recipe.accumulate == 1 else None
         once = steps_of(recipe, len(samples)) * recipe.batch < 2 * len(samples)
         if once or upper is None or upper.bytes_each * len(samples) > LARGEST_CACHE:
             return self.train(task, state, only=only, recipe=recipe, samples=samples, purpose=purpose)
@@ -114,9 +121,27 @@ class ProgramEngine:
         after = training.weights
         return {key: after.get(key, value) for key, value in state.items()}
 
-    def gradient(self, task: Task, state: Tensors, **options: Any) -> Tensors:
-        """Refused: no program gives a gradient alone yet."""
-        raise ConfigError("engine='onnx' gives no gradient alone; use engine='torch' for this algorithm")
+    def gradient(
+        self,
+        task: Task,
+        state: Tensors,
+        *,
+        only: Collection[str] | None = None,
+        samples: Samples | None = None,
+        objective: Objective | None = None,
+        purpose: str = "gradient",
+    ) -> Tensors:
+        """The mean gradient over ``samples``, see :func:`talaria.training.engine.gradient`."""
+        samples = task.train if samples is None else samples
+        return self._derivatives.gradient(task, state, only, samples, objective, purpose)
+
+    def looking(self, task: Task, state: Tensors, taps: Sequence[str]) -> Callable[[Array], Tensors]:
+        """What the model at ``state`` makes of inputs at ``taps``, see :func:`talaria.training.engine.looking`."""
+        return self._derivatives.looking(state, taps)
+
+    def walk(self, task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> ProgramWalk:
+        """A walk of one step at a time, see :func:`talaria.training.engine.walk`."""
+        return self._derivatives.walk(task, state, recipe, purpose)
 
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
         """BatchNorm statistics estimated anew, as :func:`talaria.training.loop.calibrate` does."""
@@ -133,6 +158,10 @@ class ProgramEngine:
     def served(self, task: Task, state: Tensors) -> Module:
         """The module with ``state``: what is run and exported is the same on both engines."""
         return loop.served(task, state)
+
+    def another(self, spec: ModelSpec) -> ProgramEngine:
+        """The programs of another model, which is trained beside this one; made once."""
+        return self._others.setdefault(spec, ProgramEngine(spec))
 
     @cached_property
     def _module(self) -> Module:
@@ -163,6 +192,23 @@ class ProgramEngine:
             label = "all" if known is None else "some"
             self._made[key] = Program(packed(self.spec, module, known, label, recipe, pulled=pulled, **fed))
         return self._made[key]
+
+    @cached_property
+    def _derivatives(self) -> Derivatives:
+        def streams(vjp: Vjp, state: Mapping[str, Array], task: Task, purpose: str) -> _Draws:
+            return _Draws(vjp, self._module, state, task, purpose)
+
+        return Derivatives(self._vjp, streams)
+
+    def _vjp(self, only: Collection[str] | None, taps: Sequence[str]) -> Vjp:
+        known = None if only is None else frozenset(only)
+        key = (known, tuple(taps))
+        if key not in self._derived:
+            module = zoo.build(self.spec)
+            self._derived[key] = Vjp(
+                differentiate.graph_of(module, zoo.head(self.spec), self.spec.input_shape, known, taps)
+            )
+        return self._derived[key]
 
     def _upper(self, only: frozenset[str]) -> _Upper | None:
         if only not in self._uppers:
@@ -229,7 +275,9 @@ class _Upper:
 class _Draws:
     """Dropout's draws of one training, each layer's from a stream of its own."""
 
-    def __init__(self, program: Program, module: Module, state: Mapping[str, Array], task: Task, purpose: str) -> None:
+    def __init__(
+        self, program: Program | Vjp, module: Module, state: Mapping[str, Array], task: Task, purpose: str
+    ) -> None:
         ports = {port.name: port for port in program.graph.inputs}
         sizes = {
             label: size
@@ -244,6 +292,12 @@ class _Draws:
             self._falls[name] = float(layer.p)  # type: ignore[arg-type]  # of dropout, and of whole branches
             self._shapes[name] = tuple(_size(label, sizes) for label in ports[f"draw/{name}"].shape[1:])
         self._streams = {name: layer_draws(task, purpose, name) for name in self._shapes}
+
+    def copy(self) -> _Draws:
+        """The same draws once more, from where these stand."""
+        again = copy(self)
+        again._streams = {name: stream.copy() for name, stream in self._streams.items()}
+        return again
 
     def next(self, count: int) -> dict[str, Array]:
         """The draws (N, ...) of each layer for a batch of ``count``: 0 where a value falls away, else 1/(1-p)."""

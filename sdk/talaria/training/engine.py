@@ -6,23 +6,91 @@ when it is first asked, so that a coordinator, which folds and never trains, imp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from talaria.model.spec import ModelSpec
 from talaria.tensors import Array, Tensors
 from talaria.types import Recipe, Samples, Task
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-Objective = Callable[[Any, Any, Any], Any]
-"""``(module, x, y) -> scalar loss`` on one batch, written in torch."""
-
 LOGITS, INTO, MEAN = "logits", "into ", "mean "
 """Names of taps, the places where an objective looks at a model: ``"logits"``, what the model gives (N, classes);
 ``"into LAYER"``, what enters the module of that dotted name (N, ...); ``"mean LAYER"``, what leaves it, averaged over
 all dimensions behind the channels (N, channels)."""
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """A loss of one batch and its gradients: by what a model had at its ``taps``, and by an objective's ``own``
+    tensors, by name."""
+
+    loss: float
+    taps: Tensors
+    own: Tensors = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """What is minimized, in plain arrays, so that any engine can: it looks at the model at ``taps`` (:data:`LOGITS` and
+    what follows there), and may have tensors of its ``own`` in the state beside the model's, which are trained too."""
+
+    @property
+    def taps(self) -> Sequence[str]: ...
+
+    @property
+    def own(self) -> Sequence[str]: ...
+
+    def __call__(self, seen: Tensors, own: Tensors, x: Array, y: Array) -> Slopes:
+        """The loss of a batch ``x`` (N, ...), ``y`` (N,), as a mean over its samples, at what the model made of it."""
+        ...
+
+
+class LayerStreams(Protocol):
+    """What the dropout layers of one training draw from; it goes on where it stopped."""
+
+    def copy(self) -> Any:
+        """The same draws once more, from where these stand."""
+        ...
+
+
+class Walk(Protocol):
+    """Weights under a recipe's SGD, one step at a time, for methods that need gradients at more than one point of a
+    batch (APFL, Per-FedAvg). All parameters are trained."""
+
+    @property
+    def weights(self) -> Tensors:
+        """The weights by state-dict key as they are now; read them before the next :meth:`step`, and do not write."""
+        ...
+
+    def draws(self, purpose: str) -> LayerStreams:
+        """Draws of dropout for one purpose."""
+        ...
+
+    def gradient(
+        self, x: Array, y: Array, *, at: Tensors | None = None, keep: bool = False, draws: Any = None
+    ) -> Tensors:
+        """The gradient of the batch's mean cross-entropy at ``at`` (default: the walk's own weights).
+
+        BatchNorm normalizes by the batch; with ``keep`` its statistics move as in training, else they stand still.
+        ``draws`` is what dropout draws from (default: the walk's own). Weights without influence may be left out.
+        """
+        ...
+
+    def curved(self, x: Array, y: Array, along: Tensors, draws: Any) -> Tensors:
+        """The Hessian of the batch's loss at the walk's weights times ``along``."""
+        ...
+
+    def step(self, slopes: Tensors, *, at: Tensors | None = None, scale: float = 1.0) -> None:
+        """One optimizer step along ``scale`` times ``slopes``; the recipe's weight decay acts on ``at``, also scaled
+        (default: on the weights)."""
+        ...
+
+    def state(self) -> Tensors:
+        """Copies of all weights and buffers under the state-dict's names."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -71,9 +139,15 @@ class Engine(Protocol):
         purpose: str,
     ) -> Tensors: ...
 
+    def looking(self, task: Task, state: Tensors, taps: Sequence[str]) -> Callable[[Array], Tensors]: ...
+
+    def walk(self, task: Task, state: Tensors, recipe: Recipe, purpose: str) -> Walk: ...
+
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None) -> Tensors: ...
 
     def served(self, task: Task, state: Tensors) -> Module: ...
+
+    def another(self, spec: ModelSpec) -> Engine: ...
 
 
 def train(
@@ -91,7 +165,8 @@ def train(
 
     ``only`` names what is trained (parameters and the buffers that follow them; default: everything). ``pull`` is
     added to the gradient before the optimizer's step, so momentum sees it. ``purpose`` names the random draws:
-    branches with different purposes do not disturb each other.
+    branches with different purposes do not disturb each other. ``objective`` is what is minimized (default: the
+    cross-entropy with the recipe's label smoothing).
     """
     return _engine(task).train(
         task, state, only=only, recipe=recipe, pull=pull, objective=objective, samples=samples, purpose=purpose
@@ -120,8 +195,23 @@ def gradient(
     objective: Objective | None = None,
     purpose: str = "gradient",
 ) -> Tensors:
-    """The mean gradient over ``samples`` (default: all training samples) at ``state``, which does not move."""
+    """The mean gradient over ``samples`` (default: all training samples) at ``state``, which does not move.
+
+    ``objective`` is what is differentiated (default: cross-entropy). BatchNorm normalizes as in training where its
+    layer is in ``only``, but its statistics are not kept.
+    """
     return _engine(task).gradient(task, state, only=only, samples=samples, objective=objective, purpose=purpose)
+
+
+def looking(task: Task, state: Tensors, taps: Sequence[str]) -> Callable[[Array], Tensors]:
+    """``x (N, ...) -> by tap what the model of the task at ``state`` makes of it``, in eval mode, also while the task
+    trains."""
+    return _engine(task).looking(task, state, taps)
+
+
+def walk(task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> Walk:
+    """A walk from ``state``; ``purpose`` names its draws of dropout."""
+    return _engine(task).walk(task, state, recipe, purpose)
 
 
 def calibrate(task: Task, state: Tensors, samples: Samples | None = None) -> Tensors:
@@ -143,6 +233,11 @@ def ready(task: Task, state: Tensors) -> Tensors:
 def served(task: Task, state: Tensors) -> Module:
     """A module of its own with ``state``, in eval mode: what a device runs and exports."""
     return _engine(task).served(task, state)
+
+
+def another(task: Task, spec: ModelSpec) -> Engine | None:
+    """The task's engine for another model, that of ``spec``, which an algorithm trains beside the task's own."""
+    return None if task.engine is None else task.engine.another(spec)
 
 
 def predict(module: Module, x: Array) -> Array:

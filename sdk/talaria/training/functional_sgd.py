@@ -13,73 +13,88 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from talaria.model.state import load, state_of
-from talaria.tensors import Tensors
+from talaria.model.state import beside, load, state_of, tensor_of, to_arrays
+from talaria.tensors import Array, Tensors
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.loop import freeze_but, lone_sample_in_eval
 from talaria.training.sgd import SGD
 from talaria.types import Recipe, Task
 
 Leaves = dict[str, Tensor]
-"""Named tensors of torch, inside a method's own steps."""
+"""Named tensors of torch that gradients are taken at."""
 
 
 class FunctionalSGD:
-    """One sequence of weights under the recipe's SGD; all parameters are trained.
-
-    ``weights`` are leaves by parameter name, ``buffers`` the BatchNorm statistics that belong to them.
-    """
+    """One sequence of weights under the recipe's SGD; a :class:`~talaria.training.engine.Walk`."""
 
     def __init__(self, task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> None:
+        self.task, self.recipe = task, recipe
         self.module = load(task.model, state)
-        self.recipe = recipe
         trained = freeze_but(self.module, None)
-        self.weights = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
-        self.buffers = {k: v.detach().clone() for k, v in self.module.named_buffers()}
-        self.draws = LayerDraws(task, purpose)
-        self.optimizer = SGD(self.weights, recipe)
+        self._weights = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
+        self._buffers = {k: v.detach().clone() for k, v in self.module.named_buffers()}
+        self._draws = LayerDraws(task, purpose)
+        self._optimizer = SGD(self._weights, recipe)
+
+    @property
+    def weights(self) -> Tensors:
+        """The weights as they are now; read them before the next step."""
+        return to_arrays(self._weights)
+
+    def draws(self, purpose: str) -> LayerDraws:
+        """Draws of dropout for one purpose."""
+        return LayerDraws(self.task, purpose)
 
     def gradient(
-        self, at: Leaves, x: Tensor, y: Tensor, *, keep: bool = False, draws: LayerDraws | None = None
-    ) -> Leaves:
-        """The gradient of the batch's mean cross-entropy at ``at`` (leaves), where the weights need not be.
+        self, x: Array, y: Array, *, at: Tensors | None = None, keep: bool = False, draws: LayerDraws | None = None
+    ) -> Tensors:
+        """See :class:`~talaria.training.engine.Walk`; parameters without influence are left out."""
+        slopes = self._slopes(self._leaves(at), x, y, keep, draws or self._draws, differentiable=False)
+        return to_arrays({k: v for k, v in slopes.items() if v is not None})
 
-        BatchNorm normalizes by the batch; with ``keep`` its statistics move as in training, else they stand still.
-        ``draws`` is what dropout draws from (default: the walk's own). Parameters without influence are left out.
-        """
-        slopes = self._slopes(at, x, y, keep, draws or self.draws, differentiable=False)
-        return {k: v for k, v in slopes.items() if v is not None}
-
-    def curved(self, at: Leaves, x: Tensor, y: Tensor, along: Leaves, draws: LayerDraws) -> Leaves:
-        """The Hessian of the batch's loss at ``at`` times ``along``, by differentiating twice."""
-        slopes = self._slopes(at, x, y, False, draws, differentiable=True)
+    def curved(self, x: Array, y: Array, along: Tensors, draws: LayerDraws) -> Tensors:
+        """The Hessian of the batch's loss times ``along``, by differentiating twice."""
+        slopes = self._slopes(self._weights, x, y, False, draws, differentiable=True)
         named = [(v, along[k]) for k, v in slopes.items() if v is not None and v.requires_grad and k in along]
         if not named:
             return {}
-        inner = torch.stack([(v * a.detach()).sum() for v, a in named]).sum()
-        bent = torch.autograd.grad(inner, list(at.values()), allow_unused=True)
-        return {k: v for k, v in zip(at, bent, strict=True) if v is not None}
+        inner = torch.stack([(v * beside(self.module, a)).sum() for v, a in named]).sum()
+        bent = torch.autograd.grad(inner, list(self._weights.values()), allow_unused=True)
+        return to_arrays({k: v for k, v in zip(self._weights, bent, strict=True) if v is not None})
 
-    def step(self, slopes: Leaves) -> None:
-        """One optimizer step of the weights along ``slopes``."""
-        for name, weight in self.weights.items():
-            weight.grad = slopes.get(name)
-        self.optimizer.step()
+    def step(self, slopes: Tensors, *, at: Tensors | None = None, scale: float = 1.0) -> None:
+        """One optimizer step of the weights, see :class:`~talaria.training.engine.Walk`."""
+        decay = 0.0 if at is None else self.recipe.weight_decay
+        for name, weight in self._weights.items():
+            weight.grad = torch.empty_like(weight).copy_(tensor_of(slopes[name])) if name in slopes else None
+            if weight.grad is not None and at is not None and decay:
+                weight.grad.add_(beside(self.module, at[name]), alpha=decay)
+            if weight.grad is not None and scale != 1:
+                weight.grad.mul_(scale)
+        self._optimizer.recipe = self.recipe.but(weight_decay=self.recipe.weight_decay - decay)
+        self._optimizer.step()
 
     def state(self) -> Tensors:
         """Copies of all weights and buffers under the state-dict's names."""
         with torch.no_grad():
             for name, own in (*self.module.named_parameters(), *self.module.named_buffers()):
-                own.copy_(self.weights[name] if name in self.weights else self.buffers[name])
+                own.copy_(self._weights[name] if name in self._weights else self._buffers[name])
         return state_of(self.module)
 
+    def _leaves(self, at: Tensors | None) -> Leaves:
+        """``at`` as leaves in the layout of the walk's own weights, by which torch chooses its kernels."""
+        if at is None:
+            return self._weights
+        own = {k: torch.empty_like(v, requires_grad=False) for k, v in self._weights.items()}
+        return {k: v.copy_(tensor_of(at[k])).requires_grad_() for k, v in own.items()}
+
     def _slopes(
-        self, at: Leaves, x: Tensor, y: Tensor, keep: bool, draws: LayerDraws, *, differentiable: bool
+        self, at: Leaves, x: Array, y: Array, keep: bool, draws: LayerDraws, *, differentiable: bool
     ) -> dict[str, Tensor | None]:
-        buffers = self.buffers if keep else {k: v.clone() for k, v in self.buffers.items()}
+        buffers = self._buffers if keep else {k: v.clone() for k, v in self._buffers.items()}
         total: dict[str, Tensor | None] = dict.fromkeys(at)
-        pieces = min(self.recipe.accumulate, len(y))
-        for xs, ys in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
+        pieces, inputs, labels = min(self.recipe.accumulate, len(y)), beside(self.module, x), beside(self.module, y)
+        for xs, ys in zip(inputs.tensor_split(pieces), labels.tensor_split(pieces), strict=True):
             with draws, lone_sample_in_eval(self.module, len(ys)):
                 logits = functional_call(self.module, {**at, **buffers}, (xs,))
             loss = F.cross_entropy(logits, ys, label_smoothing=self.recipe.smoothing) * (len(ys) / len(y))
@@ -88,8 +103,3 @@ class FunctionalSGD:
                 before = total[name]
                 total[name] = slope if before is None or slope is None else before + slope
         return total
-
-
-def leaves(tensors: Leaves) -> Leaves:
-    """The same values as leaves that a gradient can be taken at."""
-    return {k: v.detach().requires_grad_() for k, v in tensors.items()}

@@ -4,8 +4,9 @@ A module is in train mode only where one of its own tensors is being trained; ev
 ``requires_grad=False``, out of the optimizer, and in eval mode (so that BatchNorm below stands still).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,13 @@ from talaria.model.state import array_of, beside, load, state_of
 from talaria.tensors import Array, Tensors
 from talaria.training import batching
 from talaria.training.batching import cut, steps_of
-from talaria.training.engine import Objective, Pull
+from talaria.training.engine import Pull
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.sgd import SGD
 from talaria.types import Recipe, Samples, Task
+
+Loss = Callable[[Any, Any, Any], Any]
+"""``(module, x, y) -> scalar loss`` on one batch."""
 
 WIDE = 64
 """Inputs from which on a convolution larger than 1x1 trains faster in torch's plain layout."""
@@ -49,7 +53,7 @@ def train(
     only: Collection[str] | None = None,
     recipe: Recipe | None = None,
     pull: Pull | None = None,
-    objective: Objective | None = None,
+    objective: Loss | None = None,
     samples: Samples | None = None,
     purpose: str = "train",
 ) -> Tensors:
@@ -85,7 +89,7 @@ def feed(task: Task, recipe: Recipe, samples: Samples, purpose: str = "train") -
         yield beside(task.model, x), beside(task.model, y)
 
 
-def _backward(module: Module, objective: Objective, x: Tensor, y: Tensor, slices: int) -> None:
+def _backward(module: Module, objective: Loss, x: Tensor, y: Tensor, slices: int) -> None:
     pieces = min(slices, len(y))
     for xs, ys in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
         with lone_sample_in_eval(module, len(ys)):
@@ -99,7 +103,7 @@ def add_pull(parameter: Tensor, anchor: Tensor, strength: float) -> None:
     parameter.grad = pulled if parameter.grad is None else parameter.grad + pulled
 
 
-def cross_entropy(smoothing: float = 0.0) -> Objective:
+def cross_entropy(smoothing: float = 0.0) -> Loss:
     """Mean cross-entropy of the module's logits (N, classes)."""
 
     def objective(module: Module, x: Tensor, y: Tensor) -> Tensor:
@@ -114,7 +118,7 @@ def gradient(
     *,
     only: Collection[str] | None = None,
     samples: Samples | None = None,
-    objective: Objective | None = None,
+    objective: Loss | None = None,
     purpose: str = "gradient",
 ) -> Tensors:
     """The mean gradient over ``samples`` (default: all training samples) at ``state``, which does not move.

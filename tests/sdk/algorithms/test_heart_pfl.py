@@ -1,17 +1,18 @@
 """HEART-PFL on the device: prototypes, alignment by direction and by value, the proximal pull, what travels."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from tolerance import roundings
-from torch import nn
+from torch import Tensor, nn
 
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.heart_pfl import HeartPFL, trainable
 from talaria.algorithms.heart_pfl.heart_pfl import OWN
-from talaria.algorithms.heart_pfl.prototypes import Tap, aligned, alignment, class_means, features, prototypes, stages
+from talaria.algorithms.heart_pfl.prototypes import Aligned, aligned, alignment, features, prototypes, stages
 from talaria.algorithms.heart_pfl.trained import sent as sent_keys
 from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
@@ -19,9 +20,10 @@ from talaria.model.adapters import HEART_RESNET
 from talaria.model.spec import ModelSpec
 from talaria.model.split import split_model
 from talaria.model.state import load, state_of, tensor_of
-from talaria.tensors import copied, equal, only, under, without
+from talaria.tensors import Array, copied, equal, only, under, without
+from talaria.training.engine import gradient
 from talaria.training.loop import train
-from talaria.types import Samples, Task
+from talaria.types import Recipe, Samples, Task
 
 Tiny = Callable[..., Task]
 
@@ -75,7 +77,7 @@ def test_a_zero_adapter_changes_nothing(resnet: tuple[ModelSpec, nn.Module]) -> 
 
 def test_stages_of_a_resnet_are_its_four_layers(resnet: tuple[ModelSpec, nn.Module]) -> None:
     spec, model = resnet
-    assert stages(model, zoo.split(spec, model)) == ("layer1", "layer2", "layer3", "layer4")
+    assert stages(zoo.split(spec, model)) == ("layer1", "layer2", "layer3", "layer4")
 
 
 @pytest.mark.parametrize(
@@ -91,12 +93,12 @@ def test_stages_of_other_models_come_from_the_module_tree(
 ) -> None:
     spec = ModelSpec(name, shape, 3)
     model = zoo.build(spec)
-    assert stages(model, zoo.split(spec, model)) == expected
+    assert stages(zoo.split(spec, model)) == expected
 
 
 def test_stages_are_found_below_a_single_container() -> None:
     model = nn.ModuleDict({"features": nn.Sequential(*[nn.Linear(2, 2) for _ in range(9)]), "head": nn.Linear(2, 2)})
-    assert stages(model, split_model(model, "head")) == ("features.1", "features.3", "features.5", "features.8")
+    assert stages(split_model(model, "head")) == ("features.1", "features.3", "features.5", "features.8")
 
 
 def test_a_body_without_modules_has_no_stages() -> None:
@@ -107,51 +109,59 @@ def test_a_body_without_modules_has_no_stages() -> None:
             self.head = nn.Linear(2, 2)
 
     with pytest.raises(ModelError, match="features"):
-        stages(Bare(), split_model(Bare(), "head"))
+        stages(split_model(Bare(), "head"))
+
+
+ROUNDED = 64 * 2.0**-23
+
+
+def rows(*values: list[float]) -> Array:
+    return np.array(values, np.float32)
+
+
+def far(own: list[Array], wanted: list[Array]) -> float:
+    return alignment(own, wanted)[0]
 
 
 # ---- alignment ----------------------------------------------------------------------------------------
 
 
 def test_alignment_of_the_hand_vector() -> None:
-    f, p = torch.tensor([[3.0, 4.0]]), torch.tensor([[4.0, 3.0]])
-    same = torch.zeros(1, 2)
-    assert roundings(alignment([f, same], [p, same]), 0.04 / 2, 1.0) <= 16  # direction, of two stages
-    assert roundings(alignment([same + 1, f], [same + 1, p]), 1.0 / 2, 1.0) <= 16  # value
-    assert roundings(alignment([f], [p]), 1.0) <= 16
+    f, p, same = rows([3.0, 4.0]), rows([4.0, 3.0]), rows([0.0, 0.0])
+    assert far([f, same], [p, same]) == pytest.approx(0.04 / 2, abs=ROUNDED)  # direction, of two stages
+    assert far([same + 1, f], [same + 1, p]) == pytest.approx(1.0 / 2, abs=ROUNDED)  # value
+    assert far([f], [p]) == pytest.approx(1.0, abs=ROUNDED)
 
 
 @pytest.mark.parametrize(("angle", "expected"), [(0.0, 0.0), (np.pi / 2, 1.0), (np.pi, 2.0)])
 def test_the_early_term_measures_direction_alone(angle: float, expected: float) -> None:
-    f = torch.tensor([[2.0, 0.0]])
-    p = torch.tensor([[np.cos(angle), np.sin(angle)]], dtype=torch.float32)
-    rest = torch.zeros(1, 3)
+    f, p, rest = rows([2.0, 0.0]), rows([np.cos(angle), np.sin(angle)]), rows([0.0, 0.0, 0.0])
     for scale in (1.0, 7.0, 0.01):
-        assert roundings(2 * alignment([f, rest], [scale * p, rest]), expected, 1.0) <= 64
+        assert 2 * far([f, rest], [np.float32(scale) * p, rest]) == pytest.approx(expected, abs=ROUNDED)
 
 
 def test_the_deep_term_is_zero_only_where_features_are_equal() -> None:
-    f, rest = torch.tensor([[1.0, -2.0]]), torch.ones(1, 2)
-    assert roundings(alignment([rest, f], [rest, f]), 0.0, 1.0) <= 16
-    assert alignment([rest, f], [rest, 2 * f]).item() > 0.1
+    f, rest = rows([1.0, -2.0]), rows([1.0, 1.0])
+    assert far([rest, f], [rest, f]) == pytest.approx(0.0, abs=ROUNDED)
+    assert far([rest, f], [rest, 2 * f]) > 0.1
 
 
 def test_four_stages_are_averaged_over_stages_and_samples() -> None:
-    g = torch.Generator().manual_seed(0)
-    own, want = ([torch.randn(5, 3, generator=g) for _ in range(4)] for _ in range(2))
+    rng = np.random.default_rng(0)
+    own, want = ([rng.standard_normal((5, 3), np.float32) for _ in range(4)] for _ in range(2))
     total = 0.0
     for b in range(5):
         for k in range(4):
-            f, p = own[k][b].numpy(), want[k][b].numpy()
+            f, p = own[k][b], want[k][b]
             total += 1 - f @ p / np.linalg.norm(f) / np.linalg.norm(p) if k < 2 else float(((f - p) ** 2).mean())
-    assert alignment(own, want).item() == pytest.approx(total / (4 * 5), rel=1e-5)
+    assert far(own, want) == pytest.approx(total / (4 * 5), rel=1e-5)
 
 
 def test_prototypes_are_the_group_means_in_eval_mode(tiny: Tiny) -> None:
     task = tiny(norm=True, dropout=0.5, classes=2)
     model = task.model.eval()
     buffers = {k: v.clone() for k, v in model.named_buffers()}
-    (body,) = prototypes(model, ["body.2"], task.train, 3)
+    (body,) = prototypes(task, state_of(model), ["body.2"], task.train)
     with torch.no_grad():
         f = model.body(tensor_of(task.train.x))
     for c in (0, 1):
@@ -162,16 +172,46 @@ def test_prototypes_are_the_group_means_in_eval_mode(tiny: Tiny) -> None:
 
 def test_features_are_averaged_over_places() -> None:
     conv = nn.Conv2d(1, 4, 3)
-    x = torch.randn(5, 1, 6, 6, generator=torch.Generator().manual_seed(0))
-    (f,) = features(nn.Sequential(conv), ["0"], x, batch=2)
-    assert roundings(f, conv(x).detach().mean((2, 3))) <= 64
+    model = nn.Sequential(OrderedDict(conv=conv, flatten=nn.Flatten(), head=nn.Linear(64, 2)))
+    x = np.random.default_rng(0).standard_normal((5, 1, 6, 6), np.float32)
+    data = Samples(x, np.zeros(5, np.int64))
+    task = Task(model, split_model(model, "head"), data, data, Recipe(), 2)
+    (f,) = features(task, state_of(model), ["conv"])(x)
+    assert roundings(f, conv(tensor_of(x)).detach().mean((2, 3))) <= 64
 
 
-def test_class_means_are_differentiable() -> None:
-    f = torch.randn(4, 2, requires_grad=True)
-    class_means(f, torch.tensor([0, 0, 1, 1]), 2).sum().backward()
-    assert f.grad is not None
-    assert roundings(f.grad, torch.full((4, 2), 0.5)) <= 16
+def by_torch(own: list[Tensor], logits: Tensor, y: Tensor, wanted: list[Tensor]) -> Tensor:
+    """CE + 0.1 L_HDA in torch's own words, to be differentiated by autograd."""
+    loss, early = nn.functional.cross_entropy(logits, y, label_smoothing=0.1), len(own) // 2
+    for k, (f, p) in enumerate(zip(own, wanted, strict=True)):
+        term = 1 - nn.functional.cosine_similarity(f, p, dim=1) if k < early else (f - p).square().mean(1)
+        loss = loss + 0.1 * term.mean() / len(own)
+    return loss
+
+
+@pytest.mark.parametrize("variant", ["A", "B"])
+def test_the_slopes_are_autograds(variant: str) -> None:
+    """The loss and its gradient by every tap; in B through the class means, which hold all samples of a class."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.tensor([0, 2, 2, 0, 2, 1])
+    own = [torch.randn(6, d, generator=g, requires_grad=True) for d in (3, 5, 4)]
+    logits = torch.randn(6, 3, generator=g, requires_grad=True)
+    fixed, other = ([torch.randn(n, d, generator=g) for d in (3, 5, 4)] for n in (3, 6))
+    names = ("a", "b", "c")
+    if variant == "A":
+        loss = by_torch(own, logits, y, [p[y] for p in fixed])
+    else:
+        means = [torch.stack([f[y == c].mean(0) for c in range(3)])[y] for f in own]
+        loss = by_torch(means, logits, y, other)
+    slopes = torch.autograd.grad(loss, [logits, *own])
+    arrays = [p.numpy() for p in fixed]
+    objective = Aligned(names, 0.1, 0.1, 3, arrays, None if variant == "A" else lambda x: [f.numpy() for f in other])
+    given = zip(objective.taps, (logits, *own), strict=True)
+    seen = {tap: value.detach().numpy() for tap, value in given}
+    found = objective(seen, {}, np.zeros((6, 1), np.float32), y.numpy())
+    assert roundings(np.float32(found.loss), loss.detach()) <= 64
+    for name, slope in zip(objective.taps, slopes, strict=True):
+        assert roundings(found.taps[name], slope) <= 64, name
 
 
 @pytest.mark.parametrize("variant", ["A", "B"])
@@ -179,33 +219,26 @@ def test_alignment_reaches_the_personal_weights(tiny: Tiny, variant: str) -> Non
     """In the release both sides are made without a gradient, so that the term does nothing."""
     task = tiny(adapter=True, norm=True)
     state = state_of(task.model)
-    objective, tap = aligned(task, state, HeartPFL().align, variant)
-    own = {k: v + 0.3 if k.startswith(("adapter", "body.0")) else v for k, v in state.items()}
-    module = load(task.model, own).requires_grad_(True).eval()
-    x, y = tensor_of(task.train.x), tensor_of(task.train.y)
-    with tap:
-        whole = objective(module, x, y)
-    with torch.no_grad():
-        plain = nn.functional.cross_entropy(module(x), y)
-    term = whole - plain
-    assert term.requires_grad
-    (slope,) = torch.autograd.grad(term, [module.adapter.weight], retain_graph=True)
-    cross = torch.autograd.grad(nn.functional.cross_entropy(module(x), y), module.adapter.weight)
-    assert not torch.allclose(slope, cross[0], atol=1e-6)
+    own = {k: v + np.float32(0.3) if k.startswith(("adapter", "body.0")) else v for k, v in state.items()}
+    slope, plain = (
+        gradient(task, own, objective=aligned(task, state, weight, variant))["adapter.weight"]
+        for weight in (HeartPFL().align, 0.0)
+    )
+    assert not np.allclose(slope, plain, atol=1e-6)
 
 
 def test_alignment_draws_the_personal_features_to_the_global_prototypes(tiny: Tiny) -> None:
     task = tiny(count=24, epochs=30, lr=0.01)
-    far = {k: v + 1.0 for k, v in state_of(task.model).items()}
+    away = {k: v + 1.0 for k, v in state_of(task.model).items()}
     algorithm, off = HeartPFL(align=1.0, lam=0.0), HeartPFL(align=0.0, lam=0.0, allow_degenerate=True)
     shared, private = algorithm.init(task.model, task.split)
 
     def distance(algorithm: HeartPFL) -> float:
-        _, kept = algorithm.fit(task, far, private)
-        at = stages(task.model, task.split)
-        wanted = prototypes(load(task.model, far).eval(), at, task.train, 3)
-        own = features(load(task.model, under(kept, OWN)).eval(), at, tensor_of(task.train.x))
-        return float(alignment(own, [p[tensor_of(task.train.y)] for p in wanted]))
+        _, kept = algorithm.fit(task, away, private)
+        at = stages(task.split)
+        wanted = prototypes(task, away, at, task.train)
+        own = features(task, under(kept, OWN), at)(task.train.x)
+        return far(own, [p[task.train.y] for p in wanted])
 
     assert distance(algorithm) < 0.5 * distance(off)
     del shared
@@ -289,10 +322,7 @@ def test_hooks_are_gone_after_training(tiny: Tiny) -> None:
     task = tiny()
     shared, private = HeartPFL().init(task.model, task.split)
     HeartPFL().fit(task, shared, private)
-    assert not any(m._forward_hooks for m in task.model.modules())
-    with Tap(task.model, ["body.2"]) as tap:
-        task.model(tensor_of(task.train.x))
-        assert tap.features[0].shape == (13, 4)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in task.model.modules())
 
 
 @pytest.mark.parametrize(

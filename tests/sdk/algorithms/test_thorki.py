@@ -7,21 +7,22 @@ import numpy as np
 import pytest
 import torch
 from tolerance import roundings
-from torch import Tensor
 from torch.nn import functional as F
 
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.thorki import Thorki, fusion_gate, small_branch
-from talaria.algorithms.thorki.fusion_gate import ConstantGate, Fused, SampleGate, divided, label_shift, mixed
+from talaria.algorithms.thorki.fusion_gate import ConstantGate, SampleGate, divided, label_shift, mixed
+from talaria.algorithms.thorki.module import Fused, module_of
 from talaria.algorithms.thorki.thorki import SMALL
 from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import state_of, tensor_of
 from talaria.seeds import Draws
-from talaria.tensors import Tensors, equal, under, without
+from talaria.tensors import Array, Tensors, equal, under, without
 from talaria.training.loop import predict
+from talaria.training.objectives import cross_entropy
 from talaria.types import Recipe, Samples, Task
 
 Tiny = Callable[..., Task]
@@ -44,14 +45,18 @@ def fitted(algorithm: Thorki, task: Task) -> tuple[Tensors, Tensors, Tensors]:
     return shared, update.tensors, kept
 
 
-def logits(seed: int, count: int = 60, classes: int = 5, sure: float = 1.5) -> tuple[Tensor, Tensor, Tensor]:
+def cost(z: Array, y: Array) -> float:
+    return cross_entropy(z, y)[0]
+
+
+def logits(seed: int, count: int = 60, classes: int = 5, sure: float = 1.5) -> tuple[Array, Array, Array]:
     """Two branches that are each right in a different half."""
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(classes, (count,), generator=g)
     hit = F.one_hot(y, classes).float() * sure
     a, b = (torch.randn(count, classes, generator=g) for _ in range(2))
     half = (torch.arange(count) < count // 2).float()[:, None]
-    return a + hit * half, b + hit * (1 - half), y
+    return (a + hit * half).numpy(), (b + hit * (1 - half)).numpy(), y.numpy()
 
 
 def test_only_the_large_model_travels_and_bytes_are_its_own(tiny: Tiny) -> None:
@@ -105,7 +110,7 @@ def test_the_shared_path_is_fedavg_bit_for_bit(tiny: Tiny) -> None:
 def test_with_alpha_zero_the_system_is_the_large_model(tiny: Tiny) -> None:
     task = tiny()
     large = task.model.eval()
-    small = small_branch.build("auto", (6,), 3, seed=0).eval()
+    small = small_branch.narrow((6,), 3).eval()
     x = tensor_of(task.train.x)
     with torch.no_grad():
         assert torch.equal(Fused(large, small, ConstantGate(0.0))(x), large(x))
@@ -130,49 +135,62 @@ def test_neither_branch_gets_a_gradient_from_the_other(tiny: Tiny) -> None:
 def test_the_constant_gate_is_never_worse_than_either_branch(seed: int) -> None:
     general, small, y = logits(seed)
     alpha = fusion_gate.constant(general, small, y)
-    single = min(F.cross_entropy(general, y), F.cross_entropy(small, y))
-    best = F.cross_entropy(mixed(general, small, torch.tensor(alpha)), y)
+    single = min(cost(general, y), cost(small, y))
+    best = cost(mixed(general, small, alpha), y)
     assert best <= single + 1e-6
-    grid = [float(F.cross_entropy(mixed(general, small, torch.tensor(a)), y)) for a in np.linspace(0, 1, 41)]
+    grid = [cost(mixed(general, small, a), y) for a in np.linspace(0, 1, 41)]
     assert best <= min(grid) + 1e-6
     assert all(2 * m <= a + b + 1e-6 for a, m, b in zip(grid, grid[1:], grid[2:], strict=False))  # convex in alpha
 
 
 @pytest.mark.parametrize(("good", "expected"), [("general", 0.0), ("small", 1.0)])
 def test_the_constant_gate_goes_to_the_end_where_one_branch_is_noise(good: str, expected: float) -> None:
-    y = torch.arange(30) % 3
-    right, wrong = F.one_hot(y, 3) * 4.0, F.one_hot((y + 1) % 3, 3) * 4.0
+    y = np.arange(30) % 3
+    right, wrong = np.eye(3)[y] * 4.0, np.eye(3)[(y + 1) % 3] * 4.0
     pair = (right, wrong) if good == "general" else (wrong, right)
     assert fusion_gate.constant(*pair, y) == expected
 
 
 def test_the_constant_gate_is_half_without_samples() -> None:
-    empty = torch.empty(0, 3)
-    assert fusion_gate.constant(empty, empty, torch.empty(0, dtype=torch.int64)) == 0.5
+    empty = np.empty((0, 3))
+    assert fusion_gate.constant(empty, empty, np.empty(0, np.int64)) == 0.5
 
 
 def test_the_per_sample_gate_starts_at_one_half_and_has_the_stated_size() -> None:
-    gate = SampleGate(10)
+    gate = SampleGate.drawn(10, Draws(0))
     general, small, _ = logits(0, classes=10)
-    assert torch.equal(gate(general, small), torch.full((60, 1), 0.5))
-    assert sum(p.numel() for p in gate.parameters()) == (2 * 10 + 3) * 16 + 16 + 17 == 401
+    assert np.array_equal(gate(general, small), np.full((60, 1), 0.5))
+    assert sum(p.numel() for p in module_of(gate).parameters()) == (2 * 10 + 3) * 16 + 16 + 17 == 401
     assert fusion_gate.evidence(general, small).shape == (60, 23)
+
+
+def test_the_per_sample_gates_slopes_are_autograds() -> None:
+    """And its module is the same function; both from a gate whose last layer is not zero any more."""
+    general, small, y = logits(2)
+    gate = fusion_gate.fit(general, small, y, Draws(0), per_sample=True, steps=3)
+    assert isinstance(gate, SampleGate)
+    module, (g, s) = module_of(gate), (tensor_of(general), tensor_of(small))
+    alpha = module(g, s)
+    F.cross_entropy((1 - alpha) * g + alpha * s, tensor_of(y)).backward()  # type: ignore[no-untyped-call]
+    found = gate.slopes(general, small, fusion_gate.evidence(general, small), y)
+    assert roundings(gate(general, small), alpha.detach()) <= 64
+    for slope, parameter in zip(found.values(), module.parameters(), strict=True):
+        assert roundings(slope, parameter.grad) <= 256
 
 
 def test_the_per_sample_gate_learns_which_branch_knows_what() -> None:
     """One branch is sure and right exactly where the other is flat: no constant can use that."""
     g = torch.Generator().manual_seed(1)
-    y = torch.randint(4, (400,), generator=g)
-    hit = F.one_hot(y, 4).float() * 5
-    noise = torch.randn(400, 4, generator=g)
-    knows = (torch.arange(400) % 2 == 0)[:, None]
-    general, small = torch.where(knows, hit, noise * 2), torch.where(knows, noise * 2, hit)
+    y = torch.randint(4, (400,), generator=g).numpy()
+    hit = np.eye(4, dtype=np.float32)[y] * 5
+    noise = torch.randn(400, 4, generator=g).numpy()
+    knows = (np.arange(400) % 2 == 0)[:, None]
+    general, small = np.where(knows, hit, noise * 2), np.where(knows, noise * 2, hit)
     gate = fusion_gate.fit(general, small, y, Draws(0), per_sample=True)
     assert isinstance(gate, SampleGate)
-    with torch.no_grad():
-        fused = F.cross_entropy(mixed(general, small, gate(general, small)), y)
     constant = fusion_gate.constant(general, small, y)
-    assert fused < 0.7 * F.cross_entropy(mixed(general, small, torch.tensor(constant)), y)
+    fused = cost(mixed(general, small, gate(general, small)), y)
+    assert fused < 0.7 * cost(mixed(general, small, constant), y)
 
 
 def test_the_per_sample_gate_gives_way_where_it_does_not_help() -> None:
@@ -216,15 +234,15 @@ def test_a_single_sample_trains_and_is_fused_half_and_half(tiny: Tiny) -> None:
 def test_the_large_models_logits_are_shifted_by_the_devices_label_frequencies(tiny: Tiny) -> None:
     task = tiny(count=20, classes=2)
     shift = label_shift(task)
-    assert torch.exp(shift).tolist() == pytest.approx([(10 + 1 / 3) / 21, (10 + 1 / 3) / 21, (1 / 3) / 21])
+    assert np.exp(shift).tolist() == pytest.approx([(10 + 1 / 3) / 21, (10 + 1 / 3) / 21, (1 / 3) / 21])
     shared, private = Thorki().init(task.model, task.split)
     _, private = Thorki().fit(task, shared, private)
     model, plain = (Thorki(prior=p).personal(task, shared, private) for p in ("local", "none"))
     assert isinstance(model, Fused)
     assert isinstance(plain, Fused)
-    assert torch.equal(model.shift, shift)
+    assert np.array_equal(model.shift.numpy(), shift)
     assert plain.shift is None
-    large = predict(model.general, task.train.x) + shift.numpy()
+    large = predict(model.general, task.train.x) + shift
     alone = Fused(model.general, model.small, ConstantGate(0.0), shift)
     assert np.array_equal(predict(alone, task.train.x), large)
 
@@ -239,9 +257,13 @@ def test_a_newcomer_trains_its_own_small_model(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize(("shape", "largest"), [((6, 100), 15_000), ((1, 28, 28), 180_000), ((12,), 1_000)])
-def test_the_automatic_small_model_is_small_and_the_same_everywhere(shape: tuple[int, ...], largest: int) -> None:
+def test_the_automatic_small_model_is_small_and_the_same_everywhere(
+    tiny: Tiny, shape: tuple[int, ...], largest: int
+) -> None:
     before = torch.random.get_rng_state()
-    one, two = (small_branch.build("auto", shape, 7, seed=3) for _ in range(2))
+    data = Samples(np.zeros((2, *shape), np.float32), np.zeros(2, np.int64))
+    task = tiny().but(train=data, classes=7, seed=3)
+    one, two = (small_branch.task_of(task, "auto").model for _ in range(2))
     assert torch.equal(before, torch.random.get_rng_state())
     assert equal(state_of(one), state_of(two))
     assert sum(p.numel() for p in one.parameters()) < largest
@@ -255,8 +277,8 @@ def test_one_graph_with_both_branches_and_the_gate_exports(tmp_path: Path, tiny:
     shared, private = Thorki().init(task.model, task.split)
     _, private = Thorki().fit(task, shared, private)
     model = Thorki(gate="constant").personal(task, shared, private)
-    for gate in (model.gate, SampleGate(3)):
-        assert isinstance(model, Fused)
+    assert isinstance(model, Fused)
+    for gate in (ConstantGate(0.3), SampleGate.drawn(3, Draws(0))):
         whole = Fused(model.general, model.small, gate).eval()
         path = str(tmp_path / "both.onnx")
         torch.onnx.export(whole, (tensor_of(task.train.x),), path, dynamo=True, external_data=False, verbose=False)

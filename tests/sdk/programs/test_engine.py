@@ -8,13 +8,14 @@ import torch
 from tolerance import roundings
 from torch import nn
 
-from talaria.errors import ConfigError
 from talaria.model import pruning, zoo
 from talaria.model.state import load, state_of
 from talaria.programs.engine import ProgramEngine
 from talaria.tensors import equal
-from talaria.training import frozen_features, loop
-from talaria.training.engine import Pull
+from talaria.training import frozen_features, loop, torch_engine
+from talaria.training.batching import feed
+from talaria.training.engine import Pull, Slopes
+from talaria.training.objectives import CrossEntropy, cross_entropy
 from talaria.types import Recipe, Samples, Task
 
 RECIPE = Recipe(lr=0.01, momentum=0.9, weight_decay=0.01, smoothing=0.1, epochs=1, batch=16)
@@ -155,15 +156,92 @@ def engine_draws(engine, task, state):
     return _Draws(program, engine._module, state, task, "train").next(16)["1"]
 
 
-def test_what_programs_cannot_train_is_refused(engines, spec_of):
-    task = task_of(spec_of("mlp"))
+class Looks:
+    """Cross-entropy, a penalty on features in the middle, and a bias of its own that is learned beside the model."""
+
+    taps, own = ("logits", "mean conv2"), ("own/bias",)
+
+    def __call__(self, seen, own, x, y):
+        loss, slope = cross_entropy(seen["logits"] + own["own/bias"], y, 0.1)
+        features = seen["mean conv2"]
+        loss += 0.5 * float(np.square(features).sum() / len(y))
+        return Slopes(loss, {"logits": slope, "mean conv2": features / np.float32(len(y))}, {"own/bias": slope.sum(0)})
+
+
+@pytest.mark.parametrize("keep", [None, 0.5])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_an_objective_over_arrays_is_trained_as_torch_trains_it(engines, spec_of, keep, accumulate):
+    task = task_of(spec_of("imu_cnn"), keep=keep, recipe=RECIPE.but(accumulate=accumulate))
+    state = {**state_of(task.model), "own/bias": np.zeros(7, np.float32)}
+    anchor = {key: np.asarray(value + 1, value.dtype) for key, value in state.items()}
+    for only in (None, (*task.split.of("head"), "own/bias")):
+        how = {"only": only, "objective": Looks(), "pull": Pull(anchor, 0.1)}
+        found = engines("imu_cnn").train(task, state, **how)
+        assert_near(task, found, torch_engine.train(task, state, **how), steps=3)
+        assert found["own/bias"].any()
+        assert all(np.array_equal(found[key], state[key]) for key in state if only is not None and key not in only)
+
+
+def test_slices_of_a_batch_are_one_step(engines, spec_of):
+    task = task_of(spec_of("imu_cnn"), recipe=RECIPE.but(accumulate=4))
     state = state_of(task.model)
-    with pytest.raises(ConfigError, match="engine='torch'"):
-        engines("mlp").train(task, state, objective=loop.cross_entropy())
-    with pytest.raises(ConfigError, match="engine='torch'"):
-        engines("mlp").gradient(task, state)
-    with pytest.raises(ConfigError, match="accumulate"):
-        engines("mlp").train(task, state, recipe=RECIPE.but(accumulate=2))
+    assert_near(task, engines("imu_cnn").train(task, state), loop.train(task, state), steps=3)
+    found = engines("imu_cnn").train_upper(task, state, only=task.split.of("head"))
+    assert_near(task, found, loop.train(task, state, only=task.split.of("head")), steps=3)
+
+
+@pytest.mark.parametrize("objective", [None, CrossEntropy(0.2)])
+@pytest.mark.parametrize("part", [None, "body"])
+def test_a_gradient_is_torchs_and_moves_nothing(engines, spec_of, part, objective):
+    task = task_of(spec_of("imu_cnn"), keep=0.5)
+    state = state_of(task.model)
+    how = {"only": None if part is None else task.split.of(part), "objective": objective}
+    found = engines("imu_cnn").gradient(task, state, **how)
+    assert_near(task, found, torch_engine.gradient(task, state, **how), steps=1)
+
+
+def test_a_look_is_torchs(engines, spec_of):
+    task, taps = task_of(spec_of("imu_cnn"), count=300, keep=0.5), ("logits", "mean bn2", "into head")
+    state = state_of(task.model)
+    x = task.train.x
+    found = engines("imu_cnn").looking(task, state, taps)(x)
+    assert_near(task, found, torch_engine.looking(task, state, taps)(x), steps=1)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_walk_goes_as_torchs_does(engines, spec_of, accumulate):
+    """Gradients elsewhere than at the weights, statistics kept or not, decay elsewhere, and steps with momentum."""
+    task = task_of(spec_of("imu_cnn"), keep=0.5, recipe=RECIPE.but(accumulate=accumulate))
+    state = state_of(task.model)
+    ends = []
+    for engine in (engines("imu_cnn"), torch_engine):
+        walk = engine.walk(task, state, task.recipe)
+        for x, y in feed(task, task.recipe, task.train):
+            at = {key: np.asarray(value * 0.9, value.dtype) for key, value in walk.weights.items()}
+            first = walk.gradient(x, y, at=at, keep=True)
+            walk.step(walk.gradient(x, y))
+            walk.step(first, at=at, scale=0.5)
+        ends.append(walk.state())
+    assert_near(task, *ends, steps=6)
+
+
+def test_dropout_of_a_walk_is_torchs_and_can_be_drawn_again():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.25), nn.Linear(40, 4))
+    spec = zoo.keep(net, (5,), 4)
+    task = task_of(spec)
+    state = state_of(task.model)
+    found = []
+    for engine in (ProgramEngine(spec), torch_engine):
+        walk = engine.walk(task, state, task.recipe)
+        draws = walk.draws("train/curve")
+        again = draws.copy()
+        once, twice = (walk.gradient(task.train.x, task.train.y, draws=one) for one in (draws, again))
+        assert equal(once, twice)
+        found += [once, walk.gradient(task.train.x, task.train.y, draws=draws)]
+    assert not equal(found[0], found[1])
+    assert_near(task, found[0], found[2], steps=1)
+    assert_near(task, found[1], found[3], steps=1)
 
 
 def test_what_is_served_is_torchs_module(engines, spec_of):

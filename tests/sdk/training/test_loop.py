@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from talaria.errors import ConfigError, ModelError
 from talaria.model.split import split_model
-from talaria.model.state import load, state_of, tensor_of, to_arrays
+from talaria.model.state import load, state_of, tensor_of
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors, copied, equal, is_float, only
 from talaria.training import augment, batching, loop
+from talaria.training.batching import feed
 from talaria.training.engine import Pull, never_trained, ready
 from talaria.training.functional_sgd import FunctionalSGD
 from talaria.types import Recipe, Samples, Task
@@ -350,8 +351,8 @@ def test_a_walk_of_plain_steps_is_training(make: Callable[[], Task]) -> None:
     t = make()
     state = start(t)
     walk = FunctionalSGD(t, state, t.recipe)
-    for x, y in loop.feed(t, t.recipe, t.train):
-        walk.step(walk.gradient(walk.weights, x, y, keep=True))
+    for x, y in feed(t, t.recipe, t.train):
+        walk.step(walk.gradient(x, y, keep=True))
     assert equal(walk.state(), loop.train(make(), state))
 
 
@@ -376,9 +377,9 @@ def test_a_walk_of_plain_steps_is_training_in_the_fast_layout() -> None:
     t = make()
     state = start(t)
     walk = FunctionalSGD(t, state, t.recipe)
-    assert walk.weights["0.weight"].is_contiguous(memory_format=torch.channels_last)
-    for x, y in loop.feed(t, t.recipe, t.train):
-        walk.step(walk.gradient(walk.weights, x, y, keep=True))
+    assert t.model.state_dict()["0.weight"].is_contiguous(memory_format=torch.channels_last)
+    for x, y in feed(t, t.recipe, t.train):
+        walk.step(walk.gradient(x, y, keep=True))
     assert equal(walk.state(), loop.train(make(), state))
 
 
@@ -387,9 +388,9 @@ def test_two_walks_share_one_module_without_meeting() -> None:
     state = start(t)
     other = {k: np.asarray(v + 0.1, v.dtype) if is_float(v) else v for k, v in state.items()}
     a, b = FunctionalSGD(t, state, t.recipe), FunctionalSGD(t, other, t.recipe)
-    for x, y in loop.feed(t, t.recipe, t.train):
+    for x, y in feed(t, t.recipe, t.train):
         for walk in (a, b):
-            walk.step(walk.gradient(walk.weights, x, y, keep=True))
+            walk.step(walk.gradient(x, y, keep=True))
     assert equal(a.state(), loop.train(t, state))
     assert equal(b.state(), loop.train(t, other))
 
@@ -397,25 +398,27 @@ def test_two_walks_share_one_module_without_meeting() -> None:
 def test_a_walk_keeps_statistics_only_where_asked() -> None:
     t = task()
     walk = FunctionalSGD(t, start(t), t.recipe)
-    x, y, before = tensor_of(t.train.x), tensor_of(t.train.y), copied(to_arrays(walk.buffers))
-    walk.gradient(walk.weights, x, y)
-    assert equal(to_arrays(walk.buffers), before)
-    walk.gradient(walk.weights, x, y, keep=True)
-    assert not equal(to_arrays(walk.buffers), before)
+    before = walk.state()
+    walk.gradient(t.train.x, t.train.y)
+    assert equal(walk.state(), before)
+    walk.gradient(t.train.x, t.train.y, keep=True)
+    assert not equal(walk.state(), before)
+    assert equal(only(walk.state(), walk.weights), only(before, walk.weights))
 
 
 def test_curvature_is_the_hessians_product() -> None:
     t = task(count=6, norm=False)
     walk = FunctionalSGD(t, start(t), t.recipe)
-    along = {k: torch.randn(v.shape, generator=torch.Generator().manual_seed(1)) for k, v in walk.weights.items()}
-    product = walk.curved(walk.weights, tensor_of(t.train.x), tensor_of(t.train.y), along, walk.draws)
+    rng = np.random.default_rng(1)
+    along = {k: rng.standard_normal(v.shape).astype(np.float32) for k, v in walk.weights.items()}
+    w = {k: v.astype(np.float64) for k, v in walk.weights.items()}
+    product = walk.curved(t.train.x, t.train.y, along, walk.draws("train"))
 
     model = t.model.double()
     exact = Samples(t.train.x, t.train.y)
     object.__setattr__(exact, "x", t.train.x.astype(np.float64))
     precise = t.but(train=exact, model=model)
-    w = {k: v.detach().double() for k, v in walk.weights.items()}
-    ahead = loop.gradient(precise, to_arrays({k: v + 1e-5 * along[k].double() for k, v in w.items()}))
-    behind = loop.gradient(precise, to_arrays({k: v - 1e-5 * along[k].double() for k, v in w.items()}))
+    ahead = loop.gradient(precise, {k: v + 1e-5 * along[k].astype(np.float64) for k, v in w.items()})
+    behind = loop.gradient(precise, {k: v - 1e-5 * along[k].astype(np.float64) for k, v in w.items()})
     for k, bent in product.items():
         assert roundings(bent, (ahead[k] - behind[k]) / 2e-5) <= 200

@@ -27,11 +27,14 @@ import numpy as np
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
+from talaria.algorithms.ffgg.gradients import body_gradient
 from talaria.algorithms.hparams import Epochs, Rate, at_least, check, one_of, require
 from talaria.algorithms.sharing import parted, update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, minus, only
+from talaria.training.batching import steps_of
 from talaria.training.engine import Objective, calibrate, ready, served, train
+from talaria.training.objectives import CrossEntropy
 from talaria.types import Recipe, Task, Update
 
 if TYPE_CHECKING:
@@ -88,11 +91,8 @@ class FFGG:
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         start = {**shared, **private}
         if self.form == "gradient":
-            from talaria.algorithms.ffgg.gradients import body_gradient
-            from talaria.training.loop import cross_entropy
-
             state = self._fitted(task, calibrate(task, start), "head 0")
-            slopes = body_gradient(task, state, self.objective or cross_entropy(task.recipe.smoothing))
+            slopes = body_gradient(task, state, self.objective or CrossEntropy(task.recipe.smoothing))
             gamma = self.gamma or task.recipe.lr
             # What the gradient does not cover (aggregated BatchNorm statistics) moves by its own difference.
             moved = {**state, **{k: np.asarray(shared[k] - gamma * g) for k, g in slopes.items() if k in shared}}
@@ -104,8 +104,6 @@ class FFGG:
         if not self.refit:
             state = self._trained(task, state, body, steps, "body")
         else:
-            from talaria.training.batching import steps_of
-
             for k in range(steps_of(steps, len(task.train))):
                 state = state if k == 0 else self._fitted(task, state, f"head {k}")
                 state = self._trained(task, state, body, steps.but(steps=1), f"body {k}")

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
+from talaria.algorithms.heart_pfl.prototypes import aligned
 from talaria.algorithms.heart_pfl.trained import follow, sent
 from talaria.algorithms.hparams import Epochs, at_least, check, off, one_of
 from talaria.algorithms.sharing import update
@@ -106,10 +107,7 @@ class HeartPFL:
             )
         anchor = {k: t for k, t in shared.items() if k not in task.split.statistics}
         pull = Pull(anchor, 2 * self.lam) if self.lam > 0 else None
-        from talaria.algorithms.heart_pfl.prototypes import aligned
-
-        objective, tap = aligned(task, u, self.align, self.variant)
-        with tap:
-            start, moving = ready(task, {**u, **v}), follow(task.split, shared)
-            state = train(task, start, only=moving, pull=pull, objective=objective, purpose="personal")
+        objective = aligned(task, u, self.align, self.variant)
+        start, moving = ready(task, {**u, **v}), follow(task.split, shared)
+        state = train(task, start, only=moving, pull=pull, objective=objective, purpose="personal")
         return only(state, v)

@@ -1,26 +1,26 @@
 """Features at several depths of any model, their class means, and HEART-PFL's alignment with them in two parts."""
 
-from collections.abc import Sequence
-from copy import deepcopy
-from types import TracebackType
+from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import Module
-from torch.nn import functional as F
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from talaria.errors import ModelError
 from talaria.model.split import Split
-from talaria.model.state import beside, load
-from talaria.tensors import Tensors
-from talaria.training.engine import Objective
+from talaria.tensors import Array, Tensors
+from talaria.training.engine import LOGITS, MEAN, Slopes, looking
+from talaria.training.objectives import cross_entropy
 from talaria.types import Samples, Task
 
 DEPTHS = 4
 RESNET = tuple(f"layer{k}" for k in range(1, DEPTHS + 1))
+LEAST = 1e-8
+"""The least length of a feature in a cosine."""
 
 
-def stages(model: Module, split: Split) -> tuple[str, ...]:
+def stages(split: Split) -> tuple[str, ...]:
     """The dotted names of up to four modules whose outputs are the features, from input to output.
 
     A ResNet's ``layer1`` to ``layer4``. In any other model: the modules with weights of the body on one level, the
@@ -30,8 +30,8 @@ def stages(model: Module, split: Split) -> tuple[str, ...]:
     body = split.parameters("body", "adapters")
     if all(any(k.startswith(f"{name}.") for k in body) for name in RESNET):
         return RESNET
-    found = _children(model, "", body)
-    while len(found) == 1 and len(deeper := _children(model.get_submodule(found[0]), found[0] + ".", body)) > 0:
+    found = _children("", body)
+    while len(found) == 1 and len(deeper := _children(found[0] + ".", body)) > 0:
         found = deeper
     if not found:
         raise ModelError("heart_pfl: the body has no module with weights, so there are no features to align")
@@ -39,95 +39,96 @@ def stages(model: Module, split: Split) -> tuple[str, ...]:
     return tuple(found[(k + 1) * len(found) // runs - 1] for k in range(runs))
 
 
-def _children(model: Module, prefix: str, body: Sequence[str]) -> list[str]:
-    return [prefix + n for n, _ in model.named_children() if any(k.startswith(f"{prefix}{n}.") for k in body)]
+def _children(prefix: str, body: Sequence[str]) -> list[str]:
+    """The modules right below ``prefix``, as the names of their weights tell."""
+    rest = [key.removeprefix(prefix) for key in body if key.startswith(prefix)]
+    return list(dict.fromkeys(prefix + key.partition(".")[0] for key in rest if "." in key))
 
 
-class Tap:
-    """While open, holds what each named module last put out, averaged over its places: (N, channels) each."""
-
-    def __init__(self, module: Module, names: Sequence[str]) -> None:
-        self.layers = [module.get_submodule(name) for name in names]
-        self.features: list[Tensor] = []
-
-    def __enter__(self) -> "Tap":
-        self.features = [torch.empty(0)] * len(self.layers)
-        self.hooks = [layer.register_forward_hook(self._keeper(k)) for k, layer in enumerate(self.layers)]
-        return self
-
-    def _keeper(self, k: int):  # type: ignore[no-untyped-def]
-        def keep(_module: Module, _args: object, out: Tensor) -> None:
-            self.features[k] = pooled(out)
-
-        return keep
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        for hook in self.hooks:
-            hook.remove()
+def features(task: Task, state: Tensors, names: Sequence[str]) -> Callable[[Array], list[Array]]:
+    """``x (N, ...) -> per stage its features (N, channels)``, averaged over their places, in eval mode."""
+    look = looking(task, state, [MEAN + name for name in names])
+    return lambda x: list(look(x).values())
 
 
-def pooled(out: Tensor) -> Tensor:
-    """The mean over all dimensions behind the channels: (N, C, ...) to (N, C)."""
-    return out if out.dim() == 2 else out.flatten(2).mean(2)
-
-
-def features(module: Module, names: Sequence[str], x: Tensor, batch: int = 256) -> list[Tensor]:
-    """Per stage the features (N, channels) of ``x``, without gradient, in the module's present modes."""
-    parts: list[list[Tensor]] = [[] for _ in names]
-    with torch.no_grad(), Tap(module, names) as tap:
-        for piece in torch.split(x, batch):
-            module(piece)
-            for part, f in zip(parts, tap.features, strict=True):
-                part.append(f)
-    return [torch.cat(part) for part in parts]
-
-
-def class_means(f: Tensor, y: Tensor, classes: int) -> Tensor:
+def class_means(f: Array, y: Array, classes: int) -> Array:
     """(classes, d): the mean of ``f`` (N, d) per label; rows of absent classes are 0 and never looked up."""
-    total = torch.zeros(classes, f.shape[1], dtype=f.dtype, device=f.device).index_add_(0, y, f)
-    count = torch.bincount(y, minlength=classes).clamp(min=1).to(f.dtype)
-    return total / count[:, None]
+    total = np.zeros((classes, f.shape[1]), f.dtype)
+    np.add.at(total, y, f)
+    total /= np.maximum(np.bincount(y, minlength=classes), 1).astype(f.dtype)[:, None]
+    return total
 
 
-def prototypes(module: Module, names: Sequence[str], samples: Samples, classes: int) -> list[Tensor]:
-    """Per stage, the class means (classes, d) in the module's present modes (eval, for plain group means)."""
-    x, y = beside(module, samples.x), beside(module, samples.y)
-    return [class_means(f, y, classes) for f in features(module, names, x)]
+def prototypes(task: Task, state: Tensors, names: Sequence[str], samples: Samples) -> list[Array]:
+    """Per stage, the class means (classes, d) of ``samples`` in eval mode."""
+    return [class_means(f, samples.y, task.classes) for f in features(task, state, names)(samples.x)]
 
 
-def alignment(own: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
-    """L_HDA = 1/(L B) Σ_b [Σ_early (1 − cos(f, p)) + Σ_deep mean_d (f − p)²] over L stages of features (B, d).
+def alignment(own: Sequence[Array], wanted: Sequence[Array]) -> tuple[float, list[Array]]:
+    """L_HDA = 1/(L B) Σ_b [Σ_early (1 − cos(f, p)) + Σ_deep mean_d (f − p)²] over L stages of features (B, d), and its
+    gradient by ``own``; it is the same function of both.
 
     The first half of the stages (rounded down) is aligned by direction, the rest by value.
     """
-    early = len(own) // 2
-    loss = torch.zeros((), dtype=own[0].dtype, device=own[0].device)
+    early, terms = len(own) // 2, []
     for k, (f, p) in enumerate(zip(own, wanted, strict=True)):
-        if k < early:
-            loss = loss + (1 - F.cosine_similarity(f, p, dim=1)).mean()
-        else:
-            loss = loss + (f - p).square().mean(1).mean()
-    return loss / len(own)
+        terms.append(_by_direction(f, p) if k < early else _by_value(f, p))
+    return sum(loss for loss, _ in terms) / len(own), [slope / np.asarray(len(own), slope.dtype) for _, slope in terms]
 
 
-def aligned(task: Task, state: Tensors, weight: float, variant: str) -> tuple[Objective, Tap]:
-    """CE + ``weight`` · L_HDA for the personal model beside the global ``state``, and the tap that must be open.
+def _by_direction(f: Array, p: Array) -> tuple[float, Array]:
+    """The mean of 1 − cos(f, p) over samples (B, d), and its gradient by f."""
+    lengths = [np.sqrt((one * one).sum(1, keepdims=True)) for one in (f, p)]
+    a, b = (np.maximum(length, np.asarray(LEAST, f.dtype)) for length in lengths)
+    cosine = (f * p).sum(1, keepdims=True) / (a * b)
+    turn = p / (a * b) - np.where(lengths[0] > LEAST, cosine / (a * a), 0).astype(f.dtype) * f
+    return float((1 - cosine).mean()), -turn / np.asarray(len(f), f.dtype)
 
-    Variant A draws the personal features to the class means of the global model, taken once; B compares the global
-    model's features with the class means of the personal ones within the batch.
+
+def _by_value(f: Array, p: Array) -> tuple[float, Array]:
+    """The mean of (f − p)² over samples and dimensions (B, d), and its gradient by f."""
+    away = f - p
+    return float((away * away).mean()), 2 * away / np.asarray(away.size, f.dtype)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """CE + ``weight`` · L_HDA for the personal model; an :class:`~talaria.training.engine.Objective`.
+
+    Variant A draws the personal features to the ``fixed`` class means of the global model. B compares what ``other``,
+    the global model, makes of a batch with the class means of the personal features within it.
     """
-    at, smoothing = stages(task.model, task.split), task.recipe.smoothing
-    module, tap = load(task.model, state).eval(), Tap(task.model, at)
-    fixed = prototypes(module, at, task.train, task.classes) if variant == "A" and weight > 0 else []
-    other = deepcopy(module).requires_grad_(False) if variant == "B" and weight > 0 else None
 
-    def objective(module: Module, x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(module(x), y, label_smoothing=smoothing)
-        if weight == 0:
-            return loss
-        if other is None:
-            return loss + weight * alignment(tap.features, [p[y] for p in fixed])
-        means = [class_means(f, y, task.classes)[y] for f in tap.features]
-        return loss + weight * alignment(features(other, at, x), means)
+    at: Sequence[str]
+    weight: float
+    smoothing: float
+    classes: int
+    fixed: Sequence[Array]
+    other: Callable[[Array], list[Array]] | None
+    own: Sequence[str] = ()
 
-    return objective, tap
+    @property
+    def taps(self) -> Sequence[str]:
+        """The logits and the features."""
+        return (LOGITS, *(MEAN + name for name in self.at))
+
+    def __call__(self, seen: Tensors, own: Tensors, x: Array, y: Array) -> Slopes:
+        loss, slope = cross_entropy(seen[LOGITS], y, self.smoothing)
+        mine = [seen[MEAN + name] for name in self.at]
+        if self.other is None:
+            far, slopes = alignment(mine, [p[y] for p in self.fixed])
+        else:
+            far, slopes = alignment([class_means(f, y, self.classes)[y] for f in mine], self.other(x))
+            slopes = [class_means(g, y, self.classes)[y] for g in slopes]  # each sample's share in its class's mean
+        aligned = {MEAN + name: np.asarray(self.weight * g, g.dtype) for name, g in zip(self.at, slopes, strict=True)}
+        return Slopes(loss + self.weight * far, {LOGITS: slope, **aligned})
+
+
+def aligned(task: Task, state: Tensors, weight: float, variant: str) -> Aligned | None:
+    """What the personal model minimizes beside the global ``state``; None for cross-entropy alone."""
+    if not weight:
+        return None
+    at = stages(task.split)
+    fixed = prototypes(task, state, at, task.train) if variant == "A" else []
+    other = features(task, state, at) if variant == "B" else None
+    return Aligned(at, weight, task.recipe.smoothing, task.classes, fixed, other)

@@ -42,7 +42,6 @@ class LGFedAvg:
         serves="its own body with the shared head",
         source="Liang et al., 2020, arXiv:2001.01523",
         evidence="confirmed",
-        objective="cross-entropy",
     )
 
     def __post_init__(self) -> None:

@@ -14,26 +14,26 @@ ended within .005 of one another's accuracy, hence ``fo``, which costs two gradi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import numpy as np
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.hparams import Rate, Weighed, at_least, check, off, one_of
+from talaria.algorithms.perfedavg.triples import Batch, triples
 from talaria.algorithms.sharing import update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
-from talaria.training.engine import ready, served, train
+from talaria.training.engine import LayerStreams, Walk, ready, served, train, walk
 from talaria.types import Recipe, Task, Update
 
 if TYPE_CHECKING:
     from torch.nn import Module
-
-    from talaria.algorithms.perfedavg.triples import Batch
-    from talaria.training.functional_sgd import FunctionalSGD, Leaves
-    from talaria.training.layer_draws import LayerDraws
 
 SLICE = 256
 """Samples that one pass of the served step holds in memory."""
@@ -68,6 +68,11 @@ class PerFedAvg:
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def torch_alone(self) -> str | None:
+        """What these options ask for that programs cannot do; None where they can do everything."""
+        return "form='exact' differentiates twice" if self.form == "exact" else None
+
     def alpha(self, recipe: Recipe) -> float:
         """α under ``recipe``."""
         if self.form == "none":
@@ -82,42 +87,40 @@ class PerFedAvg:
         return FedAvg().init(model, split)
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
-        from talaria.algorithms.perfedavg.triples import triples
-        from talaria.training.functional_sgd import FunctionalSGD
-        from talaria.training.layer_draws import LayerDraws
-
-        walk = FunctionalSGD(task, {**shared, **private}, task.recipe)
-        noise = LayerDraws(task, "train/inner"), LayerDraws(task, "train"), LayerDraws(task, "train/curve")
+        w = walk(task, {**shared, **private}, task.recipe)
+        noise = w.draws("train/inner"), w.draws("train"), w.draws("train/curve")
         for batches in triples(task):
-            walk.step(self._meta_gradient(walk, batches, noise))
-        state = walk.state()
+            w.step(self._meta_gradient(w, task.recipe, batches, noise))
+        state = w.state()
         return update(task, state, shared), only(state, private)
 
     def _meta_gradient(
-        self, walk: FunctionalSGD, batches: tuple[Batch, Batch, Batch], noise: tuple[LayerDraws, LayerDraws, LayerDraws]
-    ) -> Leaves:
+        self,
+        walk: Walk,
+        recipe: Recipe,
+        batches: tuple[Batch, Batch, Batch],
+        noise: tuple[LayerStreams, LayerStreams, LayerStreams],
+    ) -> Tensors:
         """The gradient of f(w − α ∇f(w)), estimated on (D, D', D''). Only the pass over D, at w, moves BatchNorm."""
-        w, alpha = walk.weights, self.alpha(walk.recipe)
-        step = walk.gradient(w, *batches[0], keep=True, draws=noise[0])
-        g = walk.gradient(_moved(w, step, -alpha), *batches[1], draws=noise[1])
+        w, alpha = walk.weights, self.alpha(recipe)
+        step = walk.gradient(*batches[0], keep=True, draws=noise[0])
+        g = walk.gradient(*batches[1], at=_moved(w, step, -alpha), draws=noise[1])
         if self.form == "fo" or alpha == 0:
             return g
         if self.form == "exact":
-            bent = walk.curved(w, *batches[2], g, noise[2])
+            bent = walk.curved(*batches[2], g, noise[2])
         else:
             bent = self._differenced(walk, batches[2], g, noise[2])
-        return {k: slope - alpha * bent[k] if k in bent else slope for k, slope in g.items()}
+        return {k: np.asarray(slope - alpha * bent[k]) if k in bent else slope for k, slope in g.items()}
 
-    def _differenced(self, walk: FunctionalSGD, batch: Batch, along: Leaves, noise: LayerDraws) -> Leaves:
+    def _differenced(self, walk: Walk, batch: Batch, along: Tensors, noise: LayerStreams) -> Tensors:
         """∇²f(w) · along by central differences; both sides see the same dropout, else its noise would be all."""
-        import torch
-
-        length = float(torch.stack([v.double().square().sum() for v in along.values()]).sum().sqrt())
+        length = math.sqrt(sum(float(np.square(v, dtype=np.float64).sum()) for v in along.values()))
         if length == 0:
             return {}
         reach, again = self.delta / length, noise.copy()
-        up = walk.gradient(_moved(walk.weights, along, reach), *batch, draws=noise)
-        down = walk.gradient(_moved(walk.weights, along, -reach), *batch, draws=again)
+        up = walk.gradient(*batch, at=_moved(walk.weights, along, reach), draws=noise)
+        down = walk.gradient(*batch, at=_moved(walk.weights, along, -reach), draws=again)
         return {k: (up[k] - down[k]) / (2 * reach) for k in up.keys() & down.keys()}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
@@ -132,8 +135,6 @@ class PerFedAvg:
         return served(task, train(task, state, recipe=recipe, purpose="tune"))
 
 
-def _moved(w: Leaves, along: Leaves, by: float) -> Leaves:
-    """w + by · along, as leaves."""
-    from talaria.training.functional_sgd import leaves
-
-    return leaves({k: v.detach() + by * along[k] if k in along else v for k, v in w.items()})
+def _moved(w: Tensors, along: Tensors, by: float) -> Tensors:
+    """w + by · along."""
+    return {k: np.asarray(v + by * along[k], v.dtype) if k in along else v for k, v in w.items()}

@@ -3,16 +3,14 @@
 from collections.abc import Iterator
 
 import numpy as np
-from torch import Tensor
 
-from talaria.model.state import beside
 from talaria.seeds import Draws
 from talaria.tensors import Array
 from talaria.training import augment
 from talaria.training.batching import batches, steps_of
 from talaria.types import Task
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Array, Array]
 """Inputs (B, ...) and labels (B,)."""
 
 
@@ -24,7 +22,7 @@ def triples(task: Task) -> Iterator[tuple[Batch, Batch, Batch]]:
     for second in batches(count, third(count, size), steps_of(task.recipe, count), outer):
         first, last = apart(count, second, size, inner)
         one, two, three = (
-            (beside(task.model, change(task.train.x[index], draws)), beside(task.model, task.train.y[index]))
+            (change(task.train.x[index], draws), task.train.y[index])
             for index, draws in ((first, inner), (second, outer), (last, curve))
         )
         yield one, two, three

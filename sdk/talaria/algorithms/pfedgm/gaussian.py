@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from talaria.tensors import Array
 
 EPSILON = 1e-4
 """Share of the mean variance that is added to the diagonal of a covariance before it is factored."""
@@ -23,76 +24,80 @@ class Statistics:
     """Per class: ``count`` (C,), ``mean`` (C, d); over all: ``scatter`` = Σ_c Σ_b (z − m_c)(z − m_c)ᵀ,
     (d, d) or its diagonal (d,). Float64; classes without samples have mean 0."""
 
-    count: Tensor
-    mean: Tensor
-    scatter: Tensor
+    count: Array
+    mean: Array
+    scatter: Array
 
 
-def collect(z: Tensor, y: Tensor, classes: int, *, diagonal: bool = False, at_least: int = 1) -> Statistics:
+def collect(z: Array, y: Array, classes: int, *, diagonal: bool = False, at_least: int = 1) -> Statistics:
     """The statistics of features ``z`` (N, d) with labels ``y`` (N,), without the classes of fewer than ``at_least``
     samples: neither their counts and means nor their part of the scatter."""
-    many = torch.bincount(y, minlength=classes) >= at_least
-    z, y = z[many[y]].double(), y[many[y]]
-    count = torch.bincount(y, minlength=classes).double()
-    mean = torch.zeros(classes, z.shape[1], dtype=torch.float64).index_add_(0, y, z)
-    mean /= count.clamp(min=1)[:, None]
+    many = np.bincount(y, minlength=classes) >= at_least
+    z, y = z[many[y]].astype(np.float64), y[many[y]]
+    count = np.bincount(y, minlength=classes).astype(np.float64)
+    mean = np.zeros((classes, z.shape[1]))
+    np.add.at(mean, y, z)
+    mean /= np.maximum(count, 1)[:, None]
     away = z - mean[y]
-    return Statistics(count, mean, away.square().sum(0) if diagonal else away.T @ away)
+    return Statistics(count, mean, np.square(away).sum(0) if diagonal else away.T @ away)
 
 
-def posterior(prior: Tensor, spread: Tensor, mean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def posterior(prior: Array, spread: Array, mean: Array, noise: Array) -> tuple[Array, Array, Array]:
     """``(mean, covariance, gain)`` of N(``prior``, ``spread``) after seeing ``mean`` with error covariance ``noise``
     (that of one sample divided by their number).
 
     ``K = P (P + R)⁻¹``, ``μ + K (m − μ)``, ``(I − K) P``; elementwise where ``spread`` and ``noise`` are diagonal,
     (d,) each. ``(P + R)`` must be positive definite.
     """
-    if spread.dim() == 1:
+    if spread.ndim == 1:
         gain = spread / (spread + noise)
         return prior + gain * (mean - prior), (1 - gain) * spread, gain
-    gain = torch.cholesky_solve(spread, torch.linalg.cholesky(spread + noise)).T
-    left = (torch.eye(len(prior), dtype=spread.dtype) - gain) @ spread
+    gain = _solved(spread + noise, spread).T
+    left = (np.eye(len(prior)) - gain) @ spread
     return prior + gain @ (mean - prior), (left + left.T) / 2, gain
 
 
-def regular(covariance: Tensor, epsilon: float = EPSILON) -> Tensor:
+def regular(covariance: Array, epsilon: float = EPSILON) -> Array:
     """``Σ + max(ε/d, LEAST) tr(Σ) · I``; the identity where Σ is zero."""
-    diagonal = covariance if covariance.dim() == 1 else covariance.diagonal()
+    diagonal = covariance if covariance.ndim == 1 else covariance.diagonal()
     level = float(diagonal.mean())
     if level <= 0:
-        one = torch.ones_like(diagonal)
-        return one if covariance.dim() == 1 else torch.diag(one)
-    if covariance.dim() == 1:
+        one = np.ones_like(diagonal)
+        return one if covariance.ndim == 1 else np.diag(one)
+    if covariance.ndim == 1:
         return covariance + epsilon * level
-    return covariance + max(epsilon, LEAST * len(diagonal)) * level * torch.eye(len(diagonal), dtype=covariance.dtype)
+    raised: Array = covariance + max(epsilon, LEAST * len(diagonal)) * level * np.eye(len(diagonal))
+    return raised
 
 
-def discriminant(means: Tensor, covariance: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor]:
+def discriminant(means: Array, covariance: Array, log_prior: Array) -> tuple[Array, Array]:
     """``(W, b)`` with logits ``W z + b = zᵀΣ⁻¹μ_c − ½ μ_cᵀΣ⁻¹μ_c + log π_c``: linear discriminant analysis.
 
     ``means`` (C, d), ``covariance`` positive definite, ``log_prior`` (C,); W is (C, d) and b (C,).
     """
-    if covariance.dim() == 1:
-        weight = means / covariance
-    else:
-        weight = torch.cholesky_solve(means.T, torch.linalg.cholesky(covariance)).T
+    weight = means / covariance if covariance.ndim == 1 else _solved(covariance, means.T).T
     return weight, log_prior - 0.5 * (weight * means).sum(1)
 
 
-def whitening(covariance: Tensor) -> tuple[Tensor, Tensor]:
+def whitening(covariance: Array) -> tuple[Array, float]:
     """``(A, log det)`` with ``zᵀΣ⁻¹z = ||A z||²``: A is (d, d); the inverse of the Cholesky factor."""
-    if covariance.dim() == 1:
-        return torch.diag(covariance.rsqrt()), covariance.log().sum()
-    factor = torch.linalg.cholesky(covariance)
-    eye = torch.eye(len(covariance), dtype=covariance.dtype)
-    return torch.linalg.solve_triangular(factor, eye, upper=False), 2 * factor.diagonal().log().sum()
+    if covariance.ndim == 1:
+        return np.diag(1 / np.sqrt(covariance)), float(np.log(covariance).sum())
+    lower = np.linalg.cholesky(covariance)
+    return np.linalg.solve(lower, np.eye(len(covariance))), 2 * float(np.log(lower.diagonal()).sum())
 
 
-def factor(covariance: Tensor) -> Tensor:
+def factor(covariance: Array) -> Array:
     """What turns white noise (N, d) into N(0, Σ) by :func:`coloured`: Cholesky's L, or the deviations (d,)."""
-    return covariance.sqrt() if covariance.dim() == 1 else torch.linalg.cholesky(covariance)
+    return np.sqrt(covariance) if covariance.ndim == 1 else np.linalg.cholesky(covariance)
 
 
-def coloured(noise: Tensor, root: Tensor) -> Tensor:
+def coloured(noise: Array, root: Array) -> Array:
     """White ``noise`` (N, d) with the covariance whose :func:`factor` is ``root``."""
-    return noise * root if root.dim() == 1 else noise @ root.T
+    return noise * root if root.ndim == 1 else noise @ root.T
+
+
+def _solved(positive: Array, right: Array) -> Array:
+    """``X`` with ``positive @ X = right``, by the Cholesky factor. Raises numpy's LinAlgError where there is none."""
+    lower = np.linalg.cholesky(positive)
+    return np.linalg.solve(lower.T, np.linalg.solve(lower, right))

@@ -1,5 +1,4 @@
-"""The navigated model: a network up to its last linear layer, a fixed projection of its features, and learnable class
-anchors in that space (the navigator); how a task and its state turn into that model, and back.
+"""The navigator: a fixed projection of what enters a model's last linear layer, and learnable class anchors there.
 
 Masks: a device's compact features are the kept columns of its last layer, so that the projection's columns are
 gathered by the same indices; the projected space has one size on all devices, and nothing in it is masked.
@@ -7,70 +6,31 @@ gathered by the same indices; the projected space has one size on all devices, a
 
 from __future__ import annotations
 
-from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import Linear, Module, Parameter
+import numpy as np
 
 from talaria.errors import ModelError
 from talaria.model.masks import ChannelMask
-from talaria.model.split import Part, Split
-from talaria.model.state import state_of, tensor_of, to_arrays
-from talaria.tensors import Array, Tensors, prefixed, under
-from talaria.training.engine import served
+from talaria.model.split import Split
+from talaria.seeds import Draws
+from talaria.tensors import Array, Tensors
 from talaria.types import Task
 
-EXTRACTOR = "extractor."
-"""Prefix of the model's own keys inside :class:`Navigated`."""
-ANCHORS, SCALE = "anchors", "log_scale"
+if TYPE_CHECKING:
+    from torch.nn import Module
+
 NAVIGATOR = "navigator/"
-"""Prefix of anchors and scale among the shared tensors."""
-
-
-class Navigated(Module):
-    """``extractor`` (the model with a projection for its last layer) gives z (N, k); ``anchors`` (C, k)."""
-
-    def __init__(self, extractor: Module, anchors: Tensor) -> None:
-        super().__init__()
-        self.extractor = extractor
-        self.anchors = Parameter(anchors)
-        self.log_scale = Parameter(torch.zeros((), dtype=anchors.dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features z (N, k)."""
-        z: Tensor = self.extractor(x)
-        return z
-
-    def scores(self, z: Tensor) -> Tensor:
-        """``−||z − V_c||² / (2 s²)``, (N, C), without the term in ||z||² that all classes share."""
-        half = 0.5 * self.anchors.square().sum(1)
-        return (z @ self.anchors.T - half) * torch.exp(-2 * self.log_scale)
-
-
-def spread_apart(anchors: Tensor, margin: float) -> Tensor:
-    """Mean over pairs of ``relu(margin − ||V_c − V_c'||)²``, with a gradient of 0 where two anchors coincide."""
-    first, second = torch.triu_indices(len(anchors), len(anchors), 1)
-    squared = (anchors[first] - anchors[second]).square().sum(1)
-    distance = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt() * (squared > 0)
-    return torch.relu(margin - distance).square().mean()
-
-
-class Projection(Module):
-    """A fixed linear map; not part of the state, since every device can make it."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("matrix", matrix, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, d) to (N, k)."""
-        return x @ self.get_buffer("matrix").T
+"""Prefix of anchors and scale among the shared tensors, and beside the model's in training."""
+ANCHORS, SCALE = f"{NAVIGATOR}anchors", f"{NAVIGATOR}log_scale"
 
 
 def last_linear(model: Module, split: Split) -> str:
     """The dotted name of the head's last linear layer. Raises :class:`~talaria.errors.ModelError` without one."""
-    owners = [key.rpartition(".")[0] for key in split.parameters("head") if key.endswith(".weight")]
+    from torch.nn import Linear
+
+    owners = _owners(split)
     linear = [name for name in owners if type(model.get_submodule(name)) is Linear]
     if not linear or linear[-1] != owners[-1]:
         raise ModelError(
@@ -80,86 +40,83 @@ def last_linear(model: Module, split: Split) -> str:
     return linear[-1]
 
 
-def projection(features: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """(k, d) with orthonormal rows, times √(d/k) so that lengths are kept on average; the identity for d ≤ k."""
+def last_layer(split: Split) -> str:
+    """The dotted name of the head's last layer, which :func:`last_linear` found to be linear."""
+    return _owners(split)[-1]
+
+
+def _owners(split: Split) -> list[str]:
+    return [key.rpartition(".")[0] for key in split.parameters("head") if key.endswith(".weight")]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """From what enters the last layer of a device's model to z (N, k); ``kept`` are the columns of the unpruned model
+    that it has, out of ``columns`` (None: all that there are)."""
+
+    features: int
+    columns: int | None = None
+    kept: Array | None = None
+
+    def matrix(self, width: int, dtype: np.dtype[np.generic] | type = np.float32) -> Array:
+        """(k, width): what inputs of ``width`` columns are multiplied by."""
+        whole = projection(self.features, width if self.columns is None else self.columns)
+        found = whole if self.kept is None else whole[:, self.kept]
+        return np.ascontiguousarray(found, dtype)
+
+    def __call__(self, inputs: Array) -> Array:
+        """z (N, k) of ``inputs`` (N, d), in their dtype."""
+        found: Array = inputs @ self.matrix(inputs.shape[1], inputs.dtype).T
+        return found
+
+
+def projection(features: int, columns: int) -> Array:
+    """(k, d) float64 with orthonormal rows, times √(d/k) so that lengths are kept on average; the identity for
+    d ≤ k."""
     if columns <= features:
-        return torch.eye(columns, dtype=dtype)
-    draws = torch.Generator().manual_seed(features * 1_000_003 + columns)
-    rows = torch.linalg.qr(torch.randn(columns, features, generator=draws, dtype=torch.float64))[0].T
-    scaled: Tensor = rows * (columns / features) ** 0.5
-    return scaled.to(dtype)
+        return np.eye(columns)
+    draws = Draws(features * 1_000_003 + columns)
+    rows = np.linalg.qr(draws.normal(columns, features))[0].T
+    scaled: Array = rows * (columns / features) ** 0.5
+    return scaled
 
 
-def projection_for(model: Module, layer: str, mask: ChannelMask | None, features: int) -> Tensor:
-    """The columns of the projection that this (compact) model's features need, (k, d_compact)."""
-    linear = model.get_submodule(layer)
-    if not isinstance(linear, Linear):
-        raise ModelError(f"pfedgm: {layer!r} is not a linear layer")
-    key, dense, kept = f"{layer}.weight", linear.in_features, None
-    if mask is not None and key in mask.layout.axes:
-        axis = mask.layout.axes[key][1]
-        dense = sum(mask.layout.sizes[g] * repeat for g, repeat in axis) if axis else dense
-        kept = mask.indices[key][1]
-    matrix = projection(features, dense, linear.weight.dtype)
-    return matrix if kept is None else matrix[:, tensor_of(kept)]
+def projection_of(split: Split, mask: ChannelMask | None, features: int) -> Projection:
+    """The projection of a device's model under its ``mask``."""
+    key = f"{last_layer(split)}.weight"
+    if mask is None or key not in mask.layout.axes:
+        return Projection(features)
+    axis = mask.layout.axes[key][1]
+    columns = sum(mask.layout.sizes[g] * repeat for g, repeat in axis) if axis else None
+    return Projection(features, columns, mask.indices[key][1])
 
 
-def projection_of(task: Task, features: int) -> Tensor:
-    """The projection (k, d_compact) of the task's model."""
-    return projection_for(task.model, last_linear(task.model, task.split), task.mask, features)
+def scores(z: Array, anchors: Array, log_scale: Array) -> Array:
+    """``−||z − V_c||² / (2 s²)``, (N, C), without the term in ||z||² that all classes share."""
+    half = 0.5 * np.square(anchors).sum(1)
+    found: Array = (z @ anchors.T - half) * np.exp(-2 * log_scale)
+    return found
 
 
-def replaced(model: Module, layer: str, new: Module) -> Module:
-    """A copy of ``model`` with ``new`` in the place of ``layer``."""
-    if not layer:
-        return new
-    out = deepcopy(model)
-    out.set_submodule(layer, new)
-    return out
+def spread_apart(anchors: Array, margin: float) -> tuple[float, Array]:
+    """Mean over pairs of ``relu(margin − ||V_c − V_c'||)²`` and its gradient, 0 where two anchors coincide."""
+    first, second = np.triu_indices(len(anchors), 1)
+    way = anchors[first] - anchors[second]
+    distance = np.sqrt(np.square(way).sum(1))
+    near = np.maximum(margin - distance, 0)
+    pull = np.where(distance > 0, near / np.where(distance > 0, distance, 1), 0) * (-2 / max(1, len(first)))
+    slope = np.zeros_like(anchors)
+    np.add.at(slope, first, pull[:, None].astype(anchors.dtype) * way)
+    np.add.at(slope, second, -pull[:, None].astype(anchors.dtype) * way)
+    return float(np.square(near).sum() / max(1, len(first))), slope
 
 
 def start(weight: Array, features: int) -> Tensors:
     """The first anchors, as they travel: the rows of the last layer's ``weight`` (C, d), projected."""
-    rows = tensor_of(weight)
-    anchors = rows @ projection(features, weight.shape[1], rows.dtype).T
-    return prefixed(to_arrays({ANCHORS: anchors, SCALE: torch.zeros((), dtype=rows.dtype)}), NAVIGATOR)
-
-
-def task_of(task: Task, shared: Tensors, features: int) -> Task:
-    """``task`` with the navigated model for its own, and the split that belongs to it."""
-    layer = last_linear(task.model, task.split)
-    extractor = replaced(task.model, layer, Projection(projection_of(task, features)))
-    keys = set(extractor.state_dict())
-
-    def named(part: Part) -> tuple[str, ...]:
-        return tuple(EXTRACTOR + k for k in task.split.of(part) if k in keys)
-
-    split = Split(
-        named("body"),
-        named("adapters"),
-        (*named("head"), ANCHORS, SCALE),
-        frozenset(EXTRACTOR + k for k in task.split.statistics),
-        frozenset(EXTRACTOR + k for k in task.split.counters),
-        task.split.buffers,
-    )
-    return task.but(model=Navigated(extractor, tensor_of(shared[NAVIGATOR + ANCHORS]).clone()), split=split)
+    return {ANCHORS: Projection(features)(weight), SCALE: np.zeros((), weight.dtype)}
 
 
 def enter(task: Task, shared: Tensors, private: Tensors) -> Tensors:
-    """The state of the navigated model, from the device's shared and private tensors."""
-    keys = set(task.split.keys)
-    own = {k: v for k, v in {**shared, **private}.items() if k in keys}
-    return {**prefixed(own, EXTRACTOR), **under(shared, NAVIGATOR)}
-
-
-def leave(state: Tensors) -> Tensors:
-    """The tensors of the navigated model under the names that are shared and kept."""
-    return {**under(state, EXTRACTOR), **prefixed({k: state[k] for k in (ANCHORS, SCALE)}, NAVIGATOR)}
-
-
-def serve(task: Task, state: Tensors, head: Module) -> Module:
-    """The task's model with the navigated ``state`` and ``head`` for its last linear layer: what a device runs."""
-    layer = last_linear(task.model, task.split)
-    filler = prefixed(state_of(task.model.get_submodule(layer)), f"{layer}.")
-    module = served(task, {**under(state, EXTRACTOR), **filler})
-    return replaced(module, layer, head).requires_grad_(False).eval()
+    """The state that is trained: the model's without its last layer, and the navigator's."""
+    keys = {*task.split.keys, ANCHORS, SCALE}
+    return {k: v for k, v in {**shared, **private}.items() if k in keys}

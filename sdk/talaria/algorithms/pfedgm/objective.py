@@ -1,22 +1,95 @@
 """What a round of pFedGM minimizes: cross-entropy, classes apart, samples near their class, virtual features."""
 
-from typing import cast
+from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import Module
-from torch.nn import functional as F
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from talaria.algorithms.pfedgm.navigator import Navigated, spread_apart
+import numpy as np
+
+from talaria.algorithms.pfedgm.navigator import (
+    ANCHORS,
+    SCALE,
+    Projection,
+    last_layer,
+    scores,
+    spread_apart,
+)
 from talaria.algorithms.pfedgm.resampling import sampled_log_prior, virtual_features
-from talaria.model.state import tensor_of
 from talaria.seeds import Draws
-from talaria.tensors import Tensors
-from talaria.training.engine import Objective
+from talaria.tensors import Array, Tensors
+from talaria.training.engine import INTO, Slopes
+from talaria.training.objectives import cross_entropy
 from talaria.types import Task
 
 CENTRES, HELD = "own/centres", "own/held"
 """Among a device's private tensors: its class means (C, k), and which classes it holds (C,)."""
+
+
+@dataclass(frozen=True)
+class Navigation:
+    """CE(navigator) + η_inter Σ relu(m − ||V_c − V_c'||)² + η_intra ||z − μ^loc_y||²/k + ω CE(navigator, virtual); an
+    :class:`~talaria.training.engine.Objective` whose own tensors are the anchors and their scale.
+
+    The options are those of :class:`~talaria.algorithms.pfedgm.PFedGM`. ``offset`` (C,) is added to the scores of
+    samples, ``known`` has the class means of an earlier round and which of them are held, ``sample`` draws virtual
+    features and their labels.
+    """
+
+    layer: str
+    project: Projection
+    offset: Array
+    inter: float
+    intra: float
+    virtual: float
+    margin: float
+    known: tuple[Array, Array] | None = None
+    sample: Callable[[], tuple[Array, Array]] | None = None
+
+    @property
+    def taps(self) -> Sequence[str]:
+        """What enters the last layer."""
+        return (INTO + self.layer,)
+
+    @property
+    def own(self) -> Sequence[str]:
+        """The navigator's tensors."""
+        return (ANCHORS, SCALE)
+
+    def __call__(self, seen: Tensors, own: Tensors, x: Array, y: Array) -> Slopes:
+        inputs, anchors, scale = seen[INTO + self.layer], own[ANCHORS], own[SCALE]
+        matrix = self.project.matrix(inputs.shape[1], inputs.dtype)
+        z = inputs @ matrix.T
+        loss, along, apart, wider = _judged(z, y, anchors, scale, self.offset)
+        far, pushed = spread_apart(anchors, self.margin)
+        loss, apart = loss + self.inter * far, apart + _scaled(self.inter, pushed)
+        if self.known is not None:
+            centres, held = self.known
+            away = (z - centres[y]) * held[y].astype(z.dtype)[:, None]
+            loss += self.intra * float(np.square(away).sum() / away.size)
+            along = along + _scaled(self.intra * 2 / away.size, away)
+        if self.sample is not None:
+            more = _judged(*self.sample(), anchors, scale, 0.0)
+            loss, apart = loss + self.virtual * more[0], apart + _scaled(self.virtual, more[2])
+            wider = wider + _scaled(self.virtual, more[3])
+        mine = {ANCHORS: apart, SCALE: np.asarray(wider, scale.dtype)}
+        return Slopes(loss, {INTO + self.layer: along @ matrix}, mine)
+
+
+def _judged(
+    z: Array, y: Array, anchors: Array, scale: Array, offset: Array | float
+) -> tuple[float, Array, Array, Array]:
+    """The navigator's cross-entropy on features (N, k), and its gradients by them, the anchors and the scale."""
+    found = scores(z, anchors, scale)
+    loss, slope = cross_entropy(found + offset, y)
+    sharp = np.exp(-2 * scale)
+    along = sharp * (slope @ anchors)
+    apart = sharp * (slope.T @ z - slope.sum(0)[:, None] * anchors)
+    return loss, along, apart, np.asarray(-2 * (slope * found).sum())
+
+
+def _scaled(factor: float, slope: Array) -> Array:
+    return np.asarray(factor * slope, slope.dtype)
 
 
 def objective(
@@ -24,34 +97,25 @@ def objective(
     shared: Tensors,
     private: Tensors,
     draws: Draws,
+    project: Projection,
     *,
     rho: float,
     inter: float,
     intra: float,
     virtual: float,
     margin: float,
-) -> Objective:
-    """CE(navigator) + η_inter Σ relu(m − ||V_c − V_c'||)² + η_intra ||z − μ^loc_y||²/k + ω CE(navigator, virtual).
-
-    The options are those of :class:`~talaria.algorithms.pfedgm.PFedGM`; virtual features come from ``draws``. The term
-    of η_intra needs the class means of an earlier round among ``private``.
-    """
-    count = torch.bincount(tensor_of(task.train.y), minlength=task.classes).float()
-    offset = sampled_log_prior(count, rho)
-    sample = virtual_features(count, shared, draws) if virtual else None
-    centres, held = (tensor_of(private[k]) if k in private else None for k in (CENTRES, HELD))
-
-    def of_batch(module: Module, x: Tensor, y: Tensor) -> Tensor:
-        model = cast(Navigated, module)
-        z = model(x)
-        loss = F.cross_entropy(model.scores(z) + offset, y)
-        loss = loss + inter * spread_apart(model.anchors, margin)
-        if centres is not None and held is not None:
-            known = held[y].float()
-            loss = loss + intra * ((z - centres[y]).square().mean(1) * known).mean()
-        if sample is not None:
-            features, labels = sample()
-            loss = loss + virtual * F.cross_entropy(model.scores(features), labels)
-        return loss
-
-    return of_batch
+) -> Navigation:
+    """The objective of one training; virtual features come from ``draws``. The term of η_intra needs the class means
+    of an earlier round among ``private``."""
+    count = np.bincount(task.train.y, minlength=task.classes).astype(np.float32)
+    return Navigation(
+        last_layer(task.split),
+        project,
+        sampled_log_prior(count, rho),
+        inter,
+        intra,
+        virtual,
+        margin,
+        (private[CENTRES], private[HELD]) if CENTRES in private and HELD in private else None,
+        virtual_features(count, shared, draws) if virtual else None,
+    )

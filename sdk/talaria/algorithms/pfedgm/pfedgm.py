@@ -33,10 +33,14 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.finetune import TuneOn, labelled
 from talaria.algorithms.hparams import Epochs, Rate, above, at_least, check, one_of, require, within
+from talaria.algorithms.pfedgm import navigator
+from talaria.algorithms.pfedgm.head import as_sent, fused, personal_head, taken
+from talaria.algorithms.pfedgm.objective import CENTRES, HELD, objective
+from talaria.algorithms.pfedgm.resampling import resampled
 from talaria.algorithms.sharing import update
 from talaria.model.split import Split
-from talaria.tensors import Tensors, only
-from talaria.training.engine import predict, ready, served, state_of, train
+from talaria.tensors import Array, Tensors, only
+from talaria.training.engine import INTO, looking, ready, state_of, train
 from talaria.types import Task, Update
 
 if TYPE_CHECKING:
@@ -91,8 +95,6 @@ class PFedGM:
         return pooled.PooledStatistics(inner=self.inner, motion=self.motion, blend=self.blend)
 
     def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
-        from talaria.algorithms.pfedgm import navigator
-
         state, layer = state_of(model), navigator.last_linear(model, split)
         weight, gone = state[f"{layer}.weight"], {f"{layer}.weight", f"{layer}.bias"}
         away = [k for k in split.travels("body", "adapters", "head") if k not in gone]
@@ -103,40 +105,39 @@ class PFedGM:
         return shared, {k: v for k, v in state.items() if k not in gone.union(away)}
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
-        from talaria.algorithms.pfedgm import navigator
-        from talaria.algorithms.pfedgm.head import as_sent, fused, taken
-        from talaria.algorithms.pfedgm.objective import CENTRES, HELD
-        from talaria.model.state import array_of
-
-        inner = navigator.task_of(task, shared, self.features)
-        state = self._trained(inner, navigator.enter(task, shared, private), shared, private, "train")
-        z = predict(served(inner, ready(inner, state)), inner.train.x)
-        own, sent = taken(inner, z, shared), taken(inner, z, shared, self.n_min)
-        values = {**navigator.leave(state), **as_sent(sent, shared)}
+        state = self._trained(task, navigator.enter(task, shared, private), shared, private, "train")
+        z = self._projection(task)(self._inputs(task, ready(task, state)))
+        own, sent = taken(task, z, shared), taken(task, z, shared, self.n_min)
+        values = {**state, **as_sent(sent, shared)}
         kept = {k: v for k, v in values.items() if k not in shared}
         centres, _ = fused(own, shared)
-        classes = {CENTRES: array_of(centres.float()), HELD: array_of(own.count > 0).astype(np.uint8)}
+        classes: Tensors = {CENTRES: centres.astype(np.float32), HELD: (own.count > 0).astype(np.uint8)}
         return update(task, values, shared), {**kept, **classes}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
-        from talaria.algorithms.pfedgm import navigator
-        from talaria.algorithms.pfedgm.head import personal_head, taken
+        from talaria.algorithms.pfedgm.module import serve
 
-        inner = navigator.task_of(task, shared, self.features).but(train=labelled(task, self.tune_on))
+        inner = task.but(train=labelled(task, self.tune_on))
         state = ready(inner, navigator.enter(task, shared, private))
         if self.tune_epochs:
             recipe = task.recipe.but(epochs=self.tune_epochs, steps=None, lr=self.tune_lr or task.recipe.lr)
             state = self._trained(inner.but(recipe=recipe), state, shared, private, "tune")
-        stats = taken(inner, predict(served(inner, state), inner.train.x), shared)
-        matrix, nu = navigator.projection_of(task, self.features), self.prior_samples or float(self.features)
-        return navigator.serve(task, state, personal_head(stats, shared, matrix, nu, self.predictive))
+        inputs, project = self._inputs(inner, state), self._projection(inner)
+        matrix, nu = project.matrix(inputs.shape[1], inputs.dtype), self.prior_samples or float(self.features)
+        head = personal_head(taken(inner, project(inputs), shared), shared, matrix, nu, self.predictive)
+        return serve(task, state, head)
 
-    def _trained(self, inner: Task, state: Tensors, shared: Tensors, private: Tensors, purpose: str) -> Tensors:
-        from talaria.algorithms.pfedgm.objective import objective
-        from talaria.algorithms.pfedgm.resampling import resampled
+    def _inputs(self, task: Task, state: Tensors) -> Array:
+        """What enters the last layer (N, d), of the training samples."""
+        tap = INTO + navigator.last_layer(task.split)
+        return looking(task, state, [tap])(task.train.x)[tap]
 
-        draws = inner.draws(purpose + " samples")
-        samples = inner.train.take(resampled(inner.train.y, self.rho, draws))
-        weights = {"rho": self.rho, "inter": self.inter, "intra": self.intra, "virtual": self.virtual}
-        loss = objective(inner, shared, private, draws, margin=self.margin, **weights)
-        return train(inner, state, samples=samples, objective=loss, purpose=purpose)
+    def _projection(self, task: Task) -> navigator.Projection:
+        return navigator.projection_of(task.split, task.mask, self.features)
+
+    def _trained(self, task: Task, state: Tensors, shared: Tensors, private: Tensors, purpose: str) -> Tensors:
+        draws = task.draws(purpose + " samples")
+        samples = task.train.take(resampled(task.train.y, self.rho, draws))
+        weights: dict[str, float] = {"rho": self.rho, "inter": self.inter, "intra": self.intra, "virtual": self.virtual}
+        loss = objective(task, shared, private, draws, self._projection(task), margin=self.margin, **weights)
+        return train(task, state, samples=samples, objective=loss, purpose=purpose)

@@ -4,12 +4,9 @@ of absent classes."""
 from collections.abc import Callable
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from talaria.aggregate import class_statistics as pooled
 from talaria.algorithms.pfedgm import gaussian
-from talaria.model.state import tensor_of
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors
 
@@ -34,23 +31,24 @@ def resampled(y: Array, rho: float, draws: Draws) -> Array:
     return np.concatenate(out)
 
 
-def sampled_log_prior(count: Tensor, rho: float) -> Tensor:
+def sampled_log_prior(count: Array, rho: float) -> Array:
     """log π̃_c (C,): the class frequencies under the re-sampling, with one sample's weight for an absent class."""
-    weight = torch.where(count > 0, count.clamp(min=1) ** (1 - rho), 1.0)
-    return torch.log(weight / weight.sum())
+    weight = np.where(count > 0, np.maximum(count, 1) ** (1 - rho), 1.0).astype(count.dtype)
+    found: Array = np.log(weight / weight.sum())
+    return found
 
 
-def virtual_features(count: Tensor, shared: Tensors, draws: Draws) -> Callable[[], tuple[Tensor, Tensor]] | None:
+def virtual_features(count: Array, shared: Tensors, draws: Draws) -> Callable[[], tuple[Array, Array]] | None:
     """Draws one feature per class that the device lacks (``count`` 0) and the fleet knows, from N(μ^g_c, Σ^g); None
     where there is no such class."""
-    absent = ((count == 0) & (tensor_of(shared[pooled.COUNT]) > 0)).nonzero().flatten()
+    absent = np.flatnonzero((count == 0) & (shared[pooled.COUNT] > 0))
     if not len(absent):
         return None
-    root = gaussian.factor(gaussian.regular(tensor_of(shared[pooled.WITHIN]).double()))
-    means = tensor_of(shared[pooled.MEAN])[absent].double()
+    root = gaussian.factor(gaussian.regular(shared[pooled.WITHIN].astype(np.float64)))
+    means = shared[pooled.MEAN][absent].astype(np.float64)
 
-    def sample() -> tuple[Tensor, Tensor]:
-        noise = tensor_of(draws.normal(*means.shape))
-        return (means + gaussian.coloured(noise, root)).float(), absent
+    def sample() -> tuple[Array, Array]:
+        noise = draws.normal(*means.shape)
+        return (means + gaussian.coloured(noise, root)).astype(np.float32), absent
 
     return sample

@@ -5,22 +5,23 @@ Reconstructed for Thorki; no public text gives the fusion network. The constant 
 (the log-sum-exp of an affine map), so its fitted value is never worse than either branch on the fitting samples.
 """
 
-from copy import deepcopy
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import Linear, Module
-from torch.nn import functional as F
 
 from talaria import seeds
-from talaria.model.state import tensor_of
 from talaria.seeds import Draws
+from talaria.tensors import Array, Tensors
+from talaria.training.objectives import cross_entropy, log_softmax
 from talaria.types import Samples, Task
 
 HIDDEN = 16
 HELD_OUT = 5
 """Every fifth sample decides when to stop fitting the per-sample gate."""
+BETAS, LEAST = (0.9, 0.999), 1e-8
+"""Of Adam (Kingma and Ba, 2015)."""
 
 
 def divided(task: Task, share: float) -> tuple[Samples, Samples]:
@@ -38,81 +39,87 @@ def divided(task: Task, share: float) -> tuple[Samples, Samples]:
     return task.train.take(np.flatnonzero(~held)), task.train.take(np.flatnonzero(held))
 
 
-def label_shift(task: Task) -> Tensor:
-    """log π_i (C,): the device's label frequencies, with one sample's weight spread over all classes."""
-    count = torch.bincount(tensor_of(task.train.y), minlength=task.classes).float()
-    return torch.log((count + 1 / task.classes) / (count.sum() + 1))
+def label_shift(task: Task) -> Array:
+    """log π_i float32 (C,): the device's label frequencies, with one sample's weight spread over all classes."""
+    count = np.bincount(task.train.y, minlength=task.classes).astype(np.float32)
+    return np.asarray(np.log((count + 1 / task.classes) / (count.sum() + 1)), np.float32)
 
 
-class ConstantGate(Module):
-    """The same α for every sample."""
+@dataclass(frozen=True)
+class ConstantGate:
+    """The same ``alpha`` for every sample."""
 
-    def __init__(self, alpha: float) -> None:
-        super().__init__()
-        self.register_buffer("alpha", torch.tensor(alpha))
+    alpha: float
 
-    def forward(self, general: Tensor, small: Tensor) -> Tensor:
-        """α, a scalar that broadcasts to (N, 1); the logits (N, C) are not looked at."""
-        alpha: Tensor = self.get_buffer("alpha")
-        return alpha
+    def __call__(self, general: Array, small: Array) -> Array:
+        """α, which broadcasts to (N, 1); the logits (N, C) are not looked at."""
+        return np.array(self.alpha, np.float32)
 
 
-class SampleGate(Module):
-    """α(x) = σ(MLP(u)) from the 2C + 3 numbers of :func:`evidence`; ½ everywhere until it is fitted."""
+@dataclass(frozen=True)
+class SampleGate:
+    """α(x) = σ(MLP(u)) from the 2C + 3 numbers of :func:`evidence`, all float32: ``hidden`` (16, 2C + 3) and ``offset``
+    (16,), then ``out`` (1, 16) and ``lift`` (1,); ½ everywhere until it is fitted."""
 
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.hidden = Linear(2 * classes + 3, HIDDEN)
-        self.out = Linear(HIDDEN, 1)
-        torch.nn.init.zeros_(self.out.weight)
-        torch.nn.init.zeros_(self.out.bias)
+    hidden: Array
+    offset: Array
+    out: Array
+    lift: Array
 
-    def forward(self, general: Tensor, small: Tensor) -> Tensor:
+    @staticmethod
+    def drawn(classes: int, draws: Draws) -> SampleGate:
+        """A gate whose hidden layer is drawn, and whose last one is zero."""
+        wide = 2 * classes + 3
+        first, second = (wide**-0.5 * (2 * draws.uniform(*shape) - 1) for shape in ((HIDDEN, wide), (HIDDEN,)))
+        out, lift = np.zeros((1, HIDDEN), np.float32), np.zeros(1, np.float32)
+        return SampleGate(first.astype(np.float32), second.astype(np.float32), out, lift)
+
+    def __call__(self, general: Array, small: Array) -> Array:
         """α (N, 1) for the two branches' logits (N, C)."""
-        hidden = torch.relu(self.hidden(evidence(general, small)))
-        return torch.sigmoid(self.out(hidden))
+        return self._seen(evidence(general, small))[1]
+
+    def slopes(self, general: Array, small: Array, seen: Array, y: Array) -> Tensors:
+        """The gradient of the fused cross-entropy by each of its tensors; ``seen`` is the :func:`evidence`."""
+        hidden, alpha = self._seen(seen)
+        _, slope = cross_entropy(mixed(general, small, alpha), y)
+        rise = (slope * (small - general)).sum(1, keepdims=True) * alpha * (1 - alpha)
+        back = (rise @ self.out) * (hidden > 0)
+        return {"hidden": back.T @ seen, "offset": back.sum(0), "out": rise.T @ hidden, "lift": rise.sum(0)}
+
+    def _seen(self, seen: Array) -> tuple[Array, Array]:
+        hidden = np.maximum(seen @ self.hidden.T + self.offset, 0)
+        lifted = hidden @ self.out.T + self.lift
+        return hidden, 0.5 * (1 + np.tanh(0.5 * lifted))  # the logistic function, which cannot overflow so
 
 
-class Fused(Module):
-    """Both branches and the gate as one module: what is served and exported. ``shift`` (C,) is added to the general
-    branch's logits; none by default."""
-
-    def __init__(self, general: Module, small: Module, gate: Module, shift: Tensor | None = None) -> None:
-        super().__init__()
-        self.general, self.small, self.gate = general, small, gate
-        self.register_buffer("shift", shift)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (N, C)."""
-        general, small = self.general(x), self.small(x)
-        if self.shift is not None:
-            general = general + self.shift
-        return mixed(general, small, self.gate(general, small))
+Gate = ConstantGate | SampleGate
 
 
-def mixed(general: Tensor, small: Tensor, alpha: Tensor) -> Tensor:
+def mixed(general: Array, small: Array, alpha: Array | float) -> Array:
     """``(1 − α) general + α small``."""
-    return (1 - alpha) * general + alpha * small
+    found: Array = (1 - alpha) * general + alpha * small
+    return found
 
 
-def evidence(general: Tensor, small: Tensor) -> Tensor:
+def evidence(general: Array, small: Array) -> Array:
     """(N, 2C + 3): both class distributions, the gap of their largest probabilities, and both entropies."""
-    logs = [F.log_softmax(z, 1) for z in (general, small)]
-    probs = [log.exp() for log in logs]
-    entropies = [-(p * log).sum(1, keepdim=True) for p, log in zip(probs, logs, strict=True)]
-    gap = probs[0].amax(1, keepdim=True) - probs[1].amax(1, keepdim=True)
-    return torch.cat([*probs, gap, *entropies], 1)
+    logs = [log_softmax(z) for z in (general, small)]
+    probs = [np.exp(log) for log in logs]
+    entropies = [-(p * log).sum(1, keepdims=True) for p, log in zip(probs, logs, strict=True)]
+    gap = probs[0].max(1, keepdims=True) - probs[1].max(1, keepdims=True)
+    return np.concatenate([*probs, gap, *entropies], 1)
 
 
-def constant(general: Tensor, small: Tensor, y: Tensor) -> float:
+def constant(general: Array, small: Array, y: Array) -> float:
     """The α in [0, 1] of least cross-entropy, by bisection on its derivative; ½ without samples."""
     if not len(y):
         return 0.5
-    base, way = general.double(), small.double() - general.double()
+    base, way = general.astype(np.float64), small.astype(np.float64) - general.astype(np.float64)
+    right = way[np.arange(len(y)), y]
 
     def slope(alpha: float) -> float:
-        p = torch.softmax(base + alpha * way, 1)
-        return float(((p * way).sum(1) - way.gather(1, y[:, None])[:, 0]).mean())
+        p = np.exp(log_softmax(base + alpha * way))
+        return float(((p * way).sum(1) - right).mean())
 
     if slope(0.0) >= 0:
         return 0.5 if slope(1.0) == 0 == slope(0.0) else 0.0
@@ -126,8 +133,8 @@ def constant(general: Tensor, small: Tensor, y: Tensor) -> float:
 
 
 def fit(
-    general: Tensor, small: Tensor, y: Tensor, draws: Draws, *, per_sample: bool, steps: int = 200, lr: float = 1e-2
-) -> Module:
+    general: Array, small: Array, y: Array, draws: Draws, *, per_sample: bool, steps: int = 200, lr: float = 1e-2
+) -> Gate:
     """A gate for logits (N, C) of held-out samples; the branches are not touched.
 
     ``per_sample`` fits :class:`SampleGate` by Adam on four fifths of them and keeps the step that is best on the
@@ -135,28 +142,32 @@ def fit(
     """
     if not per_sample or len(y) < HELD_OUT:
         return ConstantGate(constant(general, small, y))
-    order = tensor_of(draws.order(len(y)))
-    judge, learn = order[::HELD_OUT], torch.ones(len(y), dtype=torch.bool)
+    judge = draws.order(len(y))[::HELD_OUT]
+    learn = np.ones(len(y), bool)
     learn[judge] = False
-    best, floor = None, _loss(ConstantGate(constant(general[learn], small[learn], y[learn])), general, small, y, judge)
-    gate = SampleGate(general.shape[1])
-    bound = (2 * general.shape[1] + 3) ** -0.5
-    for value in gate.hidden.parameters():
-        with torch.no_grad():
-            value.copy_(tensor_of(bound * (2 * draws.uniform(*value.shape) - 1)))
-    optimizer = torch.optim.Adam(gate.parameters(), lr=lr)
-    for _ in range(steps):
-        optimizer.zero_grad(set_to_none=True)
-        z = mixed(general[learn], small[learn], gate(general[learn], small[learn]))
-        F.cross_entropy(z, y[learn]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    mine = general[learn], small[learn]
+    best, floor = None, _loss(ConstantGate(constant(*mine, y[learn])), general, small, y, judge)
+    gate, seen = SampleGate.drawn(general.shape[1], draws), evidence(*mine)
+    moments: tuple[Tensors, Tensors] = ({}, {})
+    for number in range(1, steps + 1):
+        gate = _stepped(gate, gate.slopes(*mine, seen, y[learn]), moments, number, lr)
         now = _loss(gate, general, small, y, judge)
         if now < floor:
-            best, floor = deepcopy(gate), now
+            best, floor = gate, now
     return ConstantGate(constant(general, small, y)) if best is None else best
 
 
-def _loss(gate: Module, general: Tensor, small: Tensor, y: Tensor, index: Tensor) -> float:
-    with torch.no_grad():
-        alpha = gate(general[index], small[index])
-        return float(F.cross_entropy(mixed(general[index], small[index], alpha), y[index]))
+def _stepped(gate: SampleGate, slopes: Tensors, moments: tuple[Tensors, Tensors], number: int, lr: float) -> SampleGate:
+    """One step of Adam; ``moments`` are moved in place."""
+    found = {}
+    for name, slope in slopes.items():
+        for moment, beta, value in zip(moments, BETAS, (slope, slope * slope), strict=True):
+            moment[name] = beta * moment.get(name, np.zeros_like(slope)) + (1 - beta) * value
+        mean, square = (moment[name] / (1 - beta**number) for moment, beta in zip(moments, BETAS, strict=True))
+        found[name] = np.asarray(getattr(gate, name) - lr * mean / (np.sqrt(square) + LEAST), np.float32)
+    return replace(gate, **found)
+
+
+def _loss(gate: Gate, general: Array, small: Array, y: Array, index: Array) -> float:
+    alpha = gate(general[index], small[index])
+    return cross_entropy(mixed(general[index], small[index], alpha), y[index])[0]

@@ -11,7 +11,7 @@ from talaria.errors import ConfigError
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.tensors import Tensors
-from talaria.training.engine import state_of, train
+from talaria.training.engine import another, state_of, train
 from talaria.types import Recipe, Samples, Task
 
 if TYPE_CHECKING:
@@ -27,10 +27,16 @@ def require(name: str) -> None:
         raise ConfigError(f"thorki: small={name!r} must be one of {known}")
 
 
+def spec_of(task: Task, name: str) -> ModelSpec:
+    """The small model ``name`` for the task's data; of ``"auto"`` the function :func:`narrow`, by its address."""
+    shape, made = tuple(task.train.x.shape[1:]), f"{__name__}:narrow" if name == AUTO else name
+    return ModelSpec(made, shape, task.classes, seed=task.seed)
+
+
 def task_of(task: Task, name: str) -> Task:
     """``task`` with the small model for its own; no mask ever cuts it."""
-    shape = tuple(task.train.x.shape[1:])
-    return task.but(model=build(name, shape, task.classes, task.seed), mask=None)
+    spec = spec_of(task, name)
+    return task.but(model=zoo.build(spec), mask=None, engine=another(task, spec))
 
 
 def trained(task: Task, name: str, state: Tensors, recipe: Recipe, samples: Samples) -> Tensors:
@@ -39,22 +45,15 @@ def trained(task: Task, name: str, state: Tensors, recipe: Recipe, samples: Samp
     return train(own, state or state_of(own.model), recipe=recipe, samples=samples, purpose="small")
 
 
-def build(name: str, input_shape: Sequence[int], classes: int, seed: int) -> Module:
-    """The zoo model ``name``, or with ``"auto"`` a narrow network, of a tenth to a third of the zoo's weights:
-    1D convolutions with BatchNorm for windows (C, T ≥ 8), 2D ones for images (C, H, W ≥ 16), else a small
-    perceptron. Weights follow ``seed`` alone. Raises :class:`~talaria.errors.ConfigError` for an unknown name."""
-    import torch
-
+def narrow(input_shape: Sequence[int], classes: int) -> Module:
+    """A network of a tenth to a third of the zoo's weights: 1D convolutions with BatchNorm for windows (C, T ≥ 8), 2D
+    ones for images (C, H, W ≥ 16), else a small perceptron."""
     shape = tuple(input_shape)
-    if name != AUTO:
-        return zoo.build(ModelSpec(name, shape, classes, seed=seed))
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        if len(shape) == 2 and shape[1] >= 8:
-            return _windows(shape, classes)
-        if len(shape) == 3 and min(shape[1:]) >= 16:
-            return _images(shape, classes)
-        return _rows(shape, classes)
+    if len(shape) == 2 and shape[1] >= 8:
+        return _windows(shape, classes)
+    if len(shape) == 3 and min(shape[1:]) >= 16:
+        return _images(shape, classes)
+    return _rows(shape, classes)
 
 
 def _windows(shape: tuple[int, ...], classes: int) -> Module:

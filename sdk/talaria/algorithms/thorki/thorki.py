@@ -30,15 +30,15 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.hparams import Epochs, Rate, above, at_least, check, one_of, within
 from talaria.algorithms.sharing import WHOLE, parted, update
-from talaria.algorithms.thorki import small_branch
+from talaria.algorithms.thorki import fusion_gate, small_branch
+from talaria.algorithms.thorki.fusion_gate import divided, label_shift
 from talaria.errors import ModelError
 from talaria.model.split import Split
-from talaria.tensors import Tensors, only, prefixed, under, without
-from talaria.training.engine import predict, ready, served, state_of, train
+from talaria.tensors import Array, Tensors, only, prefixed, under, without
+from talaria.training.engine import LOGITS, looking, ready, served, state_of, train
 from talaria.types import Samples, Task, Update
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.nn import Module
 
 SMALL = "small/"
@@ -96,8 +96,6 @@ class Thorki:
         return only(state, away), {k: v for k, v in state.items() if k not in gone}
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
-        from talaria.algorithms.thorki.fusion_gate import divided
-
         learn, _ = divided(task, self.adapt_share)
         general = {**shared, **without(private, SMALL)}
         if self.general == "full":
@@ -109,30 +107,27 @@ class Thorki:
         return update(task, general, shared), {**kept, **prefixed(small, SMALL)}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
-        from talaria.algorithms.thorki.fusion_gate import Fused, divided, label_shift
+        from talaria.algorithms.thorki.module import Fused
 
         learn, adapt = divided(task, self.adapt_share)
-        state = under(private, SMALL) or self._small(task, {}, self.join_epochs, learn)
-        general = served(task, ready(task, {**shared, **without(private, SMALL)}))
-        small = served(small_branch.task_of(task, self.small), state)
+        own = small_branch.task_of(task, self.small)
+        small = under(private, SMALL) or self._small(task, {}, self.join_epochs, learn)
+        general = ready(task, {**shared, **without(private, SMALL)})
         shift = label_shift(task) if self.prior == "local" else None
-        gate = self.gate_for(task, general, small, adapt, shift)
-        return Fused(general, small, gate, shift).requires_grad_(False).eval()
+        gate = self._gate((task, general), (own, small), adapt, shift)
+        return Fused(served(task, general), served(own, small), gate, shift).requires_grad_(False).eval()
 
-    def gate_for(
-        self, task: Task, general: Module, small: Module, adapt: Samples, shift: Tensor | None = None
-    ) -> Module:
-        """The gate fitted on ``adapt``; the same seeds give the same gate."""
-        from talaria.algorithms.thorki import fusion_gate
-        from talaria.model.state import tensor_of
-
+    def _gate(
+        self, large: tuple[Task, Tensors], small: tuple[Task, Tensors], adapt: Samples, shift: Array | None
+    ) -> fusion_gate.Gate:
+        """The gate fitted on both models' logits of ``adapt``; the same seeds give the same gate."""
         if not len(adapt):
             return fusion_gate.ConstantGate(0.5)
-        z_g, z_p = tensor_of(predict(general, adapt.x)), tensor_of(predict(small, adapt.x))
+        task, (z_g, z_p) = large[0], (looking(*model, [LOGITS])(adapt.x)[LOGITS] for model in (large, small))
         z_g = z_g if shift is None else z_g + shift
         per_sample = self.gate == "sample" or (self.gate == "auto" and len(adapt) >= 5 * task.classes)
-        y, draws = tensor_of(adapt.y), task.draws("gate")
-        return fusion_gate.fit(z_g, z_p, y, draws, per_sample=per_sample, steps=self.gate_steps, lr=self.gate_lr)
+        draws = task.draws("gate")
+        return fusion_gate.fit(z_g, z_p, adapt.y, draws, per_sample=per_sample, steps=self.gate_steps, lr=self.gate_lr)
 
     def _small(self, task: Task, state: Tensors, epochs: int, samples: Samples) -> Tensors:
         recipe = task.recipe.but(lr=self.small_lr or task.recipe.lr)
