@@ -1,0 +1,430 @@
+"""The coordinator's half of secure aggregation: it collects, relays, and opens one sum; it decides and never sends.
+
+Phases follow one another when :meth:`CoordinatorHalf.proceed` is called: when all have come (:attr:`complete`), or at
+a deadline, with those who have. It keeps a running sum of masked updates, O(model), and :meth:`CoordinatorHalf.save`
+is all that a restart needs. Nothing that it holds before the end tells more than who takes part and which masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import combinations
+from typing import Any, Literal
+
+import msgpack
+import numpy as np
+
+from talaria.errors import AggregationError, StateError, WireError
+from talaria.privacy import keystream, shamir
+from talaria.privacy.blocks import Blocks
+from talaria.privacy.coordinates import Coordinates
+from talaria.privacy.device import commitment
+from talaria.privacy.messages import (
+    Advert,
+    Agreed,
+    Agreement,
+    Cohort,
+    Delivery,
+    Masked,
+    Message,
+    Opening,
+    Shares,
+    Survivors,
+    decode,
+)
+from talaria.privacy.roster import Roster, pair_key, read_advert, seed_key, sign, summed
+from talaria.privacy.terms import Terms
+from talaria.tensors import Array
+
+FORMAT = 1
+TRIES = 64
+"""Choices of shares that are tried where some are wrong."""
+Phase = Literal["adverts", "shares", "masked", "agreed", "openings", "done"]
+_NEXT: dict[str, Phase] = {
+    "adverts": "shares",
+    "shares": "masked",
+    "masked": "agreed",
+    "agreed": "openings",
+    "openings": "done",
+}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a round came to: sums over ``survivors`` and nothing else.
+
+    ``sums`` are whole numbers modulo the grid's, one for each value of the unpruned model, zero where ``rows`` (bool)
+    is False: there nothing opened. ``holders`` (int64, rows) counts the survivors who hold a row. ``weights`` is the
+    weight of the survivors of each mask class (empty where all weigh the same), ``metrics`` the means.
+    """
+
+    blocks: Blocks = field(repr=False)
+    survivors: tuple[str, ...]
+    rows: Array = field(repr=False)
+    sums: Array = field(repr=False)
+    holders: Array = field(repr=False)
+    weights: tuple[int, ...]
+    metrics: Mapping[str, float]
+
+    def weight(self) -> Array:
+        """float64 (rows,): the weight of the survivors who hold each row, in shares of the largest possible one."""
+        terms = self.blocks.terms
+        if not terms.most_weight:
+            return np.asarray(self.holders.astype(np.float64))
+        total = np.zeros(len(self.rows), np.int64)
+        for kept, weight in zip(self.blocks.kept, self.weights, strict=True):
+            total[kept] += weight
+        return np.asarray(total / terms.most_weight)
+
+
+@dataclass
+class _State:
+    phase: Phase = "adverts"
+    adverts: dict[str, bytes] = field(default_factory=dict)
+    shares: dict[str, bytes] = field(default_factory=dict)
+    members: list[str] = field(default_factory=list)
+    masked: dict[str, bytes] = field(default_factory=dict)
+    """By device, the sha256 of what came; the values are in the sums."""
+    values: bytes = b""
+    side: bytes = b""
+    agreed: dict[str, bytes] = field(default_factory=dict)
+    openings: dict[str, bytes] = field(default_factory=dict)
+
+
+class CoordinatorHalf:
+    """One attempt at one round. ``authority`` is the public key that devices' badges are signed by."""
+
+    def __init__(self, terms: Terms, coordinates: Coordinates, authority: bytes, state: _State | None = None) -> None:
+        if terms.coordinates != coordinates.digest:
+            raise AggregationError("secure: the terms are for another model")
+        self.terms, self.coordinates, self.authority = terms, coordinates, authority
+        self._state = state or _State()
+        self._values: Array | None = None
+        self._side: Array | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """What it collects now."""
+        return self._state.phase
+
+    @property
+    def came(self) -> tuple[str, ...]:
+        """Whose word of this phase came."""
+        return tuple(sorted(self._phase_of()))
+
+    @property
+    def complete(self) -> bool:
+        """True where nobody's word of this phase is missing (who may come in the first is not known here)."""
+        waits = {
+            "shares": self._state.adverts,
+            "masked": self._state.members,
+            "agreed": self._state.masked,
+            "openings": self._state.agreed,
+        }
+        return self.phase in waits and len(self.came) == len(waits[self.phase])
+
+    def receive(self, message: Message) -> bool:
+        """Take what a device says; True where it was new. The same again changes nothing.
+
+        Raises :class:`WireError` for what is not signed by a device of this round, says other than before, does not
+        fit, or comes out of its phase.
+        """
+        kinds = {Advert: "adverts", Shares: "shares", Masked: "masked", Agreed: "agreed", Opening: "openings"}
+        phase = kinds.get(type(message))
+        if phase is None or not isinstance(message, Advert | Shares | Masked | Agreed | Opening):
+            raise WireError(f"secure: a coordinator does not take {message.TYPE!r}")
+        known: dict[str, bytes] = getattr(self._state, phase)
+        said = message.digest() if isinstance(message, Masked) else message.encode()
+        if message.device in known:
+            if known[message.device] != said:
+                raise WireError(f"secure: {message.device!r} says other than before in {phase}; the first stands")
+            return False
+        if phase != self.phase:
+            raise WireError(f"secure: {message.TYPE!r} of {message.device!r} comes in the phase {self.phase!r}")
+        self._require(message)
+        known[message.device] = said
+        if isinstance(message, Masked):
+            self._add(message)
+        return True
+
+    def _require(self, message: Advert | Shares | Masked | Agreed | Opening) -> None:
+        if isinstance(message, Advert):
+            read_advert(self.terms, self.coordinates, message.encode(), self.authority)
+            if len(self._state.adverts) >= self.terms.most:
+                raise WireError(f"secure: there are {self.terms.most} devices already")
+            return
+        roster = self._roster
+        if message.device not in roster.adverts or message.terms != self.terms.digest:
+            raise WireError(f"secure: {message.device!r} is not in this round")
+        if not message.signed_by(roster.adverts[message.device].identity):
+            raise WireError(f"secure: the signature of {message.device!r} does not fit")
+        if isinstance(message, Shares):
+            targets = tuple(name for name, _ in message.boxes)
+            if message.cohort != roster.digest or targets != roster.neighbours[message.device]:
+                raise WireError(f"secure: {message.device!r} shares with others than its neighbours")
+            if len(message.commitments) != self.terms.tiers + 1:
+                raise WireError(f"secure: {message.device!r} commits to {len(message.commitments)} seeds")
+            return
+        waited = {Masked: self._state.members, Agreed: self._state.masked, Opening: self._state.agreed}[type(message)]
+        if message.device not in waited or message.members != self._members_digest:
+            raise WireError(f"secure: {message.TYPE!r} of {message.device!r} is for other members")
+        if isinstance(message, Masked):
+            count = self.coordinates.count(self._blocks.of(message.device))
+            if (len(message.values), len(message.side)) != (count * self._dtype.itemsize, 4 * self._beside):
+                raise WireError(
+                    f"secure: {message.device!r} sent {len(message.values)} and {len(message.side)} bytes, need "
+                    f"{count * self._dtype.itemsize} and {4 * self._beside}"
+                )
+        elif isinstance(message, Agreed) and message.survivors != self._survivors.digest():
+            raise WireError(f"secure: {message.device!r} agreed to other survivors")
+
+    def _add(self, message: Masked) -> None:
+        values, side = self._totals()
+        at = self.coordinates.within(self._every, self._blocks.of(message.device))
+        sign(values, at, np.frombuffer(message.values, self._dtype.newbyteorder("<")), plus=True)
+        side += np.frombuffer(message.side, "<u4")
+
+    def proceed(self) -> dict[str, Message]:
+        """Go on with those who have come: what to send, by device. After ``openings`` nothing, and :meth:`opened`.
+
+        Raises :class:`AggregationError` where they are fewer than the threshold: the round cannot be opened any more.
+        """
+        came = self.came
+        if self.phase == "done":
+            raise AggregationError("secure: the round is done")
+        if len(came) < self.terms.threshold:
+            raise AggregationError(
+                f"secure: {len(came)} devices in {self.phase}, {self.terms.threshold} must be there; try again"
+            )
+        out: dict[str, Message] = {}
+        if self.phase == "adverts":
+            cohort = self._cohort
+            Roster.of(self.terms, self.coordinates, cohort, self.authority)
+            out = dict.fromkeys(came, cohort)
+        elif self.phase == "shares":
+            self._state.members = list(came)
+            out = self._deliveries()
+        elif self.phase == "masked":
+            out = dict.fromkeys(came, self._survivors)
+        elif self.phase == "agreed":
+            words = [(name, decode(data)) for name, data in sorted(self._state.agreed.items())]
+            signatures = tuple((name, word.signature) for name, word in words if isinstance(word, Agreed))
+            out = dict.fromkeys(came, Agreement(signatures))
+        self._state.phase = _NEXT[self.phase]
+        return out
+
+    def again(self) -> dict[str, Message]:
+        """What to send once more, by device, to those of whom this phase still waits; nothing in the first."""
+        before = {after: phase for phase, after in _NEXT.items()}
+        if self.phase not in before or self.phase == "done":
+            return {}
+        missing = set(self.came)
+        past = CoordinatorHalf(self.terms, self.coordinates, self.authority, _State(**vars(self._state)))
+        past._state.phase = before[self.phase]  # type: ignore[assignment]
+        return {name: message for name, message in past.proceed().items() if name not in missing}
+
+    def _deliveries(self) -> dict[str, Message]:
+        boxes: dict[str, list[tuple[str, bytes]]] = {name: [] for name in self._state.members}
+        for source in self._state.members:
+            for target, box in self._shares_of(source).boxes:
+                if target in boxes:
+                    boxes[target].append((source, box))
+        members = tuple(self._state.members)
+        return {name: Delivery(members, tuple(found)) for name, found in boxes.items()}
+
+    def opened(self) -> Opened:
+        """The sums. Raises :class:`AggregationError` where shares are missing or too many of them are wrong."""
+        if self.phase != "done":
+            raise AggregationError(f"secure: the round is in the phase {self.phase!r}; nothing is open yet")
+        blocks, survivors = self._blocks, set(self._survivors.names)
+        tiers = blocks.open_tiers(survivors)
+        if not tiers:
+            raise AggregationError("secure: too few devices stayed to hide each other; try the round again")
+        values, side = (total.copy() for total in self._totals())
+        rows = np.isin(blocks.tier, [tier for tier in tiers if tier < self.terms.tiers])
+        seeds, keys = self._secrets(tiers)
+        digest = self._members_digest
+        for name in sorted(survivors):
+            mine = blocks.of(name)
+            for tier, seed in zip(tiers, seeds[name], strict=True):
+                key = seed_key(seed, digest)
+                if tier == self.terms.tiers:
+                    side -= keystream.stream(key, len(side), side.dtype)
+                    continue
+                part = np.asarray(mine & (blocks.tier == tier))
+                own = keystream.stream(key, self.coordinates.count(part), self._dtype)
+                sign(values, self.coordinates.within(self._every, part), own, plus=False)
+        for name, key in keys.items():
+            self._take_out(name, key, values, side)
+        values[~self.coordinates.values(rows)] = 0
+        split = len(blocks.kept) if self.terms.most_weight else 0
+        mean = self.terms.side.decode(side[split:], self.terms.metric_bound) / len(survivors)
+        return Opened(
+            blocks,
+            tuple(sorted(survivors)),
+            rows,
+            values,
+            np.where(rows, blocks.left(survivors), 0),
+            tuple(side[:split].tolist()),
+            dict(zip(self.terms.metrics, mean.tolist(), strict=True)),
+        )
+
+    def _take_out(self, name: str, key: bytes, values: Array, side: Array) -> None:
+        """The masks that survivors shared with ``name``, who left after that."""
+        roster, blocks, digest = self._roster, self._blocks, self._members_digest
+        by_class: dict[int, list[tuple[bytes, bool]]] = {}
+        for other in roster.neighbours[name]:
+            if other in self._survivors.names:
+                common, plus = keystream.agreed(key, roster.adverts[other].mask_key), other < name
+                stream = pair_key(common, digest, "values", name, other)
+                by_class.setdefault(blocks.classes[blocks.members.index(other)], []).append((stream, plus))
+                beside = keystream.stream(pair_key(common, digest, "side", name, other), len(side), side.dtype)
+                sign(side, None, beside, plus=not plus)
+        gone = blocks.of(name)
+        for found, streams in by_class.items():
+            both = np.asarray(gone & blocks.kept[found])
+            total = summed(streams, self.coordinates.count(both), self._dtype)
+            sign(values, self.coordinates.within(self._every, both), total, plus=False)
+
+    def _secrets(self, tiers: tuple[int, ...]) -> tuple[dict[str, list[bytes]], dict[str, bytes]]:
+        """The survivors' seeds of ``tiers``, and the keys of those who left after sharing."""
+        size, survivors = shamir.SHARE_BYTES, self._survivors.names
+        by_owner: dict[str, dict[int, bytes]] = {name: {} for name in self._state.members}
+        for giver, data in sorted(self._state.openings.items()):
+            opening = decode(data)
+            if not isinstance(opening, Opening):
+                raise StateError("secure: the saved state is damaged")
+            for owner, share in (*opening.seeds, *opening.keys):
+                wanted = size * (len(tiers) if owner in survivors else 1)
+                holders = self._roster.holders(owner) if owner in by_owner else ()
+                if giver in holders and len(share) == wanted:
+                    by_owner[owner][holders.index(giver) + 1] = share
+        scales: dict[tuple[int, ...], list[int]] = {}
+        seeds: dict[str, list[bytes]] = {}
+        keys: dict[str, bytes] = {}
+        for owner, shares in by_owner.items():
+            if owner in survivors:
+                promised = self._shares_of(owner).commitments
+                seeds[owner] = [
+                    self._joined(
+                        owner, {x: s[at * size : (at + 1) * size] for x, s in shares.items()}, scales, promised[tier]
+                    )
+                    for at, tier in enumerate(tiers)
+                ]
+            elif any(other in survivors for other in self._roster.neighbours[owner]):
+                keys[owner] = self._joined(owner, shares, scales, None)
+        return seeds, keys
+
+    def _joined(
+        self,
+        owner: str,
+        shares: Mapping[int, bytes],
+        scales: dict[tuple[int, ...], list[int]],
+        promised: bytes | None,
+    ) -> bytes:
+        """The secret of ``owner``; where a share is wrong, other choices are tried."""
+        threshold = self._roster.own_threshold
+        public = self._roster.adverts[owner].mask_key
+        for chosen in _choices(sorted(shares), threshold):
+            scale = scales.setdefault(chosen, shamir.weights(chosen))
+            try:
+                secret = shamir.join({x: shares[x] for x in chosen}, scale)
+            except WireError:
+                continue
+            if (keystream.public_of(secret) == public) if promised is None else (commitment(secret) == promised):
+                return secret
+        raise AggregationError(
+            f"secure: of {owner!r} {len(shares)} shares came, which do not give its secret; try the round again"
+        )
+
+    # What is kept.
+
+    def save(self) -> bytes:
+        """Everything that :meth:`load` needs, O(model). It holds nothing that tells of a single device's values."""
+        if self._values is not None and self._side is not None:
+            self._state.values = self._values.astype(self._dtype.newbyteorder("<")).tobytes()
+            self._state.side = self._side.astype("<u4").tobytes()
+        kept = {f.name: getattr(self._state, f.name) for f in fields(_State)}
+        whole: bytes = msgpack.packb({"format": FORMAT, "terms": self.terms.digest, **kept})
+        return whole
+
+    @classmethod
+    def load(cls, data: bytes, terms: Terms, coordinates: Coordinates, authority: bytes) -> CoordinatorHalf:
+        """What :meth:`save` kept. Raises :class:`StateError` for what is damaged or of another round."""
+        try:
+            found: Any = msgpack.unpackb(data)
+            about = [found.pop(name) for name in ("format", "terms")]
+            state = _State(**found)
+        except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException) as error:
+            raise StateError(f"secure: the saved state is damaged ({type(error).__name__}); begin anew") from None
+        if about != [FORMAT, terms.digest]:
+            raise StateError("secure: the saved state is of another round or version; begin anew")
+        return cls(terms, coordinates, authority, state)
+
+    def _phase_of(self) -> Mapping[str, bytes]:
+        found: Mapping[str, bytes] = getattr(self._state, "openings" if self.phase == "done" else self.phase)
+        return found
+
+    def _shares_of(self, name: str) -> Shares:
+        shares = decode(self._state.shares[name])
+        if not isinstance(shares, Shares):
+            raise StateError("secure: the saved state is damaged")
+        return shares
+
+    def _totals(self) -> tuple[Array, Array]:
+        if self._values is None or self._side is None:
+            dtype = self._dtype
+            values, side = self._state.values, self._state.side
+            count = int(self.coordinates.widths.sum())
+            self._values = (
+                np.frombuffer(values, dtype.newbyteorder("<")).astype(dtype) if values else np.zeros(count, dtype)
+            )
+            self._side = np.frombuffer(side, "<u4").astype(np.uint32) if side else np.zeros(self._beside, np.uint32)
+        return self._values, self._side
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return self.terms.grid.dtype
+
+    @cached_property
+    def _every(self) -> Array:
+        return np.ones(len(self.coordinates.widths), bool)
+
+    @property
+    def _beside(self) -> int:
+        return (len(self._blocks.kept) if self.terms.most_weight else 0) + len(self.terms.metrics)
+
+    @property
+    def _cohort(self) -> Cohort:
+        return Cohort(tuple(data for _, data in sorted(self._state.adverts.items())))
+
+    @cached_property
+    def _roster(self) -> Roster:
+        return Roster.of(self.terms, self.coordinates, self._cohort, self.authority)
+
+    @cached_property
+    def _blocks(self) -> Blocks:
+        return self._roster.blocks(self._state.members)
+
+    @property
+    def _members_digest(self) -> bytes:
+        return self._roster.members_digest(self._state.members)
+
+    @property
+    def _survivors(self) -> Survivors:
+        return Survivors(tuple(sorted(self._state.masked)))
+
+
+def _choices(holders: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
+    """Which shares to try: the first that are enough, then so that each one, and each two, were left out once."""
+    tried = set()
+    for wrong in range(3):
+        for out in combinations(holders, wrong):
+            chosen = tuple(x for x in holders if x not in out)[:threshold]
+            if len(chosen) == threshold and chosen not in tried:
+                tried.add(chosen)
+                yield chosen
+                if len(tried) == TRIES:
+                    return

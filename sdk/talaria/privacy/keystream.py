@@ -1,0 +1,70 @@
+"""Keys and masks from `cryptography`: X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), ChaCha20 and its AEAD (RFC 8439).
+
+A mask is the key stream of ChaCha20 under a key of its own (nonce and counter from zero), read as little-endian
+unsigned numbers: uniform modulo 2^16 or 2^32, whatever was added to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from talaria.errors import WireError
+from talaria.tensors import Array
+
+KEY_BYTES = 32
+_DOMAIN = b"talaria/secure/1\x00"
+_STRETCH = bytes(1 << 18)
+TAG_BYTES = 16
+
+
+def derived(secret: bytes, salt: bytes, *purpose: bytes | str) -> bytes:
+    """A key of 32 bytes for one ``purpose``, by HKDF-SHA256. The parts of a purpose are told apart by their lengths."""
+    parts = [part.encode() if isinstance(part, str) else part for part in purpose]
+    info = _DOMAIN + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt, info).derive(secret)
+
+
+def public_of(secret: bytes) -> bytes:
+    """The public half of an X25519 key."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def agreed(secret: bytes, public: bytes) -> bytes:
+    """What two devices alone know. Raises :class:`WireError` for a public key of low order, which anybody would."""
+    try:
+        return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise WireError("secure: a device's public key is no X25519 key, or one that anybody can agree with") from None
+
+
+def stream(key: bytes, count: int, dtype: np.dtype[Any]) -> Array:
+    """``count`` numbers of ``dtype`` (unsigned), the key stream of ``key``; never twice under one key."""
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    size = count * dtype.itemsize
+    out = bytearray(size)
+    view = memoryview(out)
+    for start in range(0, size, len(_STRETCH)):
+        end = min(size, start + len(_STRETCH))
+        cipher.update_into(_STRETCH[: end - start], view[start:end])
+    return np.frombuffer(out, dtype.newbyteorder("<")).astype(dtype, copy=False)
+
+
+def sealed(key: bytes, plain: bytes, context: bytes) -> bytes:
+    """``plain`` so that the holder of ``key`` alone reads it; ``key`` must be of this one message alone."""
+    return ChaCha20Poly1305(key).encrypt(bytes(12), plain, context)
+
+
+def unsealed(key: bytes, box: bytes, context: bytes) -> bytes:
+    """What :func:`sealed` was given. Raises :class:`WireError` where the box was altered or is another's."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(bytes(12), box, context)
+    except InvalidTag:
+        raise WireError("secure: a sealed share was altered on its way, or is meant for another") from None

@@ -1,0 +1,158 @@
+"""The cohort of a secure round as each half sees it: who takes part, by keys that the fleet's authority vouches for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from talaria.bitmaps import bits_of, indices_of
+from talaria.errors import ModelError, WireError
+from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.privacy import keystream
+from talaria.privacy.blocks import Blocks, blocks
+from talaria.privacy.coordinates import Coordinates
+from talaria.privacy.messages import Advert, Badge, Cohort, decode
+from talaria.privacy.neighbours import graph
+from talaria.privacy.terms import Terms
+from talaria.tensors import Array
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Adverts that were checked, by name in order; ``digest`` is that of the :class:`Cohort` that holds them."""
+
+    terms: Terms
+    coordinates: Coordinates = field(repr=False)
+    digest: bytes
+    adverts: Mapping[str, Advert] = field(repr=False)
+    masks: Mapping[str, ChannelMask | None] = field(repr=False)
+    neighbours: Mapping[str, tuple[str, ...]] = field(repr=False)
+
+    @staticmethod
+    def of(terms: Terms, coordinates: Coordinates, cohort: Cohort, authority: bytes) -> Roster:
+        """The roster of ``cohort``; ``authority`` is the fleet's public key.
+
+        Raises :class:`WireError` for a cohort of a wrong size, out of order, with a key that comes twice, or with an
+        advert that :func:`read_advert` refuses.
+        """
+        found: dict[str, Advert] = {}
+        masks = {}
+        for data in cohort.adverts:
+            advert, mask = read_advert(terms, coordinates, data, authority)
+            if found and advert.device <= next(reversed(found)):
+                raise WireError("secure: the cohort must be sorted, each device once")
+            found[advert.device], masks[advert.device] = advert, mask
+        size, keys = len(found), [key for one in found.values() for key in (one.mask_key, one.share_key)]
+        if not terms.threshold <= size <= terms.most or 2 * terms.threshold <= size:
+            raise WireError(
+                f"secure: a cohort of {size} does not fit threshold={terms.threshold}, which must be more than half of "
+                f"it, nor more than it, and most={terms.most}"
+            )
+        if len({*keys}) != 2 * size or len({one.identity for one in found.values()}) != size:
+            raise WireError("secure: a key comes twice in the cohort")
+        digest = cohort.digest()
+        return Roster(terms, coordinates, digest, found, masks, graph(list(found), terms.degree, digest))
+
+    def holders(self, owner: str) -> tuple[str, ...]:
+        """Who holds shares of ``owner``'s secrets, itself among them; the first has share 1."""
+        return tuple(sorted((*self.neighbours[owner], owner)))
+
+    @property
+    def own_threshold(self) -> int:
+        """Shares that give a secret."""
+        everybody = all(len(others) == len(self.adverts) - 1 for others in self.neighbours.values())
+        return self.terms.threshold if everybody else self.terms.own_threshold
+
+    def blocks(self, members: Sequence[str]) -> Blocks:
+        """Who of ``members`` holds what."""
+        return blocks(self.terms, self.coordinates, {name: self.masks[name] for name in members}, self.neighbours)
+
+    def members_digest(self, members: Sequence[str]) -> bytes:
+        """What stands for this cohort and those of it who shared their secrets."""
+        return hashlib.sha256(b"talaria/members/1\x00" + msgpack.packb([self.digest, list(members)])).digest()
+
+
+def read_advert(
+    terms: Terms, coordinates: Coordinates, data: bytes, authority: bytes
+) -> tuple[Advert, ChannelMask | None]:
+    """The advert in ``data``, and its mask. Raises :class:`WireError` where it is of another round, not signed by the
+    device, or its identity not vouched for by ``authority``, and for a mask that does not fit."""
+    advert = decode(data, 1 << 17)
+    if not isinstance(advert, Advert) or advert.terms != terms.digest:
+        raise WireError("secure: this is no advert for this round")
+    if not vouched(terms.fleet, authority, data):
+        raise WireError(
+            f"secure: the keys of {advert.device!r} are not signed by it, or the fleet's authority did not enrol it"
+        )
+    return advert, mask_of(coordinates.layout, advert.mask)
+
+
+@lru_cache(maxsize=4096)
+def vouched(fleet: str, authority: bytes, data: bytes) -> bool:
+    """True where the advert in ``data`` is signed by its device, and its badge by ``authority``."""
+    advert = decode(data, 1 << 17)
+    badge = isinstance(advert, Advert) and Badge(advert.identity, advert.badge)
+    return (
+        isinstance(advert, Advert)
+        and isinstance(badge, Badge)
+        and badge.genuine(authority, fleet, advert.device)
+        and advert.signed_by(advert.identity)
+    )
+
+
+def packed(mask: ChannelMask | None) -> bytes:
+    """A mask as an advert has it: bitmaps by group in order of name, nothing for one that keeps all."""
+    if mask is None or mask.is_full:
+        return b""
+    return b"".join(bits_of(mask.kept[group], size) for group, size in sorted(mask.layout.sizes.items()))
+
+
+def mask_of(layout: ChannelLayout | None, data: bytes) -> ChannelMask | None:
+    """What :func:`packed` wrote. Raises :class:`WireError` where it does not fit ``layout``."""
+    if not data:
+        return None
+    kept, start = {}, 0
+    for group, size in sorted({} if layout is None else layout.sizes.items()):
+        end = start + -(-size // 8)
+        kept[group] = tuple(sorted(indices_of(data[start:end], size)))
+        start = end
+    if layout is None or start != len(data):
+        raise WireError(f"secure: a mask of {len(data)} bytes does not fit this model")
+    try:
+        return ChannelMask(layout, kept)
+    except ModelError as why:
+        raise WireError(f"secure: a mask is refused: {why}") from None
+
+
+def seed_key(seed: bytes, members: bytes) -> bytes:
+    """The key of a device's own mask over one tier, from its seed; of ``members`` alone, so that a seed never masks
+    what another cohort adds up."""
+    return keystream.derived(seed, members, "own")
+
+
+def pair_key(agreed: bytes, members: bytes, purpose: str, one: str, other: str) -> bytes:
+    """The key of the mask that two devices share, for ``purpose`` (``values`` or ``side``)."""
+    return keystream.derived(agreed, members, "pair", purpose, *sorted((one, other)))
+
+
+def sign(total: Array, at: Array | None, mask: Array, *, plus: bool) -> None:
+    """Add or subtract ``mask`` modulo the dtype, in place: everywhere, or at the places ``at``."""
+    where: Any = slice(None) if at is None else at
+    if plus:
+        total[where] += mask
+    else:
+        total[where] -= mask
+
+
+def summed(streams: Sequence[tuple[bytes, bool]], count: int, dtype: np.dtype[Any]) -> Array:
+    """The signed sum of the masks of keys, modulo the dtype; True adds."""
+    total = np.zeros(count, dtype)
+    for key, plus in streams:
+        sign(total, None, keystream.stream(key, count, dtype), plus=plus)
+    return total

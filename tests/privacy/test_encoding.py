@@ -1,0 +1,147 @@
+"""Values as whole numbers, coordinates as rows, messages as bytes."""
+
+import numpy as np
+import pytest
+from cohorts import COORDINATES, LAYOUT, NAMES, SHAPES, contributions, device, mask, terms_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from talaria.errors import AggregationError, ConfigError, TooLarge, WireError
+from talaria.model.masks import gather
+from talaria.privacy import messages, roster
+from talaria.privacy.fixed_point import Grid
+from talaria.privacy.neighbours import bitsets, chances, graph, smallest_part
+from talaria.privacy.terms import Terms
+
+
+@pytest.mark.parametrize(("bits", "most"), [(16, 1), (16, 100), (32, 1), (32, 100), (32, 1024)])
+@pytest.mark.parametrize("side", [-1e30, 1e30])
+def test_no_sum_leaves_the_modulus(bits: int, most: int, side: float) -> None:
+    grid = Grid(bits, most)
+    worst = grid.encode(np.full(3, side, np.float32), 0.7, 1.0)
+    assert abs(int(grid.signed(worst)[0])) == grid.unit
+    total = (worst.astype(np.uint64) * most).astype(grid.dtype)
+    assert grid.signed(total).tolist() == [int(np.sign(side)) * grid.unit * most] * 3
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=9), st.floats(0.01, 1), st.sampled_from((16, 32)))
+def test_each_value_is_off_by_half_a_step_at_most(values: list[float], share: float, bits: int) -> None:
+    grid, x = Grid(bits, 9), np.array(values)
+    back = grid.decode(grid.encode(x, 2.0, share), 2.0)
+    assert np.abs(back - share * x).max() <= 0.5 * 2.0 / grid.unit * (1 + 1e-9)
+
+
+def test_what_is_no_number_or_leaves_no_bits_is_refused() -> None:
+    with pytest.raises(AggregationError, match="NaN"):
+        Grid(32, 3).encode(np.array([1.0, np.nan]), 1, 1)
+    with pytest.raises(ConfigError, match="bits"):
+        Grid(8, 3)
+    with pytest.raises(ConfigError, match="bits=32"):
+        Grid(16, 1024)
+
+
+@given(st.integers(0, 2**32))
+def test_rows_are_what_masks_keep(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    one = mask(rng)
+    dense = {k: rng.normal(size=s).astype(np.float32) for k, s in SHAPES.items()}
+    flat = np.concatenate([v.reshape(-1) for v in dense.values()])
+    compact = np.concatenate([v for _, v in COORDINATES.flat(gather(dense, one), one)])
+    assert np.array_equal(flat[COORDINATES.values(COORDINATES.rows(one))], compact)
+    other = COORDINATES.rows(mask(rng))
+    rows = COORDINATES.rows(one)
+    at = COORDINATES.within(rows, rows & other)
+    assert np.array_equal(compact if at is None else compact[at], flat[COORDINATES.values(rows & other)])
+    assert roster.mask_of(LAYOUT, roster.packed(one)) == (None if one.is_full else one)
+
+
+@given(st.integers(2, 12), st.integers(0, 5), st.binary(min_size=32, max_size=32))
+def test_neighbours_are_mutual_and_as_many_as_asked(devices: int, half: int, seed: bytes) -> None:
+    names = [f"n{i:02}" for i in range(devices)]
+    edges = graph(names, 2 * half, seed)
+    want = devices - 1 if half == 0 or 2 * half >= devices - 1 else 2 * half
+    for name, others in edges.items():
+        assert len(others) == want
+        assert name not in others
+        assert all(name in edges[other] for other in others)
+    assert smallest_part((1 << devices) - 1, bitsets(edges, names)) == devices
+
+
+def test_the_smallest_part_is_found() -> None:
+    edges = bitsets({"a": ("b",), "b": ("a", "c"), "c": ("b",), "d": ("e",), "e": ("d",)}, "abcde")
+    assert smallest_part(0b11111, edges) == 2
+    assert smallest_part(0b00111, edges) == 3
+    assert smallest_part(0b00101, edges) == 1
+    assert smallest_part(0, edges) == 0
+
+
+def test_chances_are_exact_where_they_can_be_counted() -> None:
+    # 4 devices, all share with all: a round fails where more than 1 of 4 leaves; 3 colluding ones open the fourth.
+    assert chances(4, 3, 3, colluding=2, leaving=1) == (0.0, 0.0)
+    assert chances(4, 3, 3, colluding=3, leaving=2) == (1.0, 1.0)
+    fails, shows = chances(100, 40, 25, colluding=10, leaving=10)
+    assert fails < 1e-6
+    assert shows == 0.0
+
+
+def every_message() -> list[messages.Message]:
+    terms = terms_of(2, most_weight=9, metrics=("loss",))
+    given_ = contributions(NAMES[:3], 0, terms)
+    devices = {name: device(terms, name, one) for name, one in given_.items()}
+    from cohorts import AUTHORITY
+
+    from talaria.privacy.coordinator import CoordinatorHalf
+
+    coordinator = CoordinatorHalf(terms, COORDINATES, AUTHORITY.public)
+    out: list[messages.Message] = [half.advert() for half in devices.values()]
+    for advert in tuple(out):
+        coordinator.receive(advert)
+    while coordinator.phase != "openings" or not coordinator.complete:
+        for name, message in coordinator.proceed().items():
+            answer = devices[name].receive(message)
+            out += [message, answer]
+            coordinator.receive(answer)
+    return out
+
+
+def test_messages_come_back_from_their_bytes_and_nothing_else_does() -> None:
+    found = every_message()
+    assert {type(one) for one in found} == set(messages.ALL)
+    rng = np.random.default_rng(0)
+    for one in found:
+        data = one.encode()
+        assert messages.decode(data) == one
+        for _ in range(5):
+            cut = data[: int(rng.integers(len(data)))]
+            with pytest.raises(WireError):
+                messages.decode(cut)
+        with pytest.raises(TooLarge):
+            messages.decode(data, len(data) - 1)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_wire_error(data: bytes) -> None:
+    with pytest.raises(WireError):
+        messages.decode(data)
+    with pytest.raises(WireError):
+        Terms.decode(data)
+
+
+def test_terms_come_back_and_are_checked() -> None:
+    terms = terms_of(3, metrics=("loss",), degree=4, own_threshold=3)
+    assert Terms.decode(terms.encode()) == terms
+    assert Terms.decode(terms.encode()).digest == terms.digest
+    for wrong in (
+        {"threshold": 1},
+        {"threshold": 10},
+        {"threshold": 3, "holders": 1},
+        {"threshold": 3, "degree": 3},
+        {"threshold": 3, "degree": 4, "own_threshold": 2},
+        {"threshold": 3, "own_threshold": 2},
+        {"threshold": 3, "bits": 24},
+        {"threshold": 3, "bound": float("nan")},
+        {"threshold": 3, "most_weight": 1 << 31},
+        {"threshold": 3, "metrics": ("a", "a")},
+    ):
+        with pytest.raises(ConfigError):
+            terms_of(**wrong)  # type: ignore[arg-type]
