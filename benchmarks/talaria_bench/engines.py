@@ -21,10 +21,13 @@ CASES: tuple[tuple[str, tuple[int, ...], int, int, str, float], ...] = (
     ("fmnist_cnn", (1, 28, 28), 10, 10, "all", 1.0),
     ("mobilenet_v3_small", (3, 64, 64), 10, 8, "all", 1.0),
     ("resnet18", (3, 64, 64), 10, 8, "all", 1.0),
+    ("talaria_bench.sequences:transformer", (6, 32), 7, 16, "all", 1.0),
+    ("talaria_bench.sequences:gru", (6, 32), 7, 16, "all", 1.0),
 )
 """Model, input, classes, batch, what is trained, share of the channels that is kept."""
 AIMS = {"imu_cnn all 1.0": 0.75, "imu_cnn all 0.5": 0.75, "imu_cnn head 1.0": 0.3, "mlp all 1.0": 0.14}
 AIMS |= {"fmnist_cnn all 1.0": 1.0, "mobilenet_v3_small all 1.0": 1.0, "resnet18 all 1.0": 1.2}
+AIMS |= {"talaria_bench.sequences:transformer all 1.0": 0.35, "talaria_bench.sequences:gru all 1.0": 0.3}
 TRAININGS: tuple[tuple[str, tuple[int, ...], int, tuple[Literal["body", "adapters", "head"], ...], str | None], ...] = (
     ("imu_cnn", (6, 100), 7, ("head",), None),
     ("fmnist_cnn", (1, 28, 28), 10, ("head",), None),
@@ -69,7 +72,7 @@ def engines(
     )
     for row in figures["steps"]:
         typer.echo(
-            f"{row['model']:20}{row['trained']:>8}{row['keep']:>6}{row['batch']:>7}{row['bytes']:>8}"
+            f"{row['model'].rpartition(':')[2]:20}{row['trained']:>8}{row['keep']:>6}{row['batch']:>7}{row['bytes']:>8}"
             f"{row['torch_ms']:>10.3f}{row['program_ms']:>8.3f}{row['ratio']:>7.2f}{row['aim']:>6}"
         )
     typer.echo(f"\n{EPOCHS} epochs of {SAMPLES} samples in the upper part, programs to torch: whole, on kept features")

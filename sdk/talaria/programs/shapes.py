@@ -225,7 +225,21 @@ def _gather(node: Node, given: list[Value]) -> Found:
     x, axis, at = given[0], node.get("axis", 0), _numbers(given[1])
     if not all(0 <= i < x.shape[axis] for i in at):
         raise ValueError(f"places {at}")
-    return Value((*x.shape[:axis], len(at), *x.shape[axis + 1 :]), x.dtype), 0
+    many = (len(at),) if given[1].shape else ()
+    return Value((*x.shape[:axis], *many, *x.shape[axis + 1 :]), x.dtype), 0
+
+
+def _flatten(node: Node, given: list[Value]) -> Found:
+    x, axis = given[0], node.get("axis")
+    if not 0 < axis < len(x.shape):
+        raise ValueError(f"axis {axis}")
+    return Value((math.prod(x.shape[:axis]), math.prod(x.shape[axis:])), x.dtype), 0
+
+
+def _softmax(node: Node, given: list[Value]) -> Found:
+    if not 0 <= node.get("axis") < len(given[0].shape):
+        raise ValueError(f"axis {node.get('axis')}")
+    return _alike(node, given)
 
 
 def _expand(node: Node, given: list[Value]) -> Found:
@@ -275,12 +289,13 @@ def _transposed(node: Node, given: list[Value]) -> Found:
     return Value((x[0], w[1], *out)), math.prod(x) * math.prod(w[1:])
 
 
-_ALIKE = ("Erf", "Exp", "Identity", "LogSoftmax", "Neg", "Not", "Reciprocal", "Relu", "Sigmoid", "Sign", "Sqrt", "Tanh")
+_ALIKE = ("Erf", "Exp", "Identity", "Neg", "Not", "Reciprocal", "Relu", "Sigmoid", "Sign", "Sqrt", "Tanh")
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_ALIKE, _alike),
     **dict.fromkeys(("Add", "And", "Div", "Max", "Mul", "Sub"), _together),
     **dict.fromkeys(("Equal", "Greater", "Less"), _compared),
     **dict.fromkeys(("Gemm", "MatMul"), _product),
+    **dict.fromkeys(("LogSoftmax", "Softmax"), _softmax),
     **dict.fromkeys(("ReduceMean", "ReduceSum"), _reduce),
     **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
     "Cast": _cast,
@@ -289,6 +304,7 @@ RULES: Mapping[str, Rule] = {
     "Conv": _convolved,
     "ConvTranspose": _transposed,
     "Expand": _expand,
+    "Flatten": _flatten,
     "Gather": _gather,
     "OneHot": _one_hot,
     "Pad": _pad,
@@ -308,6 +324,7 @@ _ATTRIBUTES: Mapping[str, Sequence[str]] = {
     "Concat": ("axis",),
     "Conv": ("group", *_POOL),
     "ConvTranspose": _POOL,
+    "Flatten": ("axis",),
     "Gather": ("axis",),
     "Gemm": ("beta", "transA", "transB"),
     "LogSoftmax": ("axis",),
@@ -315,5 +332,6 @@ _ATTRIBUTES: Mapping[str, Sequence[str]] = {
     "ReduceMean": ("keepdims",),
     "ReduceSum": ("keepdims",),
     "Shape": ("end", "start"),
+    "Softmax": ("axis",),
     "Transpose": ("perm",),
 }

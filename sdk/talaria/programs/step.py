@@ -6,17 +6,23 @@ is normalized. Sources: Sutskever et al. 2013 for momentum as torch.optim.SGD ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from inspect import signature
 from typing import Any
 
 from torch import fx
-from torch.nn import Module
+from torch.nn import Identity, Module, MultiheadAttention
 
 from talaria.errors import ConfigError, ModelError
 from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
-from talaria.programs.layers.base import Map, Pullback, Step, refused
-from talaria.programs.layers.table import FUNCTIONS, LAYERS, rule_of
+from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
+from talaria.programs.layers.calls import BATCH as ANY_BATCH
+from talaria.programs.layers.calls import CALLS, Batch, part
+from talaria.programs.layers.sequence import Weight, sizes
+from talaria.programs.layers.table import FUNCTIONS, LAYERS, MENDS, PARTS, PASSES, rule_of
 from talaria.training import loop
 from talaria.types import Recipe
 
@@ -55,8 +61,8 @@ def graph_of(
         draft.input("pull", ())
     step = Step(draft, head)
     done = forward(step, module, x)
-    if done.out.space:
-        raise ModelError(f"program: the model gives maps of {done.out.space}; end it with Flatten and Linear")
+    if done.out.space or done.out.lead:
+        raise ModelError(f"program: the model gives maps of {sizes(done.out)}; end it with Flatten and Linear")
     loss, slope = _cross_entropy(step, done.out.value, classes, recipe.smoothing)
     done.last.slopes.append(slope)
     backward(draft, done.tape)
@@ -134,6 +140,8 @@ class _Tracer(fx.Tracer):
 
     def call_module(self, m: Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As fx follows it; of a module that is used twice the last time stays, as with a hook."""
+        plain = PASSES.get(type(m))
+        forward = forward if plain is None else partial(plain, m)
         name, found = self.path_of_module(m), super().call_module(m, forward, args, kwargs)
         if args and isinstance(args[0], fx.Proxy):
             self.into[name] = args[0].node
@@ -143,6 +151,8 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         """Whatever has a rule is one layer, and so are torch's own; the rest is looked into."""
+        if type(m) in PASSES:
+            return False
         return rule_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -160,12 +170,13 @@ def forward(step: Step, module: Module, x: Map) -> Passed:
             "write it as layers without conditions, or train this model with torch"
         ) from None
     maps: dict[fx.Node, Map] = {}
+    held: dict[fx.Node, Any] = {}
     tape: dict[fx.Node, Entry] = {}
     for node in traced.nodes:
         if node.op == "placeholder":
             if maps:
                 raise ModelError(f"program: the model takes {node.name!r} too; give it one input")
-            maps[node] = x
+            held[node] = maps[node] = x
             continue
         if node.op == "output":
             (last,) = node.args
@@ -173,36 +184,160 @@ def forward(step: Step, module: Module, x: Map) -> Passed:
                 raise ModelError("program: the model gives more than the logits of its last layer; give one output")
             ordered = {**{n: e for n, e in tape.items() if n is not last}, last: tape[last]}
             return Passed(maps[last], ordered, maps, tracer.into, tracer.out_of)
-        layer, rule, own = _rule(node, module)
-        read = [arg for arg in node.args if isinstance(arg, fx.Node)]
+        found = _found(step, node, module, held)
+        if not isinstance(found, _Layer):
+            held[node] = found
+            continue
+        layer, rule, own, read = found.layer, found.rule, found.own, found.read
         if any(one not in maps for one in read) or not read:
             raise refused(layer, "reads what no program holds", "feed it maps only")
         if _in_place(node, own) and len(read[0].users) > 1:
             raise refused(layer, "changes in place what another layer reads", "use inplace=False")
-        trains = any(p.requires_grad for p in own.parameters())
-        maps[node], back = rule(step, layer, own, [maps[one] for one in read])
+        trains = any(p.requires_grad for p in own.parameters()) or found.trains
+        held[node], back = rule(step, layer, own, [maps[one] for one in read])
+        maps[node] = held[node]
         tape[node] = Entry(read, back, trains or any(tape[one].trains for one in read if one in tape))
     raise ModelError("program: the model gives nothing; return its logits")
 
 
-def _rule(node: fx.Node, module: Module) -> tuple[str, Any, Module]:
+@dataclass
+class _Layer:
+    """What a node of the pass does: its rule, and the nodes that it reads."""
+
+    layer: str
+    rule: Rule
+    own: Module
+    read: list[fx.Node]
+    trains: bool = False
+
+
+_HARMLESS = ("need_weights", "average_attn_weights")
+
+
+def _alone(own: Module, node: fx.Node, held: Mapping[fx.Node, Any]) -> bool:
+    """Whether a layer is called with what its rule reads alone: a recurrent one without a first state."""
+    nodes = [one for one in node.args if isinstance(one, fx.Node) and isinstance(held.get(one), Map)]
+    return len(nodes) == len(node.args) == (3 if isinstance(own, MultiheadAttention) else 1)
+
+
+@dataclass
+class _Several:
+    """What gives several values: the rule of each, by how it is taken."""
+
+    layer: str
+    own: Module
+    read: list[fx.Node]
+    rules: Mapping[str, Rule]
+    inner: tuple[object, ...] = ()
+
+
+def _found(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any]) -> Any:
+    """The layer that a node is, or what it stands for where it is none: a shape, a number, a parameter."""
+    if node.op == "get_attr":
+        layer, _, name = str(node.target).rpartition(".")
+        owner = module.get_submodule(layer)
+        if name not in dict(owner.named_parameters(recurse=False)):
+            raise refused(node.name, f"reads {node.target!r}, which is no parameter", "make it an nn.Parameter")
+        return Weight(layer, name, owner)
+    read = [arg for arg in node.args if isinstance(arg, fx.Node)]
     if node.op == "call_module":
-        layer = str(node.target)
-        own = module.get_submodule(layer)
+        layer, own = str(node.target), module.get_submodule(str(node.target))
+        odd = {key: one for key, one in node.kwargs.items() if key not in _HARMLESS and one not in (None, False)}
+        if odd or (type(own) in PARTS and not _alone(own, node, held)):
+            raise refused(layer, f"is called with {sorted(odd) or 'more than its input'}", "call it with maps alone")
+        if type(own) in PARTS:
+            return _Several(layer, own, read, PARTS[type(own)])
         rule = rule_of(own)
         if rule is None:
-            known = ", ".join(sorted(kind.__name__ for kind in LAYERS))
-            raise refused(layer, f"is a {type(own).__name__}, which has no rule", f"use layers among {known}")
-        return layer, rule, own
+            known = ", ".join(sorted(kind.__name__ for kind in (*LAYERS, *PARTS, *PASSES)))
+            mend = MENDS.get(type(own), f"use layers among {known}")
+            raise refused(layer, f"is a {type(own).__name__}, which has no rule", mend)
+        return _Layer(layer, rule, own, read)
+    args, named = fx.node.map_arg((node.args, dict(node.kwargs)), held.__getitem__)
+    return _called(step, node, args, named, read)
+
+
+def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, Any], read: list[fx.Node]) -> Any:
+    """A function, with its arguments."""
     target: Any = node.target
+    name, first = getattr(target, "__name__", str(target)), args[0] if args else None
+    if isinstance(first, _Several):
+        return _taken(node, first, args[1:], name)
+    if isinstance(first, Map) and (name in ("size", "dim", "ndim") or (name == "getattr" and args[1] in ("shape",))):
+        whole = (ANY_BATCH, *(step.known(one) for one in sizes(first)))
+        return len(whole) if name == "dim" else whole[args[1]] if name == "size" and args[1:] else whole
+    if isinstance(first, Map) and name == "chunk" and (args[2:] or (named.get("dim"),))[0] in (-1, len(sizes(first))):
+        rules = {str(i): _with(partial(part, many=args[1], place=i)) for i in range(args[1])}
+        return _Several(node.name, Identity(), read, rules)
+    if getattr(target, "__module__", "") == "_operator" and not any(isinstance(a, Map | Weight) for a in args):
+        try:
+            return target(*args)
+        except TypeError:
+            raise refused(node.name, "reckons with the batch's size", "keep the batch first and whole") from None
     found = FUNCTIONS.get(target) if node.op in ("call_function", "call_method") else None
-    plain = all(isinstance(arg, fx.Node) for arg in node.args) and not node.kwargs
-    if getattr(target, "__name__", target) == "flatten":
-        plain = (list(node.args[1:]) == [1] and not node.kwargs) or node.kwargs == {"start_dim": 1}
-    if found is None or not plain:
-        what = getattr(target, "__name__", str(target))
-        raise refused(node.name, f"is the function {what}{node.args[1:]}, which has no rule", "use layers of torch.nn")
-    return node.name, *found
+    plain = all(isinstance(arg, Map) for arg in args) and not named
+    if name == "flatten":
+        plain = (list(args[1:]) == [1] and not named) or named == {"start_dim": 1}
+    if name == "gelu":
+        plain = len(args) == 1 and named.get("approximate", "none") == "none"
+    if name in ("relu", "silu"):
+        plain = len(args) == 1
+    if found is not None and plain:
+        return _Layer(node.name, *found, read)
+    call = CALLS.get(target)
+    known = (Map, Weight, Batch, int, float, tuple, list, slice, type(None))
+    if call is None or not all(isinstance(one, known) for one in (*args, *named.values())):
+        what = f"{name}{node.args[1:]}"
+        raise refused(node.name, f"is the function {what}, which has no rule", "use layers of torch.nn")
+    weights = [one.tensor.requires_grad for one in args if isinstance(one, Weight)]
+    mapped = [one for one in read if isinstance(args[node.args.index(one)], Map)]
+    mapped += [one for one in named_maps(node) if one not in mapped]
+    try:
+        signature(call).bind(step, node.name, *args, **named)
+    except TypeError:
+        raise refused(node.name, f"calls {name} in another way", "use layers of torch.nn") from None
+    places = [i for i, one in enumerate(args) if isinstance(one, Map)]
+    keys = [key for key, one in named.items() if isinstance(one, Map)]
+
+    def rule(step: Step, layer: str, own: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+        filled = list(args)
+        for place, x in zip(places, given, strict=False):
+            filled[place] = x
+        rest = dict(zip(keys, given[len(places) :], strict=True))
+        return call(step, layer, *filled, **{**named, **rest})
+
+    return _Layer(node.name, rule, Identity(), mapped, any(weights))
+
+
+def named_maps(node: fx.Node) -> list[fx.Node]:
+    """The nodes among a node's named arguments."""
+    return [one for one in node.kwargs.values() if isinstance(one, fx.Node)]
+
+
+def _with(call: Any) -> Rule:
+    return lambda step, layer, own, given: call(step, layer, given[0])
+
+
+def _taken(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str) -> Any:
+    """One value of several. The states of a recurrent layer have the batch second: only the last one is taken."""
+    if not node.users:
+        return None
+    layer, rules = several.layer, several.rules
+    way = (*several.inner, "squeeze" if name == "squeeze" else index[0] if index else None)
+    layers = getattr(several.own, "num_layers", 1)
+    if "last" in rules and way == (0,) and all(_last_moment(user) for user in node.users):
+        return replace(several, inner=way)
+    if "last" in rules and way == (1,):
+        return replace(several, inner=way)
+    last = way in ((0, (slice(None), -1)), (1, -1), (1, layers - 1)) or (way == (1, "squeeze") and layers == 1)
+    taken = "last" if last and "last" in rules else str(way[0]) if len(way) == 1 else ""
+    if name not in ("getitem", "squeeze") or taken not in rules:
+        raise refused(layer, f"gives several values, of which {node.name} takes {index!r}"[:160], "take its first one")
+    return _Layer(layer, rules[taken], several.own, several.read)
+
+
+def _last_moment(user: fx.Node) -> bool:
+    return user.target is operator.getitem and user.args[1] == (slice(None), -1)
 
 
 def _in_place(node: fx.Node, own: Module) -> bool:

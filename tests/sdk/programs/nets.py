@@ -33,6 +33,87 @@ class Gated(nn.Module):
         return self.head(self.flatten(torch.mul(y, torch.relu(y))))
 
 
+class Sequences(nn.Module):
+    """Whatever ``layers`` make of a sequence (batch, length, channels), and a head over its mean or its last moment."""
+
+    def __init__(self, *layers: nn.Module, wide: int, last: bool = False, turn: bool = True) -> None:
+        super().__init__()
+        self.layers, self.head, self.last, self.turn = nn.Sequential(*layers), nn.Linear(wide, 4), last, turn
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers(x.transpose(1, 2) if self.turn else x)
+        return self.head(y[:, -1] if self.last else y.mean(dim=1))
+
+
+class Recurrent(nn.Module):
+    """A GRU above a convolution, read in one of the ways in which people read it."""
+
+    def __init__(self, way: str, layers: int = 1, bias: bool = True) -> None:
+        super().__init__()
+        self.conv, self.gru = nn.Conv1d(3, 4, 3), nn.GRU(4, 5, layers, batch_first=True, bias=bias)
+        self.head, self.way = nn.Linear(5, 4), way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states, _ = self.gru(self.conv(x).transpose(1, 2))
+        return self.head(states.mean(1) + states[:, -1])
+
+
+class Recent(Recurrent):
+    """Only the last state is looked at, so that no moment before it gets a slope of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.way == "out":
+            states, _ = self.gru(self.conv(x).permute(0, 2, 1))
+            return self.head(states[:, -1])
+        _, last = self.gru(self.conv(x).permute(0, 2, 1))
+        return self.head(last[-1] if self.way == "state" else last.squeeze(0))
+
+
+class Written(nn.Module):
+    """Attention written out, in heads, with positions; ``how`` says in which words."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.all, self.out = nn.Linear(3, 8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.places, self.norm, self.head = nn.Parameter(torch.randn(1, 12, 8)), nn.LayerNorm(8), nn.Linear(8, 4)
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x.permute(0, 2, 1)) + self.places
+        batch, length, wide = x.shape
+        q, k, v = self.all(x).chunk(3, dim=-1)
+        q, k, v = (one.view(batch, length, 2, wide // 2).transpose(1, 2) for one in (q, k, v))
+        if self.how == "fused":
+            y = nn.functional.scaled_dot_product_attention(q, k, v)
+        else:
+            share = torch.softmax(q @ k.transpose(-2, -1) / (wide // 2) ** 0.5, dim=-1)
+            y = torch.matmul(share * 1.0, v)
+        y = y.transpose(1, 2).contiguous().view(x.size(0), length, wide)
+        x = self.norm(x + self.out(y)) * 0.5 + 1 - 0.25
+        return self.head(x.mean(1))
+
+
+class Attending(nn.Module):
+    """Attention as torch's own layer, between two turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.conv = nn.MultiheadAttention(6, 2, batch_first=True, bias=False), nn.Conv1d(6, 4, 1)
+        self.embed, self.head = nn.Linear(3, 6), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x.transpose(1, 2))
+        y, _ = self.attention(x, x, x, need_weights=False)
+        return self.head(self.conv((x - y).transpose(1, 2)).mean(-1))
+
+
+def encoder(**options: object) -> nn.Module:
+    """torch's own transformer of two layers; it drops no attention weights."""
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, **options)
+    layer.self_attn.dropout = 0.0
+    return nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False)
+
+
 def maps(*layers: nn.Module, wide: int, classes: int = 4) -> nn.Module:
     """``layers`` over maps, and a head over the ``wide`` values that come out."""
     net = nn.Sequential(*layers, nn.Flatten())
@@ -70,6 +151,25 @@ NETS = {
     "zero_pad": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.ZeroPad2d((1, 0, 2, 1)), nn.Conv2d(4, 2, 3, 2), wide=40)),
     "stochastic_depth": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), StochasticDepth(0.4, "row"), wide=288)),
     "stochastic_depth_of_features": ((5,), lambda: maps(nn.Linear(5, 6), StochasticDepth(0.4, "row"), wide=6)),
+    "linear_of_sequences": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), wide=5)),
+    "linear_of_maps": (LINE, lambda: maps(nn.Linear(12, 5), nn.Conv1d(3, 4, 1), nn.Flatten(), wide=20)),
+    "sequence_as_map": ((12, 3), lambda: Sequences(nn.Linear(3, 5), nn.Conv1d(12, 4, 1), wide=5, turn=False)),
+    "flat_sequence": (LINE, lambda: maps(nn.LayerNorm(12), nn.Linear(12, 2), wide=6)),
+    "layer_norm": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.LayerNorm(6), nn.Linear(6, 5), wide=5, last=True)),
+    "plain_layer_norm": ((5,), lambda: maps(nn.Linear(5, 6), nn.LayerNorm(6, elementwise_affine=False), wide=6)),
+    "group_norm": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), wide=168)),
+    "group_norm_of_features": ((5,), lambda: maps(nn.Linear(5, 6), nn.GroupNorm(3, 6), nn.Tanh(), wide=6)),
+    "softmax": ((5,), lambda: maps(nn.Linear(5, 6), nn.Softmax(dim=-1), wide=6)),
+    "attention": (LINE, Attending),
+    "attention_written": (LINE, lambda: Written("out")),
+    "attention_fused": (LINE, lambda: Written("fused")),
+    "encoder": (LINE, lambda: Sequences(nn.Linear(3, 8), encoder(dropout=0.0, activation="gelu"), wide=8)),
+    "dropout_in_encoder": (LINE, lambda: Sequences(nn.Linear(3, 8), encoder(dropout=0.2, norm_first=True), wide=8)),
+    "gru": (LINE, lambda: Recurrent("mean")),
+    "gru_layers": (LINE, lambda: Recurrent("mean", 2, bias=False)),
+    "gru_out": (LINE, lambda: Recent("out", 2)),
+    "gru_state": (LINE, lambda: Recent("state", 2)),
+    "gru_only": (LINE, lambda: Recent("only")),
     **{
         type(layer).__name__: (LINE, lambda layer=layer: maps(nn.Conv1d(3, 4, 1), layer, wide=48))
         for layer in (

@@ -137,6 +137,36 @@ class Odd(nn.Module):
         return self.head(self.flatten(self.do(self.first(x))))
 
 
+class Cross(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x * 2, x)[0]
+
+
+class Masked(Cross):
+    def forward(self, x):
+        return self.attention(x, x, x, attn_mask=x)[0]
+
+
+class Causal(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+class Gru(nn.Module):
+    def __init__(self, first=False, take=0, batch_first=True, **options) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(12, 4, batch_first=batch_first, **options), nn.Linear(4, 4)
+        self.first, self.take = first, take
+
+    def forward(self, x):
+        found = self.gru(x, x) if self.first else self.gru(x)
+        return self.head(found[self.take].mean(1))
+
+
 def late(x):
     y = x * 2
     return y if x.sum() > 0 else x
@@ -153,10 +183,28 @@ def late(x):
         (lambda: nets.maps(first(), nn.BatchNorm1d(3, track_running_stats=False), wide=36), "running mean"),
         (lambda: nets.maps(first(), nn.GELU(approximate="tanh"), wide=36), "approximate"),
         (lambda: nets.maps(first(), nn.AdaptiveAvgPool1d(2), wide=6), "pools to"),
-        (lambda: nets.maps(nn.Linear(12, 12), wide=36), "Flatten"),
+        (lambda: nets.maps(first(), nn.Linear(12, 12), wide=36), "turn the channels"),
+        (lambda: nets.maps(nn.LayerNorm((3, 12)), wide=36), "normalize the last dimension"),
+        (lambda: nets.Sequences(nn.Embedding(3, 4), wide=4), "one-hot"),
+        (lambda: nets.Sequences(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), wide=8), "0.1"),
+        (lambda: nets.Sequences(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 8, 0.0), wide=8), "batch_first=True"),
+        (lambda: nets.maps(nn.Linear(12, 4), Cross(), wide=12), "from one sequence to another"),
+        (lambda: nets.maps(nn.Linear(12, 4), Masked(), wide=12), "attn_mask"),
+        (lambda: nets.maps(nn.Linear(12, 4), Causal(), wide=12), "masks"),
+        (lambda: Gru(bidirectional=True), "bidirectional"),
+        (lambda: Gru(batch_first=False), "batch_first=True"),
+        (lambda: Gru(num_layers=2, dropout=0.5), "dropout=0.5"),
+        (lambda: Gru(first=True), "more than its input"),
+        (lambda: Gru(take=1), "gives several values"),
         (lambda: Odd(torch.cumsum), "cumsum"),
-        (lambda: Odd(lambda x: x + 1), "add"),
-        (lambda: Odd(lambda x: x - x), "sub"),
+        (lambda: Odd(lambda x: x[:, ::2]), "takes"),
+        (lambda: Odd(lambda x: x.view(x.shape[0] * 3, 12)), "batch"),
+        (lambda: Odd(lambda x: x.transpose(0, 1)), "keep the batch first"),
+        (lambda: Odd(lambda x: x @ x), "multiplies"),
+        (lambda: Odd(lambda x: x.mean(0)), "averages"),
+        (lambda: Odd(lambda x: torch.softmax(x, 0)), "dim=-1"),
+        (lambda: Odd(lambda x: x.chunk(5, -1)[0]), "equal parts"),
+        (lambda: Odd(lambda x: x + torch.ones(3)), "no parameter"),
         (lambda: Odd(lambda x: nn.functional.dropout(x, 0.5)), "dropout"),
         (lambda: Odd(late), "depends on its values"),
     ],

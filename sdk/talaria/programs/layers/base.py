@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from torch import Tensor
 from torch.nn import Module
 
 from talaria.errors import ModelError
@@ -14,19 +15,21 @@ from talaria.programs.graph import Draft, Size
 
 @dataclass(frozen=True)
 class Map:
-    """What flows between layers: (channels, batch, *space), or (batch, channels) where ``space`` is empty or the step
-    only looks.
+    """What flows between layers: (channels, batch, *space), where the step only looks (batch, channels, *space);
+    without ``space`` rows of channels, (batch x lead, channels).
 
-    ``channels`` is a number, or the name of a width that a mask may narrow.
+    ``channels`` is a number, or the name of a width that a mask may narrow. ``lead`` are the sizes between the batch
+    and channels that come last.
     """
 
     value: str
     channels: Size
     space: tuple[int, ...] = ()
+    lead: tuple[int, ...] = ()
 
     def like(self, value: str) -> Map:
         """Another map of the same sizes."""
-        return Map(value, self.channels, self.space)
+        return Map(value, self.channels, self.space, self.lead)
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -52,16 +55,19 @@ class Step:
     """New values of buffers that follow training."""
     looks: bool = False
     """Whether there is no way back: maps are (batch, channels, *space) then, and convolutions ONNX Runtime's own."""
+    widths: dict[str, int] = field(default_factory=dict)
+    """The unpruned sizes of the names in shapes."""
     rate: str | None = None
     """By which statistics move; None: each layer's own momentum."""
 
     def weight(
-        self, layer: str, name: str, tensor: object, shape: Sequence[Size], dtype: str = "float32"
+        self, layer: str, name: str, tensor: Tensor | None, shape: Sequence[Size], dtype: str = "float32"
     ) -> str | None:
         """The value of a layer's parameter or buffer, an input of the program; None where the layer has none."""
         if tensor is None:
             return None
         port = f"weight/{key(layer, name)}"
+        self.widths |= {label: n for label, n in zip(shape, tensor.shape, strict=True) if isinstance(label, str)}
         return port if self.draft.has(port) else self.draft.input(port, shape, dtype)
 
     def trained(self, module: Module, layer: str, name: str, gradient: Callable[[], str]) -> None:
@@ -71,6 +77,14 @@ class Step:
             return
         made, place = gradient(), key(layer, name)
         self.gradients[place] = self.draft.op("Add", self.gradients[place], made) if place in self.gradients else made
+
+    def known(self, size: Size) -> int:
+        """A size as a number; that of the unpruned model where a mask may narrow it."""
+        if isinstance(size, int) or size in self.widths:
+            return size if isinstance(size, int) else self.widths[size]
+        raise ModelError(
+            f"program: the width {size!r} is turned before any layer weighs it; train this model with torch"
+        )
 
     @property
     def samples(self) -> str:

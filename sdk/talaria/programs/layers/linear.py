@@ -1,4 +1,4 @@
-"""Linear layers over (batch, features)."""
+"""Linear layers over rows of channels."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import cast
 
 from torch.nn import Linear, Module
 
-from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.base import Map, Pullback, Step
 
 
 def linear(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """x W^T + b."""
     own, draft, (x,) = cast(Linear, module), step.draft, given
-    if x.space:
-        raise refused(layer, f"is Linear over maps of {x.space}", "put Flatten before it")
     out = own.out_features if layer == step.head else layer
     weight = step.weight(layer, "weight", own.weight, (out, x.channels))
     bias = step.weight(layer, "bias", own.bias, (out,))
@@ -26,4 +24,4 @@ def linear(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tupl
         step.trained(own, layer, "bias", lambda: draft.sum(g, 0))
         return [draft.op("MatMul", g, weight) if wanted[0] else None]
 
-    return Map(y, out), back
+    return Map(y, out, (), x.lead), back

@@ -1,14 +1,18 @@
-"""BatchNorm in both modes. In train mode a batch of one sample is normalized as in eval mode, as the loop does."""
+"""LayerNorm, GroupNorm, and BatchNorm in both modes.
+
+In train mode BatchNorm takes a batch of one sample as in eval mode, as the loop does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import cast
 
-from torch.nn import Module
+from torch.nn import GroupNorm, LayerNorm, Module
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from talaria.programs.graph import INT
+from talaria.programs.graph import INT, Draft
 from talaria.programs.layers.base import Map, Pullback, Step, no_way_back, refused
 
 
@@ -58,6 +62,78 @@ def batch_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> 
         return [draft.reshape(dx, 0, -1, *x.space) if x.space else dx]
 
     return x.like(y), back
+
+
+def layer_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """Each row by its own mean and variance, over the channels at the end (Ba et al. 2016)."""
+    own, draft, (x,) = cast(LayerNorm, module), step.draft, given
+    if tuple(own.normalized_shape) != (step.known(x.channels),):
+        raise refused(layer, f"goes over {tuple(own.normalized_shape)}", "normalize the last dimension alone")
+    scale = step.weight(layer, "weight", own.weight, (x.channels,))
+    shift = step.weight(layer, "bias", own.bias, (x.channels,))
+    centred = draft.op("Sub", x.value, draft.mean(x.value, 1, keep=True))
+    var = draft.mean(draft.op("Mul", centred, centred), 1, keep=True)
+    rate = draft.op("Reciprocal", draft.op("Sqrt", draft.op("Add", var, draft.constant(own.eps))))
+    even = draft.op("Mul", centred, rate)
+    y = even if scale is None else draft.op("Mul", even, scale)
+    y = y if shift is None else draft.op("Add", y, shift)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        step.trained(own, layer, "weight", lambda: draft.sum(draft.op("Mul", g, even), 0))
+        step.trained(own, layer, "bias", lambda: draft.sum(g, 0))
+        if not wanted[0]:
+            return [None]
+        return [_through(draft, g if scale is None else draft.op("Mul", g, scale), even, rate, 1)]
+
+    return x.like(y), back
+
+
+def group_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """Each sample's groups of channels by their own mean and variance (Wu and He 2018)."""
+    own, draft, (x,) = cast(GroupNorm, module), step.draft, given
+    wide, each = (own.num_channels,), own.num_channels // own.num_groups
+    scale, shift = (step.weight(layer, name, getattr(own, name), wide) for name in ("weight", "bias"))
+
+    def apart(value: str) -> str:
+        """Groups as rows, (groups of samples, what one holds); the samples of a group stand together."""
+        if x.space and not step.looks:
+            value = draft.transpose(value, 1, 0, *range(2, 2 + len(x.space)))
+        return draft.reshape(value, -1, each * prod(x.space))
+
+    def together(value: str) -> str:
+        value = draft.reshape(value, -1, own.num_channels, *x.space)
+        return draft.transpose(value, 1, 0, *range(2, 2 + len(x.space))) if x.space and not step.looks else value
+
+    def beside(value: str) -> str:
+        ones = [1] * len(x.space)
+        return draft.reshape(value, *([-1, *ones] if step.looks else [-1, 1, *ones])) if x.space else value
+
+    rows = apart(x.value)
+    centred = draft.op("Sub", rows, draft.mean(rows, 1, keep=True))
+    var = draft.mean(draft.op("Mul", centred, centred), 1, keep=True)
+    rate = draft.op("Reciprocal", draft.op("Sqrt", draft.op("Add", var, draft.constant(own.eps))))
+    even = draft.op("Mul", centred, rate)
+    y = together(even)
+    y = y if scale is None else draft.op("Mul", y, beside(scale))
+    y = y if shift is None else draft.op("Add", y, beside(shift))
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        over = [1, *range(2, 2 + len(x.space))] if x.space else [0]
+        step.trained(own, layer, "weight", lambda: draft.sum(draft.op("Mul", g, together(even)), *over))
+        step.trained(own, layer, "bias", lambda: draft.sum(g, *over))
+        if not wanted[0]:
+            return [None]
+        met = g if scale is None else draft.op("Mul", g, beside(scale))
+        return [together(_through(draft, apart(met), even, rate, 1))]
+
+    return x.like(y), back
+
+
+def _through(draft: Draft, g: str, even: str, rate: str, axis: int) -> str:
+    """The gradient by what was made even (mean 0, variance 1) along ``axis``."""
+    along = draft.op("Mul", even, draft.mean(draft.op("Mul", g, even), axis, keep=True))
+    rest = draft.op("Sub", draft.op("Sub", g, draft.mean(g, axis, keep=True)), along)
+    return draft.op("Mul", rest, rate)
 
 
 def _standing(

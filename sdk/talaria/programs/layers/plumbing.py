@@ -8,8 +8,10 @@ from typing import Any, cast
 
 from torch.nn import Dropout, Flatten, Module, ZeroPad2d
 
+from talaria.programs.graph import Size
 from talaria.programs.layers import windows
 from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.sequence import closed, filled, opened, sizes
 
 
 def flatten(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
@@ -17,6 +19,8 @@ def flatten(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tup
     draft, (x,) = step.draft, given
     if isinstance(module, Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         raise refused(layer, f"flattens {module.start_dim}..{module.end_dim}", "use Flatten() as it is by default")
+    if x.lead:
+        return _flat_rows(step, x)
     if not x.space:
         return x, lambda g, wanted: [g]
     rank, size = len(x.space) + 2, prod(x.space)
@@ -30,6 +34,17 @@ def flatten(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tup
     return Map(y, wide), back
 
 
+def _flat_rows(step: Step, x: Map) -> tuple[Map, Pullback]:
+    size = prod(x.lead)
+    wide: Size = x.channels * size if isinstance(x.channels, int) else f"{x.channels}*{size}"
+    y = step.draft.op("Flatten", opened(step, x.value, x), axis=1)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        return [closed(step, step.draft.reshape(g, 0, *x.lead, -1), x)]
+
+    return Map(y, wide), back
+
+
 def identity(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """What comes in."""
     return given[0], lambda g, wanted: [g]
@@ -38,8 +53,12 @@ def identity(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tu
 def add(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """The sum of two branches of one shape."""
     a, b = given
-    if a.space != b.space:
-        raise refused(layer, f"adds maps of {a.space} and {b.space}", "bring both branches to one shape")
+    if (a.space, a.lead) != (b.space, b.lead):
+        if [step.known(one) for one in sizes(a)] != [step.known(one) for one in sizes(b)]:
+            raise refused(layer, f"adds maps of {sizes(a)} and {sizes(b)}", "bring both branches to one shape")
+        like = filled(step, opened(step, b.value, b), a)
+        y = a.like(step.draft.op("Add", a.value, like.value))
+        return y, lambda g, wanted: [g, closed(step, opened(step, g, a), b)]
     return a.like(step.draft.op("Add", a.value, b.value)), lambda g, wanted: [g, g]
 
 
@@ -47,7 +66,7 @@ def multiply(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tu
     """The product of two branches; one of them may hold one value a channel, as a gate does."""
     a, b = given
     draft, ones = step.draft, [one.space == (1,) * len(one.space) for one in given]
-    if len(a.space) != len(b.space) or (a.space != b.space and not any(ones)):
+    if a.lead != b.lead or len(a.space) != len(b.space) or (a.space != b.space and not any(ones)):
         raise refused(layer, f"multiplies maps of {a.space} and {b.space}", "bring both branches to one shape")
     space = b.space if ones[0] else a.space
 
@@ -60,7 +79,7 @@ def multiply(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tu
             slopes.append(slope)
         return slopes
 
-    return Map(draft.op("Mul", a.value, b.value), a.channels, space), back
+    return Map(draft.op("Mul", a.value, b.value), a.channels, space, a.lead), back
 
 
 def zero_pad(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
@@ -84,6 +103,8 @@ def stochastic_depth(step: Step, layer: str, module: Module, given: Sequence[Map
     draw = draft.reshape(draft.input(f"draw/{layer}", ("N", 1)), 1, -1, *(1 for _ in x.space))
     if not x.space:
         draw = draft.reshape(draw, -1, 1)
+    if x.lead:
+        raise refused(layer, "drops branches of sequences", "drop them before the sequence")
     return x.like(draft.op("Mul", x.value, draw)), lambda g, wanted: [draft.op("Mul", g, draw)]
 
 
@@ -94,7 +115,5 @@ def dropout(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tup
         return identity(step, layer, module, given)
     if step.draft.has(f"draw/{layer}"):
         raise refused(layer, "is used twice", "give each place a dropout of its own")
-    draw = draft.input(f"draw/{layer}", ("N", x.channels, *x.space))
-    if x.space:
-        draw = draft.transpose(draw, 1, 0, *range(2, 2 + len(x.space)))
+    draw = closed(step, draft.input(f"draw/{layer}", ("N", *sizes(x))), x)
     return x.like(draft.op("Mul", x.value, draw)), lambda g, wanted: [draft.op("Mul", g, draw)]

@@ -11,23 +11,89 @@ from torch import nn
 from torch.nn import Module
 from torch.nn import functional as F
 
-from talaria.programs.layers import activation, convolution, linear, normalization, plumbing, pooling
+from talaria.programs.layers import (
+    activation,
+    attention,
+    convolution,
+    linear,
+    normalization,
+    plumbing,
+    pooling,
+    recurrent,
+)
 from talaria.programs.layers.base import Rule
+from talaria.programs.layers.sequence import on_maps, on_rows
 
 LAYERS: Mapping[type[Module], Rule] = {
     **activation.RULES,
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d), convolution.convolution),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), normalization.batch_norm),
-    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), pooling.max_pool),
-    **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d), pooling.average_pool),
-    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), pooling.global_average),
-    nn.Linear: linear.linear,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d), on_maps(convolution.convolution)),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), on_maps(normalization.batch_norm)),
+    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), on_maps(pooling.max_pool)),
+    **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d), on_maps(pooling.average_pool)),
+    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), on_maps(pooling.global_average)),
+    nn.Linear: on_rows(linear.linear),
+    nn.LayerNorm: on_rows(normalization.layer_norm),
+    nn.GroupNorm: on_maps(normalization.group_norm),
+    nn.Softmax: on_rows(attention.softmax),
     nn.Flatten: plumbing.flatten,
     nn.Identity: plumbing.identity,
     nn.Dropout: plumbing.dropout,
-    nn.ZeroPad2d: plumbing.zero_pad,
+    nn.ZeroPad2d: on_maps(plumbing.zero_pad),
 }
 """By the exact type of a module."""
+
+PARTS: Mapping[type[Module], Mapping[str, Rule]] = {
+    nn.MultiheadAttention: {"0": on_rows(attention.attention)},
+    nn.GRU: {"0": on_rows(recurrent.sequences), "last": on_rows(recurrent.final)},
+}
+"""By the exact type of a module that gives several values: the rules of those that are known."""
+
+
+MENDS: Mapping[type[Module], str] = {
+    nn.Embedding: "inputs are float32: give each kind a column (one-hot), and use Linear without bias",
+    nn.LSTM: "use GRU",
+    nn.RNN: "use GRU",
+    nn.Transformer: "use TransformerEncoder",
+    nn.InstanceNorm1d: "use GroupNorm with as many groups as channels",
+    nn.InstanceNorm2d: "use GroupNorm with as many groups as channels",
+}
+"""What to use instead, where that is known."""
+
+
+def _encoder_layer(own: Any, x: Any, *masks: object, **named: object) -> Any:
+    """The pass of torch.nn.TransformerEncoderLayer without its shortcuts."""
+
+    def attended(given: Any) -> Any:
+        return own.dropout1(own.self_attn(given, given, given, need_weights=False)[0])
+
+    def fed(given: Any) -> Any:
+        return own.dropout2(own.linear2(own.dropout(own.activation(own.linear1(given)))))
+
+    _no_masks(masks, named)
+    if own.norm_first:
+        x = x + attended(own.norm1(x))
+        return x + fed(own.norm2(x))
+    x = own.norm1(x + attended(x))
+    return own.norm2(x + fed(x))
+
+
+def _encoder(own: Any, x: Any, *masks: object, **named: object) -> Any:
+    _no_masks(masks, named)
+    for layer in own.layers:
+        x = layer(x)
+    return x if own.norm is None else own.norm(x)
+
+
+def _no_masks(masks: tuple[object, ...], named: Mapping[str, object]) -> None:
+    if any(one is not None and one is not False for one in (*masks, *named.values())):
+        raise ValueError("masks of attention are not known to programs")
+
+
+PASSES: Mapping[type[Module], Callable[..., Any]] = {
+    nn.TransformerEncoderLayer: _encoder_layer,
+    nn.TransformerEncoder: _encoder,
+}
+"""The plain pass of modules of torch's own that are looked into."""
 
 NAMED: Mapping[str, Rule] = {"torchvision.ops.stochastic_depth.StochasticDepth": plumbing.stochastic_depth}
 """By the full name of a module's type, where its package may be missing."""
@@ -37,6 +103,10 @@ FUNCTIONS: Mapping[Callable[..., Any] | str, tuple[Rule, Module]] = {
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul", "mul_"), (plumbing.multiply, nn.Identity())),
     **dict.fromkeys((torch.relu, F.relu, "relu", "relu_"), (activation.RULES[nn.ReLU], nn.ReLU())),
     **dict.fromkeys((torch.flatten, "flatten"), (plumbing.flatten, nn.Flatten())),
+    F.gelu: (activation.RULES[nn.GELU], nn.GELU()),
+    **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), (activation.RULES[nn.Sigmoid], nn.Sigmoid())),
+    **dict.fromkeys((torch.tanh, F.tanh, "tanh"), (activation.RULES[nn.Tanh], nn.Tanh())),
+    F.silu: (activation.RULES[nn.SiLU], nn.SiLU()),
 }
 """By the function, or the name of a tensor's method."""
 

@@ -1,0 +1,253 @@
+"""Functions that a module's own forward calls with more than maps: shapes, numbers, indices, parameters."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from math import prod, sqrt
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.nn import functional as F
+
+from talaria.programs.graph import Size
+from talaria.programs.layers import plumbing
+from talaria.programs.layers.attention import softened
+from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.sequence import (
+    Weight,
+    averaged,
+    closed,
+    filled,
+    opened,
+    picked,
+    shaped,
+    shifted,
+    sizes,
+    turned,
+)
+
+Call = Callable[..., tuple[Map, Pullback]]
+"""``(step, layer, *the function's arguments, with maps in their places) -> the map, and the slopes of its maps``."""
+
+
+class Batch:
+    """The batch's size as a forward pass reads it from ``x.shape``: of no known value, and only for shapes."""
+
+
+BATCH = Batch()
+
+
+def _axis(x: Map, axis: int) -> int:
+    return axis % (1 + len(sizes(x)))
+
+
+def _transpose(step: Step, layer: str, x: Map, a: int, b: int) -> tuple[Map, Pullback]:
+    order = list(range(1 + len(sizes(x))))
+    a, b = _axis(x, a), _axis(x, b)
+    order[a], order[b] = b, a
+    return turned(step, layer, x, order)
+
+
+def _permute(step: Step, layer: str, x: Map, *order: Any) -> tuple[Map, Pullback]:
+    flat = order[0] if len(order) == 1 and isinstance(order[0], tuple | list) else order
+    return turned(step, layer, x, [_axis(x, one) for one in flat])
+
+
+def _mean(step: Step, layer: str, x: Map, dim: Any, keepdim: bool = False) -> tuple[Map, Pullback]:
+    return averaged(step, layer, x, (dim,) if isinstance(dim, int) else dim, keepdim)
+
+
+def _item(step: Step, layer: str, x: Map, index: Any) -> tuple[Map, Pullback]:
+    index = index if isinstance(index, tuple) else (index,)
+    places = [(axis, one) for axis, one in enumerate(index) if one != slice(None)]
+    if len(places) != 1 or places[0][0] == 0 or not isinstance(places[0][1], int):
+        raise refused(layer, f"takes {index!r}"[:120], "take one place of one dimension behind the batch, as x[:, -1]")
+    return picked(step, layer, x, *places[0])
+
+
+def _squeeze(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]:
+    axis = _axis(x, dim)
+    if axis == 0 or sizes(x)[axis - 1] != 1:
+        raise refused(layer, f"squeezes dimension {dim} of {sizes(x)}", "squeeze one of size 1 behind the batch")
+    return picked(step, layer, x, axis, 0)
+
+
+def _reshape(step: Step, layer: str, x: Map, *shape: Any) -> tuple[Map, Pullback]:
+    wanted = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else list(shape)
+    held = [step.known(one) for one in sizes(x)]
+    if len(wanted) == 2 and wanted[1] == -1 and (wanted[0] is BATCH):
+        return plumbing.flatten(step, layer, Module(), [x])
+    behind = wanted[1:]
+    whole = prod(held)
+    if behind.count(-1) == 1:
+        behind[behind.index(-1)] = whole // max(1, prod(one for one in behind if one != -1))
+    numbers = all(isinstance(one, int) and one > 0 for one in behind) and bool(behind)
+    first = wanted[0] is BATCH or (wanted[0] == -1 and -1 not in wanted[1:])
+    if not numbers or not first or prod(behind) != whole:
+        raise refused(layer, f"shapes {held} as {shape!r}"[:120], "keep the batch first: x.view(x.shape[0], ...)")
+    return _apart(step, layer, x, behind)
+
+
+def _unflatten(step: Step, layer: str, x: Map, dim: int, parts: Sequence[int]) -> tuple[Map, Pullback]:
+    held = [step.known(one) for one in sizes(x)]
+    at = _axis(x, dim) - 1
+    parts = list(parts)
+    if parts.count(-1) == 1:
+        parts[parts.index(-1)] = held[at] // -prod(parts)
+    if at < 0 or prod(parts) != held[at]:
+        raise refused(layer, f"unflattens {held} by {parts}", "split one dimension behind the batch")
+    return _apart(step, layer, x, [*held[:at], *parts, *held[at + 1 :]])
+
+
+def _apart(step: Step, layer: str, x: Map, behind: Sequence[int]) -> tuple[Map, Pullback]:
+    draft, out = step.draft, shaped(layer, behind)
+    held = [step.known(one) for one in sizes(x)]
+    y = filled(step, draft.reshape(opened(step, x.value, x), -1, *behind), out)
+    return y, lambda g, wanted: [closed(step, draft.reshape(opened(step, g, out), -1, *held), x)]
+
+
+def _add(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
+    if isinstance(a, Weight) or isinstance(b, Weight):
+        x, weight = (b, a) if isinstance(a, Weight) else (a, b)
+        return shifted(step, layer, x, weight)
+    x, number = (b, a) if isinstance(b, Map) else (a, b)
+    y = step.draft.op("Add", x.value, step.draft.number(float(number), 2 + len(x.space)))
+    return x.like(y), lambda g, wanted: [g]
+
+
+def _subtract(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
+    draft = step.draft
+    if isinstance(a, Map) and not isinstance(b, Map):
+        return _add(step, layer, a, -float(b))
+    if isinstance(a, Map) and isinstance(b, Map):
+        y, back = plumbing.add(step, layer, Module(), [a, b.like(draft.op("Neg", b.value))])
+
+        def apart(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+            one, other = back(g, wanted)
+            return [one, None if other is None else draft.op("Neg", other)]
+
+        return y, apart
+    rest = draft.op("Sub", draft.number(float(a), 2 + len(b.space)), b.value)
+    return b.like(rest), lambda g, wanted: [draft.op("Neg", g)]
+
+
+def _multiply(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
+    x, number = (b, a) if isinstance(b, Map) else (a, b)
+    scale = step.draft.number(float(number), 2 + len(x.space))
+    return x.like(step.draft.op("Mul", x.value, scale)), lambda g, wanted: [step.draft.op("Mul", g, scale)]
+
+
+def _divide(step: Step, layer: str, a: Map, b: Any) -> tuple[Map, Pullback]:
+    return _multiply(step, layer, a, 1 / float(b))
+
+
+def _softmax(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]:
+    axis, draft = _axis(x, dim), step.draft
+    if axis == 0:
+        raise refused(layer, f"goes along dim={dim}", "use dim=-1")
+    y = draft.op("Softmax", opened(step, x.value, x), axis=axis)
+    return filled(step, y, x), lambda g, wanted: [closed(step, softened(draft, opened(step, g, x), y, axis), x)]
+
+
+def _matmul(step: Step, layer: str, a: Map, b: Map) -> tuple[Map, Pullback]:
+    draft, (left, right) = step.draft, ([step.known(one) for one in sizes(x)] for x in (a, b))
+    if len(left) != len(right) or len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2]:
+        raise refused(layer, f"multiplies {left} by {right}", "multiply matrices of the same batch")
+    out = shaped(layer, [*left[:-1], right[-1]])
+    last = 1 + len(left)
+    swap = (*range(last - 2), last - 1, last - 2)
+    first, second = (opened(step, x.value, x) for x in (a, b))
+    y = filled(step, draft.op("MatMul", first, second), out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slope = opened(step, g, out)
+        da = closed(step, draft.op("MatMul", slope, draft.transpose(second, *swap)), a) if wanted[0] else None
+        db = closed(step, draft.op("MatMul", draft.transpose(first, *swap), slope), b) if wanted[-1] else None
+        return [da, db]
+
+    return y, back
+
+
+def _attend(
+    step: Step,
+    layer: str,
+    query: Map,
+    key: Map,
+    value: Map,
+    attn_mask: object = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[Map, Pullback]:
+    """Scaled products of (..., length, width); the mask is none, or the one that looks back."""
+    if attn_mask is not None or dropout_p or is_causal:
+        raise refused(layer, "masks or drops attention weights", "leave out attn_mask, dropout_p and is_causal")
+    draft = step.draft
+    wide = [step.known(one) for one in sizes(query)]
+    last = 1 + len(wide)
+    swap = (*range(last - 2), last - 1, last - 2)
+    if len(wide) < 2 or any(step.known(sizes(x)[-1]) != wide[-1] for x in (key,)):
+        raise refused(layer, f"attends over {wide}", "give (batch, ..., length, width)")
+    factor = draft.constant(1 / sqrt(wide[-1]) if scale is None else scale)
+    q, k, v = (opened(step, x.value, x) for x in (query, key, value))
+    scaled = draft.op("Mul", q, factor)
+    share = draft.op("Softmax", draft.op("MatMul", scaled, draft.transpose(k, *swap)), axis=last - 1)
+    out = shaped(layer, [*wide[:-1], step.known(sizes(value)[-1])])
+    y = filled(step, draft.op("MatMul", share, v), out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slope = opened(step, g, out)
+        scores = softened(draft, draft.op("MatMul", slope, draft.transpose(v, *swap)), share, last - 1)
+        dq = draft.op("Mul", draft.op("MatMul", scores, k), factor)
+        dk = draft.op("MatMul", draft.transpose(scores, *swap), scaled)
+        dv = draft.op("MatMul", draft.transpose(share, *swap), slope)
+        return [closed(step, one, x) for one, x in ((dq, query), (dk, key), (dv, value))]
+
+    return y, back
+
+
+def part(step: Step, layer: str, x: Map, many: int, place: int) -> tuple[Map, Pullback]:
+    """One of ``many`` equal parts of the channels at the end."""
+    draft, wide = step.draft, step.known(sizes(x)[-1])
+    axis = len(sizes(x))
+    if wide % many or not -many <= place < many:
+        raise refused(layer, f"cuts {wide} channels in {many}", "cut them in equal parts")
+    each, place = wide // many, place % many
+    rest: list[Size] = [*sizes(x)[:-1], each]
+    out = shaped(layer, rest)
+    ends = (draft.ints(n) for n in (place * each, (place + 1) * each, axis, 1))
+    y = filled(step, draft.op("Slice", opened(step, x.value, x), *ends), out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        low, high = [0] * (1 + axis), [0] * (1 + axis)
+        low[axis], high[axis] = place * each, wide - (place + 1) * each
+        whole = draft.op("Pad", opened(step, g, out), draft.ints(*low, *high), draft.constant(0.0))
+        return [closed(step, whole, x)]
+
+    return y, back
+
+
+def _same(step: Step, layer: str, x: Map, *_: Any) -> tuple[Map, Pullback]:
+    return x, lambda g, wanted: [g]
+
+
+CALLS: Mapping[Callable[..., Any] | str, Call] = {
+    **dict.fromkeys((torch.transpose, "transpose", "swapaxes"), _transpose),
+    **dict.fromkeys((torch.permute, "permute"), _permute),
+    **dict.fromkeys((torch.mean, "mean"), _mean),
+    **dict.fromkeys((torch.squeeze, "squeeze"), _squeeze),
+    **dict.fromkeys((torch.reshape, "view", "reshape"), _reshape),
+    **dict.fromkeys((torch.unflatten, "unflatten"), _unflatten),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add"), _add),
+    **dict.fromkeys((operator.sub, torch.sub, "sub"), _subtract),
+    **dict.fromkeys((operator.mul, torch.mul, "mul"), _multiply),
+    **dict.fromkeys((operator.truediv, torch.div, "div"), _divide),
+    **dict.fromkeys((torch.softmax, F.softmax, "softmax"), _softmax),
+    **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), _matmul),
+    operator.getitem: _item,
+    F.scaled_dot_product_attention: _attend,
+    "contiguous": _same,
+}
+"""By the function, or the name of a tensor's method."""

@@ -1,0 +1,203 @@
+"""Maps with their channels last, as Linear, LayerNorm, attention and recurrent layers read them, and what turns, cuts
+and averages dimensions.
+
+Such a map is kept as rows, (batch x lead, channels): whatever weighs channels is then one product, whatever goes value
+by value sees two dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch import Tensor
+from torch.nn import Module
+
+from talaria.programs.graph import Size
+from talaria.programs.layers.base import Map, Pullback, Rule, Step, no_way_back, refused
+
+
+def sizes(x: Map) -> tuple[Size, ...]:
+    """The sizes behind the batch, in torch's order."""
+    return (x.channels, *x.space) if x.space else (*x.lead, x.channels)
+
+
+def opened(step: Step, value: str, x: Map) -> str:
+    """``value``, which stands as ``x`` does, as torch has it: (batch, *sizes)."""
+    draft = step.draft
+    if x.space:
+        return value if step.looks else draft.transpose(value, 1, 0, *range(2, 2 + len(x.space)))
+    if not x.lead:
+        return value
+    if isinstance(x.channels, int):
+        return draft.reshape(value, -1, *x.lead, x.channels)
+    for _ in x.lead:  # so that the width, which a mask may narrow, has a place from which it is kept
+        value = draft.op("Unsqueeze", value, draft.ints(1))
+    return draft.reshape(value, -1, *x.lead, 0)
+
+
+def closed(step: Step, value: str, x: Map) -> str:
+    """The inverse of :func:`opened`."""
+    draft = step.draft
+    if x.space:
+        return value if step.looks else draft.transpose(value, 1, 0, *range(2, 2 + len(x.space)))
+    if not x.lead:
+        return value
+    if isinstance(x.channels, int):
+        return draft.reshape(value, -1, x.channels)
+    return draft.op("Flatten", value, axis=1 + len(x.lead))
+
+
+def shaped(layer: str, wide: Sequence[Size]) -> Map:
+    """A map of these sizes, without a value: rows where all but the last are numbers, else with channels in front."""
+    if all(isinstance(one, int) for one in wide[:-1]):
+        return Map("", wide[-1], (), tuple(one for one in wide[:-1] if isinstance(one, int)))
+    if not all(isinstance(one, int) for one in wide[1:]):
+        raise refused(layer, f"gives {tuple(wide)}, of which a mask may narrow two", "keep one width at a time")
+    return Map("", wide[0], tuple(one for one in wide[1:] if isinstance(one, int)))
+
+
+def filled(step: Step, value: str, x: Map) -> Map:
+    """``x`` with ``value``, which stands as torch has it."""
+    return x.like(closed(step, value, x))
+
+
+def on_rows(rule: Rule) -> Rule:
+    """``rule`` over a map whose channels come last, whatever it was given."""
+    return _converted(rule, lambda step, layer, x: _as_rows(layer, x) if x.space else x)
+
+
+def on_maps(rule: Rule) -> Rule:
+    """``rule`` over a map whose channels come first, whatever it was given."""
+    return _converted(rule, lambda step, layer, x: _as_map(step, x) if x.lead else x)
+
+
+def _converted(rule: Rule, form: Callable[[Step, str, Map], Map]) -> Rule:
+    def converted(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+        forms = [form(step, layer, x) for x in given]
+        if all(own is x for own, x in zip(forms, given, strict=True)):
+            return rule(step, layer, module, given)
+        pairs = list(zip(forms, given, strict=True))
+        y, pull = rule(step, layer, module, [filled(step, opened(step, x.value, x), own) for own, x in pairs])
+
+        def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+            found = zip(pull(g, wanted), pairs, strict=True)
+            return [None if one is None else closed(step, opened(step, one, own), x) for one, (own, x) in found]
+
+        return y, back
+
+    return converted
+
+
+def _as_rows(layer: str, x: Map) -> Map:
+    if not isinstance(x.channels, int):
+        raise refused(layer, f"reads maps of {x.space} along their last dimension", "turn the channels to the end")
+    return Map("", x.space[-1], (), (x.channels, *x.space[:-1]))
+
+
+def _as_map(step: Step, x: Map) -> Map:
+    first, *rest = (step.known(one) for one in sizes(x))
+    return Map("", first, tuple(rest))
+
+
+def turned(step: Step, layer: str, x: Map, order: Sequence[int]) -> tuple[Map, Pullback]:
+    """The dimensions in another order; the batch stays first."""
+    wide = sizes(x)
+    if sorted(order) != list(range(1 + len(wide))) or order[0] != 0:
+        raise refused(layer, f"orders dimensions as {tuple(order)}", "keep the batch first")
+    out = shaped(layer, [wide[i - 1] for i in order[1:]])
+    inverse = [list(order).index(i) for i in range(len(order))]
+    draft = step.draft
+    y = filled(step, draft.transpose(opened(step, x.value, x), *order), out)
+    return y, lambda g, wanted: [closed(step, draft.transpose(opened(step, g, out), *inverse), x)]
+
+
+def picked(step: Step, layer: str, x: Map, axis: int, place: int) -> tuple[Map, Pullback]:
+    """One place of a dimension, such as the last moment of a sequence."""
+    wide, draft = list(sizes(x)), step.draft
+    size = step.known(wide.pop(axis - 1))
+    if not -size <= place < size:
+        raise refused(layer, f"takes place {place} of {size}", "take one that there is")
+    place %= size
+    out = shaped(layer, wide)
+    begin, end, at, one = (draft.ints(n) for n in (place, place + 1, axis, 1))
+    piece = draft.op("Slice", opened(step, x.value, x), begin, end, at, one)
+    y = filled(step, _without(step, piece, axis, wide), out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        many = 1 + len(sizes(x))
+        low, high = [0] * many, [0] * many
+        low[axis], high[axis] = place, size - 1 - place
+        apart = draft.op("Unsqueeze", opened(step, g, out), draft.ints(axis))
+        return [closed(step, draft.op("Pad", apart, draft.ints(*low, *high), draft.constant(0.0)), x)]
+
+    return y, back
+
+
+def averaged(step: Step, layer: str, x: Map, axes: Sequence[int], keep: bool = False) -> tuple[Map, Pullback]:
+    """The mean over some dimensions behind the batch."""
+    wide, draft = sizes(x), step.draft
+    gone = {axis % (1 + len(wide)) for axis in axes}
+    if 0 in gone or len(gone) == len(wide):
+        raise refused(layer, f"averages over {tuple(axes)}", "average over some dimensions behind the batch")
+    rest: list[Size] = [1 if i in gone else n for i, n in enumerate(wide, 1) if keep or i not in gone]
+    share = 1 / prod(step.known(n) for i, n in enumerate(wide, 1) if i in gone)
+    out, full = shaped(layer, rest), opened(step, x.value, x)
+    y = filled(step, draft.mean(full, *sorted(gone), keep=keep), out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        each = opened(step, draft.op("Mul", g, draft.number(share, 2 + len(out.space))), out)
+        for axis in () if keep else sorted(gone):
+            each = draft.op("Unsqueeze", each, draft.ints(axis))
+        return [closed(step, draft.op("Expand", each, draft.op("Shape", full)), x)]
+
+    return y, back
+
+
+def _without(step: Step, value: str, axis: int, rest: Sequence[Size]) -> str:
+    """``value`` without a dimension of size 1; the sizes of ``rest`` stay behind the batch."""
+    if len(rest) == 1:
+        return step.draft.op("Flatten", value, axis=1)
+    if all(isinstance(one, int) for one in rest):
+        return step.draft.reshape(value, -1, *(one for one in rest if isinstance(one, int)))
+    order = [i for i in range(2 + len(rest)) if i != axis]
+    turned = step.draft.transpose(value, *order, axis)
+    return step.draft.reshape(turned, *(0,) * (1 + len(rest)))
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter that the model itself reads, such as positions: its state-dict key, and the tensor."""
+
+    layer: str
+    name: str
+    owner: Module
+
+    @property
+    def tensor(self) -> Tensor:
+        """The parameter."""
+        found: Tensor = getattr(self.owner, self.name)
+        return found
+
+
+def shifted(step: Step, layer: str, x: Map, weight: Weight) -> tuple[Map, Pullback]:
+    """x plus a parameter that is the same for each sample."""
+    draft, shape, wide = step.draft, tuple(weight.tensor.shape), [step.known(one) for one in sizes(x)]
+    behind = shape[1:] if len(shape) == 1 + len(wide) and shape[0] == 1 else shape
+    if any(b not in (1, w) for b, w in zip(behind[::-1], wide[::-1], strict=False)) or len(behind) > len(wide):
+        raise refused(layer, f"adds a parameter of {shape} to maps of {wide}", "give it the map's sizes")
+    value = step.weight(weight.layer, weight.name, weight.tensor, shape)
+    assert value is not None
+    y = filled(step, draft.op("Add", opened(step, x.value, x), value), x)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        def gradient() -> str:
+            own = (1,) * (1 + len(wide) - len(shape)) + shape
+            over = [i for i, size in enumerate(own) if size == 1]
+            return draft.reshape(draft.sum(opened(step, g, x), *over, keep=True), *shape)
+
+        step.trained(weight.owner, weight.layer, weight.name, gradient)
+        return [g]
+
+    return y, no_way_back if step.looks else back
