@@ -30,25 +30,26 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     assert out is not None
     three = draft.op("Gemm", x.value, joint, *([shift] if shift else []), transB=1)
     apart = draft.transpose(draft.reshape(three, -1, length, 3, heads, each), 2, 0, 3, 1, 4)
-    q, k, v = (_cut(draft, apart, i) for i in range(3))  # (1, batch, heads, length, each)
+    # (batch x heads, length, each): ONNX Runtime turns k inside of the product where it cannot see what lies before
+    q, k, v = (draft.reshape(_cut(draft, apart, i), -1, length, each) for i in range(3))
     scale = draft.constant(1 / sqrt(each))
     scaled = draft.op("Mul", q, scale)
-    share = draft.op("Softmax", draft.op("MatMul", scaled, _turned(draft, k)), axis=4)
+    share = draft.op("Softmax", draft.op("MatMul", scaled, _turned(draft, k)), axis=2)
     mixed = draft.op("MatMul", share, v)
-    rows = draft.reshape(draft.transpose(mixed, 0, 1, 3, 2, 4), -1, wide)
+    rows = draft.reshape(draft.transpose(draft.reshape(mixed, -1, heads, length, each), 0, 2, 1, 3), -1, wide)
     y = draft.op("Gemm", rows, out, *([bias] if bias else []), transB=1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         step.trained(project, last, "weight", lambda: draft.product(g, rows, rank=2, turn_a=True))
         step.trained(project, last, "bias", lambda: draft.sum(g, 0))
-        slope = draft.reshape(draft.op("MatMul", g, out), 1, -1, length, heads, each)
-        slope = draft.transpose(slope, 0, 1, 3, 2, 4)
-        scores = softened(draft, draft.op("MatMul", slope, _turned(draft, v)), share, 4)
+        slope = draft.transpose(draft.reshape(draft.op("MatMul", g, out), -1, length, heads, each), 0, 2, 1, 3)
+        slope = draft.reshape(slope, -1, length, each)
+        scores = softened(draft, draft.op("MatMul", slope, _turned(draft, v)), share, 2)
         dq = draft.op("Mul", draft.op("MatMul", scores, k), scale)
         dk = draft.op("MatMul", _turned(draft, scores), scaled)
         dv = draft.op("MatMul", _turned(draft, share), slope)
-        whole = draft.transpose(draft.op("Concat", dq, dk, dv, axis=0), 1, 3, 0, 2, 4)
-        flat = draft.reshape(whole, -1, 3 * wide)
+        whole = draft.reshape(draft.op("Concat", dq, dk, dv, axis=0), 3, -1, heads, length, each)
+        flat = draft.reshape(draft.transpose(whole, 1, 3, 0, 2, 4), -1, 3 * wide)
         step.trained(own, layer, "in_proj_weight", lambda: draft.product(flat, x.value, rank=2, turn_a=True))
         step.trained(own, layer, "in_proj_bias", lambda: draft.sum(flat, 0))
         # x is read as query, key and value: one of them carries the whole gradient
@@ -89,4 +90,4 @@ def _cut(draft: Draft, value: str, place: int) -> str:
 
 
 def _turned(draft: Draft, value: str) -> str:
-    return draft.transpose(value, 0, 1, 2, 4, 3)
+    return draft.transpose(value, 0, 2, 1)
