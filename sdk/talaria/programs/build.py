@@ -21,7 +21,7 @@ from talaria.programs.step import BATCH, graph_of
 from talaria.types import Recipe
 
 PARTS = ("body", "adapters", "head")
-_VECTORS = 4
+VECTORS = 4
 """Test vectors that are tried: where a value lies within a rounding of a kink (ReLU, a maximum), either side is right,
 and the next vector tells more."""
 
@@ -61,13 +61,13 @@ def packed(
         trained=trained,
         recipe={name: getattr(recipe, name) for name in ("momentum", "smoothing", "weight_decay")},
         classes=spec.classes,
-        sizes=_sizes(graph, module) | dict(widths or {}),
+        sizes=sizes_of(graph, module) | dict(widths or {}),
         vector=0,
         parity={"program": 0.0, "torch": 0.0},
         expected={},
         made_with={name: version(name) for name in ("onnxruntime", "talaria", "torch")},
     )
-    measured = (_measured(graph, replace(facts, vector=n), module, recipe, only) for n in range(_VECTORS))
+    measured = (_measured(graph, replace(facts, vector=n), module, recipe, only) for n in range(VECTORS))
     proven = next((one for one in measured if one.parity["program"] <= one.allowed), None)
     if proven is None:
         raise ModelError(
@@ -99,7 +99,7 @@ def _named(spec: ModelSpec, module: Module, trained: str) -> Sequence[str] | Non
     return [key for part in PARTS if part in parts for key in getattr(split, part)]
 
 
-def _sizes(graph: Graph, module: Module) -> dict[str, int]:
+def sizes_of(graph: Graph, module: Module) -> dict[str, int]:
     """The widths of the unpruned model by their names in the ports, and the batch of the test vector."""
     state, sizes = module.state_dict(), {BATCH: vector.BATCH}
     for port in graph.inputs:

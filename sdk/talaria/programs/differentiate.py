@@ -8,15 +8,24 @@ Which layers are in train mode and what is frozen is :mod:`talaria.training.loop
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from importlib.metadata import version
 from math import prod
 
 import numpy as np
+import torch
 from torch.nn import Module
 
 from talaria.errors import ModelError
+from talaria.model import zoo
+from talaria.model.spec import ModelSpec
+from talaria.programs import onnx_file, reference, vector
+from talaria.programs.build import VECTORS, sizes_of
 from talaria.programs.graph import FLOAT, Draft, Graph, Port, Size
 from talaria.programs.layers.base import Map, Step
+from talaria.programs.manifest import Manifest
 from talaria.programs.step import BATCH, Entry, Passed, backward, entered, forward
+from talaria.programs.vjp import Vjp
 from talaria.training import loop
 from talaria.training.engine import INTO, LOGITS, MEAN
 
@@ -45,6 +54,49 @@ def graph_of(
         old = ports[f"weight/{key}"]
         outputs.append((Port(f"next/weight/{key}", old.dtype, old.shape), value))
     return draft.finish(outputs)
+
+
+def packed(spec: ModelSpec, only: Collection[str] | None, taps: Sequence[str]) -> bytes:
+    """The file of the derivative of ``spec`` at ``taps``, for what ``only`` trains.
+
+    It is measured against float64 as a step is. Raises :class:`~talaria.errors.ModelError` for a layer without a rule,
+    and where it errs more than twice as much as torch does in float32.
+    """
+    module = zoo.build(spec)
+    graph = graph_of(module, zoo.head(spec), spec.input_shape, only, taps)
+    facts = Manifest(
+        model=spec.to_json(),
+        trained="all" if only is None else "some",
+        recipe={"momentum": 0.0, "smoothing": 0.0, "weight_decay": 0.0},
+        classes=spec.classes,
+        sizes=sizes_of(graph, module),
+        vector=0,
+        parity={"program": 0.0, "torch": 0.0},
+        expected={},
+        made_with={name: version(name) for name in ("onnxruntime", "talaria", "torch")},
+    )
+    measured = (_measured(graph, replace(facts, vector=n), module, only, taps) for n in range(VECTORS))
+    proven = next((one for one in measured if one.parity["program"] <= one.allowed), None)
+    if proven is None:
+        raise ModelError(
+            "program: errs by more than twice what torch errs by against float64; train this model with torch"
+        )
+    data = onnx_file.write(graph, proven.text())
+    Vjp.read(data)
+    return data
+
+
+def _measured(
+    graph: Graph, facts: Manifest, module: Module, only: Collection[str] | None, taps: Sequence[str]
+) -> Manifest:
+    """``facts`` with the errors on the test vector and what float64 gives there."""
+    feed, vjp = vector.inputs(graph, facts), Vjp(graph)
+    exact, plain = (reference.derivative(module, only, taps, feed, kind) for kind in (torch.float64, torch.float32))
+    found = vjp.run(feed)
+    if exact.keys() != found.keys():
+        raise ModelError(f"program: it would give {sorted(exact.keys() ^ found.keys())[:4]} otherwise than torch does")
+    parity = {"program": vector.distance(found, exact), "torch": vector.distance(plain, exact)}
+    return replace(facts, parity=parity, expected=vector.projections(exact))
 
 
 def _tapped(draft: Draft, done: Passed, tap: str) -> tuple[Port, str]:

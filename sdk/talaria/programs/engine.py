@@ -204,10 +204,7 @@ class ProgramEngine:
         known = None if only is None else frozenset(only)
         key = (known, tuple(taps))
         if key not in self._derived:
-            module = zoo.build(self.spec)
-            self._derived[key] = Vjp(
-                differentiate.graph_of(module, zoo.head(self.spec), self.spec.input_shape, known, taps)
-            )
+            self._derived[key] = Vjp.read(differentiate.packed(self.spec, known, taps))
         return self._derived[key]
 
     def _upper(self, only: frozenset[str]) -> _Upper | None:

@@ -15,8 +15,9 @@ from talaria.programs.graph import Size
 VERSION = 2
 ROUNDING = 2.0**-23
 """Of float32: two right results may lie so far apart."""
-KINDS = ("momentum", "weight")
-"""What the outputs of a program are; the loss, one number, is judged among the weights."""
+KINDS = ("gradient", "momentum", "tap", "weight")
+"""What the outputs of a program are: of a step momenta and weights (the loss, one number, is judged among them), of a
+derivative taps, gradients and weights that follow."""
 _NOTE_BYTES = 1 << 16
 _LARGEST = 1 << 24
 
@@ -106,6 +107,8 @@ _RULES: dict[str, Callable[[Any], bool]] = {
     "sizes": lambda value: _table(value, _whole),
     "vector": lambda value: value == 0 or _whole(value),
     "parity": lambda value: _table(value, lambda one: _number(one) and one >= 0, ("program", "torch")),
-    "expected": lambda value: _table(value, _pair) and {"weight"} <= {*value} <= {*KINDS},
+    "expected": lambda value: (
+        _table(value, _pair) and not {*value}.isdisjoint(("weight", "tap")) and {*value} <= {*KINDS}
+    ),
     "made_with": lambda value: _table(value, lambda one: isinstance(one, str)),
 }

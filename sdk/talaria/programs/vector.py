@@ -53,8 +53,10 @@ def _words(name: str, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 def kind_of(output: str) -> str:
-    """``momentum`` or ``weight``; the loss counts among the weights, as of one number torch's own error is luck."""
-    return "momentum" if output.startswith("next/momentum/") else "weight"
+    """``momentum`` or ``weight`` of a step, whose loss counts among the weights, as of one number torch's own error is
+    luck; ``gradient``, ``tap`` or ``weight`` of a derivative."""
+    first = output.partition("/")[0]
+    return first if first in ("gradient", "tap") else "momentum" if output.startswith("next/momentum/") else "weight"
 
 
 def projections(outputs: Mapping[str, Array]) -> dict[str, tuple[float, float]]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from talaria.errors import ModelError
+from talaria.errors import ModelError, TooLarge, WireError
+from talaria.programs import manifest as manifests
 from talaria.programs import onnx_file
 from talaria.programs.graph import Graph, Node, Port
 from talaria.programs.session import Session
@@ -54,6 +55,42 @@ class Vjp:
         self._second = _part(graph, late, [port for port in graph.outputs if port.name in found], self._crossing)
         self._sessions: tuple[Session, Session | None] | None = None
         self._checked: set[object] = set()
+
+    @staticmethod
+    def read(data: bytes, limits: Limits = Limits()) -> Vjp:
+        """The derivative in a file. Raises :class:`~talaria.errors.WireError` for what is none, and
+        :class:`~talaria.errors.TooLarge` for one beyond ``limits`` at the sizes of its test vector."""
+        if len(data) > limits.file_bytes:
+            raise TooLarge(f"program: {len(data)} bytes, at most {limits.file_bytes} are read; raise Limits.file_bytes")
+        graph, note = onnx_file.read(data)
+        facts = manifests.read(note)
+        if len(graph.nodes) > limits.nodes:
+            raise TooLarge(f"program: {len(graph.nodes)} operators, at most {limits.nodes} are run; raise Limits.nodes")
+        _require_ports(graph)
+        try:
+            given = {p.name: Value(tuple(map(facts.size, p.shape)), p.dtype) for p in graph.inputs}
+            outputs = {p.name: tuple(map(facts.size, p.shape)) for p in graph.outputs}
+        except (KeyError, ValueError) as why:
+            raise WireError(f"program: its manifest has no size for {str(why)[:80]}; build it again") from None
+        found = measure(graph, given, limits).outputs
+        for port in graph.outputs:
+            if port.name not in found or (found[port.name].shape, found[port.name].dtype) != (
+                outputs[port.name],
+                port.dtype,
+            ):
+                raise WireError(f"program: {port.name[:80]!r} is not what it says; build it again")
+        return Vjp(graph, limits)
+
+    def run(self, feed: Mapping[str, Array]) -> Tensors:
+        """All outputs by their names in the graph, for inputs by theirs."""
+        kinds: dict[str, Tensors] = {kind: {} for kind in ("weight", "draw", "slope")}
+        for name, value in feed.items():
+            kind, _, key = name.partition("/")
+            if kind in kinds:
+                kinds[kind][key] = value
+        done = self.forward(kinds["weight"], feed["x"], kinds["draw"])
+        parts = ((TAP, done.taps), (NEXT, done.moved), (GRADIENT, done.backward(kinds["slope"])))
+        return {prefix + name: value for prefix, found in parts for name, value in found.items()}
 
     def forward(self, weights: Mapping[str, Array], x: Array, draws: Mapping[str, Array] | None = None) -> Pass:
         """The pass of ``x`` float32 (N, ...) at ``weights``, a state by state-dict key as narrow as a mask says.
@@ -106,6 +143,18 @@ class Vjp:
                 self._checked.clear()
             self._checked.add(shapes)
         return self._sessions
+
+
+def _require_ports(graph: Graph) -> None:
+    """Raise :class:`~talaria.errors.WireError` for an input or output that no derivative has."""
+    names = [port.name for port in graph.inputs]
+    known = all(name == "x" or name.startswith(("weight/", "draw/", SLOPE)) for name in names)
+    made = [port.name for port in graph.outputs]
+    taps = {TAP + name.removeprefix(SLOPE) for name in names if name.startswith(SLOPE)}
+    gives = all(name.startswith((TAP, GRADIENT, NEXT)) for name in made)
+    twice = len({*names}) < len(names) or len({*made}) < len(made)
+    if not known or "x" not in names or not gives or twice or not taps <= {*made}:
+        raise WireError("program: its inputs and outputs are not those of a derivative; build it again")
 
 
 def _cut(graph: Graph) -> tuple[list[Node], list[Node]]:

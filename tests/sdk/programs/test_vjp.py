@@ -13,7 +13,8 @@ from talaria.errors import ModelError, TooLarge, WireError
 from talaria.model import pruning, zoo
 from talaria.model.compaction import gather
 from talaria.model.state import load, state_of
-from talaria.programs import differentiate
+from talaria.programs import differentiate, onnx_file, vector
+from talaria.programs import manifest as manifests
 from talaria.programs.shapes import Limits
 from talaria.programs.vjp import Vjp
 from talaria.training import loop
@@ -119,3 +120,26 @@ def test_what_does_not_fit_is_refused_by_name(spec_of):
         vjp.forward(state, x).backward({})
     with pytest.raises(TooLarge, match="smaller batch"):
         derivative(spec, limits=Limits(memory_bytes=10_000)).forward(state, x)
+
+
+def test_a_derivative_is_a_small_file_that_says_what_comes_out(spec_of, program_of):
+    spec = spec_of("imu_cnn")
+    data = differentiate.packed(spec, None, DEEP)
+    assert data == differentiate.packed(spec, None, DEEP)
+    assert len(data) <= 25_000
+    graph, note = onnx_file.read(data)
+    facts = manifests.read(note)
+    found = vector.projections(Vjp.read(data).run(vector.inputs(graph, facts)))
+    assert {*found} == {"gradient", "tap", "weight"}
+    assert vector.deviation(found, facts.expected) <= 4 * facts.allowed
+    with pytest.raises(WireError, match="those of a derivative"):
+        Vjp.read(program_of("mlp"))
+    with pytest.raises(TooLarge, match="file_bytes"):
+        Vjp.read(data, Limits(file_bytes=1000))
+    with pytest.raises(TooLarge, match="operators"):
+        Vjp.read(data, Limits(nodes=10))
+    with pytest.raises(TooLarge, match="smaller batch"):
+        Vjp.read(data, Limits(memory_bytes=10_000))
+    for broken in (data[:-1], data[:2000] + data[2001:], onnx_file.write(graph, "")):
+        with pytest.raises(WireError):
+            Vjp.read(broken)
