@@ -52,7 +52,8 @@ QUICK_LAWS = {"fedavg", "hermes", "pfedgm"}
 WAITS = ("tests/system", "tests/hostile", "tests/coordinator", "tests/sdk/wire/test_mqtt.py")
 """Files that wait for processes, sockets and deadlines more than they compute."""
 LONG = (
-    "tests/system/test_demo.py", "tests/coordinator/test_store.py", "tests/system/test_same_bytes.py",
+    "tests/system/test_demo.py", "tests/system/test_node_device.py",
+    "tests/coordinator/test_store.py", "tests/system/test_same_bytes.py",
     "tests/system/test_in_process.py", "tests/system/test_readme.py", "tests/system/test_history.py",
     "tests/system/test_wheel.py", "tests/test_docs.py", "tests/system/test_operator.py",
     "tests/system/test_identity.py", "tests/system/test_crashes.py", "tests/system/test_failures.py",

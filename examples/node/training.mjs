@@ -1,6 +1,6 @@
 // Training by programs (docs/programs.md): ONNX graphs that are one step each. Runs in Node and in a page; `ort` is
 // onnxruntime-node or onnxruntime-web.
-import { batches, kept, stepsOf } from "./draws.mjs";
+import { batches, cut, kept, stepsOf } from "./draws.mjs";
 import { product } from "./tensors.mjs";
 
 const TYPES = { F32: "float32", I64: "int64" };
@@ -91,4 +91,20 @@ export async function accuracy(forward, state, samples) {
   if (!samples.y.length) return 0;
   const [logits] = Object.values(await look(forward, { x: samples.x }, state));
   return labelsOf(logits).filter((label, i) => label === samples.y[i]).length / samples.y.length;
+}
+
+const isFresh = (name) => ({ F32: name.endsWith("running_var") ? 1 : 0, I64: 0n });
+
+/** BatchNorm's statistics estimated anew by one pass over the samples; everything else stays as it is. */
+export async function calibrated(program, state, samples, size = 256) {
+  const names = program.session.outputNames.map((name) => name.slice("next/weight/".length));
+  if (samples.y.length < 2) return state;
+  const now = { ...state };
+  for (const name of names) now[name] = { ...now[name], data: now[name].data.slice().fill(isFresh(name)[now[name].dtype]) };
+  for (const [done, index] of cut([...samples.y.keys()], size).entries()) {
+    const rate = { dtype: "F32", shape: [], data: Float32Array.of(1 / (done + 1)) };
+    const found = await look(program, { x: rows(samples, index).x, rate }, now);
+    for (const name of names) now[name] = found[`next/weight/${name}`];
+  }
+  return now;
 }
