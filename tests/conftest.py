@@ -1,6 +1,5 @@
 """For all tests: no verdict depends on how fast this machine is just now, servers are real, and none is skipped."""
 
-import functools
 import gc
 import sys
 from pathlib import Path
@@ -99,7 +98,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def _path(item):
-    return item.location[0].replace("\\", "/")
+    return item.nodeid.partition("::")[0]
 
 
 def _mixed(items):
@@ -112,15 +111,6 @@ def _mixed(items):
     busy = [f for f in order if not f.startswith(WAITS)]
     mixed = [f for pair in zip(waiting, busy, strict=False) for f in pair]
     return [item for f in dict.fromkeys([*mixed, *order]) for item in files[f]]
-
-
-def pytest_runtest_setup(item):
-    """torch builds its table of some thousand ONNX translations anew for each export, which is half of a small one's
-    time; the tests build it once in a process."""
-    registration = sys.modules.get("torch.onnx._internal.exporter._registration")
-    if registration is not None and not hasattr(registration.ONNXRegistry.from_torchlib, "cache_info"):
-        once = functools.cache(registration.ONNXRegistry.from_torchlib)
-        registration.ONNXRegistry.from_torchlib = staticmethod(once)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -118,3 +118,17 @@ class Fixed(nn.Module):
 def test_model_that_fixes_the_batch_is_refused(imu):
     with pytest.raises(ModelError, match="batch"):
         export_onnx(Fixed(), imu.x)
+
+
+def test_what_one_export_adds_to_torchs_translations_reaches_no_other(imu, exported):
+    """The table of them is built once in a process."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    mine, others = (ONNXRegistry.from_torchlib(opset_version=OPSET) for _ in range(2))
+    first = next(operator for operator, found in mine.functions.items() if found)
+    assert mine.functions[first][0] is others.functions[first][0]
+    mine.functions[first].clear()
+    mine.functions["of mine"] = []
+    assert ONNXRegistry.from_torchlib(opset_version=OPSET).functions == others.functions
+    assert others.functions[first]
+    assert export_onnx(imu.model, imu.x) == exported

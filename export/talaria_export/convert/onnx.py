@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import logging
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -117,6 +118,7 @@ def _exported(model: Module, batch: Tensor) -> ModelProto:
     dynamic = ({0: torch.export.Dim("batch")},)
     try:
         with _quietly():
+            _build_translations_once()
             program = torch.onnx.export(
                 model,
                 (batch,),
@@ -138,6 +140,29 @@ def _exported(model: Module, batch: Tensor) -> ModelProto:
         raise ModelError(f"model: torch gave no ONNX program for {type(model).__name__}; simplify its forward")
     proto: ModelProto = program.model_proto
     return proto
+
+
+def _build_translations_once() -> None:
+    """torch builds its table of some thousand translations anew for each export, which is half of a small one's time:
+    keep the first, and give each export a copy, which it may add to. Where torch has moved the table, nothing changes.
+    """
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        build = ONNXRegistry.from_torchlib
+    except (ImportError, AttributeError):
+        return
+    if getattr(build, "of_talaria", False):
+        return
+    kept = functools.cache(build)
+
+    def from_torchlib(*args: Any, **options: Any) -> ONNXRegistry:
+        table = copy.copy(kept(*args, **options))
+        table.functions = {operator: list(found) for operator, found in table.functions.items()}
+        return table
+
+    from_torchlib.of_talaria = True  # type: ignore[attr-defined]
+    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)  # type: ignore[method-assign]
 
 
 def _check_form(proto: ModelProto) -> None:
