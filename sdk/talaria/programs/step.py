@@ -249,12 +249,25 @@ def _found(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any
             return _Several(layer, own, read, PARTS[type(own)])
         rule = rule_of(own)
         if rule is None:
-            known = ", ".join(sorted(kind.__name__ for kind in (*LAYERS, *PARTS, *PASSES)))
-            mend = MENDS.get(type(own), f"use layers among {known}")
-            raise refused(layer, f"is a {type(own).__name__}, which has no rule", mend)
+            raise _unknown(layer, node, module)
         return _Layer(layer, rule, own, read)
     args, named = fx.node.map_arg((node.args, dict(node.kwargs)), held.__getitem__)
     return _called(step, node, args, named, read)
+
+
+def _unknown(layer: str, node: fx.Node, module: Module) -> ModelError:
+    """The refusal of all layers that have no rule, each with what to use instead."""
+    names = [str(one.target) for one in node.graph.nodes if one.op == "call_module"]
+    kinds = {name: type(module.get_submodule(name)) for name in names if _ruleless(module.get_submodule(name))}
+    known = ", ".join(sorted(kind.__name__ for kind in (*LAYERS, *PARTS, *PASSES)))
+    also = [f"{name!r} is a {kind.__name__}" for name, kind in kinds.items() if name != layer]
+    mends = [MENDS.get(kind, f"use layers among {known}") for kind in dict.fromkeys((kinds[layer], *kinds.values()))]
+    what = f"is a {kinds[layer].__name__}{''.join(f', {one}' for one in also)}, which has no rule"
+    return refused(layer, what, "; ".join(dict.fromkeys(mends)))
+
+
+def _ruleless(own: Module) -> bool:
+    return type(own) not in PARTS and rule_of(own) is None
 
 
 def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, Any], read: list[fx.Node]) -> Any:

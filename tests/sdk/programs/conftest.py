@@ -3,7 +3,9 @@
 from functools import lru_cache
 
 import pytest
+from torch import Tensor, nn
 
+from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.programs.build import build
 
@@ -14,9 +16,22 @@ MODELS = {
 }
 
 
+class Sequence(nn.Module):
+    """Attention and a GRU over a short window, for what is done to programs of many operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.norm = nn.MultiheadAttention(4, 2, batch_first=True), nn.LayerNorm(4)
+        self.gru, self.head = nn.GRU(4, 3, batch_first=True), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x + self.attention(x, x, x)[0])
+        return self.head(self.gru(x)[1][-1])
+
+
 @lru_cache
 def built(name: str, trained: str = "all") -> bytes:
-    return build(MODELS[name], trained)
+    return build(zoo.keep(Sequence(), (3, 4), 4) if name == "sequence" else MODELS[name], trained)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from talaria.errors import TalariaError, TooLarge, WireError
 from talaria.programs import onnx_file
 from talaria.programs.graph import Node, Port
 from talaria.programs.program import Program
-from talaria.programs.shapes import Limits
+from talaria.programs.shapes import RULES, Limits
 
 ROUNDS = 600
 MOST = 64 << 20
@@ -79,12 +79,13 @@ def changed(data, **parts):
     return onnx_file.write(replace(graph, **parts), note)
 
 
-def test_changed_graphs_are_refused_or_still_run_within_bounds(program_of):
+@pytest.mark.parametrize("name", ["mlp", "sequence"])
+def test_changed_graphs_are_refused_or_still_run_within_bounds(program_of, name):
     """Operators, their inputs, attributes and constants are swapped; the file itself is written well."""
-    data = program_of("mlp")
+    data = program_of(name)
     graph, note = graph_of(data)
     names = [*graph.constants, *(port.name for port in graph.inputs), *(n.outputs[0] for n in graph.nodes)]
-    kinds = sorted({node.kind for node in graph.nodes} | {"Loop", "If", "Expand", "OneHot", "RandomNormal", "MaxPool"})
+    kinds = sorted({node.kind for node in graph.nodes} | {"Loop", "If", "Expand", "OneHot", "RandomNormal", *RULES})
     opened = 0
     for seed in range(ROUNDS):
         rng = random.Random(seed)
@@ -100,7 +101,8 @@ def test_changed_graphs_are_refused_or_still_run_within_bounds(program_of):
                 swapped[rng.randrange(len(swapped))] = rng.choice(names)
                 node = replace(node, inputs=tuple(swapped))
             elif what == 2:
-                node = replace(node, attributes=(("axis", rng.choice([-1, 1 << 62, 3])),))
+                changes = [("axis", rng.choice([-1, 1 << 62, 3])), ("group", rng.choice([0, 1 << 40])), ("beta", 2.0)]
+                node = replace(node, attributes=(rng.choice(changes),))
             elif what == 3:
                 nodes[place], node = node, rng.choice(nodes)
             else:

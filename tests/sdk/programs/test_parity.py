@@ -215,6 +215,11 @@ def test_what_has_no_rule_is_refused_by_name_with_the_mend(make, said):
     assert "train this model with torch" in str(found.value)
 
 
+def test_all_layers_without_a_rule_are_named_at_once():
+    with pytest.raises(ModelError, match=r"'1' is a Softplus, '2' is a Threshold.*use layers among .*Conv2d"):
+        build(zoo.keep(nets.maps(first(), nn.Softplus(), nn.Threshold(0, 1), wide=36), nets.LINE, 4))
+
+
 def test_what_is_changed_in_place_and_read_again_is_refused():
     class Both(nn.Module):
         def __init__(self) -> None:

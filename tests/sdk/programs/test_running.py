@@ -39,6 +39,40 @@ print(sorted({"torch", "onnx", "typer", "talaria.types"} & set(sys.modules)))
 """
 
 
+FOREIGN = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(channels, 8, 3), nn.GroupNorm(2, 8)
+        self.gru, self.out = nn.GRU(8, 5, batch_first=True), nn.Linear(5, classes)
+
+    def forward(self, x):
+        _, last = self.gru(self.norm(self.conv(x)).transpose(1, 2))
+        return self.out(last[-1])
+
+
+class Odd(Net):
+    def __init__(self, channels, classes):
+        super().__init__(channels, classes)
+        self.lstm = nn.LSTM(8, 5, batch_first=True)
+
+    def forward(self, x):
+        states, _ = self.lstm(self.conv(x).transpose(1, 2))
+        return self.out(states[:, -1])
+
+
+def make(shape, classes):
+    return Net(shape[0], classes)
+
+
+def odd(shape, classes):
+    return Odd(shape[0], classes)
+"""
+
+
 @pytest.fixture
 def file(program_of, tmp_path):
     path = tmp_path / "mlp.program"
@@ -191,6 +225,25 @@ def test_the_command_builds_and_verifies(tmp_path):
     assert json.loads(done.stdout)["digest"] == made["digest"]
     assert Program.open(out).trained == ("head.weight", "head.bias")
     assert out.stat().st_size < len(b"x") * 4000
+
+
+def test_the_command_builds_a_module_from_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "watch_nets.py").write_text(FOREIGN)
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "whole.program"
+    words = ["build", "--shape", "6,20", "--classes", "3", "--out", str(out), "--json", "--model"]
+    done = CliRunner().invoke(app, [*words, "watch_nets:make"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["ok"]
+    assert "gru.weight_hh_l0" in Program.open(out).trained
+    done = CliRunner().invoke(app, [*words, "watch_nets:odd"])
+    assert isinstance(done.exception, ModelError)
+    assert "'lstm' is a LSTM" in str(done.exception)
+    assert "use GRU" in str(done.exception)
+
+
+def test_the_program_of_a_watch_is_small(program_of):
+    assert len(program_of("imu_cnn")) <= 25_000
 
 
 def test_the_command_names_what_is_wrong(tmp_path):

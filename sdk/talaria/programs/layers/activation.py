@@ -85,12 +85,12 @@ def _silu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
 
 def _gelu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     half, one = draft.constant(0.5), draft.constant(1.0)
-    curve = draft.op("Erf", draft.op("Mul", x, draft.constant(math.sqrt(0.5))))
-    below = draft.op("Mul", half, draft.op("Add", one, curve))
+    part = draft.op("Mul", x, draft.constant(math.sqrt(0.5)))
+    below = draft.op("Mul", half, draft.op("Add", one, draft.op("Erf", part)))
 
     def slope(g: str) -> str:
-        squared = draft.op("Mul", draft.op("Mul", x, x), draft.constant(-0.5))
-        density = draft.op("Mul", draft.op("Exp", squared), draft.constant(1 / math.sqrt(2 * math.pi)))
+        top = draft.constant(-math.log(2 * math.pi) / 2)
+        density = draft.op("Exp", draft.op("Sub", top, draft.op("Mul", part, part)))
         return draft.op("Mul", g, draft.op("Add", below, draft.op("Mul", x, density)))
 
     return draft.op("Mul", x, below), slope

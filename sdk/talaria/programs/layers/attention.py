@@ -44,7 +44,10 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
         step.trained(project, last, "bias", lambda: draft.sum(g, 0))
         slope = draft.transpose(draft.reshape(draft.op("MatMul", g, out), -1, length, heads, each), 0, 2, 1, 3)
         slope = draft.reshape(slope, -1, length, each)
-        scores = softened(draft, draft.op("MatMul", slope, _turned(draft, v)), share, 2)
+        # what a softmax takes off, the sum over share * (slope v^T), is that over the shorter rows of the output
+        met = draft.sum(draft.op("Mul", slope, mixed), 2, keep=True)
+        towards = draft.op("MatMul", slope, _turned(draft, v))
+        scores = draft.op("Mul", share, draft.op("Sub", towards, met))
         dq = draft.op("Mul", draft.op("MatMul", scores, k), scale)
         dk = draft.op("MatMul", _turned(draft, scores), scaled)
         dv = draft.op("MatMul", _turned(draft, share), slope)

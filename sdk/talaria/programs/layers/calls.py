@@ -195,11 +195,13 @@ def _attend(
     scaled = draft.op("Mul", q, factor)
     share = draft.op("Softmax", draft.op("MatMul", scaled, draft.transpose(k, *swap)), axis=last - 1)
     out = shaped(layer, [*wide[:-1], step.known(sizes(value)[-1])])
-    y = filled(step, draft.op("MatMul", share, v), out)
+    mixed = draft.op("MatMul", share, v)
+    y = filled(step, mixed, out)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         slope = opened(step, g, out)
-        scores = softened(draft, draft.op("MatMul", slope, draft.transpose(v, *swap)), share, last - 1)
+        met = draft.sum(draft.op("Mul", slope, mixed), last - 1, keep=True)
+        scores = draft.op("Mul", share, draft.op("Sub", draft.op("MatMul", slope, draft.transpose(v, *swap)), met))
         dq = draft.op("Mul", draft.op("MatMul", scores, k), factor)
         dk = draft.op("MatMul", draft.transpose(scores, *swap), scaled)
         dv = draft.op("MatMul", draft.transpose(share, *swap), slope)
