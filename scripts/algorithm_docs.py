@@ -22,7 +22,7 @@ def page(cls: type[Algorithm]) -> str:
         ("served", card.serves),
         ("source", card.source),
         ("evidence", card.evidence),
-        ("engines", "torch, onnx" + (" (`exact`: torch)" if card.name == "perfedavg" else "")),
+        ("engines", "torch" if card.torch_alone else "torch, onnx"),
         ("server", f"`{_server(cls)}`"),
     ):
         lines.append(f"| {what} | {value} |")

@@ -95,12 +95,3 @@ def test_a_coordinator_that_has_its_blueprint_starts_where_there_is_no_torch(fle
     assert served()[0][-1] == "started"
     blueprint.write_bytes(blueprint.read_bytes()[:-9])  # damaged: made again, by a process that has torch
     assert served()[0][-1] == "started"
-
-
-def test_a_device_says_at_once_that_its_engine_is_not_for_this_run(fleet, a_run):
-    one = fleet(a_run("perfedavg", rounds=1, form="exact"), engine="onnx", extra="deadline_s = 1")
-    coordinator = one.serve()
-    agents = one.agents(coordinator.wait_for("ready")["broker"])
-    told = agents.wait_for("error")
-    assert "engine='torch'" in told["error"]
-    assert "perfedavg: form='exact'" in told["error"]

@@ -27,6 +27,8 @@ class Card:
     evidence: Literal["confirmed", "reconstructed", "partly reconstructed"]
     prunes: bool = False
     """True where ``fit`` shrinks the device's mask itself; else the plan's mask is fixed from the start."""
+    torch_alone: str = ""
+    """Why only torch can train it (``"its loss is torch's code"``); empty where any engine can."""
     differences: bool = False
     """True where updates hold differences to what was downloaded, whatever the codec; else new values."""
 

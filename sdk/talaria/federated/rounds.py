@@ -304,9 +304,9 @@ def _programs(spec: ModelSpec) -> Engine:
 
 def require_engine(run: Run, engine: str) -> None:
     """Raise :class:`ConfigError` where ``engine`` cannot train what ``run`` asks for."""
-    why = getattr(algorithm_of(run), "torch_alone", None)
+    why = algorithm_of(run).card.torch_alone
     if engine == "onnx" and why:
-        raise ConfigError(f"{run.algorithm}: {why}, which engine='onnx' cannot do; change that, or use engine='torch'")
+        raise ConfigError(f"{run.algorithm}: {why}, so engine='onnx' cannot train it; use engine='torch'")
 
 
 def _enter(

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
-from talaria.errors import ConfigError
+from talaria.programs.tangent import ALONG
 from talaria.programs.vjp import GRADIENT, Vjp
 from talaria.tensors import Array, Tensors
 from talaria.training.array_sgd import ArraySGD
 from talaria.training.batching import feed, steps_of
 from talaria.training.engine import LOGITS, Objective, Pull
-from talaria.training.objectives import CrossEntropy
+from talaria.training.objectives import CrossEntropy, cross_entropy, log_softmax
 from talaria.types import Recipe, Samples, Task
 
 _AT_ONCE = 256
@@ -35,10 +35,11 @@ class Streams(Protocol):
 
 @dataclass(frozen=True)
 class Derivatives:
-    """``vjp`` gives the derivative of the model at a trained part and some taps, ``streams`` what its dropout layers
-    draw from, given a state, a task and a purpose."""
+    """``vjp`` gives the derivative of the model at a trained part and some taps, ``twice`` that of all weights at the
+    logits with its own derivative, ``streams`` what dropout layers draw from, given a state, a task and a purpose."""
 
     vjp: Callable[[Collection[str] | None, Sequence[str]], Vjp]
+    twice: Callable[[], Vjp]
     streams: Callable[[Vjp, Mapping[str, Array], Task, str], Streams]
 
     def train(
@@ -133,8 +134,24 @@ class ProgramWalk:
         return {key: found[key] for key in self._trained if key in found}
 
     def curved(self, x: Array, y: Array, along: Tensors, draws: Streams) -> Tensors:
-        """Refused: no program differentiates twice yet."""
-        raise ConfigError("engine='onnx' does not differentiate twice; use differences of gradients, or engine='torch'")
+        """The Hessian of the batch's loss at the walk's weights times ``along``: the derivative's own derivative."""
+        twice = self._derivatives.twice()
+        ways = {ALONG + key: along.get(key, np.zeros_like(self._state[key])) for key in self._trained}
+        total: Tensors = {}
+        for xs, ys in _pieces(x, y, self._recipe.accumulate):
+            done = twice.forward({**self._state, **ways}, xs, draws.next(len(ys)))
+            logits, way = done.taps[LOGITS], done.taps[ALONG + LOGITS]
+            _, slope = cross_entropy(logits, ys, self._recipe.smoothing)
+            shares = np.exp(log_softmax(logits))
+            turn = shares * (way - (shares * way).sum(1, keepdims=True)) / np.asarray(len(ys), way.dtype)
+            share = len(ys) / len(y)
+            found = done.backward({LOGITS: slope, ALONG + LOGITS: turn})
+            for key, value in found.items():
+                if key.startswith(ALONG):
+                    part = value if share == 1 else np.asarray(share * value, value.dtype)
+                    name = key.removeprefix(ALONG)
+                    total[name] = total[name] + part if name in total else part
+        return {key: total[key] for key in self._trained if key in total}
 
     def step(self, slopes: Tensors, *, at: Tensors | None = None, scale: float = 1.0) -> None:
         """One optimizer step of the weights, see :class:`~talaria.training.engine.Walk`."""

@@ -7,7 +7,7 @@ Which layers are in train mode and what is frozen is :mod:`talaria.training.loop
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from math import prod
@@ -24,7 +24,9 @@ from talaria.programs.build import VECTORS, sizes_of
 from talaria.programs.graph import FLOAT, Draft, Graph, Port, Size
 from talaria.programs.layers.base import Map, Step
 from talaria.programs.manifest import Manifest
+from talaria.programs.shapes import Limits, Value, measure
 from talaria.programs.step import BATCH, Entry, Passed, backward, entered, forward
+from talaria.programs.tangent import tangent
 from talaria.programs.vjp import Vjp
 from talaria.training import loop
 from talaria.training.engine import INTO, LOGITS, MEAN
@@ -64,12 +66,23 @@ def packed(spec: ModelSpec, only: Collection[str] | None, taps: Sequence[str]) -
     """
     module = zoo.build(spec)
     graph = graph_of(module, zoo.head(spec), spec.input_shape, only, taps)
+    return _proven(graph, spec, module, only, taps, sizes_of(graph, module))
+
+
+def _proven(
+    graph: Graph,
+    spec: ModelSpec,
+    module: Module,
+    only: Collection[str] | None,
+    taps: Sequence[str],
+    sizes: Mapping[str, int],
+) -> bytes:
     facts = Manifest(
         model=spec.to_json(),
         trained="all" if only is None else "some",
         recipe={"momentum": 0.0, "smoothing": 0.0, "weight_decay": 0.0},
         classes=spec.classes,
-        sizes=sizes_of(graph, module),
+        sizes=sizes,
         vector=0,
         parity={"program": 0.0, "torch": 0.0},
         expected={},
@@ -84,6 +97,33 @@ def packed(spec: ModelSpec, only: Collection[str] | None, taps: Sequence[str]) -
     data = onnx_file.write(graph, proven.text())
     Vjp.read(data)
     return data
+
+
+def curved(spec: ModelSpec) -> bytes:
+    """The file of the derivative of ``spec`` by all its weights at its logits, with the derivative of that: along
+    ``weight/along/<key>`` and ``slope/along/logits`` move ``tap/along/logits`` and ``gradient/along/<key>``.
+
+    Measured, and refused, as :func:`packed` is.
+    """
+    module = zoo.build(spec)
+    once = graph_of(module, zoo.head(spec), spec.input_shape, None, (LOGITS,))
+    sizes = sizes_of(once, module)
+    shapes = _shapes(once, sizes)
+    learned = [port.name.removeprefix("gradient/") for port in once.outputs if port.name.startswith("gradient/")]
+    moving = [*(f"weight/{key}" for key in learned), f"slope/{LOGITS}"]
+    seen = tuple(port for port in once.outputs if not port.name.startswith("next/"))
+    return _proven(tangent(replace(once, outputs=seen), moving, shapes), spec, module, None, (LOGITS,), sizes)
+
+
+def _shapes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shape of each value at some sizes."""
+
+    def size(label: Size) -> int:
+        name, star, times = str(label).rpartition("*")
+        return label if isinstance(label, int) else sizes[name] * int(times) if star else sizes[label]
+
+    given = {port.name: Value(tuple(map(size, port.shape)), port.dtype) for port in graph.inputs}
+    return {name: value.shape for name, value in measure(graph, given, Limits()).outputs.items()}
 
 
 def _measured(

@@ -198,7 +198,12 @@ class ProgramEngine:
         def streams(vjp: Vjp, state: Mapping[str, Array], task: Task, purpose: str) -> _Draws:
             return _Draws(vjp, self._module, state, task, purpose)
 
-        return Derivatives(self._vjp, streams)
+        return Derivatives(self._vjp, self._twice, streams)
+
+    def _twice(self) -> Vjp:
+        if "twice" not in self._derived:
+            self._derived["twice"] = Vjp.read(differentiate.curved(self.spec))
+        return self._derived["twice"]
 
     def _vjp(self, only: Collection[str] | None, taps: Sequence[str]) -> Vjp:
         known = None if only is None else frozenset(only)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from talaria.errors import ModelError
 from talaria.model.state import load, state_of, to_arrays
+from talaria.programs.tangent import along
 from talaria.tensors import Array
 from talaria.training import loop
 from talaria.training.sgd import SGD
@@ -48,10 +50,42 @@ def derivative(
         own(x)
     seen = opened.seen
     slopes = {tap: torch.from_numpy(feed[f"slope/{tap}"]).to(dtype) for tap in taps if f"slope/{tap}" in feed}
+    if any(along(f"slope/{tap}") in feed for tap in taps):
+        try:
+            return _moving(trained, seen, slopes, feed)
+        except RuntimeError as why:
+            raise ModelError(
+                f"program: torch does not differentiate this model twice ({str(why)[:100]}); use differences instead"
+            ) from None
     torch.autograd.backward([seen[tap] for tap in slopes], list(slopes.values()))
     moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, ())}
     gradients = {f"gradient/{k}": p.grad for k, p in trained.items() if p.grad is not None}
     return {**to_arrays({f"tap/{tap}": value.detach() for tap, value in seen.items()}), **moved, **to_arrays(gradients)}
+
+
+def _moving(
+    trained: Mapping[str, Tensor], seen: Mapping[str, Tensor], slopes: dict[str, Tensor], feed: Mapping[str, Array]
+) -> dict[str, Array]:
+    """What taps and gradients are, and how they move along with the weights and slopes, by differentiating more often:
+    the derivative of (gradient times u) along a way is linear in u, and its gradient by u is what is asked for."""
+    kind = next(iter(slopes.values())).dtype
+    learned = {key: p for key, p in trained.items() if along(f"weight/{key}") in feed}
+    points = [*learned.values(), *(slope.requires_grad_() for slope in slopes.values())]
+    names = [*(f"weight/{key}" for key in learned), *(f"slope/{tap}" for tap in slopes)]
+    ways = [torch.from_numpy(feed[along(name)]).to(kind) for name in names]
+    gradients = torch.autograd.grad(
+        [seen[tap] for tap in slopes], list(learned.values()), list(slopes.values()), create_graph=True
+    )
+    values = {f"tap/{tap}": seen[tap] for tap in slopes} | {
+        f"gradient/{key}": slope for key, slope in zip(learned, gradients, strict=True)
+    }
+    duals = {name: torch.zeros_like(value).requires_grad_() for name, value in values.items()}
+    product = torch.stack([(values[name] * dual).sum() for name, dual in duals.items()]).sum()
+    bent = torch.autograd.grad(product, points, create_graph=True, allow_unused=True)
+    turned = torch.stack([(b * way).sum() for b, way in zip(bent, ways, strict=True) if b is not None]).sum()
+    moved = torch.autograd.grad(turned, list(duals.values()))
+    found = {name: value.detach() for name, value in values.items()}
+    return to_arrays(found | {along(name): way for name, way in zip(duals, moved, strict=True)})
 
 
 def _given(
@@ -59,8 +93,8 @@ def _given(
 ) -> tuple[Module, dict[str, Tensor]]:
     """A copy of ``module`` in ``dtype`` with the weights of ``feed`` and its draws for dropout, and what is trained."""
     own = deepcopy(module).to(dtype)
-    held = {name.removeprefix("weight/"): value for name, value in feed.items() if name.startswith("weight/")}
-    load(own, {**state_of(own), **held})
+    before = state_of(own)
+    load(own, {key: feed.get(f"weight/{key}", value) for key, value in before.items()})
     trained = loop.freeze_but(own, only)
     for name, layer in own.named_modules():
         if f"draw/{name}" in feed:

@@ -225,6 +225,18 @@ def test_a_walk_goes_as_torchs_does(engines, spec_of, accumulate):
     assert_near(task, *ends, steps=6)
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("name", ["imu_cnn", "fmnist_cnn"])
+def test_curvature_is_torchs(engines, spec_of, name, accumulate):
+    task = task_of(spec_of(name), keep=0.5, recipe=RECIPE.but(accumulate=accumulate))
+    state, rng = state_of(task.model), np.random.default_rng(1)
+    walks = [engine.walk(task, state, task.recipe) for engine in (engines(name), torch_engine)]
+    along = {key: rng.standard_normal(value.shape).astype(np.float32) for key, value in walks[0].weights.items()}
+    found, wanted = (walk.curved(task.train.x, task.train.y, along, walk.draws("train/curve")) for walk in walks)
+    assert_near(task, found, wanted, steps=1)
+    assert all(equal(walk.state(), state) for walk in walks)
+
+
 def test_dropout_of_a_walk_is_torchs_and_can_be_drawn_again():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.25), nn.Linear(40, 4))

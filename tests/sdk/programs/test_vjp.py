@@ -143,3 +143,24 @@ def test_a_derivative_is_a_small_file_that_says_what_comes_out(spec_of, program_
     for broken in (data[:-1], data[:2000] + data[2001:], onnx_file.write(graph, "")):
         with pytest.raises(WireError):
             Vjp.read(broken)
+
+
+TWICE = (
+    "batch_norm", "conv2d_large", "depthwise", "max_pool_overlapping", "average_pool", "residual", "stochastic_depth",
+    "layer_norm", "softmax", "attention_written", "gru_only", "ReLU6", "GELU", "Hardswish",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_derivatives_derivative_is_torchs(name):
+    """Its making measures it against float64: no worse than twice torch's own error."""
+    shape, make = nets.NETS[name]
+    torch.manual_seed(0)
+    graph, note = onnx_file.read(differentiate.curved(zoo.keep(make(), shape, 4)))
+    assert {port.name for port in graph.outputs} >= {"tap/along/logits", "gradient/along/head.weight"}
+    assert manifests.read(note).parity["program"] <= manifests.read(note).allowed
+
+
+def test_what_torch_does_not_differentiate_twice_is_refused():
+    with pytest.raises(ModelError, match="differences instead"):
+        differentiate.curved(zoo.keep(nets.NETS["Hardsigmoid"][1](), nets.LINE, 4))

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas
@@ -15,6 +17,8 @@ import torch
 from typer.testing import CliRunner
 
 import talaria
+from talaria.algorithms.base import Card
+from talaria.algorithms.fedavg import FedAvg
 from talaria.cli.main import app
 from talaria.errors import ConfigError, DataError, StateError
 from talaria.federated.fedbuff_run import Buffering
@@ -185,3 +189,15 @@ def test_what_cannot_be_resumed_is_said(data: talaria.Federated, tmp_path: Path)
 def test_a_wrong_argument_is_named(given: dict, message: str, data: talaria.Federated) -> None:
     with pytest.raises(ConfigError, match=message):
         talaria.simulate(**{"algorithm": "fedavg", "data": data, "rounds": 1, **given})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTorch(FedAvg):
+    """FedAvg by somebody whose loss is written in torch."""
+
+    card: ClassVar[Card] = replace(FedAvg.card, torch_alone="its loss is torch's code")
+
+
+def test_an_algorithm_that_needs_torch_is_refused_by_programs_with_its_reason(data: talaria.Federated) -> None:
+    with pytest.raises(ConfigError, match=r"its loss is torch's code.*engine='torch'"):
+        talaria.simulate(OfTorch(), data, rounds=1, engine="onnx")

@@ -68,11 +68,6 @@ class PerFedAvg:
     def __post_init__(self) -> None:
         check(self)
 
-    @property
-    def torch_alone(self) -> str | None:
-        """What these options ask for that programs cannot do; None where they can do everything."""
-        return "form='exact' differentiates twice" if self.form == "exact" else None
-
     def alpha(self, recipe: Recipe) -> float:
         """α under ``recipe``."""
         if self.form == "none":
