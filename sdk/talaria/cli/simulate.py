@@ -75,6 +75,19 @@ def simulate(
     engine: Annotated[
         str, typer.Option(help="Who trains: torch, or onnx (ONNX Runtime; `talaria algorithms` says for which).")
     ] = "torch",
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Updates are added up so that only their sum opens (docs/privacy.md).")
+    ] = False,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Privacy budget that no round may exceed; noise is chosen to keep it.")
+    ] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="L2 length that each device's update is cut to; with --epsilon, default 1.")
+    ] = None,
+    privacy_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE: threshold, holders, bits, bound, tiers, most_weight, noise, delta."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write one HTML page of what came out.")
     ] = None,
@@ -115,6 +128,9 @@ def simulate(
         return
     buffering = {"buffer": buffer, "max_staleness": max_staleness, "damping": damping}
     where = {} if partition is None else {"partition": partition}
+    privacy = {"secure": secure or None, "epsilon": epsilon, "clip": clip}
+    if epsilon is not None and clip is None:
+        privacy["clip"] = 1.0
     recipe = {"epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum}
     asked = prepare(
         algorithm,
@@ -137,7 +153,10 @@ def simulate(
         data_options={**assignments(data_option, "--data-option"), **where},
         evaluate_every=(max(1, rounds // 10) if report else 0) if evaluate_every is None else evaluate_every,
         engine=engine,  # type: ignore[arg-type]  # checked there
+        privacy={k: v for k, v in privacy.items() if v is not None} | assignments(privacy_option, "--privacy-option"),
     )
+    if write_fleet is not None and asked.privacy is not None:
+        raise ConfigError("--write-fleet: a fleet over MQTT has no secure sums and no noise yet; leave one of them out")
     if write_fleet is not None:
         write_down(asked, write_fleet, quiet=as_json)
         if no_training:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -86,4 +87,19 @@ def tell(result: Result, report: Path | None, *, as_json: bool) -> None:
         mean = figures["overlap"]["mean"]
         told = f"of the channels that either of two members keeps, both keep {mean:.0%} on average"
         console.print(told, highlight=False)
+    kept = figures["privacy"]
+    if kept is not None:
+        console.print(_private(kept), highlight=False)
     console.print(f"sent up: {figures['bytes_up'] / 1e6:.2f} MB in all", highlight=False)
+
+
+def _private(kept: Mapping[str, Any]) -> str:
+    """What privacy came to, in a sentence or two."""
+    told = "updates were added up so that only sums opened" if kept["secure"] else "updates were added up in the open"
+    if kept.get("epsilon") is None:
+        return told
+    budget = "" if kept["budget"] is None else f" of {kept['budget']:g}"
+    return (
+        f"{told}; epsilon {kept['epsilon']:.3g}{budget} at delta {kept['delta']:g} ({kept['form']}; it covers "
+        f"{kept['covers']})"
+    )

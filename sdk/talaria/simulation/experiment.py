@@ -28,7 +28,9 @@ from talaria.model import zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.options import taken_apart
 from talaria.planning.plan import Plan
+from talaria.privacy.rule import Privacy, as_plain
 from talaria.simulation import checkpoint
+from talaria.simulation.private_run import private_rule, settled
 from talaria.simulation.result import Result
 from talaria.simulation.run import course, crew_of, evaluate, learned, members_of
 from talaria.simulation.simulator import RoundFacts
@@ -54,6 +56,7 @@ class Experiment:
     engine: Engine
     asked: Mapping[str, Any] = field(repr=False)
     """The same as plain values, for a file."""
+    privacy: Privacy | None = None
 
     def begin(self, folder: Path) -> None:
         """Make the new ``folder`` in which :meth:`learn` keeps each whole round."""
@@ -79,7 +82,12 @@ class Experiment:
         save: Path | None,
     ) -> Result:
         fleet, versions = course(
-            self.run, members, aggregator=self.rule, buffering=self.buffering, over=self.over, crew=crew
+            self.run,
+            members,
+            aggregator=private_rule(self.run, self.rule, self.privacy),
+            buffering=self.buffering,
+            over=self.over,
+            crew=crew,
         )
         marks = {} if save is None else checkpoint.restore(save, fleet)
         for facts in versions:
@@ -99,6 +107,7 @@ class Experiment:
             asked=self.asked,
             plans=self.plans,
             buffering=self.buffering,
+            privacy=self.privacy,
         )
         if save is not None:
             checkpoint.finish(save, result.as_dict())
@@ -127,6 +136,7 @@ def simulate(
     data_options: Mapping[str, Any] | None = None,
     evaluate_every: int = 0,
     engine: Engine = "torch",
+    privacy: Privacy | Mapping[str, Any] | None = None,
     save: str | Path | None = None,
     workers: int = 0,
     progress: Callable[[RoundFacts], None] | None = None,
@@ -157,6 +167,8 @@ def simulate(
         evaluate_every: Measure the members after every so many rounds, for ``result.curve``; 0: at the end alone.
         engine: Who trains: ``"torch"``, or ``"onnx"``, graphs of the same model in ONNX Runtime (docs/programs.md says
             which algorithms and layers).
+        privacy: A :class:`talaria.privacy.rule.Privacy`, or some of its settings: sums that open only as sums
+            (``{"secure": True}``), clipping, noise and a budget (docs/privacy.md).
         save: A new folder that keeps each whole round, so that :func:`talaria.resume` goes on after a kill.
         workers: Clients of a round learn in so many processes of one thread each: the same bytes for every number from
             1 on. 0: one after another in this process, with torch's threads.
@@ -201,6 +213,7 @@ def simulate(
         data_options=data_options,
         evaluate_every=evaluate_every,
         engine=engine,
+        privacy=privacy,
     )
     folder = None if save is None else Path(save)
     if folder is not None:
@@ -230,6 +243,7 @@ def prepare(
     data_options: Mapping[str, Any] | None = None,
     evaluate_every: int = 0,
     engine: Engine = "torch",
+    privacy: Privacy | Mapping[str, Any] | None = None,
 ) -> Experiment:
     """The experiment of these arguments, which are those of :func:`simulate`; every wrong one is refused here."""
     valid.whole("simulate", "evaluate_every", evaluate_every, 0, 1 << 31)
@@ -261,6 +275,8 @@ def prepare(
     buffer = _buffering(run, buffering, len(found.clients))
     check_over(run, over)
     require_engine(run, engine)
+    kept = settled(run, privacy, list(found.clients), over)
+    private_rule(run, rule, kept)
     text = located(aggregator, Path.cwd()) if isinstance(aggregator, str) else None
     return Experiment(
         run=run,
@@ -271,6 +287,7 @@ def prepare(
         over=over,
         evaluate_every=evaluate_every,
         engine=engine,
+        privacy=kept,
         asked={
             "dataset": dataset or found.name,
             "data_options": None if dataset is None else {k: _plain(v) for k, v in (data_options or {}).items()},
@@ -283,6 +300,7 @@ def prepare(
             "over": over,
             "evaluate_every": evaluate_every,
             "engine": engine,
+            "privacy": as_plain(kept),
         },
     )
 
@@ -332,6 +350,7 @@ def resume(
         same = checkpoint.fingerprint(found) == asked["fingerprint"]
         over, every = asked["over"], asked["evaluate_every"]
         engine = asked.get("engine", "torch")
+        privacy = None if asked.get("privacy") is None else Privacy.of(asked["privacy"])
     except (KeyError, TypeError, AttributeError) as error:
         raise StateError(f"{folder}/{checkpoint.EXPERIMENT}: damaged ({error}); restore it, or begin anew") from error
     if not same:
@@ -345,6 +364,7 @@ def resume(
         over=over,
         evaluate_every=every,
         engine=engine,
+        privacy=privacy,
         asked={name: value for name, value in asked.items() if name != "format"},
     )
     return one.learn(progress, folder, workers)

@@ -21,7 +21,9 @@ from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Run
 from talaria.model.masks import compact_shape
 from talaria.planning.plan import Plan
+from talaria.privacy.rule import Privacy
 from talaria.simulation import checkpoint
+from talaria.simulation.private_run import figures
 from talaria.simulation.reporting import mask_overlap, pair_overlap, write_html
 from talaria.simulation.run import Learned, members_of
 from talaria.training.evaluation import Metrics, Report, Summary
@@ -57,6 +59,7 @@ class Result:
     """The experiment as plain values, as ``experiment.json`` has it."""
     plans: Mapping[str, Plan] = field(default_factory=dict, repr=False)
     buffering: Buffering | None = field(default=None, repr=False)
+    privacy: Privacy | None = field(default=None, repr=False)
 
     @property
     def run(self) -> Run:
@@ -137,6 +140,7 @@ class Result:
             "bytes_up": sum(learned.bytes_up.values()),
             "overlap": pair_overlap(learned.masks),
             "curve": [{"round": number, "accuracy": mark} for number, mark in sorted(self.marks.items())],
+            "privacy": figures(self.privacy, learned.server),
             "asynchronous": None if self.buffering is None else self._arrivals(self.buffering),
         }
 

@@ -1,0 +1,249 @@
+"""The server rule of a private round: the mean that devices' whole numbers come to, by the protocol or in the open.
+
+It stands where :class:`~talaria.aggregate.masked.MaskedMean` stands, within the same wrappers, and moves the same
+coordinates; :func:`private` puts it there. Differences travel, never values. What it computes from a sum does not
+depend on how the sum was made, so that ``secure`` changes no byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from talaria import seeds, tensors, valid
+from talaria.aggregate.arithmetic import cast, lerp
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
+from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.validation import checked, not_below
+from talaria.errors import AggregationError, ConfigError
+from talaria.model import masks
+from talaria.model.masks import ChannelMask
+from talaria.privacy.accounting import Ledger, ledger_in
+from talaria.privacy.coordinates import Coordinates
+from talaria.privacy.coordinator import Opened
+from talaria.privacy.in_process import Contribution, identities, plain_sum, secure_sum
+from talaria.privacy.terms import Terms, majority
+from talaria.tensors import Array, Tensors
+from talaria.types import Update, as_delta
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """What a run asks for.
+
+    - ``secure``: sums are made by the protocol; else in the open, of the same numbers.
+    - ``threshold``, ``holders``, ``bits``, ``bound``, ``statistics_bound``, ``tiers``: as in
+      :class:`~talaria.privacy.terms.Terms`; ``threshold=None`` is more than two thirds of those who come.
+    - ``most_weight``: the largest weight of a device; None: the power of two above the weights that come, as only a
+      simulation can know it.
+    - ``clip``: the L2 length that a device's whole difference is cut to. All devices then weigh the same.
+    - ``noise``: standard deviation of the Gaussian noise on the sum, in lengths of ``clip``; ``epsilon``: the budget at
+      ``delta`` that no round may exceed. With a budget alone the noise is the least that keeps it for all rounds.
+    """
+
+    secure: bool = False
+    threshold: int | None = None
+    holders: int | None = None
+    bits: int = 32
+    bound: float = 4.0
+    statistics_bound: float = 1024.0
+    tiers: int = 4
+    most_weight: int | None = None
+    clip: float | None = None
+    noise: float | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        what = "privacy"
+        valid.flag(what, "secure", self.secure)
+        valid.whole(what, "threshold", self.threshold, 2, none=True)
+        valid.whole(what, "holders", self.holders, 2, none=True)
+        valid.whole(what, "most_weight", self.most_weight, 1, 1 << 24, none=True)
+        for name in ("clip", "epsilon"):
+            if getattr(self, name) is not None:
+                valid.number(what, name, getattr(self, name), "a number above 0", low=1e-12)
+        if self.noise is not None:
+            valid.number(what, "noise", self.noise, "a number of at least 0", low=0)
+        valid.number(what, "delta", self.delta, "in (0, 1), below one over the number of devices", low=1e-300, high=0.5)
+        if self.clip is None and (self.noise is not None or self.epsilon is not None):
+            raise ConfigError("privacy: noise and epsilon need clip, the length that each device's update is cut to")
+        if self.clip is not None and self.most_weight is not None:
+            raise ConfigError("privacy: with clip all devices weigh the same; leave most_weight out")
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Privacy:
+        """The settings that ``values`` name. Raises :class:`ConfigError` for others."""
+        valid.only("privacy", values, [f.name for f in fields(Privacy)])
+        return Privacy(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateMean:
+    """``G[j] + sum_h n_k d_k[j] / sum_h n_k`` over the holders ``h`` of ``j``, of whole numbers, where enough hold it.
+
+    ``like`` says the weighting, ``min_holders`` and ``blend``. Integer tensors stay as they are: the largest is no sum.
+    Raises :class:`AggregationError` where fewer devices come than the threshold, or the budget is spent.
+    """
+
+    privacy: Privacy
+    like: MaskedMean = field(default_factory=MaskedMean)
+    seed: int = 0
+    """Of the noise, which a simulation repeats."""
+
+    def init(self, shared: Tensors) -> Tensors:
+        """An empty ledger, where there is noise."""
+        return {} if self.privacy.clip is None else Ledger(self.privacy.noise or 0.0, self.privacy.delta).as_tensors()
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """The new shared state, and the ledger with this round."""
+        held = {u.client: u for u in checked(shared, updates)}
+        if not held:
+            return tensors.copied(shared), tensors.copied(state)
+        layout = next((u.mask.layout for u in held.values() if u.mask is not None), None)
+        coordinates = Coordinates.of(shared, layout)
+        terms = self._terms(coordinates, held.values())
+        ledger = ledger_in(state)
+        if ledger is not None:
+            ledger = ledger.after(held)
+            ledger.require(self.privacy.epsilon)
+        given = {name: self._contribution(shared, coordinates, terms, one) for name, one in held.items()}
+        if self.privacy.secure:
+            opened = secure_sum(terms, coordinates, given, identities(terms.fleet, sorted(given)), least=2)
+        else:
+            opened = plain_sum(terms, coordinates, given)
+        new = self._moved(shared, coordinates, opened, 0 if ledger is None else ledger.version)
+        new |= _bitmaps(shared, [one.mask for one in held.values()], terms.needed)
+        return new, tensors.copied(state) if ledger is None else {**tensors.copied(state), **ledger.as_tensors()}
+
+    def _terms(self, coordinates: Coordinates, updates: Iterable[Update]) -> Terms:
+        asked, found = self.privacy, list(updates)
+        count = len(found)
+        threshold = majority(count) if asked.threshold is None else asked.threshold
+        if count < max(3, threshold):
+            raise AggregationError(
+                f"privacy: {count} devices came, {max(3, threshold)} must be there to hide each other; ask more"
+            )
+        most_weight = 0
+        if self._weighted:
+            largest = int(max(one.weight for one in found))
+            most_weight = asked.most_weight or 1 << largest.bit_length()
+        return Terms(
+            fleet="simulation",
+            round=0,
+            attempt=0,
+            coordinates=coordinates.digest,
+            threshold=threshold,
+            most=count,
+            holders=max(asked.holders or threshold, self.like.min_holders),
+            bits=asked.bits,
+            bound=asked.bound,
+            statistics_bound=asked.statistics_bound,
+            tiers=asked.tiers,
+            most_weight=most_weight,
+        )
+
+    @property
+    def _weighted(self) -> bool:
+        return self.like.weighting == "samples" and self.privacy.clip is None
+
+    def _contribution(self, shared: Tensors, coordinates: Coordinates, terms: Terms, update: Update) -> Contribution:
+        steps = as_delta(update, masks.gathered(shared, update.tensors, update.mask)).tensors
+        steps = {name: steps[name] for name in coordinates.shapes}
+        if self.privacy.clip is not None:
+            steps = clipped(steps, self.privacy.clip)
+        return Contribution(steps, update.mask, update.weight)
+
+    @np.errstate(divide="ignore", invalid="ignore")
+    def _moved(self, shared: Tensors, coordinates: Coordinates, opened: Opened, version: int) -> Tensors:
+        terms, grid = opened.blocks.terms, opened.blocks.terms.grid
+        weight, bounds = opened.weight(), coordinates.bounds(terms.bound, terms.statistics_bound)
+        total = sum(opened.weights) / terms.most_weight if terms.most_weight else float(len(opened.survivors))
+        open_, each = coordinates.values(opened.rows), np.repeat(weight, coordinates.widths)
+        deviation = self._deviation(coordinates, terms)
+        draws = seeds.draws(self.seed, "", version, "privacy noise")
+        new = {name: np.array(value, order="C") for name, value in shared.items()}
+        for name, part in coordinates.slices.items():
+            here, old = open_[part], shared[name].reshape(-1)
+            step = grid.decode(opened.sums[part], bounds[name])
+            if deviation:
+                step = step + deviation * draws.normal(len(step))
+            mean = not_below(name, old.astype(np.float64) + step / each[part])
+            if self.like.blend:
+                mean = lerp(old.astype(np.float64), mean, each[part] / total)
+            new[name] = np.where(here, cast(mean, old.dtype), old).reshape(shared[name].shape)
+            if not np.isfinite(new[name]).all():
+                raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; lower bound")
+        return new
+
+    def _deviation(self, coordinates: Coordinates, terms: Terms) -> float:
+        """Standard deviation of the noise on each coordinate of the sum: ``noise`` times the longest difference that
+        can come, ``clip`` and what rounding to the grid may add to it."""
+        if self.privacy.clip is None or not self.privacy.noise:
+            return 0.0
+        bounds = coordinates.bounds(terms.bound, terms.statistics_bound)
+        rounding = sum(
+            (part.stop - part.start) * (0.5 * bounds[name] / terms.grid.unit) ** 2
+            for name, part in coordinates.slices.items()
+        )
+        return float(self.privacy.noise * (self.privacy.clip + rounding**0.5))
+
+
+def clipped(steps: Tensors, norm: float) -> Tensors:
+    """All ``steps`` scaled down together, so that their L2 length is ``norm`` at most; float64 where they are."""
+    length = float(sum(float(np.square(v, dtype=np.float64).sum()) for v in steps.values()) ** 0.5)
+    if length <= norm:
+        return steps
+    return {name: np.asarray(value * np.float64(norm / length)) for name, value in steps.items()}
+
+
+def private(rule: Aggregator, privacy: Privacy, seed: int = 0) -> Aggregator:
+    """``rule`` with the private mean in the place of its masked mean.
+
+    Raises :class:`ConfigError`, with the reason, for a rule that is no mean of sums.
+    """
+    if isinstance(rule, MaskedMean):
+        if rule.mode == "intersection":
+            raise ConfigError(
+                "privacy: mode='intersection' moves only what all devices keep, also when one comes late; use "
+                "mode='holders', and privacy's holders for how many must keep a coordinate"
+            )
+        return PrivateMean(privacy=privacy, like=rule, seed=seed)
+    if isinstance(rule, ServerMomentum | ServerAdam):
+        return replace(rule, inner=private(rule.inner, privacy, seed))
+    name = type(rule).__name__
+    why = _REASONS.get(name, "is no mean whose sums could be made in private")
+    raise ConfigError(f"privacy: {name} {why}; use mean, server_momentum or server_adam")
+
+
+_ROWS = "compares the updates of single devices, which nobody sees"
+_REASONS: Mapping[str, str] = {
+    **dict.fromkeys(("Median", "TrimmedMean", "Krum", "MultiKrum", "RFA", "CenteredClip", "Bucketed"), _ROWS),
+    "Clipped": "cuts the updates of single devices at the server; privacy's clip lets the devices do it",
+    "FedBuff": "takes updates one by one as they come, and no cohort adds them up together",
+    "Distilled": "teaches the server's model from single devices' models, which nobody sees",
+    "PooledStatistics": "pools class statistics of single devices, which are no sums yet",
+}
+
+
+def _bitmaps(shared: Tensors, kept: Iterable[ChannelMask | None], need: int) -> Tensors:
+    """``mask/<group>``: uint8, 1 for a channel that at least ``need`` devices keep, as the masked mean says it."""
+    found = list(kept)
+    layout = next((mask.layout for mask in found if mask is not None), None)
+    if layout is None:
+        return {k: np.full_like(v, len(found) >= need) for k, v in shared.items() if k.startswith(masks.PREFIX)}
+    counts: dict[str, Array] = {group: np.zeros(size, np.int64) for group, size in layout.sizes.items()}
+    for mask in found:
+        for group, size in layout.sizes.items():
+            channels = np.arange(size) if mask is None else np.array(mask.kept[group])
+            counts[group][channels] += 1
+    return {masks.PREFIX + group: (count >= need).astype(np.uint8) for group, count in counts.items()}
+
+
+def as_plain(privacy: Privacy | None) -> dict[str, Any] | None:
+    """The settings as plain values, for a file."""
+    return None if privacy is None else asdict(privacy)

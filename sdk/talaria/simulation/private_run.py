@@ -1,0 +1,76 @@
+"""What privacy asks of a simulated run: refusals with their reason, and the noise that keeps a budget."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from talaria.aggregate.base import Aggregator
+from talaria.errors import ConfigError
+from talaria.federated import rounds
+from talaria.federated.run import Run
+from talaria.foreign import shown
+from talaria.privacy.accounting import ledger_in, noise_for
+from talaria.privacy.rule import Privacy, private
+from talaria.tensors import Tensors
+
+
+def settled(run: Run, asked: Privacy | Mapping[str, Any] | None, clients: Sequence[str], over: float) -> Privacy | None:
+    """The privacy of ``run``, with the noise that its budget needs; None where nothing is asked for.
+
+    The noise is the least with which the device that is drawn most often stays within the budget. Raises
+    :class:`ConfigError` where the run cannot keep to it.
+    """
+    if asked is None or (isinstance(asked, Mapping) and not asked):
+        return None
+    if not isinstance(asked, Privacy | Mapping):
+        raise ConfigError(f"simulate: privacy={shown(asked)} must be a Privacy, or a table of its settings")
+    privacy = asked if isinstance(asked, Privacy) else Privacy.of(asked)
+    if not privacy.secure and privacy.clip is None:
+        raise ConfigError("privacy: neither secure nor clip is set; set one of them, or leave privacy out")
+    if run.asynchronous:
+        raise ConfigError("privacy: an asynchronous run takes updates one by one, and no cohort adds them up together")
+    if run.codec != "raw":
+        raise ConfigError(
+            f"privacy: codec={run.codec!r} rounds each update alone; whole numbers of privacy's bits travel instead"
+        )
+    if privacy.epsilon is not None and privacy.noise is None:
+        often = run.rounds if over else _most_often(run, clients)
+        privacy = replace(privacy, noise=noise_for(privacy.epsilon, often, privacy.delta))
+    return privacy
+
+
+def private_rule(run: Run, rule: Aggregator | None, privacy: Privacy | None) -> Aggregator | None:
+    """The run's rule as ``privacy`` has it; ``rule`` itself where there is none."""
+    return rule if privacy is None else private(rounds.rule_of(run, rule), privacy, run.seed)
+
+
+def figures(privacy: Privacy | None, server: Tensors) -> dict[str, Any] | None:
+    """What a run with ``privacy`` came to, from the server's state: settings, and epsilon as it was spent."""
+    if privacy is None:
+        return None
+    out = {"secure": privacy.secure, "bits": privacy.bits, "clip": privacy.clip}
+    ledger = ledger_in(server)
+    if ledger is None:
+        return out
+    most = max(ledger.rounds.values(), default=0)
+    spent = ledger.epsilon if ledger.noise else None
+    return out | {
+        "noise": ledger.noise,
+        "delta": ledger.delta,
+        "epsilon": spent,
+        "budget": privacy.epsilon,
+        "rounds_of_one_device": most,
+        "form": "central: the coordinator adds the noise to the sum",
+        "covers": "what updates say, not the masks that devices choose",
+    }
+
+
+def _most_often(run: Run, clients: Sequence[str]) -> int:
+    """Rounds of the client that the run's cohorts ask most often."""
+    if run.fraction == 1:
+        return run.rounds
+    asked = Counter(name for round in range(1, run.rounds + 1) for name in rounds.cohort(run, round, clients))
+    return max(asked.values())

@@ -1,0 +1,90 @@
+"""Epsilon against dp-accounting's own cases and accountants, and a canary that must not show more than was claimed."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld, rdp
+from scipy.stats import beta
+
+from talaria.errors import AggregationError, ConfigError, StateError
+from talaria.privacy.accounting import KEY, Ledger, epsilon, ledger_in, noise_for
+from talaria.privacy.rule import Privacy, PrivateMean
+from talaria.types import Update
+
+
+def test_the_gaussian_of_dp_accountings_own_tests() -> None:
+    # pld_privacy_accountant_test.test_gaussian_basic: noise sqrt(3), three times, is (1, 0.126936).
+    assert epsilon(math.sqrt(3), 3, 0.126936) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(("noise", "rounds", "delta"), [(0.7, 1, 1e-5), (1.0, 4, 1e-3), (6.0, 30, 1e-5)])
+def test_it_is_what_the_accountants_come_to(noise: float, rounds: int, delta: float) -> None:
+    event = dp_accounting.GaussianDpEvent(noise)
+    exact = epsilon(noise, rounds, delta)
+    relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+    by_pld = pld.PLDAccountant(relation).compose(event, rounds).get_epsilon(delta)
+    assert exact == pytest.approx(by_pld, rel=1e-3)
+    assert exact <= rdp.RdpAccountant().compose(event, rounds).get_epsilon(delta)
+
+
+@pytest.mark.parametrize(("budget", "rounds"), [(0.5, 1), (8.0, 30), (1.0, 1000)])
+def test_the_noise_is_the_least_that_keeps_the_budget(budget: float, rounds: int) -> None:
+    noise = noise_for(budget, rounds, 1e-5)
+    assert epsilon(noise, rounds, 1e-5) <= budget
+    assert epsilon(noise * 0.999, rounds, 1e-5) > budget
+
+
+def test_each_device_pays_for_the_rounds_that_it_was_counted_in() -> None:
+    ledger = Ledger(2.0, 1e-5)
+    assert ledger.epsilon == 0
+    for cohort in (("anna", "bela"), ("anna",), ("bela",), ("anna",)):
+        ledger = ledger.after(cohort)
+    assert ledger.rounds == {"anna": 3, "bela": 2}
+    assert ledger.version == 4
+    assert ledger.epsilon == epsilon(2.0, 3, 1e-5)
+    assert ledger_in({"inner/" + KEY: ledger.as_tensors()[KEY]}) == ledger
+    ledger.require(ledger.epsilon)
+    with pytest.raises(AggregationError, match="not opened"):
+        ledger.require(ledger.epsilon * 0.99)
+    assert ledger_in({}) is None
+    with pytest.raises(StateError, match="damaged"):
+        ledger_in({KEY: np.zeros(3, np.uint8)})
+
+
+def test_without_noise_nothing_is_promised() -> None:
+    assert epsilon(0.0, 1, 1e-5) == math.inf
+    with pytest.raises(AggregationError, match="inf"):
+        Ledger(0.0, 1e-5).after(["anna"]).require(100.0)
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
+    with pytest.raises(ConfigError, match=r"talaria\[privacy\]"):
+        epsilon(1.0, 1, 1e-5)
+
+
+@pytest.mark.parametrize("flaw", [False, True], ids=["product", "flaw"])
+def test_a_canary_shows_no_more_than_was_claimed(flaw: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One device says all it can in one direction, or nothing: how well can the released models tell?"""
+    trials, delta = 250, 1e-5
+    rule = PrivateMean(privacy=Privacy(clip=1.0, noise=2.0, delta=delta, holders=2, tiers=1))
+    if flaw:
+        true = PrivateMean._deviation
+        monkeypatch.setattr(PrivateMean, "_deviation", lambda *given: true(*given) / 10)
+    shared = {"w": np.zeros(4, np.float32)}
+    canary = np.array([3.0, 0, 0, 0], np.float32)
+
+    def released(step: np.ndarray, seed: int) -> float:  # type: ignore[type-arg]
+        updates = [Update({"w": value}, 1.0, name) for name, value in (("a", step), ("b", 0 * step), ("c", 0 * step))]
+        one = PrivateMean(privacy=rule.privacy, seed=seed)
+        return 3 * float(one.apply(shared, one.init(shared), updates)[0]["w"][0])
+
+    hits = sum(released(canary, 2 * seed) > 0.5 for seed in range(trials))
+    false = sum(released(0 * canary, 2 * seed + 1) > 0.5 for seed in range(trials))
+    # Clopper and Pearson's bounds at 99.9 %, each: (TPR - delta) / FPR is at most exp(epsilon).
+    low = beta.ppf(1e-3, hits, trials - hits + 1)
+    high = beta.ppf(1 - 1e-3, false + 1, trials - false)
+    shown = math.log((low - delta) / high) if low > delta else 0.0
+    assert (shown > epsilon(2.0, 1, delta)) is flaw

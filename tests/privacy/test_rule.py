@@ -1,0 +1,219 @@
+"""The private mean stands where the masked mean stands, and gives the same bytes by the protocol and in the open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cohorts import LAYOUT, SHAPES, mask
+
+import talaria
+from talaria import tensors
+from talaria.aggregate import registry
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.class_statistics import PooledStatistics
+from talaria.aggregate.fedbuff import FedBuff
+from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
+from talaria.aggregate.masked import MaskedMean
+from talaria.errors import AggregationError, ConfigError
+from talaria.model.masks import gather
+from talaria.privacy.accounting import ledger_in
+from talaria.privacy.rule import Privacy, PrivateMean, clipped, private
+from talaria.tensors import Tensors
+from talaria.types import Update
+
+
+def shared_state(rng: np.random.Generator) -> Tensors:
+    out = {k: rng.normal(size=s).astype(np.float32) for k, s in SHAPES.items()}
+    return out | {"norm.running_var": np.ones(5, np.float32), "norm.num_batches_tracked": np.array(7, np.int64)}
+
+
+def updates_of(shared: Tensors, count: int, rng: np.random.Generator, kind: str = "value") -> list[Update]:
+    masks = [None, mask(rng), mask(rng)]
+    out = []
+    for number in range(count):
+        own = masks[number % 3]
+        steps = {k: rng.normal(0, 0.1, v.shape).astype(np.float32) for k, v in shared.items() if v.dtype.kind == "f"}
+        values = steps if kind == "delta" else {k: shared[k] + v for k, v in steps.items()}
+        if kind == "value":
+            values["norm.running_var"] = np.abs(values["norm.running_var"])
+        compact = values if own is None else gather(values, own)
+        out.append(Update(compact, float(rng.integers(1, 300)), f"c{number}", kind=kind, mask=own))  # type: ignore[arg-type]
+    return out
+
+
+RULES: list[MaskedMean] = [
+    MaskedMean(min_holders=3),
+    MaskedMean(min_holders=3, weighting="uniform"),
+    MaskedMean(min_holders=2, blend=True),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("kind", ["value", "delta"])
+def test_it_is_the_masked_mean_but_for_the_rounding_to_whole_numbers(rule: MaskedMean, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    shared = shared_state(rng)
+    updates = updates_of(shared, 6, rng, kind)
+    asked = Privacy(secure=True, threshold=4, holders=rule.min_holders, tiers=1)
+    (new, state), (plain, _) = (one.apply(shared, {}, updates) for one in (PrivateMean(privacy=asked, like=rule), rule))
+    assert state == {}
+    assert new.keys() == plain.keys()
+    unit = (2**31 - 1) // 6
+    for name, value in new.items():
+        if name == "norm.num_batches_tracked":
+            assert value == 7
+            continue
+        if value.dtype == np.uint8:
+            assert np.array_equal(value, plain[name])
+            continue
+        # Each of 6 values is off by half a step at most, over a weight of 1/512 at least, and a float32 rounding.
+        bound = 1024.0 if name.endswith("var") else 4.0
+        step = 6 * 0.5 * bound / unit * 512
+        assert np.abs(value.astype(np.float64) - plain[name]).max() <= step + 4 * np.spacing(np.float32(4)), name
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize(
+    "rule",
+    [MaskedMean(), MaskedMean(weighting="uniform", blend=True), ServerMomentum(inner=MaskedMean()),
+     ServerAdam(inner=ServerMomentum(inner=MaskedMean()))],
+    ids=["mean", "blend", "momentum", "adam"],
+)  # fmt: skip
+def test_the_protocol_changes_no_byte(rule: Aggregator, bits: int) -> None:
+    rng = np.random.default_rng(1)
+    shared = shared_state(rng)
+    both = []
+    for secure in (True, False):
+        one = private(rule, Privacy(secure=secure, bits=bits, holders=2))
+        new, state = shared, one.init(shared)
+        for seed in (2, 3):
+            new, state = one.apply(new, state, updates_of(shared, 5, np.random.default_rng(seed)))
+        both.append((new, state))
+    assert tensors.equal(both[0][0], both[1][0])
+    assert tensors.equal(both[0][1], both[1][1])
+    assert not tensors.equal({k: both[0][0][k] for k in shared}, shared)
+
+
+def test_what_too_few_hold_stays_and_says_so() -> None:
+    rng = np.random.default_rng(4)
+    shared = shared_state(rng)
+    updates = updates_of(shared, 6, rng)
+    new, _ = PrivateMean(privacy=Privacy(secure=True)).apply(shared, {}, updates)
+    kept = [one.mask for one in updates]
+    for group, size in LAYOUT.sizes.items():
+        count = [sum(m is None or c in m.kept[group] for m in kept) for c in range(size)]
+        assert new[f"mask/{group}"].tolist() == [int(n >= 5) for n in count]  # more than two thirds of six
+    rare = [c for c in range(5) if sum(m is None or c in m.kept["a"] for m in kept) < 5]
+    assert rare
+    assert np.array_equal(new["bias"][rare], shared["bias"][rare])
+
+
+def test_rules_that_are_no_sums_are_refused_with_the_reason() -> None:
+    asked = Privacy(secure=True)
+    for spec, why in (
+        ({"name": "median", "f": 1}, "compares the updates of single devices"),
+        ({"name": "krum", "f": 1}, "compares"),
+        ({"name": "rfa"}, "compares"),
+        ({"name": "centered_clip", "radius": 1.0}, "compares"),
+        ({"name": "clipped", "norm": 1.0, "inner": "mean"}, "lets the devices do it"),
+        ({"name": "server_momentum", "inner": {"name": "median", "f": 1}}, "compares"),
+        ({"name": "masked_mean", "mode": "intersection"}, "mode='holders'"),
+    ):
+        try:
+            rule = registry.load(spec)
+        except ConfigError:
+            rule = registry.load({k: v for k, v in spec.items() if k != "radius"})
+        with pytest.raises(ConfigError, match=why):
+            private(rule, asked)
+    for rule, why in ((FedBuff(), "one by one"), (PooledStatistics(inner=MaskedMean()), "no sums yet")):
+        with pytest.raises(ConfigError, match=why):
+            private(rule, asked)
+
+
+def test_fewer_than_the_threshold_are_refused() -> None:
+    rng = np.random.default_rng(5)
+    shared = shared_state(rng)
+    with pytest.raises(AggregationError, match="3 must be there"):
+        PrivateMean(privacy=Privacy(secure=True)).apply(shared, {}, updates_of(shared, 2, rng))
+    with pytest.raises(AggregationError, match="7 must be there"):
+        PrivateMean(privacy=Privacy(secure=True, threshold=7)).apply(shared, {}, updates_of(shared, 6, rng))
+
+
+def data() -> talaria.data.Federated:
+    rng = np.random.default_rng(0)
+    y = np.tile([0, 1], 60)
+    x = rng.normal(size=(120, 1, 16)) + 2 * y[:, None, None]
+    return talaria.data.Federated.from_arrays(x, y, np.repeat(["anna", "bela", "cleo", "dana"], 30))
+
+
+def test_a_simulation_with_secure_sums_gives_the_bytes_of_the_plain_integer_sum() -> None:
+    secure = talaria.simulate("hermes", data(), rounds=3, privacy={"secure": True, "holders": 2})
+    plain = talaria.simulate(
+        "hermes", data(), rounds=3, aggregator=PrivateMean(privacy=Privacy(secure=False, holders=2))
+    )
+    usual = talaria.simulate("hermes", data(), rounds=3)
+    assert tensors.equal(secure.learned.shared, plain.learned.shared)
+    assert secure.as_dict()["model_digest"] == plain.as_dict()["model_digest"] != usual.as_dict()["model_digest"]
+    assert secure.as_dict()["privacy"] == {"secure": True, "bits": 32, "clip": None}
+    assert abs(secure.accuracy.mean - usual.accuracy.mean) < 0.1
+
+
+def test_a_simulation_keeps_its_budget_and_its_ledger(tmp_path: object) -> None:
+    from pathlib import Path
+
+    folder = Path(str(tmp_path)) / "run"
+    asked = {"secure": True, "clip": 1.0, "epsilon": 8.0, "holders": 2}
+    whole = talaria.simulate("fedavg", data(), rounds=3, privacy=asked, save=folder)
+    figures = whole.as_dict()["privacy"]
+    assert figures["epsilon"] == pytest.approx(8.0, rel=1e-9)
+    assert figures["epsilon"] <= 8.0
+    assert figures["rounds_of_one_device"] == 3
+    again = talaria.resume(folder, data=data())
+    assert again.as_dict() == whole.as_dict()
+    ledger = ledger_in(whole.learned.server)
+    assert ledger is not None
+    with pytest.raises(AggregationError, match="is not opened"):
+        ledger.after(["anna"]).require(8.0)
+    assert (folder / "state.safetensors").read_bytes().count(b"privacy/ledger") == 1
+    drawn = talaria.simulate("fedavg", data(), rounds=4, fraction=0.75, privacy=asked).as_dict()["privacy"]
+    assert drawn["rounds_of_one_device"] <= 4
+    assert drawn["epsilon"] <= 8.0
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"asynchronous": True}, "one by one"),
+        ({"codec": "int8"}, "rounds each update alone"),
+        ({"aggregator": "median:f=1"}, "compares"),
+        ({"algorithm": "pfedgm"}, "no sums yet"),
+        ({"privacy": {"epsilon": 8.0}}, "need clip"),
+        ({"privacy": {"noise": 1.0}}, "need clip"),
+        ({"privacy": {"bits": 16}}, "neither secure nor clip"),
+        ({"privacy": {"secret": True}}, "unknown"),
+        ({"privacy": {"clip": 1.0, "most_weight": 5}}, "weigh the same"),
+        ({"privacy": {"clip": float("nan")}}, "above 0"),
+    ],
+)
+def test_a_run_that_cannot_be_private_is_refused_before_it_begins(more: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        talaria.simulate(**{"algorithm": "fedavg", "data": data(), "privacy": {"secure": True}, **more})  # type: ignore[arg-type]
+
+
+def test_clipping_is_over_all_that_travels() -> None:
+    steps = {"a": np.full(9, 2.0, np.float32), "b": np.full(16, -1.0, np.float32)}
+    short = clipped(steps, 1.0)
+    length = np.sqrt(sum(np.square(v.astype(np.float64)).sum() for v in short.values()))
+    assert length <= 1 + 1e-12
+    assert np.allclose(short["a"] / short["b"][:9], -2)
+    assert clipped(steps, 100.0) is steps
+
+
+def test_settings_are_plain_values_and_back() -> None:
+    asked = Privacy(secure=True, clip=2.0, noise=1.5, delta=1e-6)
+    from dataclasses import asdict
+
+    assert Privacy.of(asdict(asked)) == asked
+    assert Privacy.of(asdict(replace(asked, secure=False))) != asked
