@@ -93,7 +93,7 @@ def page(run: Run, shared: Tensors, newcomer: str, own: Client, labels: tuple[st
         "round": run.rounds,
         "purpose": "tune",
         "recipe": {**vars(run.recipe), "epochs": run.hparams["tune_epochs"], "steps": None},
-        "shares": {},
+        "falls": {},
         "manifest": _manifest(run, labels, {"seed": 0, "count": PARITY, "shift": shift, "scale": scale}),
     }
     parts = {

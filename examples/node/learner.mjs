@@ -1,10 +1,10 @@
 // One device's rounds: from the global model and its private state to an update and the next private state.
 import fs from "node:fs";
-import path from "node:path";
 import { createRequire } from "node:module";
 import { Draws } from "./draws.mjs";
+import { opened } from "./kit.mjs";
 import { CODECS, compensated, differences, encodeUpdate, isCoarse, pack, unpack } from "./tensors.mjs";
-import { accuracy, open, train } from "./training.mjs";
+import { accuracy, calibrated, open, train } from "./training.mjs";
 import { sha256 } from "./wire.mjs";
 
 /** Algorithms whose devices train everything at once, send the shared names and keep the rest. */
@@ -44,27 +44,23 @@ export function samplesOf(file) {
   return { train: part("train"), val: part("val") };
 }
 
-const tensorsIn = (stored) =>
-  Object.fromEntries(Object.entries(unpack(Uint8Array.from(stored)).tensors));
+const tensorsIn = (stored) => unpack(Uint8Array.from(stored)).tensors;
 const named = (tensors, good) => Object.fromEntries(Object.entries(tensors).filter(([name]) => good(name)));
 const shapes = (tensors) => JSON.stringify(Object.entries(tensors).map(([k, v]) => [k, v.dtype, v.shape]).sort());
 
 export class Learner {
-  /** `config`: device, data and programs: a folder that `prepare.py` wrote. */
+  /** `config`: device, data, and kit or programs (see kit.mjs). */
   constructor(config, store, run) {
     Object.assign(this, { config, store, run });
-    this.folder = config.programs;
-    this.about = JSON.parse(fs.readFileSync(path.join(this.folder, "about.json")));
-    const same = (name) => JSON.stringify(this.about[name]) === JSON.stringify(run[name]);
-    if (!["spec", "recipe"].every(same)) throw new Error("the programs here are of another model or recipe; prepare them again");
-    this.initial = unpack(new Uint8Array(fs.readFileSync(path.join(this.folder, "initial.safetensors")))).tensors;
+    this.kit = opened(config, run);
+    this.initial = this.kit.state;
     const held = store.private();
     if (held && held.run !== run.digest) throw new Error("the private state belongs to another run; give a new state folder");
   }
 
   async #program(name) {
     this.ort ??= createRequire(import.meta.url)("onnxruntime-node");
-    return open(this.ort, new Uint8Array(fs.readFileSync(path.join(this.folder, name))));
+    return open(this.ort, this.kit[name]);
   }
 
   /** The shared state in the global model on flash, checked against the run's own model. */
@@ -96,8 +92,8 @@ export class Learner {
     const { train: samples } = samplesOf(this.config.data);
     const state = { ...shared, ...named(own, (name) => !name.startsWith(LEFT)) };
     const draws = (purpose) => Draws.of(run.seed, this.config.device, round, purpose);
-    this.step ??= await this.#program("step.program");
-    const moved = await train(this.step, state, samples, run.recipe, draws, { shares: this.about.shares });
+    this.step ??= await this.#program("step");
+    const moved = await train(this.step, state, samples, run.recipe, draws, { falls: this.kit.falls });
     const kind = run.codec !== "raw" || run.asynchronous ? "delta" : "value";
     let sent = named(moved, (name) => name in shared);
     if (kind === "delta") sent = differences(sent, shared);
@@ -126,10 +122,13 @@ export class Learner {
     if (this.run.asynchronous) this.store.discard();
     else this.store.publish();
     const shared = this.#shared(digest);
-    const state = { ...shared, ...named(this.#own(shared), (name) => !name.startsWith(LEFT)) };
-    const { val } = samplesOf(this.config.data);
+    let state = { ...shared, ...named(this.#own(shared), (name) => !name.startsWith(LEFT)) };
+    const { train: samples, val } = samplesOf(this.config.data);
+    const counters = Object.entries(state).filter(([name]) => name.endsWith("num_batches_tracked"));
+    if (this.kit.calibration && this.run.buffers === "local" && counters.some(([, { data }]) => data[0] === 0n))
+      state = await calibrated(await this.#program("calibration"), state, samples);
     this.store.write("personal.safetensors", pack(state));
-    const measured = val.y.length ? { accuracy: await accuracy(await this.#program("forward.onnx"), state, val) } : {};
+    const measured = val.y.length ? { accuracy: await accuracy(await this.#program("forward"), state, val) } : {};
     return { rounds: this.store.private()?.round ?? 0, personal: this.store.at("personal.safetensors"), ...measured };
   }
 }

@@ -14,7 +14,6 @@ import json
 from pathlib import Path
 
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from talaria.federated.run import Run
 from talaria.model import zoo
@@ -42,14 +41,9 @@ def prepare(run: Run, folder: Path) -> None:
         (folder / "calibrate.onnx").write_bytes(onnx_file.write(statistics_of(looking, head, spec.input_shape), ""))
     (folder / "initial.safetensors").write_bytes(strict_safetensors.pack(state_of(zoo.build(spec))))
     drawn = [port for port in Program(data).graph.inputs if port.name.startswith("draw/")]
-    layers = {port.name.removeprefix("draw/"): port.shape[1:] for port in drawn}
-    shares = {}
-    for name, shape in layers.items():
-        layer = module.get_submodule(name)
-        assert isinstance(layer, _DropoutNd)
-        shares[name] = {"share": layer.p, "shape": [Program(data).manifest.size(size) for size in shape]}
+    falls = {port.name[5:]: module.get_submodule(port.name[5:]).p for port in drawn}
     told = json.loads(run.to_json())
-    (folder / "about.json").write_text(json.dumps({"spec": told["spec"], "recipe": told["recipe"], "shares": shares}))
+    (folder / "about.json").write_text(json.dumps({"spec": told["spec"], "recipe": told["recipe"], "falls": falls}))
 
 
 def main() -> None:

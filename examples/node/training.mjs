@@ -37,11 +37,24 @@ export async function look(program, given, state) {
   return Object.fromEntries(Object.entries(found).map(([name, value]) => [name, fromOrt(value)]));
 }
 
+/** The sizes of an input without the batch: a name stands for a width of the state, perhaps times a number. */
+function shapeOf({ inputMetadata }, wanted, state) {
+  const widths = {};
+  for (const { name, shape } of inputMetadata)
+    if (weightOf(name)) shape.forEach((size, i) => (widths[size] = state[weightOf(name)].shape[i]));
+  const [, ...sizes] = inputMetadata.find(({ name }) => name === wanted).shape;
+  return sizes.map((size) => {
+    if (typeof size === "number") return size;
+    const [name, times] = size in widths ? [size, 1] : [size.slice(0, size.lastIndexOf("*")), size.slice(size.lastIndexOf("*") + 1)];
+    return widths[name] * times;
+  });
+}
+
 /**
  * The whole state after SGD from `state`. `draws(purpose)` gives the draws of this round; `augment(samples, draws)`
- * changes a batch; `shares` says what dropout layers let fall.
+ * changes a batch; `falls` is the share of values that each dropout layer lets fall.
  */
-export async function train(program, state, samples, recipe, draws, { purpose = "train", augment, shares = {} } = {}) {
+export async function train(program, state, samples, recipe, draws, { purpose = "train", augment, falls = {} } = {}) {
   if (recipe.accumulate > 1) throw new Error("this device cuts no batches into slices; set accumulate = 1");
   if (!augment && recipe.augment !== "none") throw new Error(`augment=${recipe.augment} is not known to this device`);
   const { session } = program;
@@ -52,8 +65,8 @@ export async function train(program, state, samples, recipe, draws, { purpose = 
     const [kind, rest] = [name.slice(0, name.indexOf("/")), name.slice(name.indexOf("/") + 1)];
     if (kind === "weight" && !now[rest]) throw new Error(`program: needs the weight ${rest}, which the state does not have`);
     if (kind === "momentum") momentum[rest] = { ...now[rest], data: new Float32Array(now[rest].data.length) };
-    if (kind === "draw" && !(rest in shares)) throw new Error(`program: it is not told how much ${rest} lets fall`);
-    if (kind === "draw") layers[rest] = { share: shares[rest].share, shape: shares[rest].shape, draws: await draws(`${purpose}/layers/${rest}`) };
+    if (kind === "draw" && !(rest in falls)) throw new Error(`program: it is not told how much ${rest} lets fall`);
+    if (kind === "draw") layers[rest] = { shape: shapeOf(session, name, now), draws: await draws(`${purpose}/layers/${rest}`) };
     if (kind === "anchor" || name === "pull") throw new Error("program: it pulls, which this device does not");
   }
   const shuffled = await draws(purpose);
@@ -68,7 +81,7 @@ export async function train(program, state, samples, recipe, draws, { purpose = 
       if (name.startsWith("momentum/")) feeds[name] = toOrt(program, momentum[rest]);
       if (name.startsWith("draw/")) {
         const shape = [index.length, ...layers[rest].shape];
-        feeds[name] = toOrt(program, { dtype: "F32", shape, data: kept(layers[rest].draws, layers[rest].share, product(shape)) });
+        feeds[name] = toOrt(program, { dtype: "F32", shape, data: kept(layers[rest].draws, falls[rest], product(shape)) });
       }
     }
     const found = await session.run(feeds);

@@ -3,8 +3,10 @@ import assert from "node:assert/strict";
 import fs from "node:fs";
 import { test } from "node:test";
 import { createRequire } from "node:module";
+import { crc32 } from "node:zlib";
 import * as draws from "./draws.mjs";
 import * as tensors from "./tensors.mjs";
+import { open, train } from "./training.mjs";
 import * as wire from "./wire.mjs";
 
 const HERE = new URL("../../tests/vectors/", import.meta.url);
@@ -128,4 +130,36 @@ test("the program steps as its vector says", async () => {
   for (const [name, value] of Object.entries(found))
     for (const [i, wanted] of [...all[`out/${name}`].data].entries())
       assert.ok(Math.abs(value.data[i] - wanted) <= 1e-5 * Math.max(1, Math.abs(wanted)), name);
+});
+
+test("whatever comes is read or refused, and nothing else happens", async () => {
+  const { frames } = json("frames.json");
+  const seen = await draws.Draws.of(0, "", 0, "damage");
+  for (let turn = 0; turn < 3000; turn++) {
+    const [which, at, value, how] = seen.integers(0, 2 ** 31, 4);
+    let data = Buffer.from(frames[which % frames.length].signed ?? frames[which % frames.length].unsigned);
+    if (how % 3 === 0) data = data.subarray(0, at % data.length);
+    else data[at % data.length] = value & 255;
+    // The checksum is set right in every second one, so that what lies behind it is read too.
+    if (how % 2 && data.length > 10) data.writeUInt32LE(crc32(data.subarray(0, -4)), data.length - 4);
+    try {
+      wire.decodeMessage(wire.decodeFrame(data));
+    } catch (problem) {
+      assert.ok(problem instanceof wire.WireError, problem.stack);
+    }
+  }
+});
+
+test("dropout is drawn in the shape of what it drops", async () => {
+  const ort = createRequire(import.meta.url)("onnxruntime-node");
+  const program = await open(ort, new Uint8Array(read("step.program")));
+  const { tensors: all } = tensors.unpack(new Uint8Array(read("step.safetensors")));
+  const state = Object.fromEntries(Object.entries(all).filter(([name]) => name.startsWith("in/weight/")).map(([name, value]) => [name.slice(10), value]));
+  const samples = { x: all["in/x"], y: Array.from(all["in/y"].data, Number) };
+  const recipe = { epochs: 1, batch: 8, lr: 0.1, accumulate: 1, augment: "none" };
+  const drawn = (purpose) => draws.Draws.of(1, "anna", 1, purpose);
+  const after = await train(program, state, samples, recipe, drawn, { falls: { drop: 0.25 } });
+  assert.deepEqual(Object.keys(after), Object.keys(state));
+  assert.ok(after["head.weight"].data.some((value, i) => value !== state["head.weight"].data[i]));
+  await assert.rejects(train(program, state, samples, recipe, drawn), /how much drop lets fall/);
 });

@@ -107,7 +107,7 @@ def test_the_vectors_of_the_protocol(example):
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert "# pass 7" in done.stdout
+    assert "# pass 9" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_with_keys_and_tls(keyed, tmp_path, example):
     data = data_of(0)
     arrays = {f"{k}_{part}": getattr(s, k) for part, s in (("train", data.train), ("val", data.val)) for k in "xy"}
     samples(tmp_path, arrays)
-    path = written(tmp_path, one.url, identity="id-anna", state="node-state")
+    path = written(tmp_path, one.url, identity="id-anna", state="node-state", mqtt=5)
 
     async def story():
         async with one._within(120), asyncio.TaskGroup() as group:
