@@ -13,7 +13,10 @@ def simulate(
         str, typer.Option("-a", "--algorithm", help="See `talaria algorithms`; or module:Name.")
     ] = "fedavg",
     dataset: Annotated[
-        str, typer.Option("-d", "--dataset", help="smartwatch | fashion-mnist | npz:FILE | cifar100:FILE | module:Name")
+        str,
+        typer.Option(
+            "-d", "--dataset", help="smartwatch | vowels | fashion-mnist | npz:FILE | cifar100:FILE | module:Name"
+        ),
     ] = "smartwatch",
     rounds: Annotated[int, typer.Option(help="Communication rounds.", min=1)] = 30,
     seed: Annotated[int, typer.Option(help="Everything random derives from it.", min=0)] = 0,
@@ -107,9 +110,9 @@ def simulate(
 
     Prints each client's accuracy on its own test samples after the last round, served as the algorithm serves it.
 
-    Model, recipe and the algorithm's options are the dataset's own unless others are asked for (smartwatch and
-    fashion-mnist have some), else those of talaria.types.Recipe. A fleet.toml takes the same, by what it leaves out
-    under [run.recipe] and by [run] defaults = "smartwatch".
+    Model, recipe and the algorithm's options are the dataset's own unless others are asked for (smartwatch, vowels
+    and fashion-mnist have some), else those of talaria.types.Recipe. A fleet.toml takes the same, by what it leaves
+    out under [run.recipe] and by [run] defaults = "smartwatch".
     """
     from talaria.cli.simulate_output import shown_progress, tell, write_down
     from talaria.options import assignments

@@ -54,8 +54,17 @@ FASHION_MNIST = Default(
         "hermes": {"cap": 0.36, "mode": "intersection"},
     },
 )
+# Chosen by leaving pairs of members out as newcomers; the seven of the official test decided nothing.
+TUNE_VOWELS: dict[str, Any] = {"tune_epochs": 60, "tune_lr": 0.02, "tune_on": "all"}
+VOWELS = Default(
+    model="mlp",
+    input_shape=(10,),
+    classes=11,
+    recipe=Recipe(epochs=5, batch=8, lr=0.02, momentum=0.9, smoothing=0.1),
+    options={name: dict(TUNE_VOWELS) for name in ("hermes", "fedavg_ft", "pfedgm")},
+)
 ANY = Default()
-NAMED: Mapping[str, Default] = {"smartwatch": SMARTWATCH, "fashion-mnist": FASHION_MNIST}
+NAMED: Mapping[str, Default] = {"smartwatch": SMARTWATCH, "vowels": VOWELS, "fashion-mnist": FASHION_MNIST}
 """The datasets that have defaults of their own."""
 
 

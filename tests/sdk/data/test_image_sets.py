@@ -208,9 +208,9 @@ def test_bad_cifar100_options(tmp_path: Path) -> None:
     [
         (
             "mnist",
-            r"'mnist' is unknown; use smartwatch, fashion-mnist, npz, cifar100, or module:Name",
+            r"'mnist' is unknown; use smartwatch, vowels, fashion-mnist, npz, cifar100, or module:Name",
         ),
-        ("", "is unknown; use smartwatch, fashion-mnist"),
+        ("", "is unknown; use smartwatch, vowels, fashion-mnist"),
         ("smartwatch:x", "'smartwatch' is built in and takes NAME=VALUE"),
         ("npy:x", r"there is no module 'npy' \(did you mean 'npz'\?\)"),
         ("npz", "names no file; write npz:PATH.npz"),
