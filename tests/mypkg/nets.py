@@ -1,5 +1,6 @@
 """Networks that Talaria does not have."""
 
+import torch
 from torch import Tensor, nn
 
 
@@ -14,6 +15,64 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         states, _ = self.gru(x.transpose(1, 2))
         return self.answer(states.mean(1))
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut, over time."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.first = nn.Conv1d(inputs, outputs, 5, 2, padding=2, bias=False)
+        self.norm = nn.BatchNorm1d(outputs)
+        self.second = nn.Conv1d(outputs, outputs, 3, padding=1)
+        self.shortcut = nn.Conv1d(inputs, outputs, 1, 2)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.second(self.act(self.norm(self.first(x)))) + self.shortcut(x))
+
+
+class Residual(nn.Module):
+    """Two blocks, their mean over time, and a head."""
+
+    def __init__(self, input_shape, classes, width=16):
+        super().__init__()
+        self.one, self.two = Block(input_shape[0], width), Block(width, 2 * width)
+        self.head = nn.Linear(2 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.two(self.one(x)).mean(-1))
+
+
+class Gated(nn.Module):
+    """A convolution, a GRU over what it sees, and two linear layers on its last state."""
+
+    def __init__(self, input_shape, classes, width=16):
+        super().__init__()
+        self.stem = nn.Conv1d(input_shape[0], width, 5, 2, padding=2)
+        self.gru = nn.GRU(width, width, batch_first=True)
+        self.between = nn.Linear(width, 32)
+        self.act = nn.ReLU()
+        self.head = nn.Linear(32, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.gru(self.act(self.stem(x)).transpose(1, 2))
+        return self.head(self.act(self.between(states[:, -1])))
+
+
+class Attentive(nn.Module):
+    """A small transformer over patches of time."""
+
+    def __init__(self, input_shape, classes, width=16):
+        super().__init__()
+        channels, steps = input_shape
+        self.patch = nn.Conv1d(channels, width, 4, 4)
+        self.place = nn.Parameter(torch.zeros(1, steps // 4, width))
+        self.layer = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.patch(x).transpose(1, 2) + self.place).mean(1))
 
 
 def plain(input_shape, classes, *, width: int = 8):

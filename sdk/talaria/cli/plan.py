@@ -20,7 +20,7 @@ SHAPES = {"imu_cnn": ((6, 100), 7), "fmnist_cnn": ((1, 28, 28), 10), "mlp": ((64
 
 
 def plan(
-    model: Annotated[str, typer.Option("-m", "--model", help="A model of the zoo.")] = "imu_cnn",
+    model: Annotated[str, typer.Option("-m", "--model", help="A model of the zoo, or module:factory.")] = "imu_cnn",
     budget: Annotated[
         list[str] | None,
         typer.Option(
@@ -58,6 +58,9 @@ def plan(
     same samples, and a plan that loses more than accuracy_drop on the held-out ones is refused; without --data the
     limit travels in the plan, and the device's agent checks it before it deploys.
 
+    A model of your own is measured like the zoo's, each width exported by itself where its graph does not show whose
+    weights are whose; what of it cannot be pruned is named, and left whole.
+
     With --by-worth the model learns from --data for a third of --epochs, and the blocks of channels go that are worth
     least to its loss for the time they take. It pays on large networks with some thousand samples.
     """
@@ -65,14 +68,22 @@ def plan(
 
     from talaria.cli.profile import table
     from talaria.model.spec import ModelSpec
+    from talaria.options import taken_apart
     from talaria.personalizer import Personalizer
     from talaria.planning import measured
     from talaria.planning import profile as profiles
     from talaria.planning.budget import Budget
     from talaria.planning.planner import adapted
 
-    known_shape, known_classes = SHAPES.get(model, ((3, 224, 224), 1000))
-    spec = ModelSpec(model, _dims(shape) or known_shape, classes or known_classes, pretrained=pretrained)
+    name, options = taken_apart(model, "--model")
+    known_shape, known_classes = SHAPES.get(name, ((3, 224, 224), 1000))
+    spec = ModelSpec(
+        name,
+        _dims(shape) or known_shape,
+        classes or known_classes,
+        pretrained=pretrained,
+        options=tuple(options.items()),
+    )
     device = profiles.cached(fresh=fresh)
     if watts is not None:
         device = replace(device, watts=watts)

@@ -100,9 +100,9 @@ def trace(model: Module, example: Tensor) -> Coupling:
             try:
                 _follow(graph, layer, names, coupling, suspects)
             except _RoundAndRoundError:
-                reason = "reaches itself in a circle that tracing cannot follow"
-                coupling.refused.setdefault(name, reason)
-                _pin_all(coupling, (name, "out"), range(coupling.sides[name, "out"]), f"layer {name!r} {reason}")
+                _leave_whole(coupling, name, "reaches itself in a circle that tracing cannot follow")
+            except TRACE_ERRORS as error:  # this layer's channels cannot be followed; those of the others may be
+                _leave_whole(coupling, name, f"cannot be followed to what reads it ({type(error).__name__}: {error})")
         elif isinstance(layer, (*CONVS, nn.Linear)):
             # Not seen as a layer of its own (a functional call, an unused branch): nothing is known about it.
             suspects.setdefault(name, "is not reached by tracing")
@@ -232,6 +232,11 @@ def _follow(graph: Any, layer: Module, names: dict[Module, str], coupling: Coupl
                 _pin_all(coupling, root, origins, "are the model's output")
         elif node.type == graph.ops.OPTYPE.OUTPUT:
             _pin_all(coupling, root, origins, "are the model's output")
+
+
+def _leave_whole(coupling: Coupling, name: str, reason: str) -> None:
+    coupling.refused.setdefault(name, reason)
+    _pin_all(coupling, (name, "out"), range(coupling.sides[name, "out"]), f"layer {name!r} {reason}")
 
 
 def _pin_all(coupling: Coupling, root: Side, origins: Iterable[int], reason: str) -> None:

@@ -7,8 +7,9 @@ layers compute and move (:data:`~talaria.planning.layer_stats.FEATURES`), with c
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import mean, median
 from typing import Any
 
@@ -20,11 +21,13 @@ from torch.nn import Module
 from talaria import seeds
 from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
+from talaria.model.compaction import compact
 from talaria.model.pruning import aligned
 from talaria.model.spec import ModelSpec
+from talaria.model.widths import first_of
 from talaria.planning import cpu_timer
 from talaria.planning.layer_stats import FEATURES, Anatomy, Widths, anatomy
-from talaria.planning.onnx_runtime import Exporter, Resizer, caller, exporter
+from talaria.planning.onnx_runtime import Exporter, Graph, Resizer, caller, exporter
 
 PROBES = 15
 """Most whole-model probes per family."""
@@ -124,15 +127,26 @@ def plain(spec: ModelSpec) -> ModelSpec:
 
 
 def measure(spec: ModelSpec, block: int = 8, *, export: Exporter | None = None, probes: int = PROBES) -> Cost:
-    """The cost of a zoo model's family, measured here and now: one export, then ``probes`` models side by side.
+    """The cost of a model's family, measured here and now: one export, then ``probes`` models side by side.
+
+    Where the exported graph does not show whose weights are whose (a linear layer along a sequence, a reshape of more
+    than rows, as networks of somebody else's have them), each probe is pruned and exported by itself.
 
     Raises :class:`~talaria.errors.ConfigError` where no exporter or no ONNX Runtime is installed.
     """
     family = plain(spec)
     parts = anatomy(family)
-    model = lively(zoo.build(family))
-    file = (export or exporter())(model, zoo.example(family, 2))
-    return fit(parts, file, zoo.example(family), samples(parts, probes, block), block)
+    model, write = lively(zoo.build(family)), export or exporter()
+    file = write(model, zoo.example(family, 2))
+
+    @cache
+    def pruned(kept: tuple[tuple[str, int], ...]) -> bytes:
+        return write(compact(model, first_of(parts.layout, dict(kept))), zoo.example(family, 2))
+
+    def again(widths: Widths) -> bytes:
+        return pruned(tuple(sorted(widths.items())))
+
+    return fit(parts, file, zoo.example(family), samples(parts, probes, block), block, again=again)
 
 
 def samples(parts: Anatomy, count: int, block: int, seed: int = 0) -> list[dict[str, int]]:
@@ -158,16 +172,32 @@ def randomly(parts: Anatomy, block: int, share: float, generator: torch.Generato
 
 
 def fit(
-    parts: Anatomy, file: bytes, example: Tensor, widths: Sequence[Widths], block: int, rounds: int = ROUNDS
+    parts: Anatomy,
+    file: bytes,
+    example: Tensor,
+    widths: Sequence[Widths],
+    block: int,
+    rounds: int = ROUNDS,
+    *,
+    again: Callable[[Widths], bytes] | None = None,
 ) -> Cost:
-    """Time the exported ``file`` at each of ``widths`` (the first is the unpruned model) and explain the times."""
-    resizer = Resizer(file, parts)
-    took, seconds = side_by_side({str(i): resizer.at(w) for i, w in enumerate(widths)}, example, rounds)
-    return explained(resizer, widths, list(milliseconds(took).values()), block, seconds, changed(took))
+    """Time the exported ``file`` at each of ``widths`` (the first is the unpruned model) and explain the times.
+
+    ``again`` exports the model at other widths, for a ``file`` that cannot be resized as it is.
+    """
+    graph = Graph(file, parts)
+    try:
+        at: Callable[[Widths], bytes] = Resizer(file, parts).at
+    except ModelError:
+        if again is None:
+            raise
+        at = again
+    took, seconds = side_by_side({str(i): at(w) for i, w in enumerate(widths)}, example, rounds)
+    return explained(graph, widths, list(milliseconds(took).values()), block, seconds, changed(took))
 
 
 def explained(
-    resizer: Resizer,
+    graph: Graph,
     widths: Sequence[Widths],
     measured: Sequence[float],
     block: int,
@@ -176,17 +206,17 @@ def explained(
 ) -> Cost:
     """The latency model that explains the milliseconds ``measured`` at each of ``widths``, in ``seconds`` in all, while
     they changed by ``noise``."""
-    parts = resizer.anatomy
+    parts = graph.anatomy
     rows = np.array([parts.features(w, block) for w in widths])
     taken = np.array(measured)
     prices = _prices(rows, taken)
-    constants = sum(t.ByteSize() for t in resizer.proto.graph.initializer)
+    constants = sum(t.ByteSize() for t in graph.proto.graph.initializer)
     return Cost(
         milliseconds=tuple(float(p) for p in prices),
         dense_ms=float(taken[0]),
         error=_unseen_error(rows, taken),
         block=block,
-        graph_bytes=resizer.proto.ByteSize() - constants + 64 * len(resizer.tensors),
+        graph_bytes=graph.proto.ByteSize() - constants + 64 * len(graph.tensors),
         probes=len(widths),
         seconds=seconds,
         noise=noise,

@@ -85,6 +85,9 @@ def costed(
 ) -> Cost:
     """The measured latency model of the family of ``spec`` on this machine, from the cache or measured now."""
     family = json.dumps(latency_model.plain(spec).to_json(), sort_keys=True)
+    if zoo.GROUP.is_foreign(spec.name):  # its code may have changed since it was measured
+        parts = anatomy(latency_model.plain(spec))
+        family += repr((sorted(parts.shapes.items()), parts.layers))
     name = hashlib.sha256(f"{VERSION} {family} {device.machine} {device.block}".encode()).hexdigest()[:16]
     path = (folder or profiles.cache_folder()) / f"cost-{spec.name}-{name}.json"
     stored = None if fresh else profiles.read(path)

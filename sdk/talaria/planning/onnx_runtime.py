@@ -78,15 +78,23 @@ def convolutions(model: bytes) -> tuple[int, int]:
     )
 
 
-class Resizer:
-    """One exported graph at other widths, in milliseconds and with arbitrary weights: it takes as long as the real
-    one. Raises :class:`~talaria.errors.ModelError` where the graph does not show whose weights are whose."""
+class Graph:
+    """One exported model, and what it is made of."""
 
     def __init__(self, model: bytes, anatomy: Anatomy) -> None:
         self.onnx = _onnx()
         self.anatomy = anatomy
         self.proto = self.onnx.load_from_string(model)
         self.tensors = {t.name: t for t in self.proto.graph.initializer}
+
+
+class Resizer(Graph):
+    """One exported graph at other widths, in milliseconds and with arbitrary weights: it takes as long as the real
+    one. Raises :class:`~talaria.errors.ModelError` where the graph does not show whose weights are whose, or reshapes
+    to more than rows."""
+
+    def __init__(self, model: bytes, anatomy: Anatomy) -> None:
+        super().__init__(model, anatomy)
         self.keys = {name: key for name in self.tensors if (key := self._key(name)) is not None}
         noise = np.random.Generator(np.random.PCG64(0)).standard_normal(1 << 16)
         self.noise = noise.astype(np.float32)
@@ -94,6 +102,11 @@ class Resizer:
         lost = [f"{layer.name}.weight" for layer in anatomy.layers if not owned & set(_names(layer.name))]
         if lost:
             raise ModelError(f"the exported graph has no weights named {lost[0]!r}; its widths cannot be told")
+        for node in self.proto.graph.node:
+            if node.op_type == "Reshape" and list(
+                self.tensors[node.input[1]].dims if node.input[1] in self.tensors else ()
+            ) != [2]:
+                raise ModelError(f"the exported graph reshapes to more than rows ({node.name or node.output[0]!r})")
 
     def _key(self, name: str) -> str | None:
         """The state-dict tensor that an initializer is, with or without a height of 1."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from talaria.errors import BudgetError, ConfigError
+from talaria.errors import BudgetError, ConfigError, ModelError
 from talaria.model import adapters, zoo
 from talaria.model.pruning import aligned
 from talaria.model.spec import AdapterSpec, ModelSpec
@@ -112,6 +112,17 @@ def _adapters(spec: ModelSpec, kind: str, rank: int | None) -> AdapterSpec:
 
 
 @lru_cache(maxsize=64)
+def _adaptable(spec: ModelSpec) -> bool:
+    """Whether the model has a layer beside its head that low-rank adapters can sit on."""
+    bare = replace(plain(spec), adapters=AdapterSpec("lowrank", RANKS[0]))
+    try:
+        zoo.build(bare)
+    except ModelError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=64)
 def compact(spec: ModelSpec, rank: int) -> AdapterSpec:
     """Low-rank adapters on the layers that are tuned by default, and the largest head with which they are at most
     :data:`TRAINED_SHARE` of the model's parameters (the smallest one where none is)."""
@@ -158,7 +169,7 @@ class _Search:
         tuned: list[list[_Way]] = []
         tuned_parts: tuple[Part, ...] = ("adapters", "head")
         own = self.spec.adapters
-        specs = [_adapters(self.spec, "lowrank", r) for r in RANKS] if own is None else [own]
+        specs = [_adapters(self.spec, "lowrank", r) for r in RANKS if _adaptable(self.spec)] if own is None else [own]
         for one in specs:
             rank = "full width" if one.rank is None else f"rank {one.rank}"
             head = "the head" if one.head is None else f"a head of rank {one.head}"
@@ -232,6 +243,9 @@ class _Search:
             "batch": f"{self.batch} samples a step"
             + (f" in {way.slices} slices, so that train_memory_mb is kept" if way.slices > 1 else ""),
         }
+        whole = left_whole(self.spec)
+        if whole:
+            reasons["whole"] = whole
         if found.steps is not None:
             reasons["steps"] = f"as many as fit into the training budget at {found.values['step_s']:.3g} s a step"
         return Plan(
@@ -259,6 +273,14 @@ class _Search:
             why += f"; latency is predicted from {self.cost.probes} models measured here, with {self.cost.why_margin}"
         return why
 
+    def _smallest(self) -> str:
+        """What the smallest model that can be cut from this one is, in words."""
+        groups, whole = self.parts.layout.sizes, left_whole(self.spec)
+        if not groups:
+            return f"nothing of {self.spec.name} can be pruned: {whole or 'it has no channels to take out'}"
+        own = f"{self.spec.name} with one block of {self.profile.block} channels in every group"
+        return f"{own}; left whole: {whole}" if whole else own
+
     def _bought_back(self, widths: Widths, keeps: Callable[[Widths], bool]) -> Widths:
         """``widths`` with one block more in every group that it fits in, those that lost most first."""
         sizes, block = self.parts.layout.sizes, self.profile.block
@@ -281,10 +303,18 @@ class _Search:
             for name, need in ((n, mended.get(n, 1.0)) for n in broken)
         )
         return BudgetError(
-            f"budget: {said} ({self.spec.name} with one block of {self.profile.block} channels in every group); "
-            "ask for that, or choose a smaller model",
+            f"budget: {said} ({self._smallest()}); ask for that, or choose a smaller model",
             nearest,
         )
+
+
+def left_whole(spec: ModelSpec) -> str:
+    """What of somebody else's model cannot be pruned, and why, in words; of the zoo's, whose layers are known, nothing
+    is said."""
+    if not zoo.GROUP.is_foreign(spec.name):
+        return ""
+    refused = zoo.surveyed(plain(spec)).refused
+    return "; ".join(f"{name} {reason}" for name, reason in sorted(refused.items()))
 
 
 def _answerable(budget: Budget, profile: Profile, cost: Cost | None) -> None:
