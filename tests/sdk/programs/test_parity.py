@@ -70,6 +70,27 @@ def test_one_file_serves_every_mask_and_batch(program_of, spec_of, name, keep, c
     assert all(state[k].shape == v.shape and state[k].dtype == v.dtype for k, v in weights.items())
 
 
+@pytest.mark.parametrize("count", [1, 6])
+def test_what_a_mask_takes_from_an_encoder_its_program_takes_too(count):
+    torch.manual_seed(0)
+    net = nets.Sequences(nn.Linear(3, 8), nets.encoder(dropout=0.0), wide=8)
+    spec = zoo.keep(net, nets.LINE, 4)
+    layout = zoo.layout(spec)
+    assert {*layout.sizes} == {f"layers.1.layers.{number}.linear1" for number in range(2)}
+    mask = pruning.choose(pruning.importance(net, layout), layout.full(), keep=0.5)
+    module, weights = pruning.compact(net, mask), gather(state_of(net), mask)
+    assert weights["layers.1.layers.0.linear1.weight"].shape[0] < 12
+    program, (x, y) = Program(build(spec)), batch(nets.LINE, 4, count)
+    momentum = program.momentum(weights)
+    state, _, _ = program.step(weights, momentum, x, y, lr=0.05)
+    feed = {"x": x, "y": y, "lr": np.array(0.05, np.float32)}
+    feed |= {f"weight/{k}": v for k, v in weights.items()} | {f"momentum/{k}": v for k, v in momentum.items()}
+    exact, plain = (reference.step(module, Recipe(), None, feed, kind) for kind in (torch.float64, torch.float32))
+    found = {f"next/weight/{k}": state[k] for k in weights}
+    exact, plain = ({k: one[k] for k in found} for one in (exact, plain))
+    assert vector.distance(found, exact) <= 4 * vector.distance(plain, exact) + 2**-23
+
+
 @pytest.mark.parametrize("trained", ["all", "head", "body"])
 @pytest.mark.parametrize("name", ["imu_cnn", "mlp"])
 def test_several_steps_are_the_loops(program_of, spec_of, name, trained):
