@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -99,8 +100,13 @@ def _given(
     for name, layer in own.named_modules():
         if f"draw/{name}" in feed:
             draw = torch.from_numpy(feed[f"draw/{name}"]).to(dtype)
-            layer.register_forward_hook(lambda _, given, out, draw=draw: given[0] * _beside(draw, given[0]))
+            # in place of its own pass: one with inplace=True would change what a hook is given
+            layer.forward = partial(_times, draw)
     return own, trained
+
+
+def _times(draw: Tensor, x: Tensor) -> Tensor:
+    return x * _beside(draw, x)
 
 
 def _beside(draw: Tensor, x: Tensor) -> Tensor:

@@ -146,6 +146,7 @@ NETS = {
     "average_pool1d": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.AvgPool1d(12), wide=4)),
     "global_average": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), wide=4)),
     "dropout": (LINE, lambda: maps(nn.Conv1d(3, 4, 3), nn.Dropout(0.3), nn.Identity(), wide=40)),
+    "dropout_in_place": (LINE, lambda: maps(nn.Conv1d(3, 4, 3), nn.Dropout(0.3, inplace=True), wide=40)),
     "residual": (LINE, Residual),
     "gated": (PLANE, Gated),
     "zero_pad": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.ZeroPad2d((1, 0, 2, 1)), nn.Conv2d(4, 2, 3, 2), wide=40)),
