@@ -65,14 +65,14 @@ def run(
     import asyncio
     import logging
 
-    import torch
-
     from talaria.event_log import EventLog
     from talaria_edge.agent.supervisor import run_agents
     from talaria_edge.config import load_configs
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if threads:
+        import torch
+
         torch.set_num_threads(threads)
     journal = EventLog(sys.stdout, as_json)
     found = asyncio.run(run_agents(load_configs(configs), journal, insecure=insecure))

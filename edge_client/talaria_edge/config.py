@@ -7,6 +7,7 @@ bundle = "s01-left.talaria"   # where the personal model goes; leave out for non
 labels = ["rest", "walk"]     # what the classes are called; leave out for numbers
 variants = ["fp32", "int8"]   # forms that the bundle may choose from; leave out for all
 engine = "onnx"               # who trains: onnx (graphs in ONNX Runtime) or torch, which it is without this line
+kit = "watch.kit"             # with onnx: what `talaria programs kit` made of the fleet; the device then needs no torch
 plan = "plan.json"            # what `talaria plan --json` printed for this device; leave out to train the whole model
 
 [fleet]
@@ -82,6 +83,8 @@ class DeviceConfig:
     """Forms of the model that the bundle may choose from; empty for all."""
     engine: Engine = "torch"
     """Who trains: torch, or graphs of the same model in ONNX Runtime."""
+    kit: Path | None = None
+    """The run's graphs, made where torch is; None: they are made here, with torch."""
     allow: tuple[str, ...] = ()
     """Top-level packages beside Talaria whose code the coordinator's run may name."""
     guard: Rules | None = None
@@ -100,6 +103,8 @@ class DeviceConfig:
             raise ConfigError(f"device: id={shown(self.device)} must be {DEVICE_RULE}")
         require_packages("code: allow", self.allow)
         valid.among("device", "engine", self.engine, ENGINES)
+        if self.kit is not None and self.engine != "onnx":
+            raise ConfigError(f"device: kit={str(self.kit)!r} serves engine='onnx' alone; set engine = \"onnx\"")
         require_no_password(self.broker)
         try:
             parts = urlsplit(self.broker)
@@ -161,6 +166,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         labels=device.names("labels", ()),
         variants=device.names("variants", ()),
         engine=cast(Engine, device.text("engine", "torch")),
+        kit=device.path("kit", None),
         allow=code.names("allow", ()),
         guard=_rules(guard) if "guard" in top.values else None,
         guard_every_s=guard.number("every_s", 10.0, low=0.05, high=3600),

@@ -11,9 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-from torch.nn import Module
+from typing import TYPE_CHECKING, Any, Self
 
 from talaria import valid
 from talaria.errors import ConfigError, ModelError, StateError
@@ -22,9 +20,9 @@ from talaria.federated.run import ENGINES, Run
 from talaria.foreign import shown
 from talaria.identity.credentials import Credentials
 from talaria.model.spec import ModelSpec
-from talaria.model.state import state_of
-from talaria.personalizer import Joining
+from talaria.model.weights import Model
 from talaria.planning.plan import Plan
+from talaria.training.engine import state_of
 from talaria_edge.agent.supervisor import keep_running
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig
@@ -32,6 +30,9 @@ from talaria_edge.data import Data, DeviceData, checked, source_of
 from talaria_edge.identity.connection import over_mqtt, require_safe
 from talaria_edge.storage.state import DeviceStore
 from talaria_edge.training_policy import Rules
+
+if TYPE_CHECKING:
+    from talaria.personalizer import Joining
 
 logger = logging.getLogger("talaria_edge")
 
@@ -71,7 +72,8 @@ class Device:
         require: Called with the fleet's :class:`talaria.Run` before anything is learned; what it raises ends
             :meth:`run`.
         settings: The other fields of :class:`DeviceConfig`: ``username``, ``password_file``, ``engine`` (``"torch"`` or
-            ``"onnx"``), ``guard_every_s``,
+            ``"onnx"``), ``kit`` (a file of ``talaria programs kit``, with which ``"onnx"`` needs no torch),
+            ``guard_every_s``,
             ``profile``, ``retry_s``, ``max_model``, ``patience_s`` (seconds to wait for a silent broker; 0 for ever),
             ``stay``.
 
@@ -136,13 +138,13 @@ class Device:
         if not insecure:
             require_safe(self.config)
         self._report, self._require = report or _log, require
-        self._model: Module | None = None
+        self._model: Model = None
         self._task: asyncio.Task[dict[str, Any]] | None = None
         self._ended = asyncio.Event()
         self._stopped = False
 
     @property
-    def model(self) -> Module:
+    def model(self) -> Model:
         """The personal model, physically small, in eval mode. Raises :class:`~talaria.errors.ModelError` before
         :meth:`run` has come to the end of the run."""
         if self._model is None:
@@ -208,11 +210,11 @@ class Device:
             self._require(run)
         return Learner(config, store, run, self._keep)
 
-    def _keep(self, model: Module) -> None:
+    def _keep(self, model: Model) -> None:
         self._model = model
 
 
-def take_part(joining: Joining) -> Module:
+def take_part(joining: Joining) -> Model:
     """Take part in a fleet until its run is over, and give the personal model: the ``talaria.runtimes`` entry point,
     which ``Personalizer.join`` finds. ``joining.options`` are further arguments of :class:`Device`.
 
@@ -275,6 +277,7 @@ def _require_model(joining: Joining, run: Run) -> None:
 
 _SETTINGS = {one.name for one in fields(DeviceConfig)} & {
     "username", "password_file", "engine", "guard_every_s", "profile", "retry_s", "max_model", "patience_s", "stay",
+    "kit",
 }  # fmt: skip
 
 
@@ -292,7 +295,8 @@ def _fitting(settings: Mapping[str, Any]) -> dict[str, Any]:
         valid.whole("device", "max_model", settings["max_model"], 1)
     if "stay" in settings:
         valid.flag("device", "stay", settings["stay"])
-    return {name: Path(value) if name == "password_file" else value for name, value in settings.items()}
+    paths = {name: Path(settings[name]) for name in ("password_file", "kit") if settings.get(name) is not None}
+    return {**settings, **paths}
 
 
 def _choice(known: set[str] | frozenset[str] = frozenset()) -> str:

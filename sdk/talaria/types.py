@@ -18,8 +18,7 @@ from talaria.tensors import Array, Tensors
 from talaria.valid import BELOW_ONE
 
 if TYPE_CHECKING:
-    from torch.nn import Module
-
+    from talaria.model.weights import Model
     from talaria.seeds import Draws
     from talaria.training.engine import Engine
 
@@ -143,11 +142,12 @@ class Recipe:
 class Task:
     """What one device works on in one round.
 
-    ``model`` is one scratch module, already as small as ``mask`` says: it is loaded before each use, never
-    deep-copied. All tensors given to an algorithm beside this task are compact in the same way.
+    ``model`` is one scratch module, already as small as ``mask`` says: it is loaded before each use, never deep-copied;
+    where there is no torch, it is the model's weights alone (:class:`talaria.model.weights.Weights`). All tensors given
+    to an algorithm beside this task are compact in the same way.
     """
 
-    model: Module = field(repr=False)
+    model: Model = field(repr=False)
     split: Split = field(repr=False)
     train: Samples = field(repr=False)
     val: Samples = field(repr=False)

@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors import safe_open
 
 from talaria import tensors
 from talaria.federated.rounds import layout_of
+from talaria.model.state import state_of
 
 RUNS = {"fedrep": {"head_epochs": 3, "final_epochs": 1}, "heart_pfl": {}}
 COMMAND = "from talaria.cli.main import main; main()"
@@ -95,3 +98,69 @@ def test_a_coordinator_that_has_its_blueprint_starts_where_there_is_no_torch(fle
     assert served()[0][-1] == "started"
     blueprint.write_bytes(blueprint.read_bytes()[:-9])  # damaged: made again, by a process that has torch
     assert served()[0][-1] == "started"
+
+
+class Agents:
+    """``talaria edge run`` in a process that cannot import torch."""
+
+    def __init__(self, files):
+        command = [sys.executable, "-c", TORCHLESS + COMMAND, "edge", "run", *map(str, files), "--json"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, **pipes, text=True, env=environment())
+
+    def end(self):
+        out, errors = self.process.communicate(timeout=90)
+        return self.process.returncode, [json.loads(line) for line in out.splitlines()], errors
+
+
+@pytest.mark.parametrize("algorithm", [*RUNS, "apfl"])
+def test_devices_without_torch_learn_from_a_kit_what_is_simulated(fleet, a_run, algorithm):
+    run = a_run(algorithm, rounds=2, **RUNS.get(algorithm, {}))
+    narrow = {g: max(8, n // 2) for g, n in layout_of(run.spec).sizes.items()}
+    one = fleet(run, widths={"anna": narrow}, engine="onnx")
+    kit = one.folder / "watch.kit"
+    made = [sys.executable, "-c", COMMAND, "programs", "kit", str(one.config), "--out", str(kit)]
+    subprocess.run(made, check=True, env=environment(), stdout=subprocess.DEVNULL)
+    coordinator = Coordinator(one.config)
+    try:
+        broker = coordinator.wait_for("ready")["broker"]
+        files = [one.device_config(device, broker) for device in one.devices]
+        for file in files:
+            file.write_text(file.read_text().replace('engine = "onnx"', 'engine = "onnx"\nkit = "watch.kit"'))
+        agents = Agents(files)
+        try:
+            status, events, errors = agents.end()
+        finally:
+            agents.process.kill()
+        assert status == 0, (errors, events[-4:])
+        assert coordinator.process.wait(90) == 0
+    finally:
+        coordinator.close()
+    simulated = one.simulated()
+    assert tensors.equal(one.shared(), simulated.shared)
+    members = one.members()
+    for device in one.devices:
+        assert tensors.equal(one.private(device), simulated.private[device]), device
+        done = json.loads((one.state_of(device) / "result.json").read_text())
+        with safe_open(done["personal"], framework="numpy") as found:
+            served = {key: found.get_tensor(key) for key in found.keys()}  # noqa: SIM118 - of a file, no dict
+        wanted = state_of(simulated.personal(members[device]))
+        assert served.keys() == wanted.keys()
+        assert all(np.array_equal(served[key], wanted[key]) for key in wanted), device
+
+
+def test_a_device_without_torch_and_kit_says_what_to_do(fleet, a_run):
+    one = fleet(a_run(rounds=1), engine="onnx")
+    coordinator = Coordinator(one.config)
+    try:
+        agents = Agents([one.device_config("anna", coordinator.wait_for("ready")["broker"])])
+        try:
+            status, events, _ = agents.end()
+        finally:
+            agents.process.kill()
+    finally:
+        coordinator.close()
+    assert status == 1
+    [told] = [item["error"] for item in events if item["event"] == "failed"]
+    assert "talaria programs kit" in told
+    assert "talaria[torch]" in told

@@ -63,11 +63,11 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from talaria.config import Section, read_toml
-from talaria.data import presets
 from talaria.errors import ConfigError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.rounds import check_over, require_travels
 from talaria.federated.run import Run
+from talaria.federated.run_file import run_of
 from talaria.federated.server_rule import aggregator_of, least_of, located
 from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
@@ -215,19 +215,6 @@ def load_config(path: str | Path) -> FleetConfig:
     for section in (top, fleet, broker, identity, rounds):
         section.done()
     return config
-
-
-def run_of(section: Section, *, asynchronous: bool) -> Run:
-    """The run that a ``[run]`` table describes, in rounds or as ``[rounds] mode`` says."""
-    if "asynchronous" in section.values:
-        raise section.bad("asynchronous", 'is said by [rounds] mode = "asynchronous"; leave it out here')
-    values = {name: value for name, value in section.values.items() if name != "defaults"}
-    try:
-        named = section.values.get("defaults")
-        dataset = None if named is None else presets.require(named)
-        return Run.of({**presets.completed(values, dataset), "asynchronous": asynchronous})
-    except ConfigError as error:
-        raise ConfigError(f"{section.file}: [run] {str(error).removeprefix('run: ')}") from None
 
 
 def buffering_of(section: Section) -> Buffering | None:

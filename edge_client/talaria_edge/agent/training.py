@@ -6,19 +6,20 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
-from torch.nn import Module
-
-from talaria.errors import AggregationError, DataError, ModelError, StateError, WireError
+from talaria.errors import AggregationError, ConfigError, DataError, ModelError, StateError, WireError
 from talaria.federated import rounds
 from talaria.federated.global_model import decode_model
+from talaria.federated.kit import open_kit
 from talaria.federated.run import Member, Run
-from talaria.model.state import state_of
+from talaria.model.weights import Model, Served
 from talaria.model.widths import widths_of
 from talaria.planning.budget import AccuracyCheck
 from talaria.planning.plan import Plan
 from talaria.tensors import Tensors
+from talaria.training.engine import state_of
 from talaria.training.evaluation import evaluate
 from talaria.wire import codec
 from talaria_edge.config import DeviceConfig
@@ -37,8 +38,20 @@ class Learner:
     config: DeviceConfig
     store: DeviceStore
     run: Run
-    keep: Callable[[Module], None] = lambda model: None
+    keep: Callable[[Model], None] = lambda model: None
     """Given the personal model, in eval mode, when it is whole."""
+
+    def __post_init__(self) -> None:
+        """Raises :class:`~talaria.errors.ConfigError` where the kit that the configuration names is of another run, and
+        where there is neither a kit nor torch."""
+        if self.config.kit is not None:
+            rounds.equip(self.run, open_kit(self.config.kit))
+        elif not has_torch():
+            raise ConfigError(
+                "device: learns with torch, which is not installed here; name the run's kit ([device] engine = "
+                '"onnx" and kit = "FILE" in device.toml; `talaria programs kit FLEET.TOML` makes it), or pip install '
+                "'talaria[torch]'"
+            )
 
     @property
     def digest(self) -> str:
@@ -159,14 +172,14 @@ class Learner:
             "private": None if private is None else str(self.store.private_path),
             "rounds": 0 if private is None else private.round,
             "personal": str(path),
-            "parameters": sum(p.numel() for p in model.parameters()),
+            "parameters": model.size if isinstance(model, Served) else sum(p.numel() for p in model.parameters()),
         }
         accuracy = None if plan is None else plan["accuracy"]
         spare = VARIANT_DROP if accuracy is None else min(VARIANT_DROP, accuracy["left"])
         candidate = Candidate(model, self.run.spec, _named(state), card, spare)
         return found | ({} if plan is None else {"plan": plan}) | deploy(self.config, candidate, data)
 
-    def _outcome(self, member: Member, shared: Tensors, model: Module) -> dict[str, Any] | None:
+    def _outcome(self, member: Member, shared: Tensors, model: Model) -> dict[str, Any] | None:
         """What became of the plan: groups that stayed wider than planned, and what it cost in accuracy."""
         plan = member.plan
         if plan is None:
@@ -183,7 +196,7 @@ class Learner:
             check = self._check(plan.accuracy_drop, member, shared, model, pruned=kept != dict(layout.sizes))
         return {"wider_than_planned": wider, "accuracy": check}
 
-    def _check(self, allowed: float, member: Member, shared: Tensors, model: Module, *, pruned: bool) -> dict[str, Any]:
+    def _check(self, allowed: float, member: Member, shared: Tensors, model: Model, *, pruned: bool) -> dict[str, Any]:
         """The planned model against its dense twin on this user's validation samples.
 
         The twin is the best that this device could run without pruning: the fleet's global model with all its channels,
@@ -198,6 +211,14 @@ class Learner:
             twin = rounds.personalize(self.run, replace(member, plan=whole), shared, None)
             dense = evaluate(twin, member.val).accuracy
         return AccuracyCheck(planned, dense, allowed, len(member.val)).to_json()
+
+
+def has_torch() -> bool:
+    """True where torch can be imported; it is not."""
+    try:
+        return find_spec("torch") is not None
+    except ImportError:
+        return False
 
 
 def _named(state: Tensors) -> str:

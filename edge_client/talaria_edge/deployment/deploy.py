@@ -12,13 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torch.nn import Module
-
 from talaria.errors import BundleError, DataError, StateError
 from talaria.federated import rounds
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
-from talaria.training.loop import predict
+from talaria.model.weights import Model, Served
+from talaria.training.engine import predict
 from talaria.types import Samples
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData
@@ -36,7 +35,7 @@ class Candidate:
     """A personal model to deploy; ``card`` goes into its bundle, ``weights`` names it (32 hex digits), and ``spare`` is
     the accuracy that rounding it may cost."""
 
-    model: Module = field(repr=False)
+    model: Model = field(repr=False)
     spec: ModelSpec
     weights: str
     card: Mapping[str, Any] = field(repr=False)
@@ -58,6 +57,9 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
         return {}
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         logger.warning("no bundle is written: run `pip install 'talaria[export]'` for that")
+        return {"bundle": None}
+    if isinstance(candidate.model, Served):
+        logger.warning("no bundle is written: that takes torch as yet; run `pip install 'talaria[torch]'` for that")
         return {"bundle": None}
     if candidate.weights == gate.adopt(folder, path).refused:
         why = "these weights were rolled back by hand; what runs stays until others come"
@@ -140,7 +142,7 @@ def dense_file(spec: ModelSpec) -> bytes:
     return export_onnx(rounds.template(spec), zoo.example(spec), plain=True)
 
 
-def _measured(path: Path, model: Module, test: Samples) -> dict[str, float]:
+def _measured(path: Path, model: Model, test: Samples) -> dict[str, float]:
     from talaria_export.bundle.bundle import open_bundle
     from talaria_export.runtime.session import session_of
 

@@ -29,7 +29,7 @@ from talaria.training.engine import Walk, calibrate, served, state_of, walk
 from talaria.types import Recipe, Task, Update
 
 if TYPE_CHECKING:
-    from torch.nn import Module
+    from talaria.model.weights import Model
 
 ALPHA = "mix/alpha"
 UPDATES: dict[str, Callable[[int], bool]] = {
@@ -70,7 +70,7 @@ class APFL:
     def aggregator(self) -> Aggregator:
         return MaskedMean(weighting=self.weighting)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         shared, private = parted(model, split, *WHOLE)
         alpha = np.array(self.alpha, np.float64)
         return shared, {**private, **prefixed(state_of(model), PERSONAL), ALPHA: alpha}
@@ -86,7 +86,7 @@ class APFL:
         state = w.state()
         return update(task, state, shared), {**only(state, rest), **_kept(v, alpha)}
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         v, alpha = self._own(task, private, "join")
         w = only(shared, v.weights)
         if task.newcomer:

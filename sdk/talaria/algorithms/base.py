@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from talaria.aggregate.base import Aggregator
 from talaria.model.split import Split
+from talaria.model.weights import Model
 from talaria.tensors import Tensors
 from talaria.types import Task, Update
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +41,12 @@ class Algorithm(Protocol):
         """The server half."""
         ...
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         """``(shared, private)`` of a model's present weights.
 
         The coordinator takes the first. A device loads what it received into its model and takes the second,
-        so that a private copy of the shared model (Ditto, APFL) starts from the model as received.
+        so that a private copy of the shared model (Ditto, APFL) starts from the model as received. Where there is no
+        torch, the model is weights alone.
         """
         ...
 
@@ -55,6 +54,7 @@ class Algorithm(Protocol):
         """One round on the device: the update to send, and the new private state. Inputs stay untouched."""
         ...
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
-        """The model that this device runs, evaluates and exports, in eval mode; never the scratch module itself."""
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
+        """The model that this device runs, evaluates and exports, in eval mode; never the scratch module itself. Where
+        there is no torch, a :class:`~talaria.model.weights.Served`."""
         ...

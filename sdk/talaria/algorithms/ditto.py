@@ -10,7 +10,7 @@ the authors' code. Both branches draw the same shuffles, each from a generator o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -18,12 +18,10 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.hparams import Epochs, Rate, Weighed, at_least, check, off
 from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
 from talaria.model.split import Split
+from talaria.model.weights import Model
 from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.engine import Pull, ready, served, state_of, train
 from talaria.types import Recipe, Task, Update
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,7 @@ class Ditto:
     def aggregator(self) -> Aggregator:
         return MaskedMean(weighting=self.weighting)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         shared, private = parted(model, split, *WHOLE)
         return shared, {**private, **prefixed(state_of(model), PERSONAL)}
 
@@ -69,7 +67,7 @@ class Ditto:
         own = self._pulled(task, shared, under(private, PERSONAL), recipe, "train")
         return update(task, state, shared), {**only(state, rest), **prefixed(own, PERSONAL)}
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         own = under(private, PERSONAL)
         if task.newcomer:
             recipe = task.recipe.but(epochs=self.join_epochs, steps=None)

@@ -6,19 +6,17 @@ w_k ← SGD(w; D_k, E);  w ← Σ n_k w_k / Σ n_k. Confirmed from the paper.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.model.split import Split
+from talaria.model.weights import Model
 from talaria.tensors import Tensors, only
 from talaria.training.engine import ready, served, train
 from talaria.types import Task, Update
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +35,12 @@ class FedAvg:
         evidence="confirmed",
     )
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         return parted(model, split, *WHOLE)
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         state = train(task, {**shared, **private})
         return update(task, state, shared), only(state, private)
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         return served(task, ready(task, {**shared, **private}))

@@ -7,7 +7,7 @@ the tables of Collins et al., ICML 2021). The shared model is never changed by f
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -16,12 +16,10 @@ from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.finetune import Tune, TuneOn, tuned
 from talaria.algorithms.hparams import Epochs, Rate, check
 from talaria.model.split import Split
+from talaria.model.weights import Model
 from talaria.tensors import Tensors
 from talaria.training.engine import ready, served
 from talaria.types import Task, Update
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +47,12 @@ class FedAvgFT:
     def __post_init__(self) -> None:
         check(self)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         return FedAvg().init(model, split)
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         return FedAvg().fit(task, shared, private)
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         state = ready(task, {**shared, **private})
         return served(task, tuned(task, state, self.tune, self.tune_epochs, self.tune_lr, self.tune_on))

@@ -8,7 +8,7 @@ from the run's one initial head, where the paper's draw their own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -17,12 +17,10 @@ from talaria.algorithms.finetune import joined
 from talaria.algorithms.hparams import Epochs, check
 from talaria.algorithms.sharing import parted, update
 from talaria.model.split import Split
+from talaria.model.weights import Model
 from talaria.tensors import Tensors, only
 from talaria.training.engine import served, train
 from talaria.types import Task, Update
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +43,12 @@ class FedPer:
     def __post_init__(self) -> None:
         check(self)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         return parted(model, split, "body")
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         state = train(task, {**shared, **private})
         return update(task, state, shared), only(state, private)
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         return served(task, joined(task, {**shared, **private}, self.join_epochs))

@@ -7,7 +7,7 @@ The pull is added to the gradient, so that momentum sees it. Confirmed from the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -16,12 +16,10 @@ from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.hparams import Weighed, at_least, check, off
 from talaria.algorithms.sharing import update
 from talaria.model.split import Split
+from talaria.model.weights import Model
 from talaria.tensors import Tensors, only
 from talaria.training.engine import Pull, train
 from talaria.types import Task, Update
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,7 @@ class FedProx:
     def aggregator(self) -> Aggregator:
         return MaskedMean(weighting=self.weighting)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         return FedAvg().init(model, split)
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
@@ -58,5 +56,5 @@ class FedProx:
         state = train(task, {**shared, **private}, pull=pull)
         return update(task, state, shared), only(state, private)
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         return FedAvg().personal(task, shared, private)

@@ -11,7 +11,7 @@ Both phases draw the same shuffles as plain training, so that each alone is Loca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -20,12 +20,10 @@ from talaria.algorithms.finetune import joined
 from talaria.algorithms.hparams import Epochs, Weighed, check, off
 from talaria.algorithms.sharing import parted, update
 from talaria.model.split import Split
+from talaria.model.weights import Model
 from talaria.tensors import Tensors, only
 from talaria.training.engine import ready, served, train, train_upper
 from talaria.types import Task, Update
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,7 @@ class FedRep:
     def aggregator(self) -> Aggregator:
         return MaskedMean(weighting=self.weighting)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         return parted(model, split, "body")
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
@@ -65,7 +63,7 @@ class FedRep:
         state = train(task, state, only=task.split.of("body"), recipe=body)
         return update(task, state, shared), only(state, private)
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         state = {**shared, **private}
         if task.newcomer:
             return served(task, joined(task, state, self.head_epochs))

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from talaria.model.split import Part, Split
+from talaria.model.weights import Model
 from talaria.tensors import Tensors, only
 from talaria.training.engine import state_of
 from talaria.types import Task, Update
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 WHOLE: tuple[Part, ...] = ("body", "adapters", "head")
 PERSONAL = "personal/"
 """Prefix of a second, private model among a device's private tensors."""
 
 
-def parted(model: Module, split: Split, *parts: Part) -> tuple[Tensors, Tensors]:
+def parted(model: Model, split: Split, *parts: Part) -> tuple[Tensors, Tensors]:
     """``(shared, private)``: the keys of ``parts`` that may travel, and all the rest."""
     state = state_of(model)
     return only(state, split.travels(*parts)), only(state, split.stays(*parts))

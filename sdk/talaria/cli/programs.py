@@ -58,6 +58,33 @@ def build(
 
 
 @app.command()
+def kit(
+    fleet: Annotated[
+        Path, typer.Argument(metavar="FLEET.TOML", help="The settings of the fleet that the device joins.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("run.kit"),
+) -> None:
+    """Write all that a device without torch needs for a run into one file, for `kit` in its device.toml.
+
+    It holds the model's first weights, its channels and parts, and every program that the run's algorithm asks of a
+    device. Needs torch.
+    """
+    from talaria import durable
+    from talaria.errors import ConfigError, so_that_it_can_be_written
+    from talaria.federated import kit as kits
+    from talaria.federated.make_kit import kit_of
+    from talaria.federated.run_file import run_in
+
+    data = kits.encode(kit_of(run_in(fleet)))
+    try:
+        durable.write(out, data, mode=0o644)
+    except OSError as why:
+        raise ConfigError(f"cannot write {out}: {why.strerror}; {so_that_it_can_be_written(why)}") from None
+    count = len(kits.decode(data).source.files)
+    typer.echo(f"{out}: {len(data)} bytes, {count} programs and graphs")
+
+
+@app.command()
 def verify(
     file: Annotated[Path, typer.Argument(help="The program.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,

@@ -22,13 +22,16 @@ from talaria.algorithms.base import Algorithm
 from talaria.errors import AggregationError, ConfigError
 from talaria.federated import plan_compat
 from talaria.federated.blueprint import Blueprint
+from talaria.federated.kit import Kit
 from talaria.federated.run import Member, Run
-from talaria.model import masks, zoo
+from talaria.model import l1, masks, zoo
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Buffers, Split
+from talaria.model.weights import Model, Weights
 from talaria.planning.plan import Plan
 from talaria.tensors import Tensors, only, prefixed, under, without
+from talaria.training.engine import state_of
 from talaria.types import Task, Update, as_delta
 from talaria.wire import feedback
 from talaria.wire.codec import TensorSpec, schema_of
@@ -46,6 +49,21 @@ def adopt(run: Run, blueprint: Blueprint) -> None:
     """Take what is asked here of the run's model from ``blueprint``, until this process ends: it then needs no torch
     to begin a run, to check updates and to fold them."""
     _adopted[run] = blueprint
+
+
+_kits: dict[Run, tuple[Kit, Engine]] = {}
+
+
+def equip(run: Run, kit: Kit) -> None:
+    """Learn ``run`` from ``kit``, until this process ends: a device with engine ``"onnx"`` then needs no torch.
+
+    Raises :class:`ConfigError` where the kit is of another run.
+    """
+    from talaria.programs.engine import ProgramEngine
+
+    kit.require(run)
+    adopt(run, kit.blueprint)
+    _kits[run] = kit, ProgramEngine(run.spec, kit.source)
 
 
 @lru_cache(maxsize=16)
@@ -236,8 +254,9 @@ def _in_order(updates: Iterable[Update]) -> Iterable[Update]:
         yield update
 
 
-def personalize(run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int | None = None) -> Module:
-    """The personal model, physically small, in eval mode: evaluated, exported and run on the device."""
+def personalize(run: Run, member: Member, shared: Tensors, private: Tensors | None, round: int | None = None) -> Model:
+    """The personal model, physically small, in eval mode: evaluated, exported and run on the device. Of a device that
+    has a kit it is :class:`~talaria.model.weights.Served`, else a torch module."""
     task, compact, own = _enter(run, member, shared, private, run.rounds if round is None else round)
     return algorithm_of(run).personal(task, compact, own)
 
@@ -253,10 +272,17 @@ def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | 
         return layout.full()
     if member.plan is None or not member.plan.widths:
         return None
-    from talaria.model import pruning
+    scores = l1.importance(_first_weights(run), split_of(run).parameters("body", "adapters", "head"), layout)
+    return l1.kept(scores, layout, member.plan.widths)
 
-    model = template(run.spec)
-    return pruning.choose(pruning.importance(model, layout), layout.full(), widths=member.plan.widths, block=1)
+
+def _first_weights(run: Run) -> Tensors:
+    """The whole model's first state, not to be written to."""
+    if run in _kits:
+        return _kits[run][0].state
+    from talaria.model.state import to_arrays
+
+    return to_arrays(template(run.spec).state_dict())
 
 
 def codec_of(run: Run, member: Member) -> str:
@@ -275,12 +301,9 @@ def require_plan(run: Run, plan: Plan) -> None:
 
 def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> Task:
     """What the device works on, with a scratch module as small as its mask."""
-    from talaria.model import pruning
-    from talaria.training.loop import in_fast_layout
-
-    whole = template(run.spec)
+    kit, programs = _kits.get(run, (None, None)) if member.engine == "onnx" else (None, None)
     return Task(
-        model=in_fast_layout(deepcopy(whole) if mask is None else pruning.compact(whole, mask)),
+        model=_scratch(run, mask) if kit is None else Weights(masks.gathered(kit.state, kit.state, mask)),
         split=split_of(run),
         train=member.train,
         val=member.val,
@@ -291,8 +314,16 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> T
         round=round,
         mask=mask,
         plan=member.plan,
-        engine=None if member.engine == "torch" else _programs(run.spec),
+        engine=None if member.engine == "torch" else programs or _programs(run.spec),
     )
+
+
+def _scratch(run: Run, mask: ChannelMask | None) -> Module:
+    from talaria.model import pruning
+    from talaria.training.loop import in_fast_layout
+
+    whole = template(run.spec)
+    return in_fast_layout(deepcopy(whole) if mask is None else pruning.compact(whole, mask))
 
 
 @lru_cache(maxsize=4)
@@ -321,13 +352,20 @@ def _enter(
     task = task_of(run, member, round, mask)
     compact = masks.gathered(shared, shared, mask)
     if private is None:
-        from talaria.model.state import load, state_of
-
-        state = state_of(task.model)
-        load(task.model, state | only(compact, [k for k in compact if k in state]))
-        _, private = algorithm_of(run).init(task.model, task.split)
+        _, private = algorithm_of(run).init(_received(task.model, compact), task.split)
         task = task.but(newcomer=True)
     return task, compact, without(without(private, masks.PREFIX), feedback.PREFIX)
+
+
+def _received(model: Model, compact: Tensors) -> Model:
+    """The scratch model with what was downloaded."""
+    state = state_of(model)
+    whole = state | only(compact, [key for key in compact if key in state])
+    if isinstance(model, Weights):
+        return Weights(whole)
+    from talaria.model.state import load
+
+    return load(model, whole)
 
 
 def _stored(mask: ChannelMask | None, private: Tensors) -> Tensors:

@@ -1,59 +1,46 @@
 """Training by programs: what :mod:`talaria.training.loop` does in torch, done by ONNX graphs of the same model.
 
-A program is made when it is first needed, from the unpruned model, and serves every mask and batch of it. SGD on
-cross-entropy is one program; any other objective is plain arithmetic between the two halves of a derivative
-(:mod:`talaria.programs.derivatives`). The shuffles and augmentations are the loop's own.
+Each program is of the unpruned model and serves every mask and batch of it; a :class:`~talaria.programs.source.Source`
+has it. SGD on cross-entropy is one program; any other objective is plain arithmetic between the two halves of a
+derivative (:mod:`talaria.programs.derivatives`). The shuffles and augmentations are the loop's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
-from torch.nn import Module
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from talaria.model import zoo
+from talaria.errors import ConfigError
 from talaria.model.spec import ModelSpec
-from talaria.programs import differentiate, onnx_file
-from talaria.programs.build import packed
+from talaria.model.weights import Model
 from talaria.programs.derivatives import Derivatives, ProgramWalk
-from talaria.programs.graph import Graph, Size, held
 from talaria.programs.program import Program
-from talaria.programs.session import Session
-from talaria.programs.shapes import Limits, Value, measure
-from talaria.programs.step import features_of, statistics_of
+from talaria.programs.source import Need, Source
 from talaria.programs.training import Training
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Array, Tensors
-from talaria.training import loop
-from talaria.training.batching import cut, feed, kept, layer_draws, steps_of
+from talaria.training.batching import LARGEST_CACHE, cut, feed, kept, layer_draws, steps_of
 from talaria.training.engine import Objective, Pull
-from talaria.training.frozen_features import LARGEST_CACHE, halve
 from talaria.training.objectives import CrossEntropy
 from talaria.types import Recipe, Samples, Task
 
 _AT_ONCE = 64
 """Samples whose features are computed together."""
-_WORTH_HOLDING = 10**9
-"""Multiply-adds of a batch from which on a pass holds its weights as constants."""
-_FED = "fed"
-"""The width of what the upper part is fed, where a mask may narrow it."""
+_LOOKED_AT = 256
+"""Samples whose logits are computed together."""
 
 
 class ProgramEngine:
     """The programs of one model; an :class:`~talaria.training.engine.Engine`."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, source: Source | None = None) -> None:
+        """``source`` has the programs; None: they are made here, which takes torch."""
         self.spec = spec
-        self._made: dict[object, Program] = {}
-        self._uppers: dict[frozenset[str], _Upper | None] = {}
-        self._derived: dict[object, Vjp] = {}
+        self.source = _maker(spec) if source is None else source
         self._others: dict[ModelSpec, ProgramEngine] = {}
 
     def train(
@@ -74,10 +61,11 @@ class ProgramEngine:
         if objective is not None or recipe.accumulate > 1:
             aim = objective or CrossEntropy(recipe.smoothing)
             return self._derivatives.train(task, state, only, recipe, pull, aim, samples, purpose)
-        trains = only is None or any(key in only for key, _ in self._module.named_parameters())
+        trains = only is None or not self.source.parameters.isdisjoint(only)
         if not trains or steps_of(recipe, len(samples)) == 0:
             return dict(state)
-        return self._trained(self._program(recipe, only, pull is not None), task, state, recipe, pull, samples, purpose)
+        program = self.source.program(Need.of(recipe, only, pulled=pull is not None))
+        return self._trained(program, task, state, recipe, pull, samples, purpose)
 
     def train_upper(
         self,
@@ -93,14 +81,15 @@ class ProgramEngine:
         than once and fits in memory."""
         recipe = recipe or task.recipe
         samples = task.train if samples is None else samples
-        upper = self._upper(frozenset(only)) if recipe.augment == "none" and recipe.accumulate == 1 else None
+        cached = recipe.augment == "none" and recipe.accumulate == 1
+        lower = self.source.lower(frozenset(only)) if cached else None
         once = steps_of(recipe, len(samples)) * recipe.batch < 2 * len(samples)
-        if once or upper is None or upper.bytes_each * len(samples) > LARGEST_CACHE:
+        if once or lower is None or lower.bytes_each * len(samples) > LARGEST_CACHE:
             return self.train(task, state, only=only, recipe=recipe, samples=samples, purpose=purpose)
         parts = [samples.x[begin : begin + _AT_ONCE] for begin in range(0, len(samples), _AT_ONCE)]
-        lower = upper.lower.held(state, parts[0])
-        kept = np.concatenate([lower({"x": part}, state)["features"] for part in parts])
-        program = self._program(recipe, only, pulled=False, upper=upper)
+        look = lower.look.held(state, parts[0])
+        kept = np.concatenate([look({"x": part}, state)["features"] for part in parts])
+        program = self.source.program(Need.of(recipe, only, upper=True))
         return self._trained(program, task, state, recipe, None, Samples(kept, samples.y), purpose)
 
     def _trained(
@@ -115,7 +104,7 @@ class ProgramEngine:
     ) -> Tensors:
         how: dict[str, Any] = {} if pull is None else {"anchor": pull.anchor, "pull": pull.strength}
         training = Training(program, state, program.momentum(state), **how)
-        draws = _Draws(program, self._module, state, task, purpose)
+        draws = _Draws(program, self.source.falls, state, task, purpose)
         for x, y in feed(task, recipe, samples, purpose):
             training.step(np.ascontiguousarray(x), y, lr=recipe.lr, draws=draws.next(len(y)))
         after = training.weights
@@ -146,139 +135,59 @@ class ProgramEngine:
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
         """BatchNorm statistics estimated anew, as :func:`talaria.training.loop.calibrate` does."""
         samples = task.train if samples is None else samples
-        fresh = {key: _fresh(key, state[key]) for key in self._statistics}
+        fresh = {key: _fresh(key, state[key]) for key in self.source.statistics}
         if not fresh or len(samples) < 2:
             return dict(state)
         now = {**state, **fresh}
         for done, index in enumerate(cut(np.arange(len(samples)), batch), 1):
-            found = self._calibration({"x": samples.x[index], "rate": np.array(1 / done, np.float32)}, now)
+            found = self.source.calibration()({"x": samples.x[index], "rate": np.array(1 / done, np.float32)}, now)
             now |= {name.removeprefix("next/weight/"): value for name, value in found.items()}
         return now
 
-    def served(self, task: Task, state: Tensors) -> Module:
-        """The module with ``state``: what is run and exported is the same on both engines."""
-        return loop.served(task, state)
+    def accuracy(self, task: Task, state: Tensors, samples: Samples) -> float:
+        """Share of ``samples`` that ``state`` labels right; 0.0 without samples."""
+        if not len(samples):
+            return 0.0
+        look = self.source.forward().held(state, samples.x[:_LOOKED_AT])
+        parts = (samples.x[begin : begin + _LOOKED_AT] for begin in range(0, len(samples), _LOOKED_AT))
+        logits = np.concatenate([look({"x": part}, state)["features"] for part in parts])
+        return float((logits.argmax(1) == samples.y).mean())
+
+    def served(self, task: Task, state: Tensors) -> Model:
+        """What is run: the module with ``state`` where torch made the programs, else weights and a graph."""
+        return self.source.served(task, state)
 
     def another(self, spec: ModelSpec) -> ProgramEngine:
         """The programs of another model, which is trained beside this one; made once."""
         return self._others.setdefault(spec, ProgramEngine(spec))
 
     @cached_property
-    def _module(self) -> Module:
-        return zoo.build(self.spec)
-
-    @cached_property
-    def _statistics(self) -> tuple[str, ...]:
-        every = self._module.named_modules()
-        norms = {name: m for name, m in every if isinstance(m, _BatchNorm) and m.track_running_stats}
-        return tuple(f"{name}.{key}" for name, layer in norms.items() for key, _ in layer.named_buffers(recurse=False))
-
-    @cached_property
-    def _calibration(self) -> _Pass:
-        module = zoo.build(self.spec).requires_grad_(False).eval()
-        for layer in module.modules():
-            layer.training = isinstance(layer, _BatchNorm) and layer.track_running_stats
-        return _Pass(statistics_of(module, zoo.head(self.spec), self.spec.input_shape))
-
-    def _program(
-        self, recipe: Recipe, only: Collection[str] | None, pulled: bool, upper: _Upper | None = None
-    ) -> Program:
-        known = None if only is None else frozenset(only)
-        how = (recipe.momentum, recipe.weight_decay, recipe.smoothing, recipe.accumulate)
-        key = (known, how, pulled, upper is not None)
-        if key not in self._made:
-            module = zoo.build(self.spec) if upper is None else upper.module
-            fed: dict[str, Any] = {} if upper is None else {"features": upper.shape, "widths": upper.widths}
-            label = "all" if known is None else "some"
-            self._made[key] = Program(packed(self.spec, module, known, label, recipe, pulled=pulled, **fed))
-        return self._made[key]
-
-    @cached_property
     def _derivatives(self) -> Derivatives:
         def streams(vjp: Vjp, state: Mapping[str, Array], task: Task, purpose: str) -> _Draws:
-            return _Draws(vjp, self._module, state, task, purpose)
+            return _Draws(vjp, self.source.falls, state, task, purpose)
 
-        return Derivatives(self._vjp, self._twice, streams)
+        def derivative(only: Collection[str] | None, taps: Sequence[str]) -> Vjp:
+            return self.source.derivative(None if only is None else frozenset(only), tuple(taps))
 
-    def _twice(self) -> Vjp:
-        if "twice" not in self._derived:
-            self._derived["twice"] = Vjp.read(differentiate.curved(self.spec))
-        return self._derived["twice"]
-
-    def _vjp(self, only: Collection[str] | None, taps: Sequence[str]) -> Vjp:
-        known = None if only is None else frozenset(only)
-        key = (known, tuple(taps))
-        if key not in self._derived:
-            self._derived[key] = Vjp.read(differentiate.packed(self.spec, known, taps))
-        return self._derived[key]
-
-    def _upper(self, only: frozenset[str]) -> _Upper | None:
-        if only not in self._uppers:
-            self._uppers[only] = self._cut(only)
-        return self._uppers[only]
-
-    def _cut(self, only: frozenset[str]) -> _Upper | None:
-        """The model above the lowest layer that trains, or None where it cannot be cut there."""
-        halves = halve(zoo.build(self.spec), only)
-        if isinstance(halves, str):
-            return None
-        lower = features_of(halves.lower, zoo.head(self.spec), self.spec.input_shape)
-        with torch.no_grad():
-            full = halves.lower(zoo.example(self.spec)).shape[1:]
-        channels = lower.outputs[0].shape[1]
-        named = {} if isinstance(channels, int) else {_FED: int(full[0])}
-        shape = (_FED if named else full[0], *full[1:])
-        return _Upper(_Pass(lower), halves.upper, shape, named, 4 * int(full.numel()))
+        return Derivatives(derivative, self.source.twice, streams)
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """A graph that only looks: run on some inputs and a state, it gives its outputs by name."""
-
-    graph: Graph
-
-    def __call__(self, given: Mapping[str, Array], state: Tensors) -> dict[str, Array]:
-        names = [port.name for port in self.graph.outputs]
-        weights = {name: state[name.removeprefix("weight/")] for name in self._weights}
-        return dict(zip(names, self._session(names, {**weights, **given}), strict=True))
-
-    def held(self, state: Tensors, x: Array) -> _Pass:
-        """This graph for one state: with its weights as constants where batches like ``x`` are work enough to repay
-        ONNX Runtime's preparing of them, and at the widths of its depthwise convolutions in any case."""
-        weights = {name: state[name.removeprefix("weight/")] for name in self._weights}
-        sizes = {name: Value(value.shape, value.dtype.name) for name, value in {**weights, "x": x}.items()}
-        graph = held(self.graph, weights)
-        given = {port.name: sizes[port.name] for port in graph.inputs}
-        large = measure(graph, given, Limits()).multiply_adds > _WORTH_HOLDING
-        grouped = any(node.get("group", 1) > 1 for node in graph.nodes)
-        return _Pass(graph) if large or grouped else self
-
-    @cached_property
-    def _weights(self) -> tuple[str, ...]:
-        return tuple(port.name for port in self.graph.inputs if port.name.startswith("weight/"))
-
-    @cached_property
-    def _session(self) -> Session:
-        return Session(onnx_file.write(self.graph, ""))
-
-
-@dataclass(frozen=True)
-class _Upper:
-    """What trains of a model, and what feeds it: ``lower`` makes the features, of ``shape`` for one sample; ``widths``
-    are the unpruned sizes of the names in it."""
-
-    lower: _Pass
-    module: Module
-    shape: tuple[Size, ...]
-    widths: Mapping[str, int]
-    bytes_each: int
+def _maker(spec: ModelSpec) -> Source:
+    try:
+        from talaria.programs.making import Maker
+    except ImportError as error:
+        raise ConfigError(
+            f"engine='onnx' makes its programs with torch, which is not here ({error}); give the device the run's kit "
+            "([device] kit in device.toml, made by `talaria programs kit`), or pip install 'talaria[torch]'"
+        ) from error
+    return Maker(spec)
 
 
 class _Draws:
     """Dropout's draws of one training, each layer's from a stream of its own."""
 
     def __init__(
-        self, program: Program | Vjp, module: Module, state: Mapping[str, Array], task: Task, purpose: str
+        self, program: Program | Vjp, falls: Mapping[str, float], state: Mapping[str, Array], task: Task, purpose: str
     ) -> None:
         ports = {port.name: port for port in program.graph.inputs}
         sizes = {
@@ -290,8 +199,7 @@ class _Draws:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._falls: dict[str, float] = {}
         for name in (name.removeprefix("draw/") for name in ports if name.startswith("draw/")):
-            layer = module.get_submodule(name)
-            self._falls[name] = float(layer.p)  # type: ignore[arg-type]  # of dropout, and of whole branches
+            self._falls[name] = falls[name]
             self._shapes[name] = tuple(_size(label, sizes) for label in ports[f"draw/{name}"].shape[1:])
         self._streams = {name: layer_draws(task, purpose, name) for name in self._shapes}
 

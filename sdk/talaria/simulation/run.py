@@ -47,7 +47,8 @@ class Learned:
 
     def personal(self, member: Member, round: int | None = None) -> Module:
         """The model that ``member``, of the run or a newcomer, is served after ``round``, the last one by default."""
-        return rounds.personalize(self.run, member, self.shared, self.private.get(member.client), round)
+        model: Module = rounds.personalize(self.run, member, self.shared, self.private.get(member.client), round)
+        return model
 
 
 def members_of(

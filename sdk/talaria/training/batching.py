@@ -9,6 +9,9 @@ from talaria.tensors import Array
 from talaria.training import augment
 from talaria.types import Recipe, Samples, Task
 
+LARGEST_CACHE = 512 << 20
+"""Most bytes of features that are kept."""
+
 
 def feed(task: Task, recipe: Recipe, samples: Samples, purpose: str = "train") -> Iterator[tuple[Array, Array]]:
     """The batches ``(x, y)`` of one training: shuffled and augmented by the draws of ``purpose``, as many as the

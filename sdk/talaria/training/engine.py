@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from talaria.errors import ModelError
 from talaria.model.spec import ModelSpec
+from talaria.model.weights import Model, Served, Weights
 from talaria.tensors import Array, Tensors
 from talaria.types import Recipe, Samples, Task
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 LOGITS, INTO, MEAN = "logits", "into ", "mean "
 """Names of taps, the places where an objective looks at a model: ``"logits"``, what the model gives (N, classes);
@@ -145,7 +144,9 @@ class Engine(Protocol):
 
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None) -> Tensors: ...
 
-    def served(self, task: Task, state: Tensors) -> Module: ...
+    def accuracy(self, task: Task, state: Tensors, samples: Samples) -> float: ...
+
+    def served(self, task: Task, state: Tensors) -> Model: ...
 
     def another(self, spec: ModelSpec) -> Engine: ...
 
@@ -230,8 +231,9 @@ def ready(task: Task, state: Tensors) -> Tensors:
     return calibrate(task, state) if never_trained(task, state) else state
 
 
-def served(task: Task, state: Tensors) -> Module:
-    """A module of its own with ``state``, in eval mode: what a device runs and exports."""
+def served(task: Task, state: Tensors) -> Model:
+    """What a device runs, with ``state``: a module of its own in eval mode, or weights and their graph where there is
+    no torch."""
     return _engine(task).served(task, state)
 
 
@@ -240,22 +242,26 @@ def another(task: Task, spec: ModelSpec) -> Engine | None:
     return None if task.engine is None else task.engine.another(spec)
 
 
-def predict(module: Module, x: Array) -> Array:
-    """Logits float32 (N, classes) of a module that is served."""
+def predict(model: Model, x: Array, batch: int = 256) -> Array:
+    """Logits float32 (N, classes) of what is served."""
+    if isinstance(model, Served):
+        return model.predict(x, batch)
+    if isinstance(model, Weights):
+        raise ModelError("model: these are weights alone, which nothing here can run; give what is served")
     from talaria.training import loop
 
-    return loop.predict(module, x)
+    return loop.predict(model, x, batch)
 
 
 def accuracy(task: Task, state: Tensors, samples: Samples) -> float:
     """Share of ``samples`` that ``state`` labels right; 0.0 without samples."""
-    from talaria.training import loop
-
-    return loop.accuracy(task, state, samples)
+    return _engine(task).accuracy(task, state, samples)
 
 
-def state_of(model: Module) -> Tensors:
+def state_of(model: Model) -> Tensors:
     """Copies of all parameters and buffers of ``model``."""
+    if isinstance(model, Weights):
+        return {key: value.copy() for key, value in model.state.items()}
     from talaria.model import state
 
     return state.state_of(model)

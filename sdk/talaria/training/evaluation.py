@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from torch.nn import Module
 
 from talaria.errors import DataError
+from talaria.model.weights import Model
 from talaria.tensors import Array
-from talaria.training.loop import predict
+from talaria.training.engine import predict
 from talaria.types import Samples
 
 
@@ -67,7 +67,7 @@ class Report:
         }
 
 
-def evaluate(model: Module, samples: Samples, batch: int = 256) -> Metrics:
+def evaluate(model: Model, samples: Samples, batch: int = 256) -> Metrics:
     """``model``'s metrics on ``samples``: in eval mode, without gradients; the model's modes are restored.
 
     Raises :class:`DataError` where there is no sample.

@@ -23,11 +23,8 @@ from talaria.planning.onnx_runtime import Exporter
 from talaria.tensors import Array, Tensors
 from talaria.tensors import only as picked
 from talaria.training import loop
-from talaria.training.batching import steps_of
+from talaria.training.batching import LARGEST_CACHE, steps_of
 from talaria.types import Recipe, Samples, Task
-
-LARGEST_CACHE = 512 << 20
-"""Most bytes of features that are kept."""
 
 
 @dataclass(frozen=True)

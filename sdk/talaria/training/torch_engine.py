@@ -21,12 +21,12 @@ from talaria.training.engine import Engine, Objective, Pull, Walk
 from talaria.training.frozen_features import train as train_upper
 from talaria.training.functional_sgd import FunctionalSGD
 from talaria.training.layer_draws import LayerDraws
-from talaria.training.loop import served
+from talaria.training.loop import accuracy, served
 from talaria.training.sgd import SGD
 from talaria.training.taps import Taps
 from talaria.types import Recipe, Samples, Task
 
-__all__ = ["another", "calibrate", "gradient", "looking", "served", "train", "train_upper", "walk"]
+__all__ = ["accuracy", "another", "calibrate", "gradient", "looking", "served", "train", "train_upper", "walk"]
 
 
 def train(

@@ -11,6 +11,7 @@ from torch import nn
 from talaria.model import pruning, zoo
 from talaria.model.state import load, state_of
 from talaria.programs.engine import ProgramEngine
+from talaria.programs.source import Need
 from talaria.tensors import equal
 from talaria.training import frozen_features, loop, torch_engine
 from talaria.training.batching import feed
@@ -96,7 +97,7 @@ def test_kept_features_change_nothing(engines, spec_of, name, keep):
     task = task_of(spec_of(name), keep=keep, recipe=RECIPE.but(epochs=3))
     state, only = state_of(task.model), task.split.of("head")
     found = engines(name).train_upper(task, state, only=only)
-    assert engines(name)._upper(frozenset(only)) is not None
+    assert engines(name).source.lower(frozenset(only)) is not None
     assert_near(task, found, frozen_features.train(task, state, only=only), steps=9)
 
 
@@ -152,8 +153,8 @@ def test_dropout_draws_follow_from_the_task_and_keep_their_share():
 def engine_draws(engine, task, state):
     from talaria.programs.engine import _Draws
 
-    program = engine._program(task.recipe, None, pulled=False)
-    return _Draws(program, engine._module, state, task, "train").next(16)["1"]
+    program = engine.source.program(Need.of(task.recipe, None))
+    return _Draws(program, engine.source.falls, state, task, "train").next(16)["1"]
 
 
 class Looks:

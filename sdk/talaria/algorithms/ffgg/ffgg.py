@@ -38,7 +38,7 @@ from talaria.training.objectives import CrossEntropy
 from talaria.types import Recipe, Task, Update
 
 if TYPE_CHECKING:
-    from torch.nn import Module
+    from talaria.model.weights import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class FFGG:
         says = "switches the fine-tuning off; raise it, or set allow_degenerate=true to compare"
         require(self, "head_epochs", bool(fits), says)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         return parted(model, split, "body")
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
@@ -109,7 +109,7 @@ class FFGG:
                 state = self._trained(task, state, body, steps.but(steps=1), f"body {k}")
         return _difference(update(task, state, shared), shared), only(state, private)
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         once_more = self._head_recipe(task).but(epochs=self.final_epochs, steps=None)
         return served(task, self._fitted(task, ready(task, {**shared, **private}), "final head", once_more))
 

@@ -40,7 +40,7 @@ from talaria.training.engine import Pull, ready, served, state_of, train
 from talaria.types import Task, Update
 
 if TYPE_CHECKING:
-    from torch.nn import Module
+    from talaria.model.weights import Model
 
 OWN = "own/"
 """Prefix of the personal model among a device's private tensors."""
@@ -76,7 +76,7 @@ class HeartPFL:
     def __post_init__(self) -> None:
         check(self)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         state, away = state_of(model), sent(model, split, self.trains)
         gone = set(away)
         frozen = {k: v for k, v in state.items() if k not in gone}
@@ -90,7 +90,7 @@ class HeartPFL:
         kept = {k: t for k, t in u.items() if k not in shared}
         return update(task, u, shared), {**kept, **prefixed(v, OWN)}
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         u, v = {**shared, **without(private, OWN)}, under(private, OWN)
         if task.newcomer:
             u = ready(task, u)

@@ -47,7 +47,7 @@ from talaria.training.engine import accuracy, calibrate, ready, served, train
 from talaria.types import Task, Update
 
 if TYPE_CHECKING:
-    from torch.nn import Module
+    from talaria.model.weights import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class Hermes:
     def gate(self) -> Gate:
         return Gate(self.threshold, self.step, self.cap, self.block, self.importance)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         return parted(model, split, *(part for part in WHOLE if part not in PRIVATE[self.private]))
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
@@ -112,7 +112,7 @@ class Hermes:
         metrics = {"val_accuracy": measured, "pruned": pruned_share(inner.mask)}
         return update(inner, state, values, **metrics), kept(state, values, seen)
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         state, epochs = as_trained(private), self.tune_epochs
         if task.newcomer:
             state = ready(task, {**without(shared, masks.PREFIX), **private})

@@ -7,7 +7,7 @@ in one joint step per batch. Confirmed from the paper and the authors' code (who
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
@@ -15,12 +15,10 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.hparams import Epochs, Weighed, check
 from talaria.algorithms.sharing import parted, update
 from talaria.model.split import Split
+from talaria.model.weights import Model
 from talaria.tensors import Tensors, only
 from talaria.training.engine import ready, served, train
 from talaria.types import Task, Update
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +49,14 @@ class LGFedAvg:
     def aggregator(self) -> Aggregator:
         return MaskedMean(weighting=self.weighting)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         return parted(model, split, "head")
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         state = train(task, {**shared, **private})
         return update(task, state, shared), only(state, private)
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         state = {**shared, **private}
         if task.newcomer:
             recipe = task.recipe.but(epochs=self.join_epochs, steps=None)

@@ -33,7 +33,7 @@ from talaria.training.engine import LayerStreams, Walk, ready, served, train, wa
 from talaria.types import Recipe, Task, Update
 
 if TYPE_CHECKING:
-    from torch.nn import Module
+    from talaria.model.weights import Model
 
 SLICE = 256
 """Samples that one pass of the served step holds in memory."""
@@ -78,7 +78,7 @@ class PerFedAvg:
     def aggregator(self) -> Aggregator:
         return MaskedMean(weighting=self.weighting)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         return FedAvg().init(model, split)
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
@@ -118,7 +118,7 @@ class PerFedAvg:
         down = walk.gradient(*batch, at=_moved(walk.weights, along, -reach), draws=again)
         return {k: (up[k] - down[k]) / (2 * reach) for k in up.keys() & down.keys()}
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         state = ready(task, {**shared, **private})
         alpha = self.alpha(task.recipe)
         if not alpha:

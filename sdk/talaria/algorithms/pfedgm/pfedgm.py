@@ -44,7 +44,7 @@ from talaria.training.engine import INTO, looking, ready, state_of, train
 from talaria.types import Task, Update
 
 if TYPE_CHECKING:
-    from torch.nn import Module
+    from talaria.model.weights import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class PFedGM:
     def aggregator(self) -> Aggregator:
         return pooled.PooledStatistics(inner=self.inner, motion=self.motion, blend=self.blend)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         state, layer = state_of(model), navigator.last_linear(model, split)
         weight, gone = state[f"{layer}.weight"], {f"{layer}.weight", f"{layer}.bias"}
         away = [k for k in split.travels("body", "adapters", "head") if k not in gone]
@@ -114,7 +114,7 @@ class PFedGM:
         classes: Tensors = {CENTRES: centres.astype(np.float32), HELD: (own.count > 0).astype(np.uint8)}
         return update(task, values, shared), {**kept, **classes}
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         from talaria.algorithms.pfedgm.module import serve
 
         inner = task.but(train=labelled(task, self.tune_on))

@@ -39,7 +39,7 @@ from talaria.training.engine import LOGITS, looking, ready, served, state_of, tr
 from talaria.types import Samples, Task, Update
 
 if TYPE_CHECKING:
-    from torch.nn import Module
+    from talaria.model.weights import Model
 
 SMALL = "small/"
 """Prefix of the small model among a device's private tensors."""
@@ -83,7 +83,7 @@ class Thorki:
         check(self)
         small_branch.require(self.small)
 
-    def init(self, model: Module, split: Split) -> tuple[Tensors, Tensors]:
+    def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         if self.general == "full":
             return parted(model, split, *WHOLE)
         if not split.adapters:
@@ -106,7 +106,7 @@ class Thorki:
         kept = {k: v for k, v in general.items() if k not in shared}
         return update(task, general, shared), {**kept, **prefixed(small, SMALL)}
 
-    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         from talaria.algorithms.thorki.module import Fused
 
         learn, adapt = divided(task, self.adapt_share)

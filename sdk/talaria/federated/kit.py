@@ -1,0 +1,153 @@
+"""A kit: one file with all that a device without torch needs for a run.
+
+It holds where all begin, the channels and parts of the model, and every program and graph that the run's algorithm asks
+of a device. As a file it is tensors in the safetensors layout (:mod:`talaria.wire.strict_safetensors`), programs and
+graphs among them as bytes; nothing in it is run when it is read. Reading one needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from talaria.errors import ConfigError, StateError, TooLarge, WireError
+from talaria.federated.blueprint import Blueprint
+from talaria.federated.run import Run
+from talaria.foreign import parsed
+from talaria.model.masks import ChannelLayout
+from talaria.model.split import Split
+from talaria.programs.given import Given
+from talaria.programs.shapes import Limits
+from talaria.tensors import Tensors, only
+from talaria.wire import strict_safetensors
+from talaria.wire.codec import TensorSpec
+
+VERSION = 1
+MOST = 40_000
+"""Tensors and files that a kit may hold."""
+LARGEST = 1 << 30
+"""Most bytes of a file that is read as a kit."""
+_META, _ABOUT, _STATE, _FILE = "talaria-kit", "about", "state/", "file/"
+
+
+@dataclass(frozen=True)
+class Kit:
+    """``run`` is the sha256 (hex) of the run's JSON, ``state`` the whole model's first weights and ``shared`` the names
+    among them that travel; ``source`` has the programs."""
+
+    run: str
+    state: Tensors = field(repr=False)
+    shared: tuple[str, ...] = field(repr=False)
+    layout: ChannelLayout = field(repr=False)
+    split: Split = field(repr=False)
+    source: Given = field(repr=False)
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """What of it a coordinator needs too."""
+        schema = {name: TensorSpec(self.state[name].shape, self.state[name].dtype) for name in self.shared}
+        return Blueprint(schema, self.layout, self.split, lambda: only(self.state, self.shared))
+
+    def require(self, run: Run) -> None:
+        """Raise :class:`~talaria.errors.ConfigError` where this is the kit of another run."""
+        if self.run != digest_of(run):
+            raise ConfigError(
+                f"kit: was made for another run ({self.run[:12]}, this one is {digest_of(run)[:12]}); make it "
+                "anew from the coordinator's fleet.toml with `talaria programs kit`"
+            )
+
+
+def digest_of(run: Run) -> str:
+    """Hex sha256 of the run's canonical JSON."""
+    return hashlib.sha256(run.to_json().encode()).hexdigest()
+
+
+def encode(kit: Kit) -> bytes:
+    """The file: equal kits, equal bytes."""
+    split = asdict(kit.split) | {"statistics": sorted(kit.split.statistics), "counters": sorted(kit.split.counters)}
+    source = kit.source
+    about = {
+        "run": kit.run,
+        "state": list(kit.state),
+        "shared": list(kit.shared),
+        "sizes": dict(kit.layout.sizes),
+        "axes": {key: [[list(part) for part in axis] for axis in axes] for key, axes in kit.layout.axes.items()},
+        "split": split,
+        "parameters": sorted(source.parameters),
+        "statistics": list(source.statistics),
+        "falls": dict(source.falls),
+        "cuts": dict(source.cuts),
+    }
+    told = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
+    files = {_ABOUT: told, **{_FILE + name: data for name, data in source.files.items()}}
+    arrays = {name: np.frombuffer(data, np.uint8) for name, data in files.items()}
+    state = {_STATE + name: value for name, value in kit.state.items()}
+    return strict_safetensors.pack({**state, **arrays}, {_META: str(VERSION)})
+
+
+def decode(data: bytes, limits: Limits = Limits()) -> Kit:
+    """The kit in a file. Its programs are opened, within ``limits``, when they are needed.
+
+    Raises :class:`~talaria.errors.StateError` for anything that :func:`encode` does not write.
+    """
+    try:
+        entries, meta = strict_safetensors.unpack(data, most=MOST)
+        version = meta[_META]
+        if version != str(VERSION):
+            raise StateError(f"kit: is of version {version[:20]!r}, this Talaria reads {VERSION}; make it again")
+        about: dict[str, Any] = parsed(bytes(entries[_ABOUT].raw).decode())
+        state = {name: entries[_STATE + name].array() for name in about["state"]}
+        files = {name.removeprefix(_FILE): bytes(e.raw) for name, e in entries.items() if name.startswith(_FILE)}
+        axes = {k: tuple(tuple((str(g), int(n)) for g, n in axis) for axis in v) for k, v in about["axes"].items()}
+        parts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["split"].items()}
+        split = Split(**parts | {name: frozenset(parts[name]) for name in ("statistics", "counters")})
+        layout = ChannelLayout({str(g): int(n) for g, n in about["sizes"].items()}, axes)
+        source = Given(
+            parameters=frozenset(about["parameters"]),
+            statistics=tuple(about["statistics"]),
+            falls=_numbers(about["falls"]),
+            cuts=_sizes(about["cuts"]),
+            files=files,
+            limits=limits,
+        )
+        kit = Kit(str(about["run"]), state, tuple(about["shared"]), layout, split, source)
+        unlike = len(entries) != 1 + len(state) + len(files) or {*split.keys} != {*state}
+        if unlike or not {*kit.shared, *source.parameters, *source.statistics, *layout.axes} <= {*state}:
+            raise StateError("kit: what it says and what it holds differ; make it again")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, WireError, ConfigError) as error:
+        raise StateError(f"kit: damaged ({type(error).__name__}: {str(error)[:100]}); make it again") from None
+    return kit
+
+
+def open_kit(path: str | Path) -> Kit:
+    """The kit in a file; a file that is too large is not read. Raises :class:`~talaria.errors.ConfigError` where it
+    cannot be read, and as :func:`decode`."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as why:
+        raise ConfigError(f"kit: cannot read {path}: {why.strerror or why}; check the path") from None
+    if len(data) > LARGEST:
+        raise TooLarge(f"kit: {path} has more than {LARGEST} bytes, so it is none")
+    return decode(data)
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    out = {name: float(value) for name, value in found.items()}
+    if not all(0 <= value <= 1 for value in out.values()):
+        raise ValueError("a share beyond 0..1")
+    return out
+
+
+def _sizes(found: Mapping[str, Any]) -> dict[str, int | None]:
+    out = {name: None if value is None else int(value) for name, value in found.items()}
+    if any(value is not None and value < 1 for value in out.values()):
+        raise ValueError("features of no size")
+    return out

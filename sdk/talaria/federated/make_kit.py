@@ -1,0 +1,147 @@
+"""Makes a run's kit: the algorithm's device half is gone through once with an engine that trains nothing and notes
+which programs it is asked for. Needs torch.
+
+A process of its own makes it for a program that never trains (:func:`made`): ``python -m talaria.federated.make_kit <
+RUN.JSON > FILE``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from talaria import plugins
+from talaria.errors import ConfigError, TalariaError
+from talaria.federated import kit as kits
+from talaria.federated import rounds
+from talaria.federated.kit import Kit
+from talaria.federated.run import Run
+from talaria.model.spec import ModelSpec
+from talaria.model.state import state_of
+from talaria.model.weights import Model, Weights
+from talaria.programs.engine import ProgramEngine
+from talaria.programs.given import Given
+from talaria.programs.making import Maker
+from talaria.programs.program import Program
+from talaria.programs.source import name_of
+from talaria.tensors import Tensors
+from talaria.training.engine import LOGITS
+from talaria.types import Recipe, Samples, Task
+
+_REFUSED = 3
+"""How the process ends where the run is to blame; its last line says why."""
+_FEW, _BATCHES = 8, 3
+"""The batch that a single made-up sample is to fill, and batches that several are."""
+
+
+class _Noting(ProgramEngine):
+    """Has each program made that is asked for, and leaves the weights as they are."""
+
+    def _trained(self, program: Program, task: Task, state: Tensors, recipe: Recipe, *rest: Any) -> Tensors:
+        return dict(state)
+
+    def calibrate(self, task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
+        return dict(state)
+
+    def another(self, spec: ModelSpec) -> ProgramEngine:
+        raise AttributeError("it trains a second model beside the run's own")
+
+    def served(self, task: Task, state: Tensors) -> Model:
+        return Weights(state)
+
+
+def kit_of(run: Run) -> Kit:
+    """The kit of a run. Raises :class:`~talaria.errors.ConfigError` where its algorithm cannot be trained by programs,
+    and :class:`~talaria.errors.ModelError` for a layer that no program can hold."""
+    rounds.require_engine(run, "onnx")
+    if rounds.algorithm_of(run).card.prunes:
+        raise _needs_torch(run, "it chooses channels of the torch module itself")
+    maker = Maker(run.spec)
+    try:
+        _gone_through(run, _Noting(run.spec, maker))
+    except (AttributeError, TypeError) as why:  # of an algorithm that looks into the module
+        raise _needs_torch(run, f"its device half looks into the torch module ({str(why)[:100]})") from why
+    for need in list(maker.programs):
+        if need.upper:  # where features would not fit, or are read once, the same part trains on inputs
+            maker.program(replace(need, upper=False))
+        maker.derivative(need.only, (LOGITS,))  # a plan may cut batches into slices
+    files = {f"program/{need.name}": data for need, (data, _) in maker.programs.items()}
+    files |= {name: data for name, (data, _) in maker.derivatives.items()}
+    cuts = maker.cuts
+    files |= {f"lower/{name_of(only)}": one.look.write() for only, one in cuts.items() if one is not None}
+    files |= {"forward": maker.forward().write()}
+    if maker.statistics:
+        files |= {"calibration": maker.calibration().write()}
+    source = Given(
+        parameters=maker.parameters,
+        statistics=maker.statistics,
+        falls=maker.falls,
+        cuts={name_of(only): None if one is None else one.bytes_each for only, one in cuts.items()},
+        files=files,
+    )
+    state, shared = state_of(rounds.template(run.spec)), rounds.first_shared(run)
+    return Kit(kits.digest_of(run), state, tuple(shared), rounds.layout_of(run.spec), rounds.split_of(run), source)
+
+
+def _needs_torch(run: Run, why: str) -> ConfigError:
+    return ConfigError(f"{run.algorithm}: there is no kit for it yet, as {why}; its devices need talaria[torch]")
+
+
+def _gone_through(run: Run, engine: ProgramEngine) -> None:
+    """A first round, another one, and what is served: of a device that took part and of one that never did, with few
+    samples for its batch and with several batches."""
+    algorithm, state, split = rounds.algorithm_of(run), state_of(rounds.template(run.spec)), rounds.split_of(run)
+    shared, recipe = rounds.first_shared(run), run.recipe
+    for count, how in ((1, recipe.but(batch=max(_FEW, recipe.batch))), (_BATCHES * recipe.batch, recipe)):
+        x = np.random.default_rng(0).standard_normal((count, *run.spec.input_shape)).astype(np.float32)
+        samples = Samples(x, np.arange(count, dtype=np.int64) % run.spec.classes)
+        task = Task(Weights(state), split, samples, samples, how, run.spec.classes, newcomer=True, engine=engine)
+        _, private = algorithm.init(Weights(state), split)
+        algorithm.personal(task, shared, private)
+        for newcomer in (True, False):
+            _, private = algorithm.fit(task.but(newcomer=newcomer), shared, private)
+        algorithm.personal(task.but(newcomer=False), shared, private)
+
+
+def made(run_json: str) -> bytes:
+    """The file of a run (:meth:`talaria.federated.run.Run.to_json`), made in a process of its own, which ends with it.
+
+    Raises :class:`ConfigError`, as that process says it, where there can be no kit of the run.
+    """
+    asked = json.dumps({"run": run_json, "beside": plugins.beside()})
+    # The run is our own settings' and was read from them; the process is this very program.
+    done = subprocess.run(
+        [sys.executable, "-m", "talaria.federated.make_kit"], input=asked.encode(), capture_output=True, check=False
+    )
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        if done.returncode == _REFUSED:
+            raise ConfigError(said[-1])
+        raise ConfigError(f"run: its kit cannot be made (exit {done.returncode}): {said[-1][:300]}")
+    return done.stdout
+
+
+def main() -> int:
+    """What the process does: a run's JSON from standard input, its kit to standard output."""
+    from pathlib import Path
+
+    asked: dict[str, Any] = json.load(sys.stdin)
+    for folder in asked["beside"]:
+        plugins.look_in(Path(folder))
+    out = sys.stdout.buffer
+    sys.stdout = sys.stderr  # what a model of somebody's own prints is no part of the file
+    try:
+        out.write(kits.encode(kit_of(Run.from_json(asked["run"], allow=None))))
+    except TalariaError as error:
+        sys.stderr.write(f"\n{' '.join(str(error).split())}\n")
+        return _REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""A source of programs that were made elsewhere: what a device trains with where torch is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from talaria.errors import ConfigError
+from talaria.model.weights import Model, Served
+from talaria.programs.look import Look
+from talaria.programs.program import Program
+from talaria.programs.shapes import Limits
+from talaria.programs.source import Lower, Need, derivative_name, name_of
+from talaria.programs.vjp import Vjp
+from talaria.tensors import Array, Tensors
+from talaria.types import Task
+
+
+@dataclass(frozen=True)
+class Given:
+    """Programs by the names of their needs, opened when they are first asked for, and within ``limits``; a
+    :class:`~talaria.programs.source.Source`.
+
+    ``files`` are named ``program/...``, ``derivative/...``, ``twice``, ``lower/...``, ``forward`` and ``calibration``.
+    ``cuts`` has the bytes of one sample's features, or None where the model cannot be cut, by
+    :func:`~talaria.programs.source.name_of` what trains.
+    """
+
+    parameters: frozenset[str]
+    statistics: tuple[str, ...]
+    falls: Mapping[str, float]
+    cuts: Mapping[str, int | None]
+    files: Mapping[str, bytes] = field(repr=False)
+    limits: Limits = field(default_factory=Limits)
+    _programs: dict[Need, Program] = field(default_factory=dict, repr=False)
+    _derivatives: dict[str, Vjp] = field(default_factory=dict, repr=False)
+    _lowers: dict[frozenset[str], Lower | None] = field(default_factory=dict, repr=False)
+
+    def program(self, need: Need) -> Program:
+        """The program of this need. Raises :class:`~talaria.errors.ConfigError` where none was given."""
+        if need not in self._programs:
+            self._programs[need] = Program(self._file(f"program/{need.name}"), self.limits)
+        return self._programs[need]
+
+    def derivative(self, only: frozenset[str] | None, taps: tuple[str, ...]) -> Vjp:
+        """The derivative of this trained part and these taps. Raises as :meth:`program`."""
+        return self._derivative(f"derivative/{derivative_name(only, taps)}")
+
+    def twice(self) -> Vjp:
+        """See :class:`~talaria.programs.source.Source`."""
+        return self._derivative("twice")
+
+    def _derivative(self, name: str) -> Vjp:
+        if name not in self._derivatives:
+            self._derivatives[name] = Vjp.read(self._file(name), self.limits)
+        return self._derivatives[name]
+
+    def lower(self, only: frozenset[str]) -> Lower | None:
+        """What feeds the part that trains ``only``."""
+        if only not in self._lowers:
+            name = name_of(only)
+            if name not in self.cuts:
+                raise self._lacks(f"lower/{name}")
+            each = self.cuts[name]
+            self._lowers[only] = None if each is None else Lower(self._look(f"lower/{name}"), each)
+        return self._lowers[only]
+
+    def calibration(self) -> Look:
+        """See :class:`~talaria.programs.source.Source`."""
+        return self._calibration
+
+    def forward(self) -> Look:
+        """See :class:`~talaria.programs.source.Source`."""
+        return self._forward
+
+    def served(self, task: Task, state: Tensors) -> Model:
+        """The weights and the graph that gives their logits."""
+
+        def logits(x: Array) -> Array:
+            return self._forward({"x": x}, state)["features"]
+
+        return Served(state, logits, self.parameters)
+
+    @cached_property
+    def _calibration(self) -> Look:
+        return self._look("calibration")
+
+    @cached_property
+    def _forward(self) -> Look:
+        return self._look("forward")
+
+    def _look(self, name: str) -> Look:
+        return Look.read(self._file(name), self.limits)
+
+    def _file(self, name: str) -> bytes:
+        if name not in self.files:
+            raise self._lacks(name)
+        return self.files[name]
+
+    def _lacks(self, name: str) -> ConfigError:
+        return ConfigError(
+            f"kit: holds no {name[:24]!r}, which this device's plan or samples need; make it again with "
+            "`talaria programs kit`, or install talaria[torch]"
+        )

@@ -1,0 +1,157 @@
+"""A source that makes what an engine needs of the torch module, when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from talaria.model import zoo
+from talaria.model.spec import ModelSpec
+from talaria.model.weights import Model
+from talaria.programs import differentiate
+from talaria.programs.build import packed
+from talaria.programs.graph import Size
+from talaria.programs.look import Look
+from talaria.programs.program import Program
+from talaria.programs.source import Lower, Need, derivative_name
+from talaria.programs.step import features_of, statistics_of
+from talaria.programs.vjp import Vjp
+from talaria.tensors import Tensors
+from talaria.training import loop
+from talaria.training.frozen_features import halve
+from talaria.types import Recipe, Task
+
+_FED = "fed"
+"""The width of what the upper part is fed, where a mask may narrow it."""
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """``upper`` trains on what ``lower`` makes, features of ``shape`` for one sample; ``widths`` are the unpruned sizes
+    of the names in it."""
+
+    lower: Lower
+    upper: Module
+    shape: tuple[Size, ...]
+    widths: Mapping[str, int]
+
+
+class Maker:
+    """The programs of one model, made here; a :class:`~talaria.programs.source.Source`."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.programs: dict[Need, tuple[bytes, Program]] = {}
+        """What was made so far, and its files."""
+        self.derivatives: dict[str, tuple[bytes, Vjp]] = {}
+        """Likewise, by the names of their files."""
+        self._halves: dict[frozenset[str], _Halves | None] = {}
+
+    @property
+    def cuts(self) -> dict[frozenset[str], Lower | None]:
+        """What was asked of :meth:`lower` so far."""
+        return {only: None if found is None else found.lower for only, found in self._halves.items()}
+
+    @cached_property
+    def parameters(self) -> frozenset[str]:
+        return frozenset(key for key, _ in self._module.named_parameters())
+
+    @cached_property
+    def statistics(self) -> tuple[str, ...]:
+        every = self._module.named_modules()
+        norms = {name: m for name, m in every if isinstance(m, _BatchNorm) and m.track_running_stats}
+        return tuple(f"{name}.{key}" for name, layer in norms.items() for key, _ in layer.named_buffers(recurse=False))
+
+    @cached_property
+    def falls(self) -> dict[str, float]:
+        found = {name: getattr(layer, "p", None) for name, layer in self._module.named_modules()}
+        return {name: float(p) for name, p in found.items() if isinstance(p, int | float)}
+
+    def program(self, need: Need) -> Program:
+        """The program, made when it is first asked for. Raises as :func:`talaria.programs.build.packed` does."""
+        if need not in self.programs:
+            halves = self._cut(need.only) if need.upper and need.only is not None else None
+            module = zoo.build(self.spec) if halves is None else halves.upper
+            fed: dict[str, Any] = {} if halves is None else {"features": halves.shape, "widths": halves.widths}
+            recipe = Recipe(
+                momentum=need.momentum,
+                weight_decay=need.weight_decay,
+                smoothing=need.smoothing,
+                accumulate=need.accumulate,
+            )
+            label = "all" if need.only is None else "some"
+            data = packed(self.spec, module, need.only, label, recipe, pulled=need.pulled, **fed)
+            self.programs[need] = data, Program(data)
+        return self.programs[need][1]
+
+    def derivative(self, only: frozenset[str] | None, taps: tuple[str, ...]) -> Vjp:
+        """The derivative, made when it is first asked for, as :func:`talaria.programs.differentiate.packed` does."""
+        key = f"derivative/{derivative_name(only, taps)}"
+        if key not in self.derivatives:
+            data = differentiate.packed(self.spec, only, taps)
+            self.derivatives[key] = data, Vjp.read(data)
+        return self.derivatives[key][1]
+
+    def twice(self) -> Vjp:
+        """See :func:`talaria.programs.differentiate.curved`."""
+        if "twice" not in self.derivatives:
+            data = differentiate.curved(self.spec)
+            self.derivatives["twice"] = data, Vjp.read(data)
+        return self.derivatives["twice"][1]
+
+    def lower(self, only: frozenset[str]) -> Lower | None:
+        """The frozen layers, cut off when they are first asked for."""
+        halves = self._cut(only)
+        return None if halves is None else halves.lower
+
+    def calibration(self) -> Look:
+        """The pass of :func:`talaria.programs.step.statistics_of`."""
+        return self._calibration
+
+    def forward(self) -> Look:
+        """The whole model as :func:`talaria.programs.step.features_of` writes frozen layers."""
+        return self._forward
+
+    def served(self, task: Task, state: Tensors) -> Model:
+        """The module with ``state``: what is run and exported is the same on both engines."""
+        return loop.served(task, state)
+
+    @cached_property
+    def _module(self) -> Module:
+        return zoo.build(self.spec)
+
+    @cached_property
+    def _calibration(self) -> Look:
+        module = zoo.build(self.spec).requires_grad_(False).eval()
+        for layer in module.modules():
+            layer.training = isinstance(layer, _BatchNorm) and layer.track_running_stats
+        return Look(statistics_of(module, zoo.head(self.spec), self.spec.input_shape))
+
+    @cached_property
+    def _forward(self) -> Look:
+        module = zoo.build(self.spec).requires_grad_(False).eval()
+        return Look(features_of(module, zoo.head(self.spec), self.spec.input_shape))
+
+    def _cut(self, only: frozenset[str]) -> _Halves | None:
+        """The model above the lowest layer that trains and below it, or None where it cannot be cut there."""
+        if only not in self._halves:
+            self._halves[only] = self._halved(only)
+        return self._halves[only]
+
+    def _halved(self, only: frozenset[str]) -> _Halves | None:
+        halves = halve(zoo.build(self.spec), only)
+        if isinstance(halves, str):
+            return None
+        lower = features_of(halves.lower, zoo.head(self.spec), self.spec.input_shape)
+        with torch.no_grad():
+            full = halves.lower(zoo.example(self.spec)).shape[1:]
+        channels = lower.outputs[0].shape[1]
+        named = {} if isinstance(channels, int) else {_FED: int(full[0])}
+        shape = (_FED if named else full[0], *full[1:])
+        return _Halves(Lower(Look(lower), 4 * int(full.numel())), halves.upper, shape, named)

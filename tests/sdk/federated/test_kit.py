@@ -1,0 +1,213 @@
+"""A kit holds what a device asks for, gives torch's masks, and anything else in its place is refused."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from talaria.errors import ConfigError, StateError, TalariaError, TooLarge, WireError
+from talaria.federated import kit as kits
+from talaria.federated import rounds
+from talaria.federated.make_kit import kit_of, made
+from talaria.federated.run import Member, Run
+from talaria.model import l1, pruning, zoo
+from talaria.model.spec import ModelSpec
+from talaria.model.state import state_of
+from talaria.model.weights import Served
+from talaria.planning.plan import Plan
+from talaria.programs.given import Given
+from talaria.programs.shapes import Limits
+from talaria.programs.source import Need
+from talaria.tensors import equal
+from talaria.training.engine import predict
+from talaria.training.evaluation import evaluate
+from talaria.types import Recipe, Samples
+from talaria.wire import strict_safetensors
+
+RUN = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedper", rounds=2, recipe=Recipe(epochs=2, batch=8))
+
+
+@pytest.fixture(scope="module")
+def file():
+    return kits.encode(kit_of(RUN))
+
+
+@pytest.fixture
+def equipped(file):
+    """This process has the kit of the run for one test."""
+    rounds.equip(RUN, kits.decode(file))
+    yield
+    rounds._kits.clear()
+    rounds._adopted.clear()
+    rounds.update_schema.cache_clear()
+
+
+def member(count=30, **changes):
+    rng = np.random.default_rng(0)
+    y = np.arange(count) % 3
+    x = (rng.standard_normal((count, 6, 32)) + y[:, None, None]).astype(np.float32)
+    return replace(Member("anna", Samples(x, y), Samples(x, y), engine="onnx"), **changes)
+
+
+def whole_round(one):
+    shared = rounds.first_shared(RUN)
+    update, private = rounds.participate(RUN, one, shared, None, 1)
+    served = rounds.personalize(RUN, one, shared, private)
+    newcomer = rounds.personalize(RUN, one, shared, None)
+    return update, private, served, newcomer
+
+
+FEW_STEPS, IN_SLICES = Plan(batch=4, steps=1), Plan(accumulate=2)
+HALF = Plan(widths={group: max(8, size // 2) for group, size in rounds.layout_of(RUN.spec).sizes.items()})
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        member(),
+        member(plan=HALF),
+        member(3),
+        member(1),
+        member(plan=Plan(batch=4, steps=1)),
+        member(plan=Plan(accumulate=2)),
+    ],
+    ids=["whole", "half", "few", "single", "one-step", "slices"],
+)
+def test_what_is_learned_from_a_kit_is_what_is_learned_with_torch_beside(file, one):
+    here = whole_round(one)
+    rounds.equip(RUN, kits.decode(file))
+    try:
+        there = whole_round(one)
+    finally:
+        rounds._kits.clear()
+        rounds._adopted.clear()
+        rounds.update_schema.cache_clear()
+    assert equal(here[0].tensors, there[0].tensors)
+    assert equal(here[1], there[1])
+    for module, served in zip(here[2:], there[2:], strict=True):
+        assert isinstance(served, Served)
+        assert equal(state_of(module), dict(served.state))
+        assert served.size == sum(p.numel() for p in module.parameters())
+        np.testing.assert_allclose(served.predict(one.train.x), predict(module, one.train.x), atol=1e-4)
+        assert evaluate(served, one.val).samples == len(one.val)
+
+
+@pytest.mark.parametrize("name", ["imu_cnn", "fmnist_cnn", "mlp"])
+def test_plans_keep_the_channels_that_torch_would_keep(name):
+    shape = {"imu_cnn": (6, 32), "fmnist_cnn": (1, 28, 28), "mlp": (20,)}[name]
+    spec = ModelSpec(name, shape, 4)
+    model, layout = zoo.build(spec), zoo.layout(spec)
+    widths = {group: max(1, size // 3) for group, size in layout.sizes.items()}
+    scores = l1.importance(state_of(model), dict(model.named_parameters()), layout)
+    torchs = pruning.importance(model, layout)
+    for group in layout.sizes:
+        np.testing.assert_allclose(scores[group], torchs[group], rtol=1e-12)
+    assert l1.kept(scores, layout, widths) == pruning.choose(torchs, layout.full(), widths=widths, block=1)
+
+
+def test_equal_runs_give_equal_files_in_any_process(file):
+    assert made(RUN.to_json()) == file
+    assert kits.encode(kits.decode(file)) == file
+
+
+def test_a_kit_of_another_run_is_refused(file):
+    with pytest.raises(ConfigError, match="another run"):
+        rounds.equip(replace(RUN, seed=1), kits.decode(file))
+
+
+@pytest.mark.parametrize("algorithm", ["hermes", "pfedgm", "thorki"])
+def test_an_algorithm_that_looks_into_the_module_has_no_kit(algorithm):
+    with pytest.raises(ConfigError, match=r"talaria\[torch\]"):
+        kit_of(replace(RUN, algorithm=algorithm))
+
+
+def test_a_program_that_was_never_made_is_named(file):
+    source = kits.decode(file).source
+    with pytest.raises(ConfigError, match="talaria programs kit"):
+        source.program(Need.of(RUN.recipe.but(momentum=0.5), None))
+    with pytest.raises(ConfigError, match="talaria programs kit"):
+        source.lower(frozenset({"unknown"}))
+
+
+def cut(data):
+    return data[:-9]
+
+
+def of_version_two(data):
+    return data.replace(b'"talaria-kit":"1"', b'"talaria-kit":"2"', 1)
+
+
+def rewritten(change):
+    def hostile(data):
+        entries, meta = strict_safetensors.unpack(data, most=kits.MOST)
+        arrays = {name: entry.array() for name, entry in entries.items()}
+        about = json.loads(arrays["about"].tobytes())
+        change(about, arrays)
+        arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        return strict_safetensors.pack(arrays, meta)
+
+    return hostile
+
+
+def stranger(about, arrays):
+    arrays["stray"] = np.zeros(3, np.uint8)
+
+
+def lost_weight(about, arrays):
+    del arrays["state/" + about["state"][0]]
+
+
+def unknown_part(about, arrays):
+    about["split"]["head"] = ["nothing.weight"]
+
+
+def odd_share(about, arrays):
+    about["falls"] = {"drop": 7.0}
+
+
+def no_size(about, arrays):
+    about["cuts"] = dict.fromkeys(about["cuts"], 0)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [cut, of_version_two, *map(rewritten, (stranger, lost_weight, unknown_part, odd_share, no_size))],
+    ids=["cut", "version", "stranger", "lost", "part", "share", "size"],
+)
+def test_a_damaged_kit_is_refused_whole(file, damage):
+    with pytest.raises(StateError, match="kit"):
+        kits.decode(damage(file))
+
+
+def test_no_bytes_raise_anything_but_our_errors(file):
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        data = bytearray(file)
+        for at in rng.integers(0, 4000, 3):
+            data[at] = rng.integers(0, 256)
+        try:
+            kits.decode(bytes(data))
+        except TalariaError:
+            continue
+
+
+def test_graphs_beyond_the_limits_are_never_run(file):
+    kit = kits.decode(file, Limits(nodes=2))
+    with pytest.raises(WireError, match="operators"):
+        kit.source.forward()
+    look = kits.decode(file, Limits(multiply_adds=1000)).source.forward()
+    with pytest.raises(TooLarge):
+        look({"x": np.zeros((4, 6, 32), np.float32)}, kit.state)
+
+
+def test_a_file_that_is_no_graph_is_refused(file):
+    source = kits.decode(file).source
+    with pytest.raises(WireError, match="program"):
+        replace(source, files={**source.files, "forward": b"\x80\x04 a pickle"}).forward()
+    assert isinstance(source, Given)
+
+
+def test_a_device_with_a_kit_has_the_whole_models_mask_too(equipped):
+    mask = rounds.mask_of(RUN, member(plan=HALF), None)
+    assert {group: len(kept) for group, kept in mask.kept.items()} == dict(HALF.widths)
