@@ -14,7 +14,7 @@ Row = tuple[str, Mapping[str, float]]
 _WIDTH = 840
 _LONGEST = 24
 _GLYPHS = {"local": "square", "scratch": "square", "fedavg": "up", "zero_shot": "up", "fedavg_ft": "diamond"}
-_SHAPES = {"square": "M-4-4H4V4H-4Z", "up": "M0-5.5 5 4H-5Z", "diamond": "M0-5.5 5.5 0 0 5.5-5.5 0Z"}
+_SHAPES = {"square": "M-5-5H5V5H-5Z", "up": "M0-7 6.5 5H-6.5Z", "diamond": "M0-7 7 0 0 7-7 0Z"}
 
 
 def glyph(series: str, x: float = 0.0, y: float = 0.0, tip: str = "") -> str:
@@ -23,7 +23,7 @@ def glyph(series: str, x: float = 0.0, y: float = 0.0, tip: str = "") -> str:
     place = f'class="mark {escape(series)}" transform="translate({x:.1f} {y:.1f})"'
     if series in _GLYPHS:
         return f'<path {place} d="{_SHAPES[_GLYPHS[series]]}">{title}</path>'
-    return f'<circle {place} r="5.5">{title}</circle>'
+    return f'<circle {place} r="6.5">{title}</circle>'
 
 
 def legend_mark(series: str) -> str:

@@ -16,7 +16,7 @@ h2{font-size:1.2rem;letter-spacing:-.01em;margin:0 0 .35rem}
 p{margin:0 0 .9rem;max-width:68ch}
 .lead{font-size:1.08rem;color:var(--soft)}
 section{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:22px 24px 18px;margin:20px 0}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(125px,1fr));gap:12px;margin:28px 0 8px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(112px,1fr));gap:12px;margin:28px 0 8px}
 .tiles div{display:flex;flex-direction:column;background:var(--card);border:1px solid var(--line);
 border-radius:12px;padding:14px 14px}
 .tiles dd{margin:0;font-size:1.65rem;font-weight:650;letter-spacing:-.02em;font-variant-numeric:tabular-nums}

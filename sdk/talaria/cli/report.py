@@ -1,0 +1,44 @@
+"""``talaria report``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from talaria.errors import StateError
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of `talaria simulate --save`; 1 to 4.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write an HTML page of them here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Set saved runs side by side: accuracy, worst tenth, newcomers, parameters and bytes.
+
+    The page (--out) has every client and, of runs that were measured on the way (--evaluate-every), the curves.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from talaria.simulation.reporting import compare
+
+    found = compare.compared(runs)
+    if out is not None:
+        try:
+            out.write_text(compare.page(found), encoding="utf-8")
+        except OSError as error:
+            raise StateError(f"--out {out}: cannot be written ({error.strerror}); name a file of yours") from None
+        typer.echo(f"report: {out}", err=True)
+    if as_json:
+        typer.echo(json.dumps({run.name: compare.figures(run) for run in found}, indent=2))
+        return
+    heads, body = compare.rows(found)
+    table = Table()
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < 3 else "right")
+    for cells in body:
+        table.add_row(*cells)
+    Console().print(table)

@@ -1,0 +1,86 @@
+"""Saved runs side by side, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import talaria
+from talaria.cli.main import app
+from talaria.data import Federated
+from talaria.errors import ConfigError, StateError
+from talaria.simulation.reporting import compare
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of two clients, saved by the real simulation."""
+    folder = tmp_path_factory.mktemp("runs")
+    draw = np.random.default_rng(0)
+    y = np.tile([0, 1], 40)
+    data = Federated.from_arrays(
+        draw.normal(size=(80, 4)) + 3 * y[:, None], y, np.repeat(["anna", "<bela>"], 40), name="two"
+    )
+    for algorithm in ("fedavg", "fedper"):
+        talaria.simulate(algorithm, data, rounds=2, evaluate_every=1, save=folder / algorithm)
+    return folder
+
+
+def test_figures_are_those_of_the_runs(runs: Path) -> None:
+    ran = CliRunner().invoke(app(["report"]), ["report", str(runs / "fedavg"), str(runs / "fedper"), "--json"])
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout)
+    for name in ("fedavg", "fedper"):
+        kept = json.loads((runs / name / "result.json").read_text())
+        assert told[name]["members"]["mean"] == kept["accuracy"]["mean"]
+        assert told[name]["members"]["worst_tenth"] == kept["accuracy"]["worst_tenth"]
+        assert told[name]["bytes_up"] == kept["bytes_up"]
+        assert told[name]["newcomers"] is None
+    assert told["fedper"]["bytes_up"] < told["fedavg"]["bytes_up"]
+
+
+def test_the_page_has_every_client_and_a_line_for_each_run(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "both.html"
+    words = ["report", str(runs / "fedavg"), str(runs / "fedper"), "-o", str(out)]
+    ran = CliRunner().invoke(app(["report"]), words)
+    assert ran.exit_code == 0, ran.output
+    page = out.read_text()
+    pictures = [ElementTree.fromstring(svg) for svg in re.findall(r'<svg class="chart".*?</svg>', page)]
+    assert len(pictures) == 2
+    tips = {tip.text for picture in pictures for tip in picture.iter("title")}
+    for run in (compare.saved(runs / name) for name in ("fedavg", "fedper")):
+        for client, accuracy in run.members.items():
+            assert f"{client}, {run.name}: {accuracy:.3f}" in tips
+    assert "<bela>" not in page
+    assert "<script" not in page
+    assert "did not learn from the same samples" not in page
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "result.json").unlink(), "its run is not whole; `talaria simulate --resume"),
+        (lambda folder: (folder / "experiment.json").unlink(), "name a folder that `talaria simulate --save` wrote"),
+        (lambda folder: (folder / "result.json").write_text("[1]"), "holds no table"),
+        (lambda folder: (folder / "result.json").write_text("{"), "cannot be read"),
+        (lambda folder: (folder / "result.json").write_text('{"newcomers": null}'), r"damaged \(KeyError"),
+    ],
+)
+def test_what_is_no_whole_run_is_refused(runs: Path, tmp_path: Path, change: object, message: str) -> None:
+    for name in ("result.json", "experiment.json"):
+        (tmp_path / name).write_bytes((runs / "fedavg" / name).read_bytes())
+    assert callable(change)
+    change(tmp_path)
+    with pytest.raises(StateError, match=message):
+        compare.saved(tmp_path)
+
+
+def test_too_many_runs_and_two_of_one_name_are_refused(runs: Path) -> None:
+    with pytest.raises(ConfigError, match="5 runs; name 1 to 4 folders"):
+        compare.compared([runs / "fedavg"] * 5)
+    with pytest.raises(ConfigError, match="two runs are called 'fedavg'"):
+        compare.compared([runs / "fedavg"] * 2)
