@@ -57,17 +57,27 @@ QUICK_LAWS = {"fedavg", "hermes", "pfedgm"}
 WAITS = ("tests/system", "tests/hostile", "tests/coordinator", "tests/sdk/wire/test_mqtt.py")
 """Files that wait for processes, sockets and deadlines more than they compute."""
 LONG = (
-    "tests/system/test_demo.py", "tests/system/test_node_device.py",
-    "tests/coordinator/test_store.py", "tests/system/test_same_bytes.py",
-    "tests/system/test_in_process.py", "tests/system/test_readme.py", "tests/system/test_history.py",
-    "tests/system/test_wheel.py", "tests/test_docs.py", "tests/system/test_operator.py",
-    "tests/system/test_identity.py", "tests/system/test_crashes.py", "tests/system/test_failures.py",
-    "tests/system/test_examples.py", "tests/system/test_dashboard.py", "tests/system/test_from_init.py",
-    "tests/laws/test_algorithm_laws.py", "tests/export/test_matrix.py", "tests/export/test_command_line.py",
-    "tests/sdk/planning/test_planner.py", "tests/export/test_nchwc.py", "tests/sdk/planning/test_planner_bench.py",
-    "tests/laws/test_aggregator_laws.py", "tests/sdk/algorithms/test_hermes.py",
-    "tests/sdk/algorithms/test_classic_conditions.py", "tests/sdk/algorithms/test_reductions.py",
-    "tests/sdk/programs/test_parity.py", "tests/sdk/protocol/test_machines.py", "tests/sdk/protocol/test_buffer.py",
+    "tests/system/test_demo.py", "tests/export/test_matrix.py", "tests/laws/test_algorithm_laws.py",
+    "tests/system/test_history.py", "tests/coordinator/test_store.py", "tests/hostile/test_liars.py",
+    "tests/system/test_readme.py", "tests/system/test_in_process.py", "tests/system/test_wheel.py",
+    "tests/system/test_same_bytes.py", "tests/test_docs.py", "tests/system/test_operator.py",
+    "tests/system/test_stranger.py", "tests/sdk/planning/test_planner.py", "tests/system/test_disasters.py",
+    "tests/system/test_identity.py", "tests/system/test_crashes.py", "tests/sdk/algorithms/test_trajectories.py",
+    "tests/system/test_failures.py", "tests/system/test_every_algorithm.py", "tests/system/test_examples.py",
+    "tests/sdk/test_plugins.py", "tests/system/test_link_disasters.py", "tests/coordinator/test_maintenance.py",
+    "tests/coordinator/test_blobs.py", "tests/system/test_silent_database.py", "tests/system/test_broker_abuse.py",
+    "tests/sdk/algorithms/test_hermes.py", "tests/system/test_dashboard.py",
+    "tests/sdk/planning/test_planner_bench.py", "tests/export/test_beyond_python.py", "tests/export/test_nchwc.py",
+    "tests/system/test_foreign_fleet.py", "tests/system/test_from_init.py", "tests/coordinator/test_migrations.py",
+    "tests/sdk/model/test_any_network.py", "tests/hostile/test_siege_messages.py",
+    "tests/system/test_broker_disasters.py", "tests/system/test_chaos.py", "tests/export/test_command_line.py",
+    "tests/sdk/model/test_zoo.py", "tests/export/test_build.py", "tests/hostile/test_siege_uploads.py",
+    "tests/sdk/federated/test_blueprint.py", "tests/coordinator/test_connection_limits.py", "tests/test_no_pickle.py",
+    "tests/coordinator/test_api.py", "tests/bench/test_export.py", "tests/sdk/simulation/test_asynchrony.py",
+    "tests/export/test_preprocess.py", "tests/sdk/programs/test_hostile.py", "tests/sdk/protocol/test_machines.py",
+    "tests/sdk/algorithms/test_classic_conditions.py", "tests/sdk/protocol/test_buffer.py",
+    "tests/sdk/programs/test_parity.py", "tests/system/test_node_device.py", "tests/laws/test_aggregator_laws.py",
+    "tests/sdk/algorithms/test_reductions.py",
 )  # fmt: skip
 """Files that take longest, in that order: one that begins last would keep all others waiting."""
 
