@@ -1,5 +1,6 @@
 """docs/PROTOCOL.md says what the code says: who writes a client from it must not read what is no longer so."""
 
+import hashlib
 import importlib
 import re
 from dataclasses import fields
@@ -9,6 +10,7 @@ import pytest
 
 from talaria.federated.run import Run
 from talaria.foreign import DEPTH
+from talaria.programs.source import Need
 from talaria.protocol.coordinator.state import Rules
 from talaria.protocol.device.state import DeviceLimits
 from talaria.types import Recipe
@@ -135,6 +137,11 @@ def _sorted_names(module):
         lambda m: "{" + ", ".join(sorted(re.findall(r"\"\w+\"", m[1]))).replace('"', "'") + "}",
         text,
     )
+
+
+def test_the_step_of_a_kit_has_the_name_that_the_page_says():
+    text = re.search(r'`(\{"accumulate".*?\})`', PLAIN)[1]
+    assert hashlib.sha256(text.encode()).hexdigest() == Need.of(Recipe(), None).name
 
 
 def test_numbers_in_the_text_are_those_of_the_code():

@@ -347,10 +347,10 @@ class Device {
 /** The configuration in a JSON file; paths are relative to it. */
 export function configOf(file) {
   const config = JSON.parse(fs.readFileSync(file, "utf8"));
-  for (const name of ["device", "fleet", "broker", "data", config.kit ? "kit" : "programs"])
+  for (const name of ["device", "fleet", "broker", "data", "kit"])
     if (typeof config[name] !== "string") throw new Error(`${file}: ${name} is missing; see README.md`);
   config.state ??= path.join("state", config.device);
-  for (const name of ["state", "data", "kit", "programs", "identity", "password_file"])
+  for (const name of ["state", "data", "kit", "identity", "password_file"])
     if (config[name] !== undefined) config[name] = path.resolve(path.dirname(file), config[name]);
   return config;
 }

@@ -49,10 +49,10 @@ const named = (tensors, good) => Object.fromEntries(Object.entries(tensors).filt
 const shapes = (tensors) => JSON.stringify(Object.entries(tensors).map(([k, v]) => [k, v.dtype, v.shape]).sort());
 
 export class Learner {
-  /** `config`: device, data, and kit or programs (see kit.mjs). */
+  /** `config`: device, data and kit. */
   constructor(config, store, run) {
     Object.assign(this, { config, store, run });
-    this.kit = opened(config, run);
+    this.kit = opened(config.kit, run);
     this.initial = this.kit.state;
     const held = store.private();
     if (held && held.run !== run.digest) throw new Error("the private state belongs to another run; give a new state folder");

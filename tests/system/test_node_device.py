@@ -1,7 +1,6 @@
 """The device in JavaScript beside Python's: in a real fleet, the same bytes, and each update counted exactly once."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import shutil
@@ -16,14 +15,13 @@ from javascript import found, packages
 from keyed import LEFT_SOCKETS, Cutter, data_of
 
 from talaria import tensors
+from talaria.federated import kit as kits
+from talaria.federated.make_kit import kit_of
 from talaria.wire import strict_safetensors
 from talaria_coordinator.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "examples" / "node"
-_spec = importlib.util.spec_from_file_location("talaria_node_prepare", SOURCE / "prepare.py")
-prepare = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(prepare)
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def samples(folder, arrays):
 
 def written(folder, broker, **more):
     path = folder / "anna.json"
-    told = {"device": "anna", "fleet": "watch", "broker": broker, "data": "anna.safetensors", "programs": "programs"}
+    told = {"device": "anna", "fleet": "watch", "broker": broker, "data": "anna.safetensors", "kit": "watch.kit"}
     path.write_text(json.dumps({**told, "retry_s": 0.3, **more}))
     return path
 
@@ -65,7 +63,7 @@ class Fleet:
     def __init__(self, one, example):
         self.one, self.example = one, example
         one.extra = "quorum = 1.0\n"  # a round waits for everybody, however slow this machine is
-        prepare.prepare(one.run, one.folder / "programs")
+        (one.folder / "watch.kit").write_bytes(kits.encode(kit_of(one.run)))
         samples(one.folder, dict(np.load(one.folder / "anna.npz")))
         if one.run.codec != "raw":
             config = one.config
@@ -186,7 +184,7 @@ def test_a_run_that_it_cannot_learn_is_declined_with_the_reason(fleet, a_run, ex
 @LEFT_SOCKETS
 def test_with_keys_and_tls(keyed, tmp_path, example):
     one = keyed(2)
-    prepare.prepare(one.run, tmp_path / "programs")
+    (tmp_path / "watch.kit").write_bytes(kits.encode(kit_of(one.run)))
     data = data_of(0)
     arrays = {f"{k}_{part}": getattr(s, k) for part, s in (("train", data.train), ("val", data.val)) for k in "xy"}
     samples(tmp_path, arrays)
