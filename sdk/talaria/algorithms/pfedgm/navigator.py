@@ -7,6 +7,7 @@ gathered by the same indices; the projected space has one size on all devices, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,15 +71,16 @@ class Projection:
         return found
 
 
+@lru_cache(maxsize=8)
 def projection(features: int, columns: int) -> Array:
-    """(k, d) float64 with orthonormal rows, times √(d/k) so that lengths are kept on average; the identity for
-    d ≤ k."""
-    if columns <= features:
-        return np.eye(columns)
-    draws = Draws(features * 1_000_003 + columns)
-    rows = np.linalg.qr(draws.normal(columns, features))[0].T
-    scaled: Array = rows * (columns / features) ** 0.5
-    return scaled
+    """(k, d) float64, not to be written to, with orthonormal rows, times √(d/k) so that lengths are kept on average;
+    the identity for d ≤ k."""
+    made: Array = np.eye(columns)
+    if columns > features:
+        draws = Draws(features * 1_000_003 + columns)
+        made = np.linalg.qr(draws.normal(columns, features))[0].T * (columns / features) ** 0.5
+    made.flags.writeable = False
+    return made
 
 
 def projection_of(split: Split, mask: ChannelMask | None, features: int) -> Projection:
