@@ -76,6 +76,23 @@ def test_the_program_of_the_readme_runs_from_another_folder(python, tmp_path):
     assert "<html" in (tmp_path / "fedrep.html").read_text()
 
 
+def test_the_base_install_has_no_torch_and_its_absence_names_the_extra(wheel, python, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (one for one in archive.namelist() if one.endswith("dist-info/METADATA"))
+        told = archive.read(name).decode()
+    base = [line for line in told.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line]
+    assert not [line for line in base if "torch" in line]
+    assert [line for line in base if "onnxruntime" in line]
+    absent = "import sys; sys.modules['torch'] = None; from talaria.cli.main import main; main()"
+    words = ("programs", "build", "--model", "mlp", "--shape", "4", "--classes", "3")
+    ran = subprocess.run(
+        [str(python), "-c", absent, *words],
+        cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert ran.stderr.endswith("pip install 'talaria[torch]'\n")
+
+
 @pytest.mark.timeout(600)
 def test_a_package_of_ones_own_runs_from_the_command_line(python, tmp_path):
     shutil.copytree(ROOT / "tests" / "mypkg", tmp_path / "mypkg")
