@@ -31,17 +31,24 @@ export function runOf(spec) {
   return { ...run, digest: sha256(spec).toString("hex") };
 }
 
-/** Samples of a safetensors file with x_train, y_train and perhaps x_val, y_val. */
-export function samplesOf(file) {
+/** Samples of a safetensors file with x_train, y_train and perhaps x_val, y_val; an error where they are not for the model. */
+export function samplesOf(file, { input_shape: wanted, classes }) {
   const { tensors } = unpack(new Uint8Array(fs.readFileSync(file)));
   const part = (name) => {
     const [x, y] = [tensors[`x_${name}`], tensors[`y_${name}`]];
-    if (!x || !y) return { x: { dtype: "F32", shape: [0], data: new Float32Array() }, y: [] };
+    if (!x || !y) return { x: { dtype: "F32", shape: [0, ...wanted], data: new Float32Array() }, y: [] };
     if (x.dtype !== "F32" || y.dtype !== "I64" || x.shape[0] !== y.data.length || !x.data.every(Number.isFinite))
       throw new Error(`${file}: x_${name} must be finite float32 and y_${name} int64, one label for each`);
-    return { x, y: Array.from(y.data, Number) };
+    if (String(x.shape.slice(1)) !== String(wanted))
+      throw new Error(`${file}: x_${name} has windows of ${x.shape.slice(1)}, the model takes ${wanted}`);
+    const labels = Array.from(y.data, Number);
+    if (!labels.every((label) => label >= 0 && label < classes))
+      throw new Error(`${file}: y_${name} must lie in 0..${classes - 1}`);
+    return { x, y: labels };
   };
-  return { train: part("train"), val: part("val") };
+  const found = { train: part("train"), val: part("val") };
+  if (!found.train.y.length) throw new Error(`${file}: there are no training samples to learn from`);
+  return found;
 }
 
 const tensorsIn = (stored) => unpack(Uint8Array.from(stored)).tensors;
@@ -89,7 +96,7 @@ export class Learner {
     if (held && held.round >= round && held.epoch >= epoch) throw new Error(`round ${round} was learned before, from another model`);
     const shared = this.#shared(digest);
     const own = this.#own(shared);
-    const { train: samples } = samplesOf(this.config.data);
+    const { train: samples } = samplesOf(this.config.data, run.spec);
     const state = { ...shared, ...named(own, (name) => !name.startsWith(LEFT)) };
     const draws = (purpose) => Draws.of(run.seed, this.config.device, round, purpose);
     this.step ??= await this.#program("step");
@@ -123,7 +130,7 @@ export class Learner {
     else this.store.publish();
     const shared = this.#shared(digest);
     let state = { ...shared, ...named(this.#own(shared), (name) => !name.startsWith(LEFT)) };
-    const { train: samples, val } = samplesOf(this.config.data);
+    const { train: samples, val } = samplesOf(this.config.data, this.run.spec);
     const counters = Object.entries(state).filter(([name]) => name.endsWith("num_batches_tracked"));
     if (this.kit.calibration && this.run.buffers === "local" && counters.some(([, { data }]) => data[0] === 0n))
       state = await calibrated(await this.#program("calibration"), state, samples);

@@ -1,10 +1,13 @@
 // This device against the protocol's vectors: node --test vectors.test.mjs
 import assert from "node:assert/strict";
 import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
 import { test } from "node:test";
 import { createRequire } from "node:module";
 import { crc32 } from "node:zlib";
 import * as draws from "./draws.mjs";
+import { samplesOf } from "./learner.mjs";
 import * as tensors from "./tensors.mjs";
 import { open, train } from "./training.mjs";
 import * as wire from "./wire.mjs";
@@ -162,4 +165,21 @@ test("dropout is drawn in the shape of what it drops", async () => {
   assert.deepEqual(Object.keys(after), Object.keys(state));
   assert.ok(after["head.weight"].data.some((value, i) => value !== state["head.weight"].data[i]));
   await assert.rejects(train(program, state, samples, recipe, drawn), /how much drop lets fall/);
+});
+
+test("samples that are not for the model are refused before anything is learned", () => {
+  const file = path.join(fs.mkdtempSync(path.join(os.tmpdir(), "samples-")), "one.safetensors");
+  const of = (shape, labels, fill = 0.5) => {
+    const x = { dtype: "F32", shape: [labels.length, ...shape], data: new Float32Array(labels.length * 6).fill(fill) };
+    const y = { dtype: "I64", shape: [labels.length], data: BigInt64Array.from(labels, BigInt) };
+    fs.writeFileSync(file, tensors.pack({ x_train: x, y_train: y }));
+    return () => samplesOf(file, { input_shape: [6], classes: 3 });
+  };
+  assert.deepEqual(of([6], [0, 2])().train.y, [0, 2]);
+  assert.throws(of([2, 3], [0, 1]), /windows of 2,3/);
+  assert.throws(of([6], [0, 3]), /0\.\.2/);
+  assert.throws(of([6], [-1]), /0\.\.2/);
+  assert.throws(of([6], [0], NaN), /finite/);
+  assert.throws(of([6], []), /no training samples/);
+  fs.rmSync(path.dirname(file), { recursive: true });
 });

@@ -105,7 +105,7 @@ def test_the_vectors_of_the_protocol(example):
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert "# pass 9" in done.stdout
+    assert "# pass 10" in done.stdout
 
 
 @pytest.mark.parametrize(
