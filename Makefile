@@ -77,7 +77,7 @@ bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
 	$(BIN)/talaria bench load --model-mib 100 --cuts 10
 	$(BIN)/talaria bench fuzz --seconds 300
 	$(BIN)/python -m pytest -q tests/sdk/protocol/test_machines.py --hypothesis-profile=minutes --timeout=3600
-	$(BIN)/python benchmarks/aggregate.py
+	$(BIN)/talaria bench aggregation
 	$(BIN)/python benchmarks/smartwatch.py
 
 clean: ## Remove what was built and run (not .venv)

@@ -5,6 +5,7 @@ Li et al., Hermes (MobiCom 2021), and Li et al., LotteryFL (2020), for the holde
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -12,12 +13,14 @@ import numpy as np
 from talaria import tensors
 from talaria.aggregate.arithmetic import cast, lerp
 from talaria.aggregate.masked_sum import Counters, Fold, Kept, restore
+from talaria.aggregate.row_sums import RowSums
 from talaria.aggregate.validation import (
     Weighting,
     check_count,
     check_weighting,
     checked,
     is_finite,
+    is_variance,
     not_below,
     trained,
     weight_of,
@@ -25,6 +28,18 @@ from talaria.aggregate.validation import (
 from talaria.errors import AggregationError, ConfigError
 from talaria.tensors import Array, Tensors
 from talaria.types import Update
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Some entries of a tensor's first dimension: the sums, what they are divided by, the shared values before, where
+    these stay, and the memory of the new ones."""
+
+    total: Array
+    weight: Array
+    old: Array
+    stays: Array
+    new: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +107,56 @@ class MaskedMean:
 
     @np.errstate(over="ignore", divide="ignore", invalid="ignore")
     def _mean(self, fold: Fold, name: str, delta: bool) -> Array:
-        total, weight, holders = fold.sums(name)
+        weight, holders = fold.weights(name)
         old = fold.shared[name]
         stays = np.asarray(holders < self._need(fold) if fold.count else weight == 0)
-        mean = np.divide(total, weight, out=total)
+        new = np.empty_like(old, order="C")
+        whole, before = new.reshape(old.shape or (1,)), old.reshape(old.shape or (1,))
+        for part, total in fold.tiles(name):
+            of = _Tile(total, _part(weight, part), before[part], _part(stays, part), whole[part])
+            if self.blend or (delta and is_variance(name)):
+                self._blend(fold, name, of, delta)
+            else:
+                _divide(fold.loops, of, delta)
+            if not is_finite(of.new):
+                raise AggregationError(
+                    f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates"
+                )
+        return new
+
+    def _blend(self, fold: Fold, name: str, of: _Tile, delta: bool) -> None:
+        mean = np.divide(of.total, of.weight, out=of.total)
         if delta:
-            mean = not_below(name, np.add(mean, old, out=mean))
+            mean = not_below(name, np.add(mean, of.old, out=mean))
         if self.blend:
             # lerp is exact at 1, so that a coordinate which all hold is the plain mean.
-            mean = lerp(old.astype(np.float64), mean, weight / fold.total)
-        new = cast(mean, old.dtype)
-        if stays.any():
-            restore(new, old, stays)
-        if not is_finite(new):
-            raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates")
-        return new
+            mean = lerp(of.old.astype(np.float64), mean, of.weight / fold.total)
+        of.new[...] = cast(mean, of.old.dtype)
+        if of.stays.any():
+            restore(of.new, of.old, of.stays)
+
+
+def _part(value: Array, part: slice) -> Array:
+    """``part`` of the first dimension, unless the value is one for all of it."""
+    line = value.reshape(value.shape or (1,))
+    return line[part] if len(line) > 1 else line
+
+
+def _divide(loops: RowSums, of: _Tile, delta: bool) -> None:
+    """The quotient over rows: ``weight`` and ``stays`` are spread over the dimensions before the last that they vary
+    in, and what lies behind is a row."""
+    last = max((d for d, size in enumerate(of.weight.shape) if size > 1), default=-1)
+    outside = of.old.shape[: last + 1]
+    rows = (prod(outside), prod(of.old.shape[last + 1 :]))
+
+    def line(value: Array) -> Array:
+        return np.ascontiguousarray(np.broadcast_to(value.reshape(value.shape[: last + 1]), outside)).reshape(-1)
+
+    loops.mean_rows(
+        of.total.reshape(rows),
+        line(of.weight),
+        np.ascontiguousarray(of.old).reshape(rows),
+        line(of.stays),
+        delta,
+        of.new.reshape(rows),
+    )

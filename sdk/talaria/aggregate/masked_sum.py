@@ -1,7 +1,8 @@
 """The streaming weighted sum under channel masks: one update at a time, memory O(model).
 
 Sums are float64. Clients with equal masks are summed in compact form and scattered once; the weight that each
-coordinate received is kept only over the dimensions that masks touch (a kernel's taps share one count).
+coordinate received is kept only over the dimensions that masks touch (a kernel's taps share one count), and comes from
+one product of matrices for all the clients that wait.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,16 +11,20 @@ from math import prod
 
 import numpy as np
 
+from talaria.aggregate.row_sums import RowSums, engine
 from talaria.aggregate.validation import counters, positions
 from talaria.model.masks import PREFIX, ChannelLayout, ChannelMask, outer
 from talaria.tensors import Array, Tensors
 from talaria.types import Update
 
-_PENDING = 8
-"""Masks whose compact sums wait at once. They are then scattered tensor by tensor, while its dense sum is in cache."""
+_WAITING = 144 << 20
+"""Bytes of compact tensors that may wait; five times the model's float32 bytes where those are fewer. While all fit, no
+sum of the whole model is held: each tile is summed and divided in the cache."""
 
-_BLOCK = 1 << 15
-"""Values worked on at once: float64 copies of so many stay in the cache."""
+_TILE = 1 << 18
+"""Values of a sum that are worked on at once for all that wait: 2 MiB, which stay in the cache."""
+
+Where = tuple[Array | None, ...] | None
 
 
 @dataclass
@@ -31,12 +36,18 @@ class _Pending:
     weight: float
     clients: int
 
+    @property
+    def nbytes(self) -> int:
+        return sum(v.nbytes for v in self.sums.values())
+
 
 @dataclass
 class Fold:
-    """Weighted sums of the named tensors of ``shared``; feed it with :meth:`add`, then read it.
+    """Weighted sums of the named tensors of ``shared``; feed it with :meth:`add`, then read each tensor once.
 
-    It is a local variable of one ``apply``, and not an aggregator: it does keep state.
+    It is a local variable of one ``apply``, and not an aggregator: it does keep state. It holds one model of float64
+    sums and at most 144 MiB of updates that wait (five times the model's float32 bytes where those are fewer), or one
+    client's; while all wait, no sums.
     """
 
     shared: Tensors
@@ -45,10 +56,19 @@ class Fold:
     """Whether holders are counted beside their weight."""
     total: float = 0.0
     clients: int = 0
+    loops: RowSums = field(init=False)
+    """The inner loops that suit the size of the model."""
+    _size: int = 0
+    _scratch: Array = field(default_factory=lambda: np.empty(0))
     _sums: Tensors = field(default_factory=dict)
     _weights: Tensors = field(default_factory=dict)
     _holders: Tensors = field(default_factory=dict)
     _pending: dict[str, _Pending] = field(default_factory=dict)
+    _waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self._size = sum(self.shared[k].size for k in self.names)
+        self.loops = engine(self._size)
 
     @np.errstate(over="ignore", invalid="ignore")
     def add(self, update: Update, weight: float) -> None:
@@ -59,74 +79,127 @@ class Fold:
         key = "" if mask is None else mask.digest
         held = self._pending.get(key)
         if held is None:
-            if len(self._pending) >= _PENDING:
-                self._scatter()
-            self._pending[key] = _Pending(mask, update.tensors, weight, weight, 1)
+            held = _Pending(mask, {k: update.tensors[k] for k in self.names}, weight, weight, 1)
+            if self._pending and self._waiting + held.nbytes > min(_WAITING, 5 * 4 * self._size):
+                self._scatter_all()
+            self._pending[key] = held
+            self._waiting += held.nbytes
             return
         if held.clients == 1:
-            held.sums = {k: _scaled(held.sums[k], held.scale) for k in self.names}
+            self._waiting -= held.nbytes
+            held.sums = {k: _scaled(v, held.scale) for k, v in held.sums.items()}
             held.scale = 1.0
+            self._waiting += held.nbytes
         held.weight += weight
         held.clients += 1
         for k in self.names:
-            _add(held.sums[k], update.tensors[k], weight)
+            self.loops.add(held.sums[k].reshape(-1), update.tensors[k].reshape(-1), weight)
+
+    def weights(self, name: str) -> tuple[Array, Array]:
+        """``(weight, holders)`` that each coordinate received: float64 that broadcast to the tensor, 0 where nobody
+        holds it. Without ``count`` holders stay 0."""
+        shape, waiting = self.shared[name].shape, list(self._pending.values())
+        wheres = [positions(name, held.mask) for held in waiting]
+        found = spread(shape, wheres, [held.weight for held in waiting])
+        weight = found + self._weights[name] if name in self._weights else found
+        if not self.count:
+            return weight, np.zeros((1,) * len(shape))
+        found = spread(shape, wheres, [float(held.clients) for held in waiting])
+        return weight, found + self._holders[name] if name in self._holders else found
 
     @np.errstate(over="ignore", invalid="ignore")
-    def sums(self, name: str) -> tuple[Array, Array, Array]:
-        """``(sum, weight, holders)`` of one tensor: float64 of its shape, and two that broadcast to it.
+    def tiles(self, name: str) -> Iterator[tuple[slice, Array]]:
+        """The sums of one tensor (a scalar as of one value) in slices of its first dimension: float64, the caller's
+        until the next one. Nothing of the tensor is kept here afterwards."""
+        yield from self._tiles(name, self._sums.pop(name, None))
+        for held in self._pending.values():
+            held.sums.pop(name)
 
-        Where nobody holds a coordinate its weight and holders are 0. Without ``count`` holders stay 0.
-        """
-        self._scatter()
-        return self._sums[name], self._weights[name], self._holders[name]
+    @np.errstate(over="ignore", invalid="ignore")
+    def _scatter_all(self) -> None:
+        for name in self.names:
+            self._weights[name], self._holders[name] = self.weights(name)
+            held = self._sums.get(name)
+            sums = np.empty(self.shared[name].shape or (1,)) if held is None else held
+            for part, tile in self._tiles(name, held):
+                if held is None:
+                    sums[part] = tile
+            self._sums[name] = sums
+        self._pending, self._waiting = {}, 0
 
-    def _scatter(self) -> None:
-        waiting, self._pending = list(self._pending.values()), {}
-        for name in self.names if waiting else ():
-            shape = self.shared[name].shape
-            if name not in self._sums:
-                # Minus zero is the neutral element of addition: it keeps the sign of a lone zero.
-                self._sums[name] = np.full(shape, -0.0)
-                self._weights[name] = np.zeros((1,) * len(shape))
-                self._holders[name] = np.zeros((1,) * len(shape))
-            for held in waiting:
-                where = positions(name, held.mask)
-                if where is None:
-                    _add(self._sums[name], held.sums[name], held.scale)
-                    self._weights[name] += held.weight
-                    self._holders[name] += held.clients * self.count
-                    continue
-                scatter_add(self._sums[name], where, held.sums[name], held.scale)
-                kept = indicator(shape, where)
-                self._weights[name] = _plus(self._weights[name], kept, held.weight)
-                if self.count:
-                    self._holders[name] = _plus(self._holders[name], kept, held.clients)
+    def _tiles(self, name: str, held: Array | None) -> Iterator[tuple[slice, Array]]:
+        """Tile by tile what waits of one tensor, added to what is ``held``, in place; else in memory that is reused."""
+        shape = self.shared[name].shape or (1,)
+        clients = [
+            (positions(name, c.mask), c.sums[name].reshape(c.sums[name].shape or (1,)), c.scale)
+            for c in self._pending.values()
+        ]
+        step = max(1, _TILE // max(1, prod(shape[1:])))
+        size = prod((min(step, shape[0]), *shape[1:]))
+        if held is None and len(self._scratch) < size:
+            self._scratch = np.empty(max(size, min(_TILE, self._size)))
+        for start in range(0, shape[0], step):
+            part = slice(start, min(start + step, shape[0]))
+            if held is None:
+                tile = self._scratch[: (part.stop - start) * prod(shape[1:])].reshape(-1, *shape[1:])
+                tile.fill(-0.0)  # the neutral element of addition: it keeps the sign of a lone zero
+            else:
+                tile = held[part]
+            for where, values, scale in clients:
+                self._add_tile(tile, part, where, values, scale)
+            yield part, tile
+
+    def _add_tile(self, tile: Array, part: slice, where: Where, values: Array, scale: float) -> None:
+        """Add the client's values that lie in ``tile``, which is ``part`` of the first dimension."""
+        if where is None:
+            self.loops.add(tile.reshape(-1), values[part].reshape(-1), scale)
+            return
+        first, start, end = where[0], part.start, part.stop
+        if first is not None:
+            a, b = first.searchsorted((start, end))
+            first, start, end = first[a:b] - start, int(a), int(b)
+        last = max(d for d, index in enumerate(where) if index is not None)
+        local = (first, *where[1:])
+        before, found = grid(tile.shape[:last], local[:last]), local[last]
+        behind = np.arange(tile.shape[last]) if found is None else found
+        width = prod(tile.shape[last + 1 :])
+        into = tile.reshape(-1, tile.shape[last], width)
+        self.loops.add_grid(into, before, behind, values[start:end].reshape(len(before), len(behind), width), scale)
+
+
+def spread(shape: Sequence[int], wheres: Sequence[Where], weights: Sequence[float]) -> Array:
+    """The weight that each coordinate of ``shape`` receives: float64, of size 1 along dimensions that nobody masks."""
+    masked = sorted({d for where in wheres if where is not None for d, i in enumerate(where) if i is not None})
+    if not masked:
+        return np.full((1,) * len(shape), sum(weights))
+    lines = [np.ones((len(wheres), shape[d])) for d in masked]
+    for line, d in zip(lines, masked, strict=True):
+        for kept, where in zip(line, wheres, strict=True):
+            if where is not None and (index := where[d]) is not None:
+                kept[:] = 0.0
+                kept[index] = 1.0
+    lines[0] *= np.array(weights)[:, None]
+    if len(masked) == 1:
+        found = lines[0].sum(0)
+    elif len(masked) == 2:
+        found = lines[0].T @ lines[1]
+    else:
+        found = sum((_outer([line[i] for line in lines]) for i in range(len(wheres))), np.zeros(()))
+    return np.asarray(found.reshape([size if d in masked else 1 for d, size in enumerate(shape)]))
 
 
 def _scaled(value: Array, weight: float) -> Array:
-    """``weight * value``, a new float64 array."""
-    return np.multiply(value, weight, out=np.empty(value.shape), dtype=np.float64)
-
-
-def _add(total: Array, value: Array, weight: float) -> None:
-    """``total += weight * value``, in place and in float64; ``total`` must be contiguous."""
-    sums, values = total.reshape(-1), value.reshape(-1)
-    scratch = np.empty(min(len(sums), _BLOCK))
-    for part in _blocks(len(sums), _BLOCK):
-        here = sums[part]
-        here += np.multiply(values[part], weight, out=scratch[: len(here)], dtype=np.float64)
-
-
-def _blocks(size: int, block: int) -> Iterator[slice]:
-    return (slice(start, start + block) for start in range(0, size, block))
-
-
-def _plus(count: Array, kept: Array, weight: float) -> Array:
-    """``count + weight * kept``, in place where ``count`` is large enough already."""
-    wide = np.broadcast_shapes(count.shape, kept.shape)
-    out = count if count.shape == wide else np.array(np.broadcast_to(count, wide), order="C")
-    out += weight * kept
+    """``weight * value``, a new contiguous float64 array."""
+    out = np.array(value, np.float64, order="C")
+    out *= weight
     return out
+
+
+def _outer(lines: Sequence[Array]) -> Array:
+    found = np.ones(())
+    for line in lines:
+        found = found[..., None] * line
+    return found
 
 
 @dataclass
@@ -192,21 +265,15 @@ def rows(shape: Sequence[int], where: Sequence[Array | None]) -> tuple[Array, in
     """``(rows, width)`` of the outer product of ``where`` in an array of ``shape`` seen as (-1, width): whole rows
     behind the last masked dimension (a kernel's taps) move at once. int64, ascending."""
     last = max(d for d, index in enumerate(where) if index is not None)
+    return grid(shape[: last + 1], where[: last + 1]), prod(shape[last + 1 :])
+
+
+def grid(shape: Sequence[int], where: Sequence[Array | None]) -> Array:
+    """The outer product of ``where`` in a flattened array of ``shape``: int64, ascending."""
     found = np.zeros((), np.int64)
-    for size, index in zip(shape[: last + 1], where, strict=False):
+    for size, index in zip(shape, where, strict=True):
         found = found[..., None] * size + (np.arange(size) if index is None else index)
-    return found.reshape(-1), prod(shape[last + 1 :])
-
-
-def scatter_add(dense: Array, where: Sequence[Array | None], value: Array, weight: float = 1.0) -> None:
-    """``dense[outer product of where] += weight * value`` in float64, in place; ``dense`` must be contiguous."""
-    index, width = rows(dense.shape, where)
-    into, values = dense.reshape(-1, width), value.reshape(-1, width)
-    for part in _blocks(len(index), max(1, _BLOCK // max(1, width))):
-        # No row comes twice, so that reading, adding and writing back is an addition in place.
-        here = into.take(index[part], 0)
-        here += np.multiply(values[part], weight, dtype=np.float64)
-        into[index[part]] = here
+    return found.reshape(-1)
 
 
 def restore(new: Array, old: Array, where: Array) -> None:

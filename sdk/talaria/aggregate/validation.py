@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from talaria.errors import AggregationError, ConfigError
-from talaria.model.masks import PREFIX, ChannelLayout, ChannelMask, compact_shape, dense_shape
+from talaria.model.masks import PREFIX, ChannelLayout, ChannelMask, dense_shape
 from talaria.tensors import Array, Tensors, is_float
 from talaria.types import Update
 
@@ -20,6 +20,9 @@ RESERVED = (PREFIX, "stats/", "frozen/")
 """Prefixes of shared names that no update may carry to a plain rule."""
 
 Weighting = Literal["samples", "uniform"]
+
+_BLOCK = 1 << 16
+"""Values that are looked at at once: what is said of each stays in the cache."""
 
 
 def is_reserved(name: str) -> bool:
@@ -50,11 +53,11 @@ def positions(name: str, mask: ChannelMask | None) -> tuple[Array | None, ...] |
     return None if where is None or all(p is None for p in where) else where
 
 
-def check(shared: Tensors, update: Update) -> None:
+def check(shared: Tensors, update: Update, known: ChannelLayout | None = None) -> None:
     """Raise :class:`~talaria.errors.AggregationError` unless ``update`` fits ``shared``; the error names the client.
 
     It looks at one update alone, so that a coordinator can turn a bad one away on arrival, before it could
-    spoil a round. Costs one pass over the values.
+    spoil a round. Costs one pass over the values. ``known`` is a layout that was found to fit ``shared``.
     """
     who = f"update of client {update.client!r}"
     for name in update.tensors:
@@ -67,11 +70,14 @@ def check(shared: Tensors, update: Update) -> None:
                 f"{who}: tensor {name!r} is missing; send every trained tensor, or keep the ones that never come back "
                 f"under the prefix 'frozen/' of the shared state"
             )
-    if update.mask is not None:
+    if update.mask is not None and update.mask.layout is not known:
         _check_layout(shared, update.mask.layout, who)
     for name, value in update.tensors.items():
         dense = shared[name]
-        want = compact_shape(name, dense.shape, update.mask)
+        where = positions(name, update.mask)
+        want = dense.shape
+        if where is not None:
+            want = tuple(size if i is None else len(i) for i, size in zip(where, want, strict=True))
         if value.shape != want:
             under = "" if update.mask is None else f" under its mask {update.mask.digest[:8]}"
             raise AggregationError(
@@ -87,21 +93,32 @@ def check(shared: Tensors, update: Update) -> None:
                 f"{who}: tensor {name!r} holds NaN or infinity, expected finite values; "
                 f"drop this update and lower the client's learning rate"
             )
-        if update.kind == "value" and name.endswith("running_var") and bool((value < 0).any()):
+        if update.kind == "value" and is_variance(name) and bool((value < 0).any()):
             raise AggregationError(
                 f"{who}: tensor {name!r} holds a negative variance {float(value.min()):.3g}, expected at least 0; "
                 f"drop this update"
             )
 
 
+def is_variance(name: str) -> bool:
+    """True for BatchNorm's running variance, which is never negative."""
+    return name.endswith("running_var")
+
+
 def not_below(name: str, moved: Array) -> Array:
     """``moved`` with variances of at least 0: differences to older versions may add up to less, honestly."""
-    return np.asarray(np.maximum(moved, 0.0)) if name.endswith("running_var") else moved
+    return np.asarray(np.maximum(moved, 0.0)) if is_variance(name) else moved
 
 
 def is_finite(value: Array) -> bool:
     """True where no value is NaN or infinite."""
-    return not is_float(value) or bool(np.isfinite(value).all())
+    if not is_float(value) or value.size <= _BLOCK or not value.flags.c_contiguous:
+        return not is_float(value) or bool(np.isfinite(value).all())
+    flat, seen = value.reshape(-1), np.empty(_BLOCK, np.bool_)
+    return all(
+        bool(np.isfinite(part, out=seen[: len(part)]).all())
+        for part in (flat[start : start + _BLOCK] for start in range(0, len(flat), _BLOCK))
+    )
 
 
 def same_layout(a: ChannelLayout, b: ChannelLayout) -> bool:
@@ -114,7 +131,7 @@ def checked(shared: Tensors, updates: Iterable[Update]) -> Iterator[Update]:
     first: Update | None = None
     layout: ChannelLayout | None = None
     for update in updates:
-        check(shared, update)
+        check(shared, update, layout)
         first = update if first is None else first
         if update.kind != first.kind:
             raise AggregationError(

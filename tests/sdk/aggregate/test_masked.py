@@ -9,8 +9,10 @@ import pytest
 from tolerance import roundings
 
 from talaria import tensors
+from talaria.aggregate import masked_sum, row_sums
 from talaria.aggregate.masked import MaskedMean
-from talaria.aggregate.validation import positions
+from talaria.aggregate.row_sums import Plain
+from talaria.aggregate.validation import is_finite, positions
 from talaria.errors import AggregationError, ConfigError
 from talaria.model.masks import ChannelLayout, ChannelMask, compact_shape
 from talaria.tensors import Array, Tensors
@@ -261,6 +263,77 @@ def test_more_masks_than_are_held_back(net: tuple[Tensors, ChannelLayout]) -> No
         total = (m * np.stack([d[name] for d in dense])).sum(0)
         want = np.where(m.sum(0) > 0, total / np.maximum(m.sum(0), 1e-9), old)
         assert roundings(new[name], want) <= 16, name
+
+
+def test_sums_of_whole_models_and_waiting_updates_give_the_same(
+    net: tuple[Tensors, ChannelLayout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing may wait, each client is added to sums of the whole model; tiles are as small as one row."""
+    shared, layout = net
+    masks = [None, *(ChannelMask(layout, {"a": (i % 6, *range(i % 6 + 1, 6)), "b": (i % 4,)}) for i in range(12))]
+    _, updates = clients(net, masks)
+    for rule in (MaskedMean(), MaskedMean(min_holders=3), MaskedMean(blend=True), MaskedMean(mode="intersection")):
+        waiting, _ = rule.apply(shared, {}, updates)
+        with monkeypatch.context() as small:
+            small.setattr(masked_sum, "_WAITING", 0)
+            small.setattr(masked_sum, "_TILE", 1)
+            added, _ = rule.apply(shared, {}, updates)
+        assert tensors.equal(tensors.under(waiting, "mask/"), tensors.under(added, "mask/"))
+        # Sums agree to some roundings of float64: at most one of float32 in what they give.
+        assert all(roundings(added[k], waiting[k]) <= 1 for k in shared)
+        agreed = [Update(gathered(updates[0].tensors, u.mask), u.weight, u.client, mask=u.mask) for u in updates]
+        with monkeypatch.context() as small:
+            small.setattr(masked_sum, "_WAITING", 0)
+            new, _ = MaskedMean().apply(shared, {}, agreed)
+        assert tensors.equal(new, updates[0].tensors), "the first client keeps everything"
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_compiled_loops_take_the_same_steps_to_the_bit(dtype: type[np.floating[Any]], delta: bool) -> None:
+    pytest.importorskip("numba", reason="comes with talaria[fast]")
+    from talaria.aggregate.compiled import Compiled
+
+    g = np.random.default_rng(3)
+    for width, rows in ((1, 40_000), (9, 5000), (700, 60)):
+        values, old = (g.standard_normal((rows, width)).astype(dtype) for _ in range(2))
+        values.setflags(write=False)
+        first, second = np.sort(g.choice(rows, rows // 2, False)), np.arange(1)
+        results = []
+        for loops in (Plain(), Compiled()):
+            total, weight = np.full((rows, 1, width), -0.0), np.full(rows, 0.3)
+            loops.add(total.reshape(-1), values.reshape(-1), 0.3)
+            loops.add_grid(total, first, second, values[: len(first), None], 1 / 3)
+            weight[first] += 1 / 3
+            out = np.empty_like(old)
+            loops.mean_rows(total.reshape(rows, width).copy(), weight, old, g.permutation(rows) < 0, delta, out)
+            results.append({"sum": total, "mean": out})
+        assert tensors.equal(*results), (width, rows)
+
+
+def test_a_large_model_folds_alike_with_and_without_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba", reason="comes with talaria[fast]")
+    g = np.random.default_rng(4)
+    layout = ChannelLayout({"a": 64, "b": 64}, {"w": ((("a", 1),), (("b", 1),), ())})
+    shared = {"w": g.standard_normal((64, 64, 9), np.float32)}
+    updates = []
+    for i in range(5):
+        kept = {k: tuple(np.sort(g.choice(64, 32, False)).tolist()) for k in ("a", "b")}
+        part = g.standard_normal((32, 32, 9), np.float32)
+        updates.append(Update({"w": part}, weight=0.1 + i / 3, client=str(i), mask=ChannelMask(layout, kept)))
+    plain, _ = MaskedMean().apply(shared, {}, updates)
+    monkeypatch.setattr(row_sums, "_PAYS", 1)
+    compiled, _ = MaskedMean().apply(shared, {}, updates)
+    assert type(row_sums.engine(1)).__name__ == "Compiled"
+    assert tensors.equal(plain, compiled)
+
+
+def test_one_wrong_value_far_inside_is_found() -> None:
+    for at in (0, 70_000, 199_999):
+        value = np.zeros(200_000, np.float32)
+        assert is_finite(value)
+        value[at] = math.nan
+        assert not is_finite(value)
 
 
 def test_what_does_not_fit_is_refused(net: tuple[Tensors, ChannelLayout]) -> None:
