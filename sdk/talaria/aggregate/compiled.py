@@ -84,7 +84,7 @@ def _loops() -> dict[str, Callable[..., None]]:
             wide[:, ::1], read(wide, 1), read(f, 2), read(numba.boolean, 1), numba.boolean, f[:, ::1]
         ),
     }
-    sources = {"add": _add, "add_grid": _add_grid, "mean_rows": _mean_rows}
+    sources: dict[str, Callable[..., None]] = {"add": _add, "add_grid": _add_grid, "mean_rows": _mean_rows}
     types = (numba.float32, numba.float64)
     return {k: _compiled([signatures[k](f) for f in types], source) for k, source in sources.items()}
 
