@@ -20,7 +20,7 @@ from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ConfigError, ModelError, TooLarge, WireError
 from talaria.foreign import named, shown
 from talaria.model.masks import ChannelLayout, ChannelMask, compact_shape
-from talaria.tensors import Tensors, is_float
+from talaria.tensors import Array, Tensors, is_float
 from talaria.types import Update
 from talaria.wire import strict_safetensors
 from talaria.wire.compression import squeeze, unsqueeze
@@ -42,6 +42,7 @@ _MASK = "mask|"
 _META = "talaria"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST = sys.float_info.max
+_BLOCK = 1 << 14
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -156,8 +157,7 @@ def decode_update(
     for name, spec in compact.items():
         value = tensors[name] = from_planes(name, spec, entries, limits.max_norm)
         if is_float(value):
-            flat = value.reshape(-1).astype(np.float64)
-            square += float(flat @ flat)
+            square += _square(value)
     if not square <= limits.max_norm**2:
         raise WireError(f"update has a norm of {math.sqrt(square):g}; at most {limits.max_norm:g} is taken")
     return Update(
@@ -169,6 +169,18 @@ def decode_update(
         mask=mask,
         metrics=about["metrics"],
     )
+
+
+def _square(value: Array) -> float:
+    """The sum of squares in float64, block by block: a float64 copy of a whole tensor would leave the cache."""
+    flat, total = value.reshape(-1), 0.0
+    scratch = np.empty(min(flat.size, _BLOCK))
+    for start in range(0, flat.size, _BLOCK):
+        part = flat[start : start + _BLOCK]
+        wide = scratch[: part.size]
+        wide[...] = part
+        total += float(wide @ wide)
+    return total
 
 
 def _about(about: dict[str, Any], limits: Limits) -> dict[str, Any]:
