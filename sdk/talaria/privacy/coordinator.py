@@ -34,7 +34,7 @@ from talaria.privacy.messages import (
     Survivors,
     decode,
 )
-from talaria.privacy.roster import Roster, pair_key, read_advert, seed_key, sign, summed
+from talaria.privacy.roster import Roster, pair_key, read_advert, seed_key, sign
 from talaria.privacy.terms import Terms
 from talaria.tensors import Array
 
@@ -103,6 +103,8 @@ class CoordinatorHalf:
         self._state = state or _State()
         self._values: Array | None = None
         self._side: Array | None = None
+        self._places: dict[int, Array | None] = {}
+        """Where the values of each mask class stand among all."""
 
     @property
     def phase(self) -> Phase:
@@ -182,8 +184,10 @@ class CoordinatorHalf:
 
     def _add(self, message: Masked) -> None:
         values, side = self._totals()
-        at = self.coordinates.within(self._every, self._blocks.of(message.device))
-        sign(values, at, np.frombuffer(message.values, self._dtype.newbyteorder("<")), plus=True)
+        found = self._class_of(message.device)
+        if found not in self._places:
+            self._places[found] = self.coordinates.within(self._every, self._blocks.of(message.device))
+        sign(values, self._places[found], np.frombuffer(message.values, self._dtype.newbyteorder("<")), plus=True)
         side += np.frombuffer(message.side, "<u4")
 
     def proceed(self) -> dict[str, Message]:
@@ -246,18 +250,17 @@ class CoordinatorHalf:
         rows = np.isin(blocks.tier, [tier for tier in tiers if tier < self.terms.tiers])
         seeds, keys = self._secrets(tiers)
         digest = self._members_digest
+        own: dict[tuple[int, int], list[tuple[bytes, bool]]] = {}
         for name in sorted(survivors):
-            mine = blocks.of(name)
             for tier, seed in zip(tiers, seeds[name], strict=True):
                 key = seed_key(seed, digest)
                 if tier == self.terms.tiers:
                     side -= keystream.stream(key, len(side), side.dtype)
-                    continue
-                part = np.asarray(mine & (blocks.tier == tier))
-                own = keystream.stream(key, self.coordinates.count(part), self._dtype)
-                sign(values, self.coordinates.within(self._every, part), own, plus=False)
-        for name, key in keys.items():
-            self._take_out(name, key, values, side)
+                else:
+                    own.setdefault((self._class_of(name), tier), []).append((key, True))
+        for (found, tier), streams in own.items():
+            self._subtract(values, np.asarray(blocks.kept[found] & (blocks.tier == tier)), streams)
+        self._take_out(keys, values, side)
         values[~self.coordinates.values(rows)] = 0
         split = len(blocks.kept) if self.terms.most_weight else 0
         mean = self.terms.side.decode(side[split:], self.terms.metric_bound) / len(survivors)
@@ -271,22 +274,31 @@ class CoordinatorHalf:
             dict(zip(self.terms.metrics, mean.tolist(), strict=True)),
         )
 
-    def _take_out(self, name: str, key: bytes, values: Array, side: Array) -> None:
-        """The masks that survivors shared with ``name``, who left after that."""
-        roster, blocks, digest = self._roster, self._blocks, self._members_digest
-        by_class: dict[int, list[tuple[bytes, bool]]] = {}
-        for other in roster.neighbours[name]:
-            if other in self._survivors.names:
+    def _take_out(self, keys: Mapping[str, bytes], values: Array, side: Array) -> None:
+        """The masks that survivors shared with those who left after that, whose ``keys`` are open."""
+        roster, digest, blocks = self._roster, self._members_digest, self._blocks
+        shared: dict[tuple[int, int], list[tuple[bytes, bool]]] = {}
+        survivors = set(self._survivors.names)
+        for name, key in keys.items():
+            for other in roster.neighbours[name]:
+                if other not in survivors:
+                    continue
                 common, plus = keystream.agreed(key, roster.adverts[other].mask_key), other < name
                 stream = pair_key(common, digest, "values", name, other)
-                by_class.setdefault(blocks.classes[blocks.members.index(other)], []).append((stream, plus))
+                classes = sorted((self._class_of(name), self._class_of(other)))
+                shared.setdefault((classes[0], classes[1]), []).append((stream, plus))
                 beside = keystream.stream(pair_key(common, digest, "side", name, other), len(side), side.dtype)
                 sign(side, None, beside, plus=not plus)
-        gone = blocks.of(name)
-        for found, streams in by_class.items():
-            both = np.asarray(gone & blocks.kept[found])
-            total = summed(streams, self.coordinates.count(both), self._dtype)
-            sign(values, self.coordinates.within(self._every, both), total, plus=False)
+        for (low, high), streams in shared.items():
+            self._subtract(values, np.asarray(blocks.kept[low] & blocks.kept[high] & blocks.sent), streams)
+
+    def _subtract(self, values: Array, rows: Array, streams: Sequence[tuple[bytes, bool]]) -> None:
+        """Take the signed sum of masks over ``rows`` out of all values: added up first, put in place once."""
+        total = keystream.summed(streams, self.coordinates.count(rows), self._dtype)
+        sign(values, self.coordinates.within(self._every, rows), total, plus=False)
+
+    def _class_of(self, name: str) -> int:
+        return self._blocks.classes[self._blocks.members.index(name)]
 
     def _secrets(self, tiers: tuple[int, ...]) -> tuple[dict[str, list[bytes]], dict[str, bytes]]:
         """The survivors' seeds of ``tiers``, and the keys of those who left after sharing."""

@@ -38,7 +38,7 @@ from talaria.privacy.messages import (
     Survivors,
     decode,
 )
-from talaria.privacy.roster import Roster, packed, pair_key, seed_key, sign, summed
+from talaria.privacy.roster import Roster, packed, pair_key, seed_key, sign
 from talaria.privacy.terms import Terms
 from talaria.tensors import Array, Tensors
 from talaria.wire.signing import Signer
@@ -150,6 +150,7 @@ class DeviceHalf:
         if roster.adverts.get(self.device) != self.advert():
             raise WireError("secure: the cohort does not hold what this device said of itself")
         self._state.cohort = said
+        self._roster = roster  # checked once, as long as this process lives
         self._state.shares = self._shares(roster).encode()
         return decode(self._state.shares)
 
@@ -228,14 +229,14 @@ class DeviceHalf:
         for kept, streams in ((blocks.kept[c], streams) for c, streams in by_class.items()):
             both = sent & kept
             count = self.coordinates.count(both)
-            sign(values, self.coordinates.within(sent, both), summed(streams, count, dtype), plus=True)
+            sign(values, self.coordinates.within(sent, both), keystream.summed(streams, count, dtype), plus=True)
         seeds = self._seeds()
         for tier in range(self.terms.tiers):
             part = np.asarray(mine & (blocks.tier == tier))
             own = keystream.stream(seed_key(seeds[tier], digest), self.coordinates.count(part), dtype)
             sign(values, self.coordinates.within(sent, part), own, plus=True)
         beside.append((seed_key(seeds[-1], digest), True))
-        side += summed(beside, len(side), side.dtype)
+        side += keystream.summed(beside, len(side), side.dtype)
         little = dtype.newbyteorder("<")
         said = Masked(
             self.device,

@@ -8,14 +8,15 @@ overflow can happen, and the sum modulo 2^bits, read with its sign, is the sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from talaria.errors import AggregationError, ConfigError
 from talaria.tensors import Array
 
-Bits = Literal[16, 32]
+_BLOCK = 1 << 14
+"""Values at once: their float64 copies stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,18 @@ class Grid:
 
         ``share`` is the device's weight over the largest, in (0, 1]. Raises :class:`AggregationError` for NaN.
         """
-        if not np.isfinite(values).all():
-            raise AggregationError("fixed point: the update holds NaN or infinity; lower the learning rate")
-        cut = np.clip(values.astype(np.float64), -bound, bound)
-        whole = np.rint(cut * (share * self.unit / bound))
-        return np.clip(whole, -self.unit, self.unit).astype(np.int64).astype(self.dtype)
+        flat, scale = np.ascontiguousarray(values).reshape(-1), share * self.unit / bound
+        out = np.empty(len(flat), self.dtype)
+        for start in range(0, len(flat), _BLOCK):
+            part = flat[start : start + _BLOCK].astype(np.float64)
+            if not np.isfinite(part).all():
+                raise AggregationError("fixed point: the update holds NaN or infinity; lower the learning rate")
+            np.clip(part, -bound, bound, out=part)
+            part *= scale
+            np.rint(part, out=part)
+            np.clip(part, -self.unit, self.unit, out=part)
+            out[start : start + _BLOCK] = part.astype(np.int64).astype(self.dtype)
+        return out.reshape(values.shape)
 
     def signed(self, total: Array) -> Array:
         """A sum of encoded values with its sign, int64."""

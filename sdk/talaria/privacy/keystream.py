@@ -6,6 +6,7 @@ unsigned numbers: uniform modulo 2^16 or 2^32, whatever was added to it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from talaria.tensors import Array
 
 KEY_BYTES = 32
 _DOMAIN = b"talaria/secure/1\x00"
-_STRETCH = bytes(1 << 18)
+_STRETCH = memoryview(bytes(1 << 15))
+"""Zeros to encrypt at once; they and what comes out stay in the first cache."""
 TAG_BYTES = 16
 
 
@@ -47,14 +49,24 @@ def agreed(secret: bytes, public: bytes) -> bytes:
 
 def stream(key: bytes, count: int, dtype: np.dtype[Any]) -> Array:
     """``count`` numbers of ``dtype`` (unsigned), the key stream of ``key``; never twice under one key."""
-    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    size = count * dtype.itemsize
-    out = bytearray(size)
-    view = memoryview(out)
-    for start in range(0, size, len(_STRETCH)):
-        end = min(size, start + len(_STRETCH))
-        cipher.update_into(_STRETCH[: end - start], view[start:end])
-    return np.frombuffer(out, dtype.newbyteorder("<")).astype(dtype, copy=False)
+    return summed([(key, True)], count, dtype)
+
+
+def summed(keys: Sequence[tuple[bytes, bool]], count: int, dtype: np.dtype[Any]) -> Array:
+    """The sum of the key streams of ``keys`` modulo the dtype, where True adds and False subtracts.
+
+    All streams go forward together, so that what is added is still in the cache."""
+    total = np.zeros(count, dtype)
+    running = [(Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor(), plus) for key, plus in keys]
+    room = memoryview(bytearray(len(_STRETCH)))
+    numbers = np.frombuffer(room, dtype.newbyteorder("<"))
+    for start in range(0, count, len(numbers)):
+        part = total[start : start + len(numbers)]
+        size = len(part) * dtype.itemsize
+        for cipher, plus in running:
+            cipher.update_into(_STRETCH[:size], room[:size])
+            (np.add if plus else np.subtract)(part, numbers[: len(part)], out=part)
+    return total
 
 
 def sealed(key: bytes, plain: bytes, context: bytes) -> bytes:

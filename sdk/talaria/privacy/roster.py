@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 import msgpack
-import numpy as np
 
 from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ModelError, WireError
@@ -148,11 +147,3 @@ def sign(total: Array, at: Array | None, mask: Array, *, plus: bool) -> None:
         total[where] += mask
     else:
         total[where] -= mask
-
-
-def summed(streams: Sequence[tuple[bytes, bool]], count: int, dtype: np.dtype[Any]) -> Array:
-    """The signed sum of the masks of keys, modulo the dtype; True adds."""
-    total = np.zeros(count, dtype)
-    for key, plus in streams:
-        sign(total, None, keystream.stream(key, count, dtype), plus=plus)
-    return total
