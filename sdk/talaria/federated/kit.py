@@ -39,8 +39,8 @@ _META, _ABOUT, _STATE, _FILE = "talaria-kit", "about", "state/", "file/"
 
 @dataclass(frozen=True)
 class Kit:
-    """``run`` is the sha256 (hex) of the run's JSON, ``state`` the whole model's first weights and ``shared`` the names
-    among them that travel; ``source`` has the programs."""
+    """``run`` is the sha256 (hex) of the run's JSON, ``state`` the whole model's first weights and what an algorithm
+    shares beside them, ``shared`` the names among these that travel; ``source`` has the programs."""
 
     run: str
     state: Tensors = field(repr=False)
@@ -48,6 +48,12 @@ class Kit:
     layout: ChannelLayout = field(repr=False)
     split: Split = field(repr=False)
     source: Given = field(repr=False)
+
+    @cached_property
+    def model(self) -> Tensors:
+        """The whole model's first weights, in their order."""
+        keys = {*self.split.keys}
+        return {name: value for name, value in self.state.items() if name in keys}
 
     @cached_property
     def blueprint(self) -> Blueprint:
@@ -118,7 +124,7 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
             limits=limits,
         )
         kit = Kit(str(about["run"]), state, tuple(about["shared"]), layout, split, source)
-        unlike = len(entries) != 1 + len(state) + len(files) or {*split.keys} != {*state}
+        unlike = len(entries) != 1 + len(state) + len(files) or {*split.keys, *kit.shared} != {*state}
         if unlike or not {*kit.shared, *source.parameters, *source.statistics, *layout.axes} <= {*state}:
             raise StateError("kit: what it says and what it holds differ; make it again")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, WireError, ConfigError) as error:

@@ -85,6 +85,7 @@ def kit_of(run: Run) -> Kit:
         files=files,
     )
     state, shared = state_of(rounds.template(run.spec)), rounds.first_shared(run)
+    state |= {name: value for name, value in shared.items() if name not in state}
     return Kit(kits.digest_of(run), state, tuple(shared), rounds.layout_of(run.spec), rounds.split_of(run), source)
 
 

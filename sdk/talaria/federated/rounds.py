@@ -279,7 +279,7 @@ def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | 
 def _first_weights(run: Run) -> Tensors:
     """The whole model's first state, not to be written to."""
     if run in _kits:
-        return _kits[run][0].state
+        return _kits[run][0].model
     from talaria.model.state import to_arrays
 
     return to_arrays(template(run.spec).state_dict())
@@ -303,7 +303,7 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> T
     """What the device works on, with a scratch module as small as its mask."""
     kit, programs = _kits.get(run, (None, None)) if member.engine == "onnx" else (None, None)
     return Task(
-        model=_scratch(run, mask) if kit is None else Weights(masks.gathered(kit.state, kit.state, mask)),
+        model=_scratch(run, mask) if kit is None else Weights(masks.gathered(kit.model, kit.model, mask)),
         split=split_of(run),
         train=member.train,
         val=member.val,

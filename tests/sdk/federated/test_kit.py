@@ -116,7 +116,30 @@ def test_a_kit_of_another_run_is_refused(file):
         rounds.equip(replace(RUN, seed=1), kits.decode(file))
 
 
-@pytest.mark.parametrize("algorithm", ["hermes", "pfedgm", "thorki"])
+@pytest.mark.parametrize("predictive", [False, True])
+def test_a_gaussian_head_needs_no_torch(predictive):
+    """pFedGM's objective looks into the model, and what it serves ends in another layer than the model."""
+    run = replace(RUN, algorithm="pfedgm", hparams={"features": 8, "predictive": predictive})
+    one, ends = member(plan=HALF), []
+    shared = rounds.first_shared(run)
+    for kit in (None, kits.decode(kits.encode(kit_of(run)))):
+        if kit is not None:
+            rounds.equip(run, kit)
+        update, private = rounds.participate(run, one, shared, None, 1)
+        ends.append((update, private, *(rounds.personalize(run, one, shared, own) for own in (private, None))))
+    rounds._kits.clear()
+    rounds._adopted.clear()
+    rounds.update_schema.cache_clear()
+    here, there = ends
+    assert equal(here[0].tensors, there[0].tensors)
+    assert equal(here[1], there[1])
+    for module, served in zip(here[2:], there[2:], strict=True):
+        assert isinstance(served, Served)
+        assert equal(state_of(module), dict(served.state))
+        np.testing.assert_allclose(served.predict(one.train.x), predict(module, one.train.x), atol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["hermes", "thorki"])
 def test_an_algorithm_that_looks_into_the_module_has_no_kit(algorithm):
     with pytest.raises(ConfigError, match=r"talaria\[torch\]"):
         kit_of(replace(RUN, algorithm=algorithm))

@@ -30,6 +30,10 @@ class Linear:
     weight: Array
     bias: Array
 
+    def named(self, layer: str) -> Tensors:
+        """What it holds, by the keys that the layer in whose place it stands would have."""
+        return {f"{layer}.weight": self.weight, f"{layer}.bias": self.bias}
+
     def __call__(self, inputs: Array) -> Array:
         """Logits (N, C) of ``inputs`` (N, d)."""
         found: Array = inputs @ self.weight.T + self.bias
@@ -45,6 +49,11 @@ class Quadratic:
     means: Array
     bias: Array
     matrix: Array
+
+    def named(self, layer: str) -> Tensors:
+        """What it holds beside the projection, by the keys of the module that torch serves."""
+        own = {"weight": self.weight, "shift": self.shift, "bias": self.bias}
+        return {f"{layer}.1.{name}": value for name, value in own.items()}
 
     @property
     def weight(self) -> Array:

@@ -15,6 +15,7 @@ import numpy as np
 from talaria.errors import ModelError
 from talaria.model.masks import ChannelMask
 from talaria.model.split import Split
+from talaria.model.weights import Weights
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors
 from talaria.types import Task
@@ -28,10 +29,13 @@ ANCHORS, SCALE = f"{NAVIGATOR}anchors", f"{NAVIGATOR}log_scale"
 
 
 def last_linear(model: Module, split: Split) -> str:
-    """The dotted name of the head's last linear layer. Raises :class:`~talaria.errors.ModelError` without one."""
+    """The dotted name of the head's last linear layer. Raises :class:`~talaria.errors.ModelError` without one; weights
+    alone do not tell, and were looked at where they come from."""
+    owners = _owners(split)
+    if isinstance(model, Weights) and owners:
+        return owners[-1]
     from torch.nn import Linear
 
-    owners = _owners(split)
     linear = [name for name in owners if type(model.get_submodule(name)) is Linear]
     if not linear or linear[-1] != owners[-1]:
         raise ModelError(

@@ -23,7 +23,7 @@ which is quadratic in z: for very few samples. The variance head that the abstra
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -39,12 +39,10 @@ from talaria.algorithms.pfedgm.objective import CENTRES, HELD, objective
 from talaria.algorithms.pfedgm.resampling import resampled
 from talaria.algorithms.sharing import update
 from talaria.model.split import Split
+from talaria.model.weights import Model, Served, Weights
 from talaria.tensors import Array, Tensors, only
 from talaria.training.engine import INTO, looking, ready, state_of, train
 from talaria.types import Task, Update
-
-if TYPE_CHECKING:
-    from talaria.model.weights import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +113,6 @@ class PFedGM:
         return update(task, values, shared), {**kept, **classes}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
-        from talaria.algorithms.pfedgm.module import serve
-
         inner = task.but(train=labelled(task, self.tune_on))
         state = ready(inner, navigator.enter(task, shared, private))
         if self.tune_epochs:
@@ -125,6 +121,14 @@ class PFedGM:
         inputs, project = self._inputs(inner, state), self._projection(inner)
         matrix, nu = project.matrix(inputs.shape[1], inputs.dtype), self.prior_samples or float(self.features)
         head = personal_head(taken(inner, project(inputs), shared), shared, matrix, nu, self.predictive)
+        if isinstance(task.model, Weights):
+            tap = INTO + navigator.last_layer(task.split)
+            look = looking(task, state, [tap])
+            whole = {**only(state, [k for k in state if k in {*task.split.keys}]), **head.named(tap.removeprefix(INTO))}
+            learned = frozenset(task.split.parameters("body", "adapters", "head"))
+            return Served(whole, lambda x: head(look(x)[tap]), learned)
+        from talaria.algorithms.pfedgm.module import serve
+
         return serve(task, state, head)
 
     def _inputs(self, task: Task, state: Tensors) -> Array:
