@@ -59,7 +59,10 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
         logger.warning("no bundle is written: run `pip install 'talaria[export]'` for that")
         return {"bundle": None}
     if isinstance(candidate.model, Served):
-        logger.warning("no bundle is written: that takes torch as yet; run `pip install 'talaria[torch]'` for that")
+        logger.warning(
+            "no bundle is written: a device with a kit has no torch module to export; for bundles leave [device] kit "
+            "out, and run `pip install 'talaria[export]'`"
+        )
         return {"bundle": None}
     if candidate.weights == gate.adopt(folder, path).refused:
         why = "these weights were rolled back by hand; what runs stays until others come"
