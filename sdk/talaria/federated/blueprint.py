@@ -7,14 +7,13 @@ As a file it serves a program that never trains and so needs no torch. A process
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from talaria import plugins
-from talaria.errors import ConfigError, StateError, TalariaError, WireError
+from talaria.errors import StateError, WireError
+from talaria.federated import own_process
 from talaria.foreign import parsed
 from talaria.model.masks import ChannelLayout
 from talaria.model.split import Split
@@ -22,12 +21,13 @@ from talaria.tensors import Tensors, only
 from talaria.wire import strict_safetensors
 from talaria.wire.codec import TensorSpec
 
+if TYPE_CHECKING:
+    from talaria.federated.run import Run
+
 VERSION = 1
 MOST = 40_000
 """Tensors that a file may hold."""
 _META = "talaria-blueprint"
-_REFUSED = 3
-"""How the process ends where the run is to blame; its last line says why."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def encode(shared: Tensors, layout: ChannelLayout, split: Split) -> bytes:
     return strict_safetensors.pack(shared, {_META: json.dumps(about, separators=(",", ":"))})
 
 
-def decode(data: bytes, first: Callable[[], Tensors] | None = None) -> Blueprint:
-    """The blueprint in a file; ``first`` reads the shared state again when it is asked for (None: it is kept).
+def decode(data: bytes) -> Blueprint:
+    """The blueprint in a file, which is kept whole.
 
     Raises :class:`StateError` for anything that :func:`encode` does not write.
     """
@@ -71,48 +71,23 @@ def decode(data: bytes, first: Callable[[], Tensors] | None = None) -> Blueprint
         split = Split(**parts | sets)
     except (KeyError, TypeError, ValueError, AttributeError, WireError) as error:
         raise StateError(f"blueprint: damaged ({type(error).__name__}: {str(error)[:100]}); make it again") from None
-    kept = first or (lambda: only({name: entry.array() for name, entry in entries.items()}, schema))
-    return Blueprint(schema, ChannelLayout(about["sizes"], axes), split, kept)
+    layout = ChannelLayout(about["sizes"], axes)
+    return Blueprint(schema, layout, split, lambda: only({k: one.array() for k, one in entries.items()}, schema))
 
 
 def made(run_json: str) -> bytes:
-    """The file of a run (:meth:`talaria.federated.run.Run.to_json`), made in a process of its own, which ends with it.
+    """The file of a run, made in a process of its own.
 
-    Raises :class:`ConfigError`, as that process says it, where the run's model cannot be had.
+    Raises :class:`~talaria.errors.ConfigError` where the run's model cannot be had.
     """
-    asked = json.dumps({"run": run_json, "beside": plugins.beside()})
-    # The run is our own settings' and was read from them; the process is this very program.
-    done = subprocess.run(
-        [sys.executable, "-m", "talaria.federated.blueprint"], input=asked.encode(), capture_output=True, check=False
-    )
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        if done.returncode == _REFUSED:
-            raise ConfigError(said[-1])
-        raise ConfigError(f"run: its model cannot be worked out (exit {done.returncode}): {said[-1][:300]}")
-    return done.stdout
+    return own_process.made("talaria.federated.blueprint", run_json, "run: its model cannot be worked out")
 
 
-def main() -> int:
-    """What the process does: a run's JSON from standard input, its blueprint to standard output."""
-    from pathlib import Path
-
+def _of(run: Run) -> bytes:
     from talaria.federated import rounds
-    from talaria.federated.run import Run
 
-    asked: dict[str, Any] = json.load(sys.stdin)
-    for folder in asked["beside"]:
-        plugins.look_in(Path(folder))
-    out = sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a model of somebody's own prints is no part of the file
-    try:
-        run = Run.from_json(asked["run"], allow=None)
-        out.write(encode(rounds.first_shared(run), rounds.layout_of(run.spec), rounds.split_of(run)))
-    except TalariaError as error:
-        sys.stderr.write(f"\n{' '.join(str(error).split())}\n")
-        return _REFUSED
-    return 0
+    return encode(rounds.first_shared(run), rounds.layout_of(run.spec), rounds.split_of(run))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(own_process.main(_of))

@@ -7,18 +7,15 @@ RUN.JSON > FILE``.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from talaria import plugins
-from talaria.errors import ConfigError, TalariaError
+from talaria.errors import ConfigError
 from talaria.federated import kit as kits
-from talaria.federated import rounds
+from talaria.federated import own_process, rounds
 from talaria.federated.kit import Kit
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
@@ -33,8 +30,6 @@ from talaria.tensors import Tensors
 from talaria.training.engine import LOGITS
 from talaria.types import Recipe, Samples, Task
 
-_REFUSED = 3
-"""How the process ends where the run is to blame; its last line says why."""
 _FEW, _BATCHES = 8, 3
 """The batch that a single made-up sample is to fill, and batches that several are."""
 
@@ -110,39 +105,12 @@ def _gone_through(run: Run, engine: ProgramEngine) -> None:
 
 
 def made(run_json: str) -> bytes:
-    """The file of a run (:meth:`talaria.federated.run.Run.to_json`), made in a process of its own, which ends with it.
+    """The file of a run, made in a process of its own.
 
-    Raises :class:`ConfigError`, as that process says it, where there can be no kit of the run.
+    Raises :class:`~talaria.errors.ConfigError` where there can be no kit of the run.
     """
-    asked = json.dumps({"run": run_json, "beside": plugins.beside()})
-    # The run is our own settings' and was read from them; the process is this very program.
-    done = subprocess.run(
-        [sys.executable, "-m", "talaria.federated.make_kit"], input=asked.encode(), capture_output=True, check=False
-    )
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        if done.returncode == _REFUSED:
-            raise ConfigError(said[-1])
-        raise ConfigError(f"run: its kit cannot be made (exit {done.returncode}): {said[-1][:300]}")
-    return done.stdout
-
-
-def main() -> int:
-    """What the process does: a run's JSON from standard input, its kit to standard output."""
-    from pathlib import Path
-
-    asked: dict[str, Any] = json.load(sys.stdin)
-    for folder in asked["beside"]:
-        plugins.look_in(Path(folder))
-    out = sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a model of somebody's own prints is no part of the file
-    try:
-        out.write(kits.encode(kit_of(Run.from_json(asked["run"], allow=None))))
-    except TalariaError as error:
-        sys.stderr.write(f"\n{' '.join(str(error).split())}\n")
-        return _REFUSED
-    return 0
+    return own_process.made("talaria.federated.make_kit", run_json, "run: its kit cannot be made")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(own_process.main(lambda run: kits.encode(kit_of(run))))
