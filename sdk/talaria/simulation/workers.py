@@ -15,8 +15,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from select import select
+from socket import socket, socketpair
 from types import TracebackType
 from typing import Any, Self
 
@@ -47,7 +48,7 @@ class Crew:
         if "fork" not in multiprocessing.get_all_start_methods():
             raise ConfigError(f"simulate: workers={count}: this system cannot fork processes; leave it at 0")
         self.count, self._work = count, work
-        self._idle: list[tuple[BaseProcess, Connection]] = []
+        self._idle: list[tuple[BaseProcess, socket]] = []
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as this does
         self._size = 0
 
@@ -70,7 +71,7 @@ class Crew:
         """
         self._share(shared)
         found: dict[int, Answer] = {}
-        todo, busy = list(reversed(range(len(jobs)))), dict[Connection, tuple[int, BaseProcess]]()
+        todo, busy = list(reversed(range(len(jobs)))), dict[socket, tuple[int, BaseProcess]]()
         try:
             while todo or busy:
                 while todo and self._idle:
@@ -78,8 +79,8 @@ class Crew:
                     number = todo.pop()
                     busy[link] = number, process
                     self._ask(link, jobs[number])
-                ready = {*wait(list(busy))}
-                for link in [one for one in busy if one in ready]:
+                ready, _, _ = select(list(busy), [], [])
+                for link in ready:
                     number, process = busy.pop(link)
                     self._idle.append((process, link))
                     found[number] = _answer(link)
@@ -106,16 +107,16 @@ class Crew:
         if not self._idle:
             self._fork()
 
-    def _ask(self, link: Connection, job: Job) -> None:
+    def _ask(self, link: socket, job: Job) -> None:
         asked, private = job
-        link.send_bytes(json.dumps({"asked": dict(asked), "size": self._size, "private": private is not None}).encode())
+        _send(link, json.dumps({"asked": dict(asked), "size": self._size, "private": private is not None}).encode())
         if private is not None:
-            link.send_bytes(_packed(private))
+            _send(link, _packed(private))
 
     def _fork(self) -> None:
-        context, mine = multiprocessing.get_context("fork"), list[Connection]()
+        context, mine = multiprocessing.get_context("fork"), list[socket]()
         for _ in range(self.count):
-            here, there = context.Pipe()
+            here, there = socketpair()
             mine.append(here)
             process = context.Process(target=_serve, args=(there, mine, self._file.fileno(), self._work), daemon=True)
             with warnings.catch_warnings():
@@ -126,7 +127,7 @@ class Crew:
             self._idle.append((process, here))
 
 
-def _serve(link: Connection, others: list[Connection], file: int, work: Work) -> None:
+def _serve(link: socket, others: list[socket], file: int, work: Work) -> None:
     """A process until its parent closes the link, or ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asked decides
     for other in others:
@@ -136,30 +137,51 @@ def _serve(link: Connection, others: list[Connection], file: int, work: Work) ->
     torch.set_num_threads(1)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            head = json.loads(link.recv_bytes())
-            private = _unpacked(link.recv_bytes()) if head["private"] else None
+            head = json.loads(_received(link))
+            private = _unpacked(_received(link)) if head["private"] else None
             with mmap.mmap(file, head["size"], access=mmap.ACCESS_READ) as shared:
                 try:
                     facts, tensors, data = work(head["asked"], _unpacked(bytes(shared)), private)
                 except Exception as error:
-                    link.send_bytes(json.dumps({"error": [type(error).__name__, str(error)]}).encode())
+                    _send(link, json.dumps({"error": [type(error).__name__, str(error)]}).encode())
                     if not isinstance(error, TalariaError):
                         raise
                     continue
-            link.send_bytes(json.dumps({"facts": dict(facts)}).encode())
-            link.send_bytes(_packed(tensors))
-            link.send_bytes(data)
+            _send(link, json.dumps({"facts": dict(facts)}).encode())
+            _send(link, _packed(tensors))
+            _send(link, data)
 
 
-def _answer(link: Connection) -> Answer:
-    head = json.loads(link.recv_bytes())
+def _answer(link: socket) -> Answer:
+    head = json.loads(_received(link))
     if "error" in head:
         name, text = head["error"]
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, TalariaError):
             raise kind(text)
         raise RuntimeError(f"a worker failed with {name}: {text}")
-    return head["facts"], _unpacked(link.recv_bytes()), link.recv_bytes()
+    return head["facts"], _unpacked(_received(link)), _received(link)
+
+
+def _send(link: socket, data: bytes) -> None:
+    link.sendall(len(data).to_bytes(8, "little"))
+    link.sendall(data)
+
+
+def _received(link: socket) -> bytes:
+    """What :func:`_send` sent. Raises EOFError where the other side is gone."""
+    data = bytearray(int.from_bytes(_exactly(link, bytearray(8)), "little"))
+    return bytes(_exactly(link, data))
+
+
+def _exactly(link: socket, data: bytearray) -> bytearray:
+    at, view = 0, memoryview(data)
+    while at < len(data):
+        count = link.recv_into(view[at:])
+        if not count:
+            raise EOFError
+        at += count
+    return data
 
 
 def _packed(tensors: Tensors) -> bytes:
