@@ -62,7 +62,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 AS_THEY_COME = ("fedavg", "ffgg gradient", "heart_pfl", "hermes download")
 """Who is looked at in an asynchronous run."""
-SEEDS = {"ditto | plain": 4, "fedprox | plain": 5}
+SEEDS = {"ditto | plain": 4, "fedavg_ft | plain": 7, "fedprox | plain": 7}
 """Seeds of runs that have an activation within a few roundings of a kink under the usual one, 3."""
 CASES = [
     (name, setting)
