@@ -14,7 +14,6 @@ ended within .005 of one another's accuracy, hence ``fo``, which costs two gradi
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -25,6 +24,7 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.hparams import Rate, Weighed, at_least, check, off, one_of
+from talaria.algorithms.perfedavg.curvature import differenced, moved
 from talaria.algorithms.perfedavg.triples import Batch, triples
 from talaria.algorithms.sharing import update
 from talaria.model.split import Split
@@ -99,24 +99,14 @@ class PerFedAvg:
         """The gradient of f(w − α ∇f(w)), estimated on (D, D', D''). Only the pass over D, at w, moves BatchNorm."""
         w, alpha = walk.weights, self.alpha(recipe)
         step = walk.gradient(*batches[0], keep=True, draws=noise[0])
-        g = walk.gradient(*batches[1], at=_moved(w, step, -alpha), draws=noise[1])
+        g = walk.gradient(*batches[1], at=moved(w, step, -alpha), draws=noise[1])
         if self.form == "fo" or alpha == 0:
             return g
         if self.form == "exact":
             bent = walk.curved(*batches[2], g, noise[2])
         else:
-            bent = self._differenced(walk, batches[2], g, noise[2])
+            bent = differenced(walk, batches[2], g, noise[2], self.delta)
         return {k: np.asarray(slope - alpha * bent[k]) if k in bent else slope for k, slope in g.items()}
-
-    def _differenced(self, walk: Walk, batch: Batch, along: Tensors, noise: LayerStreams) -> Tensors:
-        """∇²f(w) · along by central differences; both sides see the same dropout, else its noise would be all."""
-        length = math.sqrt(sum(float(np.square(v, dtype=np.float64).sum()) for v in along.values()))
-        if length == 0:
-            return {}
-        reach, again = self.delta / length, noise.copy()
-        up = walk.gradient(*batch, at=_moved(walk.weights, along, reach), draws=noise)
-        down = walk.gradient(*batch, at=_moved(walk.weights, along, -reach), draws=again)
-        return {k: (up[k] - down[k]) / (2 * reach) for k in up.keys() & down.keys()}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         state = ready(task, {**shared, **private})
@@ -128,8 +118,3 @@ class PerFedAvg:
         plain = Recipe(steps=self.adapt_steps, batch=count, lr=alpha, momentum=0.0, accumulate=slices)
         recipe = plain.but(smoothing=task.recipe.smoothing)
         return served(task, train(task, state, recipe=recipe, purpose="tune"))
-
-
-def _moved(w: Tensors, along: Tensors, by: float) -> Tensors:
-    """w + by · along."""
-    return {k: np.asarray(v + by * along[k], v.dtype) if k in along else v for k, v in w.items()}

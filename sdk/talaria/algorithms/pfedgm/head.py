@@ -1,5 +1,8 @@
 """The personal Gaussian head: a device's class statistics, fused with the fleet's, as one linear or quadratic layer.
 
+The linear layer is W = Σ_i⁻¹ μ_ic through R, centred over classes and scaled down as a whole where its logits would
+span more than :data:`SPAN`. The quadratic one adds each mean's own uncertainty to Σ_i: for very few samples.
+
 ``shared`` is what the server sent: means μ^g and their spread, the tied covariance Σ^g within classes, the variance
 between devices, counts (:mod:`talaria.aggregate.class_statistics`). Statistics are float64.
 """
@@ -16,6 +19,8 @@ from talaria.algorithms.pfedgm.gaussian import Statistics
 from talaria.tensors import Array, Tensors
 from talaria.types import Task
 
+CENTRES, HELD = "own/centres", "own/held"
+"""Among a device's private tensors: its class means (C, k), and which classes it holds (C,)."""
 UNSEEN = -50.0
 """Log prior of a class that neither the fleet nor the device has ever seen."""
 SPAN = 30.0
@@ -77,6 +82,11 @@ def taken(task: Task, z: Array, shared: Tensors, at_least: int = 1) -> Statistic
     """The statistics of the training samples' features ``z`` (N, k), without classes of fewer than ``at_least``."""
     flat = shared[pooled.WITHIN].ndim == 1
     return gaussian.collect(z, task.train.y, task.classes, diagonal=flat, at_least=at_least)
+
+
+def remembered(stats: Statistics, shared: Tensors) -> Tensors:
+    """What the device keeps of its classes for the next round: fused means, and which classes it holds."""
+    return {CENTRES: fused(stats, shared)[0].astype(np.float32), HELD: (stats.count > 0).astype(np.uint8)}
 
 
 def as_sent(stats: Statistics, shared: Tensors) -> Tensors:

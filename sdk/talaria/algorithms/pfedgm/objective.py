@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from talaria.algorithms.pfedgm.head import CENTRES, HELD
 from talaria.algorithms.pfedgm.navigator import (
     ANCHORS,
     SCALE,
@@ -21,9 +22,6 @@ from talaria.tensors import Array, Tensors
 from talaria.training.engine import INTO, Slopes
 from talaria.training.objectives import cross_entropy
 from talaria.types import Task
-
-CENTRES, HELD = "own/centres", "own/held"
-"""Among a device's private tensors: its class means (C, k), and which classes it holds (C,)."""
 
 
 @dataclass(frozen=True)

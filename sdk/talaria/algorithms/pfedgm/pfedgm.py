@@ -15,17 +15,13 @@ relatives pFedFDA (NeurIPS 2024) and FedPAC. No code was published; the accuraci
     serve:  statistics on the device's data with the present θ;  K = P (P + Σ^g/n_ic)⁻¹, P = T + P^g_c;
             μ_ic = μ^g_c + K (m_ic − μ^g_c);  Σ_i = (ν₀ Σ^g + S_i)/(ν₀ + n_i − C_i);  logits by linear discriminant
 
-The served head is one linear layer, W = Σ_i⁻¹ μ_ic through R, centred over classes and scaled down as a whole where
-its logits would span more than 30. ``predictive`` adds each mean's own uncertainty to Σ_i,
-which is quadratic in z: for very few samples. The variance head that the abstract's generator may have is left out.
+The variance head that the abstract's generator may have is left out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
-
-import numpy as np
 
 from talaria.aggregate import class_statistics as pooled
 from talaria.aggregate.base import Aggregator
@@ -34,14 +30,16 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.finetune import TuneOn, labelled
 from talaria.algorithms.hparams import Epochs, Rate, above, at_least, check, one_of, require, within
 from talaria.algorithms.pfedgm import navigator
-from talaria.algorithms.pfedgm.head import as_sent, fused, personal_head, taken
-from talaria.algorithms.pfedgm.objective import CENTRES, HELD, objective
+from talaria.algorithms.pfedgm.head import as_sent, personal_head, remembered, taken
+from talaria.algorithms.pfedgm.navigator import projection_of
+from talaria.algorithms.pfedgm.objective import objective
 from talaria.algorithms.pfedgm.resampling import resampled
+from talaria.algorithms.pfedgm.serving import entering, served_with
 from talaria.algorithms.sharing import update
 from talaria.model.split import Split
-from talaria.model.weights import Model, Served, Weights
-from talaria.tensors import Array, Tensors, only
-from talaria.training.engine import INTO, looking, ready, state_of, train
+from talaria.model.weights import Model
+from talaria.tensors import Tensors, only
+from talaria.training.engine import ready, state_of, train
 from talaria.types import Task, Update
 
 
@@ -104,13 +102,11 @@ class PFedGM:
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
         state = self._trained(task, navigator.enter(task, shared, private), shared, private, "train")
-        z = self._projection(task)(self._inputs(task, ready(task, state)))
+        z = projection_of(task.split, task.mask, self.features)(entering(task, ready(task, state)))
         own, sent = taken(task, z, shared), taken(task, z, shared, self.n_min)
         values = {**state, **as_sent(sent, shared)}
         kept = {k: v for k, v in values.items() if k not in shared}
-        centres, _ = fused(own, shared)
-        classes: Tensors = {CENTRES: centres.astype(np.float32), HELD: (own.count > 0).astype(np.uint8)}
-        return update(task, values, shared), {**kept, **classes}
+        return update(task, values, shared), {**kept, **remembered(own, shared)}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         inner = task.but(train=labelled(task, self.tune_on))
@@ -118,30 +114,15 @@ class PFedGM:
         if self.tune_epochs:
             recipe = task.recipe.but(epochs=self.tune_epochs, steps=None, lr=self.tune_lr or task.recipe.lr)
             state = self._trained(inner.but(recipe=recipe), state, shared, private, "tune")
-        inputs, project = self._inputs(inner, state), self._projection(inner)
+        inputs, project = entering(inner, state), projection_of(task.split, task.mask, self.features)
         matrix, nu = project.matrix(inputs.shape[1], inputs.dtype), self.prior_samples or float(self.features)
         head = personal_head(taken(inner, project(inputs), shared), shared, matrix, nu, self.predictive)
-        if isinstance(task.model, Weights):
-            tap = INTO + navigator.last_layer(task.split)
-            look = looking(task, state, [tap])
-            whole = {**only(state, [k for k in state if k in {*task.split.keys}]), **head.named(tap.removeprefix(INTO))}
-            learned = frozenset(task.split.parameters("body", "adapters", "head"))
-            return Served(whole, lambda x: head(look(x)[tap]), learned)
-        from talaria.algorithms.pfedgm.module import serve
-
-        return serve(task, state, head)
-
-    def _inputs(self, task: Task, state: Tensors) -> Array:
-        """What enters the last layer (N, d), of the training samples."""
-        tap = INTO + navigator.last_layer(task.split)
-        return looking(task, state, [tap])(task.train.x)[tap]
-
-    def _projection(self, task: Task) -> navigator.Projection:
-        return navigator.projection_of(task.split, task.mask, self.features)
+        return served_with(head, task, state)
 
     def _trained(self, task: Task, state: Tensors, shared: Tensors, private: Tensors, purpose: str) -> Tensors:
         draws = task.draws(purpose + " samples")
         samples = task.train.take(resampled(task.train.y, self.rho, draws))
+        project = projection_of(task.split, task.mask, self.features)
         weights: dict[str, float] = {"rho": self.rho, "inter": self.inter, "intra": self.intra, "virtual": self.virtual}
-        loss = objective(task, shared, private, draws, self._projection(task), margin=self.margin, **weights)
+        loss = objective(task, shared, private, draws, project, margin=self.margin, **weights)
         return train(task, state, samples=samples, objective=loss, purpose=purpose)

@@ -1,0 +1,27 @@
+"""What a device runs: its features, and its Gaussian head in the place of the last linear layer."""
+
+from talaria.algorithms.pfedgm.head import Linear, Quadratic
+from talaria.algorithms.pfedgm.navigator import last_layer
+from talaria.model.weights import Model, Served, Weights
+from talaria.tensors import Array, Tensors, only
+from talaria.training.engine import INTO, looking
+from talaria.types import Task
+
+
+def entering(task: Task, state: Tensors) -> Array:
+    """What enters the last layer (N, d), of the training samples."""
+    tap = INTO + last_layer(task.split)
+    return looking(task, state, [tap])(task.train.x)[tap]
+
+
+def served_with(head: Linear | Quadratic, task: Task, state: Tensors) -> Model:
+    """The task's model with ``state``, and ``head`` for its last layer."""
+    if not isinstance(task.model, Weights):
+        from talaria.algorithms.pfedgm.module import serve
+
+        return serve(task, state, head)
+    layer = last_layer(task.split)
+    look = looking(task, state, [INTO + layer])
+    whole = {**only(state, [k for k in state if k in {*task.split.keys}]), **head.named(layer)}
+    learned = frozenset(task.split.parameters("body", "adapters", "head"))
+    return Served(whole, lambda x: head(look(x)[INTO + layer]), learned)
