@@ -2,11 +2,8 @@
 
 import math
 
-import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting import pld, rdp
-from scipy.stats import beta
 
 from talaria.errors import AggregationError, ConfigError, StateError
 from talaria.privacy.accounting import KEY, Ledger, epsilon, ledger_in, noise_for
@@ -21,6 +18,9 @@ def test_the_gaussian_of_dp_accountings_own_tests() -> None:
 
 @pytest.mark.parametrize(("noise", "rounds", "delta"), [(0.7, 1, 1e-5), (1.0, 4, 1e-3), (6.0, 30, 1e-5)])
 def test_it_is_what_the_accountants_come_to(noise: float, rounds: int, delta: float) -> None:
+    import dp_accounting  # here: every process that runs tests would pay a second and a half for it
+    from dp_accounting import pld, rdp
+
     event = dp_accounting.GaussianDpEvent(noise)
     exact = epsilon(noise, rounds, delta)
     relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
@@ -83,6 +83,8 @@ def test_a_canary_shows_no_more_than_was_claimed(flaw: bool, monkeypatch: pytest
 
     hits = sum(released(canary, 2 * seed) > 0.5 for seed in range(trials))
     false = sum(released(0 * canary, 2 * seed + 1) > 0.5 for seed in range(trials))
+    from scipy.stats import beta
+
     # Clopper and Pearson's bounds at 99.9 %, each: (TPR - delta) / FPR is at most exp(epsilon).
     low = beta.ppf(1e-3, hits, trials - hits + 1)
     high = beta.ppf(1 - 1e-3, false + 1, trials - false)

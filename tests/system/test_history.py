@@ -32,7 +32,7 @@ def kept(outcome):
 # ---- what must be kept ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [*range(24), 31, 47, 66, 103, 150, 171, 225, 811])
+@pytest.mark.parametrize("seed", [*range(6), 31, 47, 66, 103, 150, 171, 225, 811])
 def test_a_fleet_keeps_its_promises_whatever_a_seed_draws(seed):
     kept(live(draw(seed)))
 

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 from tolerance import roundings
 
 from talaria.aggregate.masked import MaskedMean
@@ -193,6 +192,8 @@ def test_rfa_leaves_a_row_that_is_not_the_median(steps: int) -> None:
     assert start in points
     z = run(RFA(f=1, steps=steps, tol=0), plain(*points))
     total = lambda p: sum(math.dist(p, r) for r in points)
+    from scipy.optimize import minimize
+
     best = minimize(total, [0.3, 0.2, 0.3], method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-12})
     assert total(z) < total(start) - 1e-3
     assert total(z) == pytest.approx(best.fun, rel=1e-4 if steps == 32 else 1e-9)
@@ -201,6 +202,8 @@ def test_rfa_leaves_a_row_that_is_not_the_median(steps: int) -> None:
 def test_rfa_equals_a_general_optimizer() -> None:
     x = np.random.default_rng(3).standard_normal((9, 4))
     z = run(RFA(f=1, steps=500, tol=0), plain(*x.tolist()))
+    from scipy.optimize import minimize
+
     want = minimize(lambda p: sum(math.dist(p, r) for r in x.tolist()), x.mean(0), method="BFGS", tol=1e-12)
     assert z == pytest.approx(want.x.tolist(), abs=1e-6)
 

@@ -7,7 +7,6 @@ from statistics import fmean
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from tolerance import roundings
 
 from talaria.aggregate.fedopt import ServerMomentum
@@ -220,6 +219,8 @@ def test_fine_tuning_that_costs_accuracy_is_not_served() -> None:
 
 def digits(device: int) -> tuple[Member, Samples]:
     """Handwritten digits (UCI), four of ten to a device, twice as large and noisy; and its samples to test on."""
+    from sklearn.datasets import load_digits
+
     every = load_digits()
     rng = np.random.default_rng([device, 1])
     mine = np.flatnonzero(np.isin(every.target, rng.choice(10, 4, replace=False)))

@@ -6,7 +6,6 @@ import struct
 
 import pytest
 import torch
-from sklearn.datasets import load_sample_images
 
 from talaria import tensors
 from talaria.errors import ConfigError, StateError
@@ -24,6 +23,8 @@ def pretrained():
 
 
 def test_a_palace_and_a_daisy_are_recognised(pretrained):
+    from sklearn.datasets import load_sample_images
+
     images = torch.stack([torch.tensor(image) for image in load_sample_images().images])
     x = images.permute(0, 3, 1, 2).float()[..., :427, 100:527]
     x = torch.nn.functional.interpolate(x, size=(224, 224), mode="bilinear", antialias=True)

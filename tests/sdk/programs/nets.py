@@ -2,7 +2,13 @@
 
 import torch
 from torch import nn
-from torchvision.ops import StochasticDepth
+
+
+def dropped(share: float) -> nn.Module:
+    """torchvision's layer that leaves out whole samples; imported here: every process that runs tests reads this."""
+    from torchvision.ops import StochasticDepth
+
+    return StochasticDepth(share, "row")
 
 
 class Residual(nn.Module):
@@ -150,8 +156,8 @@ NETS = {
     "residual": (LINE, Residual),
     "gated": (PLANE, Gated),
     "zero_pad": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.ZeroPad2d((1, 0, 2, 1)), nn.Conv2d(4, 2, 3, 2), wide=40)),
-    "stochastic_depth": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), StochasticDepth(0.4, "row"), wide=288)),
-    "stochastic_depth_of_features": ((5,), lambda: maps(nn.Linear(5, 6), StochasticDepth(0.4, "row"), wide=6)),
+    "stochastic_depth": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), dropped(0.4), wide=288)),
+    "stochastic_depth_of_features": ((5,), lambda: maps(nn.Linear(5, 6), dropped(0.4), wide=6)),
     "linear_of_sequences": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), wide=5)),
     "linear_of_maps": (LINE, lambda: maps(nn.Linear(12, 5), nn.Conv1d(3, 4, 1), nn.Flatten(), wide=20)),
     "sequence_as_map": ((12, 3), lambda: Sequences(nn.Linear(3, 5), nn.Conv1d(12, 4, 1), wide=5, turn=False)),
