@@ -1,4 +1,4 @@
-"""Real servers for tests: PostgreSQL as Debian packages it, and S3 over HTTP.
+"""Real servers for tests: PostgreSQL as Debian packages it, S3 over HTTP, and a Mosquitto that takes small packets.
 
 PostgreSQL runs as an unprivileged user on a free port with its data in a temporary folder. S3 is moto's server: an
 emulation that keeps objects in memory but speaks the real protocol over real sockets to the real client; no S3 server
@@ -20,6 +20,8 @@ from pathlib import Path
 from urllib.error import URLError
 
 import pytest
+
+from talaria_coordinator.broker import find_mosquitto
 
 PASSWORD = "of the tests"
 BUCKET = "fleet-blobs"
@@ -165,3 +167,25 @@ def serving_s3():
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def serving_small_packets(folder, size):
+    """The URL of a Mosquitto that takes packets of ``size`` bytes."""
+    port = free_port()
+    config = folder / f"mosquitto-{port}.conf"
+    config.write_text(f"listener {port} 127.0.0.1\nuser root\nallow_anonymous true\nmax_packet_size {size}\n")
+    process = subprocess.Popen([find_mosquitto(), "-c", config], stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+            except OSError:
+                time.sleep(0.02)
+            else:
+                break
+        yield f"mqtt://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()

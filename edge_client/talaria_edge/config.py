@@ -6,8 +6,8 @@ state = "state/s01-left"      # private tensors; never leaves the device
 bundle = "s01-left.talaria"   # where the personal model goes; leave out for none
 labels = ["rest", "walk"]     # what the classes are called; leave out for numbers
 variants = ["fp32", "int8"]   # forms that the bundle may choose from; leave out for all
-engine = "onnx"               # who trains: onnx (graphs in ONNX Runtime) or torch, which it is without this line
-kit = "watch.kit"             # with onnx: what `talaria programs kit` made of the fleet; the device then needs no torch
+engine = "onnx"               # who trains: torch, which it is without this line where torch is installed, or onnx
+kit = "watch.kit"             # with onnx: what `talaria programs kit` made; without it the coordinator gives one
 plan = "plan.json"            # what `talaria plan --json` printed for this device; leave out to train the whole model
 
 [fleet]
@@ -44,6 +44,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -60,6 +61,19 @@ from talaria.plugins import require_packages
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE
 from talaria_edge.data import DataSource, NamedSource, NpzSource
 from talaria_edge.training_policy import Rules, hours
+
+
+def usual_engine() -> Engine:
+    """Who trains where nobody says it."""
+    return "torch" if has_torch() else "onnx"
+
+
+def has_torch() -> bool:
+    """True where torch can be imported; it is not."""
+    try:
+        return find_spec("torch") is not None
+    except (ImportError, ValueError):  # the second where somebody has shut it out
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +95,10 @@ class DeviceConfig:
     labels: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     """Forms of the model that the bundle may choose from; empty for all."""
-    engine: Engine = "torch"
-    """Who trains: torch, or graphs of the same model in ONNX Runtime."""
+    engine: Engine = field(default_factory=usual_engine)
+    """Who trains: torch, or graphs of the same model in ONNX Runtime; torch wherever it is installed."""
     kit: Path | None = None
-    """The run's graphs, made where torch is; None: they are made here, with torch."""
+    """The run's graphs as a file; None: they are made here where torch is, and given by the coordinator elsewhere."""
     allow: tuple[str, ...] = ()
     """Top-level packages beside Talaria whose code the coordinator's run may name."""
     guard: Rules | None = None
@@ -165,7 +179,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         bundle=device.path("bundle", None),
         labels=device.names("labels", ()),
         variants=device.names("variants", ()),
-        engine=cast(Engine, device.text("engine", "torch")),
+        engine=cast(Engine, device.text("engine", usual_engine())),
         kit=device.path("kit", None),
         allow=code.names("allow", ()),
         guard=_rules(guard) if "guard" in top.values else None,

@@ -1,13 +1,12 @@
 """A broker that takes small messages only: all is cut to them, or the coordinator says at once that it cannot be."""
 
 import asyncio
-import socket
-import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import torch
+from servers import serving_small_packets
 
 from talaria.errors import ConfigError
 from talaria.federated.run import Run
@@ -19,7 +18,6 @@ from talaria.wire.frames import Header, encode_frame
 from talaria.wire.messages import MAX_CHUNKS, Offer, encode_message
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic
-from talaria_coordinator.broker import find_mosquitto
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.storage.blobs import FolderBlobs
@@ -32,29 +30,8 @@ from talaria_edge.data import DeviceData, Given
 @pytest.fixture
 def broker(tmp_path):
     """``broker(bytes)``: the URL of a Mosquitto that takes packets of so many bytes."""
-    started = []
-
-    def start(size):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        config = tmp_path / "mosquitto.conf"
-        config.write_text(f"listener {port} 127.0.0.1\nuser root\nallow_anonymous true\nmax_packet_size {size}\n")
-        started.append(subprocess.Popen([find_mosquitto(), "-c", config], stderr=subprocess.DEVNULL))
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-            except OSError:
-                time.sleep(0.02)
-            else:
-                break
-        return f"mqtt://127.0.0.1:{port}"
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    with ExitStack() as stack:
+        yield lambda size: stack.enter_context(serving_small_packets(tmp_path, size))
 
 
 def data_of(seed):

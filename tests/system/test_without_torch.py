@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
+from servers import serving_small_packets
 
 from talaria import tensors
 from talaria.federated.rounds import layout_of
@@ -33,9 +35,9 @@ def environment():
 class Coordinator:
     """``talaria coordinator serve`` as a service starts it: a process of its own, from nothing."""
 
-    def __init__(self, config):
+    def __init__(self, config, **beside):
         command = [sys.executable, "-c", COMMAND, "coordinator", "serve", str(config), "--json"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment() | beside)
 
     def wait_for(self, event):
         for line in self.process.stdout:
@@ -75,31 +77,6 @@ def test_devices_that_train_with_programs_learn_what_is_simulated(fleet, a_run, 
         assert tensors.equal(one.private(device), simulated.private[device]), device
 
 
-def test_a_coordinator_that_has_its_blueprint_starts_where_there_is_no_torch(fleet, a_run):
-    one = fleet(a_run(rounds=1))
-    first = Coordinator(one.config)
-    try:
-        first.wait_for("started")
-        [blueprint] = (one.folder / "state").glob("blueprint-*")
-    finally:
-        first.close()
-    command = [sys.executable, "-c", TORCHLESS + COMMAND, "coordinator", "serve", str(one.config), "--json"]
-
-    def served():
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen(command, **pipes, text=True, env=environment()) as it:
-            events = []
-            for line in it.stdout:
-                events.append(json.loads(line)["event"])
-                if events[-1] == "started":
-                    it.kill()
-            return events, it.stderr.read()
-
-    assert served()[0][-1] == "started"
-    blueprint.write_bytes(blueprint.read_bytes()[:-9])  # damaged: made again, by a process that has torch
-    assert served()[0][-1] == "started"
-
-
 class Agents:
     """``talaria edge run`` in a process that cannot import torch."""
 
@@ -108,39 +85,62 @@ class Agents:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen(command, **pipes, text=True, env=environment())
 
+    def wait_for(self, event):
+        for line in self.process.stdout:
+            told = json.loads(line)
+            if told["event"] == event:
+                return told
+        raise AssertionError(f"ended with {self.process.wait(20)} before {event}: {self.process.stderr.read()[-2000:]}")
+
     def end(self):
         out, errors = self.process.communicate(timeout=90)
         return self.process.returncode, [json.loads(line) for line in out.splitlines()], errors
 
+    def kill(self):
+        """-9, where it has not ended."""
+        self.process.kill()
+        self.process.wait(20)
+        self.process.stdout.close()
+        self.process.stderr.close()
 
-@pytest.mark.parametrize("algorithm", ["fedrep"])
-def test_devices_without_torch_learn_from_a_kit_what_is_simulated(fleet, a_run, algorithm):
-    run = a_run(algorithm, rounds=2, **RUNS.get(algorithm, {}))
+
+def without_engine(file):
+    file.write_text(file.read_text().replace('engine = "onnx"\n', ""))
+    return file
+
+
+def test_devices_without_torch_are_given_a_kit_and_learn_what_is_simulated(fleet, a_run, tmp_path):
+    """Their device.toml says nothing of it; the kit comes in many small pieces, and they are killed in its midst."""
+    run = a_run("fedrep", rounds=2, **RUNS["fedrep"])
     narrow = {g: max(8, n // 2) for g, n in layout_of(run.spec).sizes.items()}
-    one = fleet(run, widths={"anna": narrow}, engine="onnx")
-    kit = one.folder / "watch.kit"
-    made = [sys.executable, "-c", COMMAND, "programs", "kit", str(one.config), "--out", str(kit)]
-    subprocess.run(made, check=True, env=environment(), stdout=subprocess.DEVNULL)
-    coordinator = Coordinator(one.config)
-    try:
-        broker = coordinator.wait_for("ready")["broker"]
-        files = [one.device_config(device, broker) for device in one.devices]
-        for file in files:
-            file.write_text(file.read_text().replace('engine = "onnx"', 'engine = "onnx"\nkit = "watch.kit"'))
-        agents = Agents(files)
+    with serving_small_packets(tmp_path, 8000) as url:
+        one = fleet(run, widths={"anna": narrow}, engine="onnx", broker=url)
+        coordinator = Coordinator(one.config)
         try:
-            status, events, errors = agents.end()
+            broker = coordinator.wait_for("ready")["broker"]
+            files = [without_engine(one.device_config(device, broker)) for device in one.devices]
+            agents = Agents(files)
+            try:
+                parts = [one.state_of(device) for device in one.devices]
+                while not any(part.glob("kit-*.part") for part in parts) and agents.process.poll() is None:
+                    time.sleep(0.01)
+            finally:
+                agents.kill()
+            agents = Agents(files)
+            try:
+                status, events, errors = agents.end()
+            finally:
+                agents.kill()
+            assert status == 0, (errors, events[-4:])
+            assert not any("torch" in name for name in coordinator.libraries)
+            assert coordinator.process.wait(90) == 0
         finally:
-            agents.process.kill()
-        assert status == 0, (errors, events[-4:])
-        assert coordinator.process.wait(90) == 0
-    finally:
-        coordinator.close()
-    simulated = one.simulated()
+            coordinator.close()
+    simulated, members = one.simulated(), one.members()
     assert tensors.equal(one.shared(), simulated.shared)
-    members = one.members()
     for device in one.devices:
         assert tensors.equal(one.private(device), simulated.private[device]), device
+        assert [path.name for path in one.state_of(device).glob("kit*")] == ["kit.bin"]
         done = json.loads((one.state_of(device) / "result.json").read_text())
         with safe_open(done["personal"], framework="numpy") as found:
             served = {key: found.get_tensor(key) for key in found.keys()}  # noqa: SIM118 - of a file, no dict
@@ -149,18 +149,32 @@ def test_devices_without_torch_learn_from_a_kit_what_is_simulated(fleet, a_run, 
         assert all(np.array_equal(served[key], wanted[key]) for key in wanted), device
 
 
-def test_a_device_without_torch_and_kit_says_what_to_do(fleet, a_run):
+def test_where_nobody_has_torch_the_device_and_the_operator_are_told_what_to_do(fleet, a_run):
+    """A coordinator that has its blueprint starts without torch; a damaged one is made again, where torch is."""
     one = fleet(a_run(rounds=1), engine="onnx")
-    coordinator = Coordinator(one.config)
+    first = Coordinator(one.config)
     try:
-        agents = Agents([one.device_config("anna", coordinator.wait_for("ready")["broker"])])
+        first.wait_for("started")
+        [blueprint] = (one.folder / "state").glob("blueprint-*")
+    finally:
+        first.close()
+    hidden = one.folder / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(TORCHLESS)  # its processes find no torch either
+    coordinator = Coordinator(one.config, PYTHONPATH=str(hidden))
+    try:
+        agents = Agents([without_engine(one.device_config("anna", coordinator.wait_for("ready")["broker"]))])
         try:
-            status, events, _ = agents.end()
+            told = agents.wait_for("error")["error"]
         finally:
-            agents.process.kill()
+            agents.kill()
+        assert "talaria programs kit FLEET.TOML" in told
+        assert "[fleet] kit" in told
     finally:
         coordinator.close()
-    assert status == 1
-    [told] = [item["error"] for item in events if item["event"] == "failed"]
-    assert "talaria programs kit" in told
-    assert "talaria[torch]" in told
+    blueprint.write_bytes(blueprint.read_bytes()[:-9])
+    again = Coordinator(one.config)
+    try:
+        again.wait_for("started")
+    finally:
+        again.close()

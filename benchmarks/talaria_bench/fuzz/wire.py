@@ -66,6 +66,9 @@ def every_message() -> list[messages.Message]:
         messages.Rebirth(above=0),
         messages.Notice(text="asked once others have left"),
         messages.Want(model_digest=CUT.sha256, bitmap=b"\x0f"),
+        messages.KitManifest(**parcel),  # type: ignore[arg-type]
+        messages.NoKit(reason="there is none"),
+        messages.WantKit(sha256=CUT.sha256, bitmap=b"\x0f"),
         messages.Trouble(**told),  # type: ignore[arg-type]
         messages.Goodbye(version=1),
         messages.Farewell(),

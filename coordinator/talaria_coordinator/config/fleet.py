@@ -4,6 +4,8 @@
 name = "watch"
 state = "state"             # folder for the database, blobs and the broker's files
 devices = 16                # learn once so many have come; or members = ["anna", ...]
+    # kit = "watch.kit"         # what devices without torch learn from, as `talaria programs kit` made it; left out, it
+    #                           # is made here when the first of them asks, which needs torch
 
 [broker]
 url = "auto"                # "auto", "mosquitto", "amqtt", or mqtt://host:1883
@@ -123,6 +125,8 @@ class FleetConfig:
     """A rule instead of the algorithm's own, as :func:`talaria.federated.server_rule.rule_named` reads it."""
     retry_s: float = 2.0
     max_update: int = 64 << 20
+    kit: Path | None = None
+    """What devices without torch learn from, as a file; None: it is made when one of them asks."""
     api: ApiConfig | None = None
     """Where API, metrics and dashboard are served; None: nowhere."""
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -196,6 +200,7 @@ def load_config(path: str | Path) -> FleetConfig:
         devices=fleet.whole("devices", 0),
         members=fleet.names("members", ()),
         stay=fleet.flag("stay", True),
+        kit=fleet.path("kit", None),
         broker=broker.text("url", "auto"),
         host=broker.text("host", "127.0.0.1"),
         port=broker.whole("port", 0, high=65535),

@@ -16,6 +16,7 @@ from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
+from talaria.protocol.coordinator.kits import KitOffer
 from talaria.protocol.coordinator.machine import Rules
 from talaria.protocol.driver import Driver, Sent
 from talaria.wire.chunks import ROOM, Cut, chunk_within, describe, most_within
@@ -47,6 +48,10 @@ SOON_S = 1.0
 """What may be saved soon is saved once for all that happens in this time: the machine of a large fleet is large."""
 
 
+def _none() -> bytes:
+    raise ConfigError("this coordinator has no kit")
+
+
 class Service:
     """The coordinator of one fleet. :meth:`run` returns when it is stopped, or done and told not to stay."""
 
@@ -63,11 +68,12 @@ class Service:
         observe: Callable[[object], None] = lambda item: None,
         sent: Sent = lambda size: None,
         learn: Callable[..., Learning] = Learning,
+        kit: Callable[[], bytes] = _none,
     ) -> None:
         """``report`` is told what happens; ``observe`` sees every event and action of the machine, and ``sent``
         how many bytes went out. None of them may wait. ``learn`` makes what checks and folds updates, and
         ``keep_out`` tells the broker who is shut out; ``tend`` looks after a broker that is ours, and says what befell
-        it."""
+        it. ``kit`` gives the run's kit, and may take long; it is asked once, when a device needs it."""
         self.config, self.store, self.blobs = config, store, blobs
         self._report, self._open, self._observe = report, open_transport, observe
         self._learning = learn(config.run, blobs, config.aggregator, config.max_update, config.buffering)
@@ -86,6 +92,7 @@ class Service:
         self._driver = Driver(self._read, sent, inbox=INBOX)
         self._uploads = Uploads(config.state / "uploads", config.max_update)
         self._model: tuple[Cut, bytes] | None = None
+        self._make_kit, self._kit, self._seeks_kit = kit, b"", False
         self._conductor = Conductor(
             config,
             store,
@@ -225,9 +232,13 @@ class Service:
         if chunk != rules.chunk:
             self._half = replace(self._half, rules=replace(rules, chunk=chunk, max_update=min(rules.max_update, most)))
             self._publish_model(multicast=False)
+            if self._kit:
+                self._offer_kit()
 
     def _read(self, cut: Cut) -> bytes:
-        """The bytes of the current global model; none for one that is no longer current."""
+        """The bytes of the current global model, or of the kit; none for what is no longer current."""
+        if self._half.kit.cut is not None and self._half.kit.cut.sha256 == cut.sha256:
+            return self._kit
         return self._model[1] if self._model and self._model[0].sha256 == cut.sha256 else b""
 
     async def _tick(self, transport: Transport) -> None:
@@ -307,6 +318,11 @@ class Service:
                 self._conductor.failed(action.attempt, action.reason)
             case a.Fenced():
                 raise StateError(self._replaced(action))
+            case a.KitAsked():
+                if not self._seeks_kit:
+                    self._seeks_kit = True
+                    self._tell("kit-asked", device=action.device)
+                    self._driver.spawn(self._find_kit())
             case a.Departed():
                 self._leaving.done(action.device)
             case _:
@@ -353,6 +369,22 @@ class Service:
         if isinstance(answer, e.UpdateRejected):
             self._tell("rejected", attempt=action.attempt, device=action.device, reason=answer.reason)
         await self._driver.inbox.put(answer)
+
+    # -- the run's kit
+
+    async def _find_kit(self) -> None:
+        """Find or make it, beside the rounds; whoever asked asks again."""
+        try:
+            self._kit = await asyncio.to_thread(self._make_kit)
+            self._offer_kit()
+        except TalariaError as error:
+            self._half = replace(self._half, kit=KitOffer(without=str(error)))
+            self._tell("error", error=f"devices without torch cannot take part: {error}")
+        else:
+            self._tell("kit", bytes=len(self._kit))
+
+    def _offer_kit(self) -> None:
+        self._half = replace(self._half, kit=KitOffer(describe(self._kit, self._half.rules.chunk)))
 
     # -- orders and global models
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from talaria.errors import StateError, TransportError
@@ -20,7 +21,7 @@ from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.identity.eviction import Barring
-from talaria_coordinator.server import blueprints
+from talaria_coordinator.server import blueprints, kits
 from talaria_coordinator.server.open_state import open_blobs, open_store
 from talaria_coordinator.server.operator_server import Desk
 from talaria_coordinator.storage.store import SilentError
@@ -78,6 +79,7 @@ class Served:
     async def _serve(self, stack: ExitStack) -> None:
         config, desk = self._config, self._desk
         await asyncio.to_thread(blueprints.prepare, config.run, config.state)
+        await asyncio.to_thread(kits.given, config)
         store = stack.enter_context(open_store(config))
         service = Service(
             config,
@@ -88,6 +90,7 @@ class Served:
             sent=desk.sent,
             keep_out=Barring(config, self._broker),
             tend=self._broker.tend,
+            kit=partial(kits.prepared, config),
         )
         self._now = service, asyncio.get_running_loop()
         if self._stopped.is_set():

@@ -29,14 +29,14 @@ from talaria.wire.mqtt import LinkDown, LinkUp, Will
 from talaria.wire.validity import validities, warnings, watch
 from talaria_edge import training_policy
 from talaria_edge.agent.goodbye import Parting
-from talaria_edge.agent.training import Learner
+from talaria_edge.agent.training import Learner, equipped
 from talaria_edge.agent.training_window import TrainingWindow
-from talaria_edge.config import DeviceConfig
+from talaria_edge.config import DeviceConfig, has_torch
 from talaria_edge.data import DeviceData, checked
 from talaria_edge.deployment import gate
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, reach
 from talaria_edge.storage import tensor_files
-from talaria_edge.storage.downloads import Arrivals
+from talaria_edge.storage.downloads import Arrivals, Kits
 from talaria_edge.storage.state import DeviceStore
 from talaria_edge.training_policy import Allowed, Reading
 
@@ -87,6 +87,8 @@ class Agent:
         self._driver = Driver(lambda cut: self._upload, lambda size: self._count("up", size), inbox=INBOX)
         self._learner_of = learn
         self._learner: Learner | None = None
+        self._for_kit: Run
+        """The run that a kit was asked for."""
         self._called: a.Train | None = None
         self._cannot = ""
         """Why the run cannot be learned here; empty where it can, or is not known yet."""
@@ -112,11 +114,13 @@ class Agent:
             self._traffic = self._store.traffic()
             self._state = self._store.protocol()
             self._arrivals = Arrivals(self._store, self.config.max_model)
+            self._kits = Kits(self._store, self.config.max_model)
             self._settle()
             try:
                 await self._driver.run(self._live())
             finally:
                 self._arrivals.close()
+                self._kits.close()
         if self._result is None:
             raise StateError(f"{self.config.device}: left before the last round")
         return self._result
@@ -214,6 +218,16 @@ class Agent:
                 self._driver.spawn(self._assemble(action))
             case a.Discard():
                 self._arrivals.drop(action.xfer)
+                self._kits.drop(action.xfer)
+            case a.KitBegun():
+                found = self._kits.found_if_readable(action.xfer, action.cut)
+                self._feed(e.KitFound(time.monotonic(), action.cut.sha256, found))
+            case a.KitComplete():
+                self._driver.spawn(self._equip(action))
+            case a.KitRefused():
+                self._cannot = f"this device has no torch, and no kit to learn the run from: {action.reason}"
+                self._tell("error", error=self._cannot)
+                self._decline()
             case a.CoordinatorSeen():
                 self._meet(action)
             case a.Train():
@@ -247,13 +261,47 @@ class Agent:
             self._decline()
             return
         self._cannot = ""
-        if self._learner is None or self._learner.run != run:
-            self._learner = self._learner_of(self.config, self._store, run)
-            self._learner.private()
-            self._look_at_plan(run)
-            self._look_at_data(run)
         self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)
+        if self._learner is not None and self._learner.run == run:
+            self._begin()
+        elif self._builds_nothing() and not equipped(self._store, run):
+            self._learner, self._for_kit = None, run
+            self._tell("kit-wanted")
+            self._feed(e.NeedKit(time.monotonic()))
+        else:
+            self._take_up(run)
+
+    def _builds_nothing(self) -> bool:
+        """Whether this device has neither what makes programs nor a file with them."""
+        return self.config.engine == "onnx" and self.config.kit is None and not has_torch()
+
+    def _take_up(self, run: Run) -> None:
+        """From now on this is what is learned here."""
+        self._learner = self._learner_of(self.config, self._store, run)
+        self._learner.private()
+        self._look_at_plan(run)
+        self._look_at_data(run)
         self._begin()
+
+    # -- the run's kit
+
+    async def _equip(self, action: a.KitComplete) -> None:
+        """A whole kit: check it, put it on flash, and learn from it."""
+        run = self._for_kit
+        try:
+            await self._kits.finish(action)
+        except (StateError, WireError) as error:
+            self._tell("error", error=str(error))
+            await asyncio.sleep(self.config.retry_s)
+            found = self._kits.found_if_readable(action.xfer, action.cut)
+            await self._driver.inbox.put(e.KitFound(time.monotonic(), action.cut.sha256, found))
+            return
+        self._feed(e.KitStored(time.monotonic()))
+        if not equipped(self._store, run):
+            self._carry_out(a.KitRefused("the one that came is damaged, or of another run or version of Talaria"))
+            return
+        self._tell("kit", bytes=action.cut.size)
+        self._take_up(run)
 
     def _look_at_plan(self, run: Run) -> None:
         """Say at once what else each round would say: that this device's plan or engine is not for this run."""
@@ -358,11 +406,13 @@ class Agent:
     # -- the global model
 
     def _keep(self, action: a.KeepChunk) -> None:
+        kit = self._state.kit is not None and self._state.kit.transfer == action.xfer
         try:
-            self._arrivals.part(action.xfer, action.cut).put(action.index, action.data)
+            (self._kits if kit else self._arrivals).part(action.xfer, action.cut).put(action.index, action.data)
         except StateError as error:
             self._tell("error", error=str(error))
-            self._driver.spawn(self._fetch_again(action.xfer, action.cut))
+            if not kit:  # a kit that lacks something is found out when it is whole
+                self._driver.spawn(self._fetch_again(action.xfer, action.cut))
 
     async def _assemble(self, action: a.ModelComplete) -> None:
         try:

@@ -6,10 +6,9 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
-from talaria.errors import AggregationError, ConfigError, DataError, ModelError, StateError, WireError
+from talaria.errors import AggregationError, ConfigError, DataError, ModelError, StateError, TalariaError, WireError
 from talaria.federated import rounds
 from talaria.federated.global_model import decode_model
 from talaria.federated.kit import open_kit
@@ -22,7 +21,7 @@ from talaria.tensors import Tensors
 from talaria.training.engine import state_of
 from talaria.training.evaluation import evaluate
 from talaria.wire import codec
-from talaria_edge.config import DeviceConfig
+from talaria_edge.config import DeviceConfig, has_torch
 from talaria_edge.data import DeviceData, checked
 from talaria_edge.deployment.deploy import VARIANT_DROP, Candidate, deploy
 from talaria_edge.storage import tensor_files
@@ -43,14 +42,13 @@ class Learner:
 
     def __post_init__(self) -> None:
         """Raises :class:`~talaria.errors.ConfigError` where the kit that the configuration names is of another run, and
-        where there is neither a kit nor torch."""
+        where torch is to learn and is not there."""
         if self.config.kit is not None:
             rounds.equip(self.run, open_kit(self.config.kit))
-        elif not has_torch():
+        elif self.config.engine != "onnx" and not has_torch():
             raise ConfigError(
-                "device: learns with torch, which is not installed here; name the run's kit ([device] engine = "
-                '"onnx" and kit = "FILE" in device.toml; `talaria programs kit FLEET.TOML` makes it), or pip install '
-                "'talaria[torch]'"
+                f"device: engine={self.config.engine!r} learns with torch, which is not installed here; leave [device] "
+                "engine out, and it learns from the kit that the coordinator gives it, or pip install 'talaria[torch]'"
             )
 
     @property
@@ -213,12 +211,16 @@ class Learner:
         return AccuracyCheck(planned, dense, allowed, len(member.val)).to_json()
 
 
-def has_torch() -> bool:
-    """True where torch can be imported; it is not."""
-    try:
-        return find_spec("torch") is not None
-    except ImportError:
+def equipped(store: DeviceStore, run: Run) -> bool:
+    """Whether a kit of ``run`` lies on flash, from which it is then learned."""
+    if not store.kit_path.exists():
         return False
+    try:
+        rounds.equip(run, open_kit(store.kit_path))
+    except TalariaError as error:
+        logger.info("the kit on flash is not used: %s", error)
+        return False
+    return True
 
 
 def _named(state: Tensors) -> str:

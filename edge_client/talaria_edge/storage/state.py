@@ -5,6 +5,7 @@ protocol.
     pending-private.safetensors   what replaces it once the coordinator has our update, or went on without us
     update.bin                    the update of the latest round, to be offered again after a reboot
     model.bin, model-*.part       the newest global model received, and one on its way
+    kit.bin, kit-*.part           the run's kit, where this device learns from one that the coordinator gave it
     protocol.bin                  the protocol's memory (boot counter, round, transfer)
     traffic.json                  bytes up and down by round
     lock                          held by the process that uses the folder
@@ -70,6 +71,7 @@ class DeviceStore:
         self._next = folder / "pending-private.safetensors"
         self._update = folder / "update.bin"
         self._model = folder / "model.bin"
+        self.kit_path = folder / "kit.bin"
         self._protocol = folder / "protocol.bin"
         self._traffic = folder / "traffic.json"
         self._staging = threading.Lock()  # a round is staged by the worker, and its end may be told meanwhile
@@ -217,6 +219,23 @@ class DeviceStore:
         for part in self.folder.glob("model-*.part"):
             if not keep or part != self.model_part(keep):
                 part.unlink(missing_ok=True)
+
+    # -- the run's kit
+
+    def kit_part(self, transfer: str) -> Path:
+        """Where the kit of this transfer is put together."""
+        return self.folder / f"kit-{transfer}.part"
+
+    def adopt_kit(self, transfer: str) -> None:
+        """The finished transfer becomes the kit on flash, by one rename; no other part of one stays."""
+        try:
+            durable.rename(self.kit_part(transfer), self.kit_path)
+        except OSError as error:
+            raise tensor_files.DiskError(
+                f"state: {self.kit_path} could not be replaced: {error.strerror}; {so_that_it_can_be_written(error)}"
+            ) from None
+        for part in self.folder.glob("kit-*.part"):
+            part.unlink(missing_ok=True)
 
     # -- the protocol's memory and the traffic
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from talaria.errors import ConfigError, StateError, TooLarge, WireError
+from talaria.federated import own_process
 from talaria.federated.blueprint import Blueprint
 from talaria.federated.run import Run
 from talaria.foreign import parsed
@@ -130,6 +131,14 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, WireError, ConfigError) as error:
         raise StateError(f"kit: damaged ({type(error).__name__}: {str(error)[:100]}); make it again") from None
     return kit
+
+
+def made(run_json: str) -> bytes:
+    """The file of a run, made in a process of its own, which needs torch.
+
+    Raises :class:`~talaria.errors.ConfigError` where there can be no kit of the run.
+    """
+    return own_process.made("talaria.federated.make_kit", run_json, "run: its kit cannot be made")
 
 
 def open_kit(path: str | Path) -> Kit:

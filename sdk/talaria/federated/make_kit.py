@@ -1,8 +1,8 @@
 """Makes a run's kit: the algorithm's device half is gone through once with an engine that trains nothing and notes
 which programs it is asked for. Needs torch.
 
-A process of its own makes it for a program that never trains (:func:`made`): ``python -m talaria.federated.make_kit <
-RUN.JSON > FILE``.
+A process of its own makes it for a program that never trains (:func:`talaria.federated.kit.made`): ``python -m
+talaria.federated.make_kit < RUN.JSON > FILE``.
 """
 
 from __future__ import annotations
@@ -102,14 +102,6 @@ def _gone_through(run: Run, engine: ProgramEngine) -> None:
         for newcomer in (True, False):
             _, private = algorithm.fit(task.but(newcomer=newcomer), shared, private)
         algorithm.personal(task.but(newcomer=False), shared, private)
-
-
-def made(run_json: str) -> bytes:
-    """The file of a run, made in a process of its own.
-
-    Raises :class:`~talaria.errors.ConfigError` where there can be no kit of the run.
-    """
-    return own_process.made("talaria.federated.make_kit", run_json, "run: its kit cannot be made")
 
 
 if __name__ == "__main__":

@@ -191,6 +191,14 @@ class Equivocation:
 
 
 @dataclass(frozen=True)
+class KitAsked:
+    """A device asks for the run's kit, and whether there is one is not known: find out, and give the machine its
+    :class:`~talaria.protocol.coordinator.kits.KitOffer`. Said again each time that one asks."""
+
+    device: str
+
+
+@dataclass(frozen=True)
 class Fenced:
     """A coordinator with a newer epoch exists (or, not ``online``, was there meanwhile): stop at once."""
 
@@ -209,6 +217,30 @@ class ModelComplete:
     version: int
     xfer: str
     cut: Cut = field(repr=False)
+
+
+@dataclass(frozen=True)
+class KitBegun:
+    """The kit is known by this cut: say by :class:`KitFound` which chunks lie on flash."""
+
+    xfer: str
+    cut: Cut = field(repr=False)
+
+
+@dataclass(frozen=True)
+class KitComplete:
+    """All chunks of the kit are in its file: check the whole sha256, make it durable, then answer with
+    :class:`KitStored`, or with :class:`KitFound` where it is damaged."""
+
+    xfer: str
+    cut: Cut = field(repr=False)
+
+
+@dataclass(frozen=True)
+class KitRefused:
+    """The coordinator has no kit, or one that this device does not take."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -294,8 +326,12 @@ Action = (
     | Departed
     | Quarantined
     | Equivocation
+    | KitAsked
     | Fenced
     | ModelComplete
+    | KitBegun
+    | KitComplete
+    | KitRefused
     | Train
     | Cancel
     | Receipted

@@ -218,6 +218,29 @@ class ModelDamaged:
 
 
 @dataclass(frozen=True)
+class NeedKit:
+    """This device can learn the run from its kit alone, and has none."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class KitFound:
+    """These chunks of the kit with this sha256 lie intact on flash."""
+
+    now: float
+    sha256: bytes
+    chunks: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class KitStored:
+    """The kit is durable on flash."""
+
+    now: float
+
+
+@dataclass(frozen=True)
 class UpdateReady:
     """The update of ``attempt`` is durable on flash, together with the new private state."""
 

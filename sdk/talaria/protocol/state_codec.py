@@ -6,7 +6,7 @@ A saved state is read back by the types that its class declares; anything else i
 from __future__ import annotations
 
 import types
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -37,9 +37,18 @@ def load(cls: type[T], data: bytes) -> T:
     return state
 
 
+def of_this_life() -> dict[str, bool]:
+    """Metadata of a field that is not saved, and begins anew from its default."""
+    return {"saved": False}
+
+
+def _kept(kind: Any) -> list[Field[Any]]:
+    return [f for f in fields(kind) if f.metadata.get("saved", True)]
+
+
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: _plain(getattr(value, f.name)) for f in _kept(value)}
     if isinstance(value, dict):
         return [[_plain(k), _plain(v)] for k, v in value.items()]
     if isinstance(value, set | frozenset):
@@ -58,7 +67,7 @@ def _shaped(kind: Any, value: Any, where: str) -> Any:
         return _shaped(kind, value, where)
     if is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
-        names = [f.name for f in fields(kind)]
+        names = [f.name for f in _kept(kind)]
         if not isinstance(value, dict) or sorted(value) != sorted(names):
             raise StateError(f"saved {where} does not have the fields of {kind.__name__}; restore a backup")
         return kind(**{n: _shaped(hints[n], value[n], f"{where}.{n}") for n in names})

@@ -149,6 +149,21 @@ class ModelManifest(Parcel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KitManifest(Parcel):
+    """The run's kit, which a device without torch asked for. Sent to that device alone."""
+
+    TYPE: ClassVar[str] = "kit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoKit(Message):
+    """There is no kit of this run, and why."""
+
+    TYPE: ClassVar[str] = "nokit"
+    reason: str = _text()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Offer(Parcel):
     """A device has its update of ``attempt`` ready, made from version ``base_version`` of the global model, whose
     sha256 is ``base_digest``."""
@@ -252,6 +267,15 @@ class Want(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WantKit(Message):
+    """The device asks for exactly these chunks of the kit with this sha256; with an empty bitmap, for its manifest."""
+
+    TYPE: ClassVar[str] = "wantkit"
+    sha256: bytes = _bytes(0, 32)
+    bitmap: bytes = _bytes(0, MAX_CHUNKS // 8)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trouble(Message):
     """Something failed on the sender's side, in words."""
 
@@ -291,6 +315,8 @@ _ALL: tuple[type[Message], ...] = (
     CoordinatorBirth,
     DeviceBirth,
     ModelManifest,
+    KitManifest,
+    NoKit,
     Offer,
     Work,
     Accept,
@@ -301,6 +327,7 @@ _ALL: tuple[type[Message], ...] = (
     Abort,
     Rebirth,
     Want,
+    WantKit,
     Trouble,
     Goodbye,
     Farewell,

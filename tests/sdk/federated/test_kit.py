@@ -9,7 +9,8 @@ import pytest
 from talaria.errors import ConfigError, StateError, TalariaError, TooLarge, WireError
 from talaria.federated import kit as kits
 from talaria.federated import rounds
-from talaria.federated.make_kit import kit_of, made
+from talaria.federated.kit import made
+from talaria.federated.make_kit import kit_of
 from talaria.federated.run import Member, Run
 from talaria.model import l1, pruning, zoo
 from talaria.model.spec import ModelSpec

@@ -38,6 +38,7 @@ class Disk:
     files: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     models: dict[bytes, bytes] = field(default_factory=dict)
     updates: dict[tuple[int, str], bytes] = field(default_factory=dict)
+    kit: bytes = b""
 
 
 class World:
@@ -185,6 +186,14 @@ class World:
                     assert transfer_of(action.cut.sha256) == action.xfer
                     disk.models = {action.cut.sha256: data}
                     self.say(name, e.ModelStored(self.now, action.cut.sha256))
+                case a.KitBegun():
+                    found = frozenset(disk.files.get((name, action.xfer), {}))
+                    self.say(name, e.KitFound(self.now, action.cut.sha256, found))
+                case a.KitComplete():
+                    pieces = disk.files.pop((name, action.xfer))
+                    disk.kit = b"".join(pieces[i] for i in sorted(pieces))
+                    assert hashlib.sha256(disk.kit).digest() == action.cut.sha256
+                    self.say(name, e.KitStored(self.now))
                 case a.Train():
                     assert action.model_digest in disk.models
                     assert action.spec == f"plan of {name}".encode()

@@ -15,7 +15,8 @@ from talaria.bitmaps import indices_of
 from talaria.errors import StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import async_rounds, calls, presence, uploads
+from talaria.protocol.coordinator import async_rounds, calls, kits, presence, uploads
+from talaria.protocol.coordinator.kits import KitOffer
 from talaria.protocol.coordinator.outbox import Voice
 from talaria.protocol.coordinator.state import LIVE, Attempt, CoordinatorState, GlobalModel, Participant, Peer, Rules
 from talaria.protocol.coordinator.step_context import IgnoredError, Turn
@@ -50,6 +51,8 @@ class CoordinatorMachine:
     keys: Mapping[str, bytes] | Keys = field(default_factory=dict)
     enrolled: bool = False
     apart: bool = True
+    kit: KitOffer = field(default_factory=KitOffer)
+    """What a device without torch is given."""
 
     def __post_init__(self) -> None:
         Topic(self.fleet, "co/state")
@@ -352,6 +355,8 @@ class CoordinatorMachine:
                 uploads.offer(t, device, message)
             case m.Want():
                 self._serve(t, device, peer, message)
+            case m.WantKit():
+                kits.serve(t, self.fleet, device, self.kit, message)
             case m.Accept() | m.Decline() | m.Trouble():
                 self._heard(t, device, message)
             case m.Goodbye():
@@ -383,7 +388,7 @@ class CoordinatorMachine:
         model = t.state.model
         if model is None:
             return
-        if peer.served > self.rules.serve * model.cut.size + self.rules.credit * self.rules.chunk:
+        if peer.served > self.rules.serve * (model.cut.size + self.kit.size) + self.rules.credit * self.rules.chunk:
             # Not an offence: what a broker loses, or drops as too large, is asked for again by whoever is honest.
             raise IgnoredError(
                 f"asked for more than {self.rules.serve} times the model; it gets one more each minute. What is sent "
@@ -409,7 +414,7 @@ class CoordinatorMachine:
         uploads.tick(t)
         if t.now - t.state.announced >= REPEAT_SECONDS:
             t.announce()
-            whole = 0 if t.state.model is None else t.state.model.cut.size
+            whole = self.kit.size + (0 if t.state.model is None else t.state.model.cut.size)
             for peer in t.state.peers.values():
                 peer.served = max(0, peer.served - whole)
         attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)

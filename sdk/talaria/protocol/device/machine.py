@@ -6,12 +6,14 @@ It owes nothing to memory: after a reboot or a cut it says again what still wait
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 
 from talaria.bitmaps import indices_of
 from talaria.errors import ConfigError, StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
+from talaria.protocol.device import kit
 from talaria.protocol.device.state import DeviceLimits, DeviceState, Job
 from talaria.protocol.transfer import Receiver, transfer_of
 from talaria.wire import messages as m
@@ -82,6 +84,13 @@ class DeviceMachine:
                     state.job.phase, state.job.reason = "refused", event.reason[: m.MAX_TEXT]
                     out.append(a.Save())
                     self._say(state, m.Decline(attempt=event.attempt, reason=state.job.reason), out)
+            case e.NeedKit():
+                state.kit = state.kit or kit.KitFetch()
+                kit.ask(state.kit, now, state.credit, partial(self._say, state, out=out), again=True)
+            case e.KitFound() if state.kit is not None:
+                out.extend(kit.found(state.kit, event, state.credit, partial(self._say, state, out=out)))
+            case e.KitStored() | e.KitFound():
+                state.kit = None
             case e.SayGoodbye():
                 self._say(state, m.Goodbye(version=max(0, state.version)), out)
             case _:
@@ -93,7 +102,7 @@ class DeviceMachine:
 
     def _boot(self, state: DeviceState, event: e.Boot, out: list[a.Action]) -> None:
         shift = event.now - state.clock
-        state.linked, state.model_digest = False, event.model_digest
+        state.linked, state.model_digest, state.kit = False, event.model_digest, None
         if state.fetch is not None:
             state.fetch.have, state.fetch.asked = set(event.chunks), set()
             state.fetch.touched = event.now
@@ -199,6 +208,17 @@ class DeviceMachine:
                 self._work(state, message, now, out)
             case m.ModelManifest():
                 self._manifest(state, message, now, out, at_once=True)
+            case m.KitManifest() if state.kit is not None:
+                if message.size > self.limits.max_model:
+                    state.kit, why = None, f"of {message.size} bytes is above this device's {self.limits.max_model}"
+                    out.append(a.KitRefused(f"the run's kit {why}; raise [fleet] max_model"))
+                else:
+                    out.extend(kit.announced(state.kit, self.device, message, now))
+            case m.NoKit() if state.kit is not None:
+                state.kit = None
+                out.append(a.KitRefused(message.reason))
+            case m.KitManifest() | m.NoKit():
+                pass  # said twice, and it is here by now
             case m.Rebirth():
                 if state.boot <= message.above:
                     # Our memory was lost or is an older one; the next connection counts on from there.
@@ -322,6 +342,10 @@ class DeviceMachine:
         fetch = state.fetch
         if frame.header.type != m.CHUNK:
             raise WireError(f"{frame.header.type!r} on a topic of chunks")
+        if state.kit is not None and frame.header.xfer == state.kit.transfer:
+            say = partial(self._say, state, out=out)
+            out.extend(kit.took(state.kit, self.device, frame, now, state.credit, say))
+            return
         if fetch is None or fetch.whole or frame.header.xfer != transfer_of(fetch.cut.sha256):
             return
         try:
@@ -373,6 +397,8 @@ class DeviceMachine:
         if not state.linked:
             return
         job, wait = state.job, self._patience(state)
+        if state.kit is not None:
+            kit.tick(state.kit, now, wait, state.credit, partial(self._say, state, out=out))
         if (job is None or job.phase in ("done", "refused")) and now - state.greeted >= self.limits.hello:
             self._greet(state, now, out)
             if job is not None and job.phase == "refused":
@@ -393,6 +419,8 @@ class DeviceMachine:
             self._repeat(state, job, now, out)
         if state.fetch is not None and state.fetch.asked:
             self._want(state, now, out, again=True)
+        if state.kit is not None:
+            kit.ask(state.kit, now, state.credit, partial(self._say, state, out=out), again=True)
 
     # ---- what is said ----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from talaria.errors import ConfigError
 from talaria.protocol import state_codec
+from talaria.protocol.device.kit import KitFetch
 from talaria.protocol.transfer import Receiver, ReplayWindow, transfer_of
 from talaria.wire import messages as m
 from talaria.wire.chunks import CHUNK, Cut
@@ -81,6 +82,8 @@ class DeviceState:
     fetch: Receiver | None = None
     fetch_version: int = 0
     job: Job | None = None
+    kit: KitFetch | None = field(default=None, metadata=state_codec.of_this_life())
+    """The run's kit on its way, where this device needs one."""
 
     def dump(self) -> bytes:
         """This state as bytes."""
