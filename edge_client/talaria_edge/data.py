@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from talaria import recorded
+from talaria import recorded, tasks
 from talaria.data import arrays
 from talaria.data.partition import stratified
 from talaria.errors import ConfigError, DataError, some_of
@@ -75,7 +75,9 @@ class NpzSource:
         return DeviceData(parts[0], parts[1], parts[2] if len(parts[2]) else None)
 
     def _classes(self, y: Array) -> Array:
-        """Labels as class numbers, int64 (N,)."""
+        """Labels as class numbers, int64 (N,); targets of another task as they are."""
+        if y.dtype.kind == "f" and (y.ndim > 1 or not (y == np.rint(y)).all()):
+            return y.astype(np.float32)
         if y.dtype.kind not in "US":
             return recorded.whole(y, "y")
         names, at = np.unique(y if y.dtype.kind == "U" else np.char.decode(y, "utf-8", "replace"), return_inverse=True)
@@ -184,13 +186,17 @@ def _cut(samples: Samples) -> DeviceData:
     return DeviceData(*(samples.take(rows) for rows in parts))
 
 
-def checked(data: DeviceData, input_shape: tuple[int, ...], classes: int) -> DeviceData:
-    """``data`` itself where a model of this shape can learn from it.
+def checked(
+    data: DeviceData, input_shape: tuple[int, ...], classes: int, task: str = tasks.CLASSIFICATION
+) -> DeviceData:
+    """``data`` where a model of this shape can learn ``task`` from it; targets of a regression become float32.
 
     Raises :class:`~talaria.errors.DataError` for an empty part, a single class, another shape, or labels out of
     range; NaN and infinity are refused by :class:`~talaria.types.Samples` already.
     """
-    require_learnable(data)
+    goal = tasks.of(task)
+    data = _as_numbers(data) if goal.name == "regression" else data
+    require_learnable(data, task)
     for name, part in (("train", data.train), ("val", data.val), ("test", data.test)):
         if part is None or len(part) == 0:
             continue
@@ -200,17 +206,28 @@ def checked(data: DeviceData, input_shape: tuple[int, ...], classes: int) -> Dev
                 f"data: {name} samples have shape {shape}, but the model takes {tuple(input_shape)}; "
                 "cut and order the windows as the model expects"
             )
-        low, high = int(part.y.min()), int(part.y.max())
-        if low < 0 or high >= classes:
-            raise DataError(f"data: {name} labels span {low}..{high}, but the model knows 0..{classes - 1}; map them")
+        goal.require(f"data: {name}", part.y, classes)
     return data
 
 
-def require_learnable(data: DeviceData) -> None:
+def _as_numbers(data: DeviceData) -> DeviceData:
+    """Targets that happen to be whole numbers are read as classes; of a regression they are numbers."""
+    train, val, test = (
+        None if part is None else Samples(part.x, part.y.astype(np.float32))
+        for part in (data.train, data.val, data.test)
+    )
+    return data if train is None or val is None else DeviceData(train, val, test)
+
+
+def require_learnable(data: DeviceData, task: str | None = None) -> None:
     """Raise :class:`~talaria.errors.DataError` where no model can learn from the training samples: there are none, or
-    all are of one class."""
+    all are of one class. Where the ``task`` is not known yet (None), targets that cannot be classes pass."""
     if len(data.train) == 0:
         raise DataError("data: train holds no sample; record some before this device takes part")
+    if (task is None and (data.train.y.dtype.kind == "f" or data.train.y.ndim > 1)) or (
+        task is not None and task != tasks.CLASSIFICATION
+    ):
+        return
     seen = np.unique(data.train.y).tolist()
     if len(seen) < 2:
         raise DataError(

@@ -238,7 +238,7 @@ def take_part(joining: Joining) -> Model:
     def require(run: Run) -> None:
         _require_model(joining, run)
         rounds.require_plan(run, joining.plan)
-        checked(data, run.spec.input_shape, run.spec.classes)
+        checked(data, run.spec.input_shape, run.spec.classes, run.task)
 
     device = Device(
         joining.broker,

@@ -13,6 +13,7 @@ from talaria.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from talaria_export.bundle.report import Report
+    from talaria_export.runtime.predictor import Prediction
 
 ARRAY_LIMIT = 1 << 30
 """Most bytes of samples that a command reads."""
@@ -172,6 +173,9 @@ def predict(
 
     predictor = Predictor(bundle, variant=variant, threads=threads, trust=trust)
     prediction = predictor(_array(x))
+    if prediction.task != "classification":
+        _tell_outputs(prediction, as_json=as_json)
+        return
     probabilities, windows = prediction.probabilities, predictor.steps.windows
     if as_json:
         rows: list[dict[str, Any]] = [
@@ -185,6 +189,20 @@ def predict(
     for number, (label, row) in enumerate(zip(prediction.labels, probabilities, strict=True)):
         begin = "" if windows is None else f"{number * windows[1]}\t"
         typer.echo(f"{begin}{label}\t{row.max():.3f}")
+
+
+def _tell_outputs(prediction: Prediction, *, as_json: bool) -> None:
+    """A line for each input, of a task that has more than one class to say."""
+    kind = prediction.task.partition(":")[0]
+    if kind == "regression":
+        rows: Any = prediction.values.tolist()
+    else:
+        rows = prediction.said if kind == "multilabel" else prediction.steps
+    if as_json:
+        typer.echo(json.dumps({"task": prediction.task, "names": prediction.names, "outputs": rows}, indent=1))
+        return
+    for row in rows:
+        typer.echo("\t".join(f"{one:g}" if isinstance(one, float) else str(one) for one in row))
 
 
 def _table(reports: list[Report]) -> None:

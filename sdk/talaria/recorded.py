@@ -1,6 +1,7 @@
 """The one form of a file of samples, for simulation, agents, ``talaria plan``, ``export`` and ``verify`` alike.
 
-``x`` (N, ...) holds the samples and ``y`` (N,) their labels, whole numbers or text. ``client`` (N,), numbers or text,
+``x`` (N, ...) holds the samples and ``y`` (N,) their labels, whole numbers or text, or the targets of another task
+(:mod:`talaria.tasks`), numbers (N,) or (N, ...). ``client`` (N,), numbers or text,
 says whose each sample is, where there is more than one; ``split`` (N,) says 0 train, 1 validation, 2 test. The same
 parts may stand by themselves instead, as ``x_train``, ``y_train``, ``x_val``, ``y_val``, ``x_test`` and ``y_test``.
 The file is a ``.npz``, or a folder of ``.npy`` files. Needs numpy alone.
@@ -63,7 +64,8 @@ def of(x: Any, y: Any, client: Any = None, split: Any = None) -> Recorded:
 def _fitting(made: Recorded) -> Recorded:
     for name in ("y", "client", "split"):
         values = getattr(made, name)
-        if values is not None and (values.ndim != 1 or not made.x.ndim or len(values) != len(made.x)):
+        rank = (1, 2) if name == "y" and values is not None and values.dtype.kind not in "US" else (1,)
+        if values is not None and (values.ndim not in rank or not made.x.ndim or len(values) != len(made.x)):
             rows = made.x.shape[0] if made.x.ndim else 0
             raise DataError(f"data: x has {rows} rows, {name} has shape {values.shape}; give one for each, (N,)")
     return made

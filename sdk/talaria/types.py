@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from talaria import recorded, seeds, valid
+from talaria import recorded, seeds, tasks, valid
 from talaria.errors import ConfigError, DataError
 from talaria.foreign import shown
 from talaria.model.masks import ChannelMask
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Samples:
-    """Labelled samples: ``x`` float32 (N, ...), ``y`` int64 (N,) in 0..classes-1."""
+    """Labelled samples: ``x`` float32 (N, ...), ``y`` the targets of a task (:mod:`talaria.tasks`): int64 (N,) classes
+    in 0..classes-1, int64 (N, labels) or (N, steps), or float32 (N,) or (N, targets)."""
 
     x: Array
     y: Array
@@ -36,24 +37,31 @@ class Samples:
                 raise DataError(
                     f"samples: {name} is a {type(value).__name__}; Samples.of(x, y) takes tensors and lists"
                 )
-        if self.x.dtype != np.float32 or self.y.dtype != np.int64 or self.y.ndim != 1 or self.x.ndim < 1:
+        fits = self.y.dtype in (np.int64, np.float32) and self.y.ndim in (1, 2)
+        if self.x.dtype != np.float32 or not fits or self.x.ndim < 1:
             raise DataError(
-                f"samples: need x float32 (N, ...) and y int64 (N,), got x {self.x.dtype} {self.x.shape} "
-                f"and y {self.y.dtype} {self.y.shape}; Samples.of(x, y) converts what can be"
+                f"samples: need x float32 (N, ...) and y int64 (N,), or a task's targets, got x {self.x.dtype} "
+                f"{self.x.shape} and y {self.y.dtype} {self.y.shape}; Samples.of(x, y) converts what can be"
             )
         if len(self.x) != len(self.y):
             raise DataError(f"samples: {len(self.x)} inputs but {len(self.y)} labels; give one label per input")
         if not np.isfinite(self.x).all():
             bad = int(np.flatnonzero(~np.isfinite(self.x.reshape(len(self.x), -1)).all(1))[0])
             raise DataError(f"samples: x[{bad}] holds NaN or infinity; drop or repair that window")
+        if self.y.dtype == np.float32 and not np.isfinite(self.y).all():
+            bad = int(np.flatnonzero(~np.isfinite(self.y.reshape(len(self.y), -1)).all(1))[0])
+            raise DataError(f"samples: y[{bad}] holds NaN or infinity; drop that sample, for nothing is known of it")
 
     @staticmethod
-    def of(x: Any, y: Any) -> Samples:
-        """Samples of tensors, numpy arrays or lists: numbers become float32, and whole labels int64.
+    def of(x: Any, y: Any, task: str = "classification") -> Samples:
+        """Samples of tensors, numpy arrays or lists: numbers become float32, and whole labels int64; with
+        ``task="regression"`` targets are float32.
 
         Raises :class:`DataError` for what is no array of numbers, and for targets that are no classes.
         """
-        values, labels = _array(x, "x"), recorded.whole(_array(y, "y"), "y")
+        numbers = tasks.of(task).name == "regression"
+        values, given = _array(x, "x"), _array(y, "y")
+        labels = given.astype(np.float32) if numbers else recorded.whole(given, "y")
         with np.errstate(over="ignore"):
             return Samples(np.array(values, np.float32, order="C"), np.array(labels, order="C"))
 
@@ -160,6 +168,8 @@ class Task:
     plan: Plan | None = None
     engine: Engine | None = field(default=None, repr=False)
     """Who trains; None for torch."""
+    goal: str = "classification"
+    """What is learned, a text for :func:`talaria.tasks.of`."""
     newcomer: bool = False
     """True where this device has learned nothing in this run yet: in its first ``fit``, and where it is served without
     ever having taken part."""

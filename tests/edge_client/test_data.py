@@ -49,7 +49,6 @@ def test_test_samples_are_taken_where_given(tmp_path):
     [
         ({"x_train": None}, "lacks x_train"),
         ({"y_val": None}, "lacks y_val"),
-        ({"y_train": np.linspace(0, 1, 12)}, "need whole numbers"),
         ({"x_train": np.array(["a"] * 12)}, "need numbers"),
         ({"y_train": np.zeros(5, dtype=int)}, r"y_train \(5,\); give one label per sample"),
         ({"y_train": np.zeros((12, 1), dtype=int)}, r"y_train \(12, 1\); give one label per sample"),
@@ -78,7 +77,11 @@ def test_not_a_number_in_a_window(tmp_path, value):
             r"shape \(6, 31\), but the model takes \(6, 32\)",
         ),
         ({"x_val": np.zeros((3, 5, 32), np.float32)}, r"val samples have shape \(5, 32\)"),
-        ({"y_train": np.arange(12) % 4}, r"span 0..3, but the model knows 0..2"),
+        ({"y_train": np.arange(12) % 4}, r"train labels span 0\.\.3, need 0\.\.2; map them"),
+        (
+            {"y_train": np.arange(12) / 2, "y_val": np.zeros(3)},
+            r"train labels are float32 \(12,\), need int64.*name the task",
+        ),
         ({"y_train": np.arange(12) % 3 - 1}, r"span -1..1"),
     ],
 )

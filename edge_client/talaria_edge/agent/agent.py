@@ -317,7 +317,7 @@ class Agent:
         looked, self._looked = self._looked, None
         try:
             if looked is not None:
-                checked(looked, run.spec.input_shape, run.spec.classes)
+                checked(looked, run.spec.input_shape, run.spec.classes, run.task)
         except TalariaError as error:
             self._tell("data", error=str(error), mend="rounds are declined until then")
 

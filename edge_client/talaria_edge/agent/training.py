@@ -130,7 +130,7 @@ class Learner:
         return Member(self.config.device, data.train, data.val, self.config.plan, self.config.engine)
 
     def _data(self) -> DeviceData:
-        return checked(self.config.source.load(), self.run.spec.input_shape, self.run.spec.classes)
+        return checked(self.config.source.load(), self.run.spec.input_shape, self.run.spec.classes, self.run.task)
 
     def _shared(self, model_digest: bytes) -> Tensors:
         data = self.store.model()
@@ -174,7 +174,7 @@ class Learner:
         }
         accuracy = None if plan is None else plan["accuracy"]
         spare = VARIANT_DROP if accuracy is None else min(VARIANT_DROP, accuracy["left"])
-        candidate = Candidate(model, self.run.spec, _named(state), card, spare)
+        candidate = Candidate(model, self.run.spec, _named(state), card, spare, self.run.task)
         return found | ({} if plan is None else {"plan": plan}) | deploy(self.config, candidate, data)
 
     def _outcome(self, member: Member, shared: Tensors, model: Model) -> dict[str, Any] | None:
@@ -203,11 +203,11 @@ class Learner:
         """
         if not len(member.val):
             return AccuracyCheck(0.0, 0.0, allowed, 0).to_json()
-        planned = dense = evaluate(model, member.val).accuracy
+        planned = dense = evaluate(model, member.val, task=self.run.task).accuracy
         if pruned:
             whole = replace(member.plan or Plan(), widths=dict(rounds.layout_of(self.run.spec).sizes))
             twin = rounds.personalize(self.run, replace(member, plan=whole), shared, None)
-            dense = evaluate(twin, member.val).accuracy
+            dense = evaluate(twin, member.val, task=self.run.task).accuracy
         return AccuracyCheck(planned, dense, allowed, len(member.val)).to_json()
 
 

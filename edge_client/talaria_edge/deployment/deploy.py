@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from talaria import tasks
 from talaria.errors import BundleError, DataError, StateError
 from talaria.federated import rounds
 from talaria.model import zoo
@@ -40,6 +41,7 @@ class Candidate:
     weights: str
     card: Mapping[str, Any] = field(repr=False)
     spare: float = VARIANT_DROP
+    task: str = tasks.CLASSIFICATION
 
 
 def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict[str, Any]:
@@ -78,14 +80,15 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
         samples=data.val if len(data.val) else data.train,
         calibration=data.train.x,
         labels=config.labels or None,
-        variants=config.variants or VARIANTS,
+        variants=(config.variants or VARIANTS) if candidate.task == tasks.CLASSIFICATION else ("fp32",),
+        task=candidate.task,
         dense=dense_file(candidate.spec),
         gate=Gate(accuracy_drop=candidate.spare),
         meta=candidate.card,
         precision="fp32" if config.plan is None else config.plan.precision,
     )
     new = tensor_files.read(made, "the model is exported again")
-    decision, accuracy = judged(folder, new, data.val)
+    decision, accuracy = judged(folder, new, data.val, candidate.task)
     if decision:
         gate.deploy(folder, new, path, candidate.weights)
     told: dict[str, Any] = {
@@ -96,32 +99,34 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
         "report": report.to_json() | {"path": str(path)},
     }
     if data.test is not None and len(data.test):
-        told["test"] = _measured(made, candidate.model, data.test)
+        told["test"] = _measured(made, candidate.model, data.test, candidate.task)
     made.unlink()
     return told
 
 
-def judged(folder: Path, new: bytes, held: Samples) -> tuple[gate.Decision, dict[str, float | None]]:
+def judged(
+    folder: Path, new: bytes, held: Samples, task: str = tasks.CLASSIFICATION
+) -> tuple[gate.Decision, dict[str, float | None]]:
     """Whether to put the bundle ``new`` in force, and the accuracies on ``held`` that say so. A bundle in force that is
     damaged, or takes other samples, is replaced."""
-    mine, theirs = accuracy_of(new, held), None
+    mine, theirs = accuracy_of(new, held, task), None
     try:
         running = gate.in_force(folder)
-        theirs = None if running is None else accuracy_of(running, held)
+        theirs = None if running is None else accuracy_of(running, held, task)
     except StateError as error:
         logger.warning("the bundle in force is not what was deployed: %s", error)
         theirs = math.nan
     told = {"new": _figure(mine, held), "in_force": _figure(theirs, held)}
-    return gate.decide(mine, theirs, len(held)), told
+    return gate.decide(mine, theirs, len(held), lowest=tasks.of(task).lowest), told
 
 
 def _figure(accuracy: float | None, samples: Samples) -> float | None:
     return accuracy if accuracy is not None and len(samples) and math.isfinite(accuracy) else None
 
 
-def accuracy_of(bundle: bytes, samples: Samples) -> float:
-    """Share of ``samples`` that the bundle's default variant labels right, 0 without samples; NaN where it is no bundle
-    or is for other samples."""
+def accuracy_of(bundle: bytes, samples: Samples, task: str = tasks.CLASSIFICATION) -> float:
+    """Share of ``samples`` that the bundle's default variant labels right, or its score in another task; 0 without
+    samples; NaN where it is no bundle, or is for other samples or another task."""
     from talaria_export.bundle.bundle import read_bundle
     from talaria_export.runtime.session import session_of
 
@@ -131,7 +136,9 @@ def accuracy_of(bundle: bytes, samples: Samples) -> float:
             return 0.0
         if tuple(samples.x.shape[1:]) != found.shape:
             raise DataError(f"samples of shape {tuple(samples.x.shape[1:])}, the bundle takes {found.shape}")
-        return float((session_of(found)(samples.x).argmax(1) == samples.y).mean())
+        if tasks.of(found.task).name != tasks.of(task).name:
+            raise DataError(f"the bundle is for {found.task}, the run learns {task}")
+        return tasks.of(task).measured(session_of(found)(samples.x), samples.y)[0]
     except (BundleError, DataError) as error:
         logger.warning("a bundle cannot be measured: %s", error)
         return math.nan
@@ -145,13 +152,12 @@ def dense_file(spec: ModelSpec) -> bytes:
     return export_onnx(rounds.template(spec), zoo.example(spec), plain=True)
 
 
-def _measured(path: Path, model: Model, test: Samples) -> dict[str, float]:
+def _measured(path: Path, model: Model, test: Samples, task: str) -> dict[str, float]:
     from talaria_export.bundle.bundle import open_bundle
     from talaria_export.runtime.session import session_of
 
     bundle = open_bundle(path)
     outputs = session_of(bundle)(test.x)
     exact = session_of(bundle, "fp32" if "fp32" in bundle.variants else None)(test.x)
-    right = outputs.argmax(1) == test.y
     difference = float(abs(exact - predict(model, test.x)).max())
-    return {"accuracy": float(right.mean()), "max_abs_diff": difference}
+    return {"accuracy": tasks.of(task).measured(outputs, test.y)[0], "max_abs_diff": difference}

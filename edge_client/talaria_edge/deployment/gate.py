@@ -56,16 +56,21 @@ class Deployed:
     refused: str | None = None
 
 
-def decide(candidate: float, deployed: float | None, samples: int, margin: float = 0.0) -> Decision:
-    """Compare accuracies, in [0, 1], measured on the same ``samples`` held-out samples of this user.
+def decide(
+    candidate: float, deployed: float | None, samples: int, margin: float = 0.0, lowest: float = 0.0
+) -> Decision:
+    """Compare accuracies, in [0, 1] (scores of another task: from ``lowest`` to 1), measured on the same ``samples``
+    held-out samples of this user.
 
     The candidate wins only by more than ``margin``: a tie keeps what runs. Without held-out samples nothing that runs
     is replaced. ``deployed=None`` means that nothing runs yet.
     """
     if not 0 <= margin < 1 or samples < 0:
         raise ConfigError(f"gate: margin={margin} must be in [0, 1) and samples={samples} at least 0")
-    if not math.isfinite(candidate) or not 0 <= candidate <= 1:
+    if not math.isfinite(candidate) or not lowest <= candidate <= 1:
         return Decision(False, f"the new model's accuracy is {candidate}, not a share")
+    if candidate == lowest < 0:
+        return Decision(False, "the new model gives numbers that are not finite")
     if deployed is None:
         return Decision(True, "nothing is deployed yet")
     if samples == 0:

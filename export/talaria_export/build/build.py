@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from talaria import tasks
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model.state import tensor_of
 from talaria.types import Samples
@@ -58,6 +59,7 @@ def make_bundle(
     created: str | None = None,
     seconds: float = 0.5,
     precision: str = "fp32",
+    task: str = tasks.CLASSIFICATION,
 ) -> Report:
     """Writes the bundle of a personal model and reports what was measured.
 
@@ -78,7 +80,8 @@ def make_bundle(
     With ``precision="fp16"`` the bundle is to be half as large: the fp32 form is only what others are measured against,
     and is neither chosen nor kept where another passed the gate.
     ``seconds`` of CPU time go into measuring latency; with 0 it is not measured, and the smallest variant that passes
-    the gate is chosen.
+    the gate is chosen. ``task`` is what the model says of an input (:mod:`talaria.tasks`); variants are judged by
+    classes, so that a bundle of another task than classification holds fp32 alone, which ``variants`` must say.
 
     Raises :class:`~talaria.errors.ModelError` where the exported model differs from torch, and whatever
     :func:`~talaria_export.convert.onnx.export_onnx` and :func:`~talaria_export.bundle.bundle.save` raise. Nothing is
@@ -87,7 +90,12 @@ def make_bundle(
     check_names(variants)
     if precision not in ("fp32", "fp16"):
         raise ConfigError(f"precision={precision!r} must be 'fp32' or 'fp16'")
-    held = samples if samples is None or isinstance(samples, Samples) else Samples.of(*samples)
+    if task != tasks.CLASSIFICATION and (tuple(variants) != ("fp32",) or precision != "fp32"):
+        raise ConfigError(
+            f"variants={tuple(variants)} and precision={precision!r}: smaller variants are judged by classes, and "
+            f"task={task!r} has none; give variants=('fp32',) and precision='fp32'"
+        )
+    held = samples if samples is None or isinstance(samples, Samples) else Samples.of(*samples, task=task)
     example = example if isinstance(example, Tensor) else tensor_of(example)
     steps = preprocessing(example.shape[1:], normalize, stride)
     if executorch:
@@ -96,12 +104,14 @@ def make_bundle(
     given, source = _probes(example, held, steps, keep_samples, probes, seed)
     x = steps.apply(given)
     expected = _run(model, x)
-    names = _labels(labels, expected.shape[1])
+    names = _labels(labels, expected.shape[-1])
     calibrated, judged = _roles(held, calibration, x)
     reference = _reference(dense, example, steps)
 
     made = make_variants(proto, variants, calibrated, judged[0], gate)
     difference = _difference(model, made[0], x if held is None else np.concatenate([x, held.x]))
+    if task != tasks.CLASSIFICATION:
+        judged = judged[0], None
     rows = [selection.judge(one, made[0], judged, gate, x, expected) for one in made]
     if not steps.empty:
         made = [_ready(one, steps, row) for one, row in zip(made, rows, strict=True)]
@@ -129,7 +139,7 @@ def make_bundle(
         "created": created,
         "card": dict(meta or {}),
         "input": {"name": onnx.INPUT, "shape": list(example.shape[1:]), "dtype": "float32", **steps.to_json()},
-        "output": {"name": onnx.OUTPUT, "labels": names},
+        "output": {"name": onnx.OUTPUT, "labels": names} | ({} if task == tasks.CLASSIFICATION else {"task": task}),
         "variants": rows,
         "default": default,
         "gate": {"agreement": gate.agreement, "accuracy_drop": gate.accuracy_drop},

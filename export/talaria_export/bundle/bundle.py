@@ -59,6 +59,11 @@ class Bundle:
         return tuple(self.manifest["output"]["labels"])
 
     @property
+    def task(self) -> str:
+        """What the model says of an input (:mod:`talaria.tasks`)."""
+        return str(self.manifest["output"].get("task", "classification"))
+
+    @property
     def variants(self) -> tuple[str, ...]:
         """The variants whose model is inside, the default first."""
         inside = [row["name"] for row in self.manifest["variants"] if row["file"] is not None]

@@ -8,7 +8,8 @@ card        the model card: algorithm, round, fleet, counts, metrics, plan ... (
 input       ``{"name": "input", "shape": [6, 100], "dtype": "float32"}``, without the batch dimension; also, where the
             graph begins with them, ``"normalized": {"mean": [..], "std": [..]}`` (the bundle takes raw numbers) and
             ``"windows": {"size": 100, "stride": 50}`` (it takes one recording (time, channels) of any length)
-output      ``{"name": "logits", "labels": ["walk", ...]}``
+output      ``{"name": "logits", "labels": ["walk", ...]}``, and ``"task"`` where it is not ``"classification"``: then
+            the outputs are what :mod:`talaria.tasks` says, and the labels name them
 variants    one row per variant tried: name, file (null where it was left out), bytes, passed, why, and its figures
 default     the variant that a predictor runs
 gate        the thresholds that a variant had to keep
@@ -27,6 +28,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from talaria import tasks
 from talaria.errors import BundleError, ConfigError
 from talaria_export.bundle.preprocess import ELEMENTS, Preprocessing
 
@@ -134,6 +136,13 @@ def _labels(value: object) -> bool:
     return isinstance(value, list) and 1 <= len(value) <= 100_000 and all(_text(label) for label in value)
 
 
+def _task(value: object) -> bool:
+    try:
+        return _text(value) and bool(tasks.of(str(value)))
+    except ConfigError:
+        return False
+
+
 def _input(value: object) -> bool:
     return (
         isinstance(value, dict)
@@ -192,7 +201,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "created": _maybe(_text),
     "card": lambda card: isinstance(card, dict),
     "input": _input,
-    "output": lambda out: _has(out, name=_text, labels=_labels),
+    "output": lambda out: _has(out, name=_text, labels=_labels) and _task(out.get("task", "classification")),
     "variants": _rows,
     "default": _text,
     "gate": lambda gate: _has(gate, agreement=_number, accuracy_drop=_number),

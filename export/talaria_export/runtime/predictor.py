@@ -32,10 +32,37 @@ class Prediction:
     """The label of each class."""
     bundle: str
     """Digest of the bundle that answered."""
+    task: str = "classification"
+    """What the model says of an input (:mod:`talaria.tasks`)."""
+
+    @property
+    def values(self) -> Array:
+        """Of a regression, the numbers (N, targets), in the targets' own units."""
+        self._require("values", "regression")
+        return self.logits
+
+    @property
+    def said(self) -> tuple[tuple[str, ...], ...]:
+        """Of several labels, those that each input has."""
+        self._require("said", "multilabel")
+        return tuple(tuple(name for name, on in zip(self.names, row, strict=True) if on) for row in self.logits > 0)
+
+    @property
+    def steps(self) -> tuple[tuple[str, ...], ...]:
+        """Of a sequence, the likeliest label of each step."""
+        self._require("steps", "per_step")
+        return tuple(tuple(self.names[i] for i in row) for row in self.logits.argmax(axis=-1))
+
+    def _require(self, what: str, task: str) -> None:
+        own = self.task.partition(":")[0]
+        if own != task:
+            have = {"regression": "values", "multilabel": "said", "per_step": "steps"}.get(own, "label, labels")
+            raise ConfigError(f"{what}: this bundle's task is {self.task!r}; use {have}")
 
     @property
     def index(self) -> Array:
         """The likeliest class of each input, int64 (N,)."""
+        self._require("index", "classification")
         return np.asarray(self.logits.argmax(axis=1))
 
     @property
@@ -46,12 +73,14 @@ class Prediction:
     @property
     def probabilities(self) -> Array:
         """Softmax of the logits, float32 (N, classes)."""
+        self._require("probabilities", "classification")
         powers = np.exp(self.logits - self.logits.max(axis=1, keepdims=True))
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
     @property
     def label(self) -> str:
         """The label of the only input; with more than one, a :class:`~talaria.errors.ConfigError`."""
+        self._require("label", "classification")
         if len(self.logits) != 1:
             raise ConfigError(f"label: this prediction holds {len(self.logits)} inputs; use labels")
         return self.labels[0]
@@ -99,7 +128,7 @@ class Predictor:
         """
         loaded = self._current  # read once: a swap in between cannot mix two bundles
         given = inputs_of(loaded.steps, x)
-        return Prediction(loaded.session(given), loaded.bundle.labels, loaded.bundle.digest)
+        return Prediction(loaded.session(given), loaded.bundle.labels, loaded.bundle.digest, loaded.bundle.task)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -136,6 +165,11 @@ class Predictor:
         loaded = self._load(path)
         with self._swapping:
             old, new = self._current.steps, loaded.steps
+            if self._current.bundle.task != loaded.bundle.task:
+                raise ConfigError(
+                    f"swap: {os.fspath(path)} is for {loaded.bundle.task}, this predictor serves "
+                    f"{self._current.bundle.task}; make a new Predictor"
+                )
             if (old.shape, old.windows, bool(old.mean)) != (new.shape, new.windows, bool(new.mean)):
                 raise ConfigError(
                     f"swap: {os.fspath(path)} takes {_taken(new)}, this predictor serves {_taken(old)}; "
@@ -157,7 +191,7 @@ class Predictor:
         bundle = open_bundle(path, self._limits, trust=self._trust)
         session, steps = session_of(bundle, self._variant, **self._options), bundle.steps
         answer = session(np.zeros(steps.inputs(1), np.float32))  # warms up, and proves that the shapes fit
-        if answer.shape != (1, len(bundle.labels)):
+        if len(answer) != 1 or answer.ndim > 3 or answer.shape[-1] != len(bundle.labels):
             raise BundleError(f"{bundle.path}: its model gives {answer.shape} for {len(bundle.labels)} labels")
         return _Loaded(bundle, session, steps)
 

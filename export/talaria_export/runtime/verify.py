@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from talaria import shares
+from talaria import shares, tasks
 from talaria.errors import BundleError, DataError
+from talaria.types import Samples
 from talaria_export.bundle.archive import Limits
 from talaria_export.bundle.bundle import Bundle, open_bundle
 from talaria_export.bundle.preprocess import Array, Preprocessing, inputs_of
@@ -78,9 +79,15 @@ def _parity_data(bundle: Bundle) -> tuple[Array, Array]:
         inputs = drawn(source["seed"], count, tuple(rest), source["shift"], source["scale"])
     one = steps.inputs(1)
     answers = len(inputs) if steps.windows is None else (len(inputs) - one[0]) // steps.windows[1] + 1
-    if inputs.shape[1:] != one[1:] or answers < 1 or expected.shape != (answers, len(bundle.labels)):
+    if inputs.shape[1:] != one[1:] or answers < 1 or not _fits(expected, answers, bundle):
         raise BundleError(f"parity: inputs {inputs.shape} and outputs {expected.shape} do not fit the model")
     return inputs, expected
+
+
+def _fits(outputs: Array, count: int, bundle: Bundle) -> bool:
+    """Whether outputs are ``count`` answers, of each label one number, and of each step in a task of steps."""
+    rank = 3 if tasks.of(bundle.task).name == "per_step" else 2
+    return outputs.ndim == rank and len(outputs) == count and outputs.shape[-1] == len(bundle.labels)
 
 
 def _parity(
@@ -103,6 +110,8 @@ def _accuracy(bundle: Bundle, sessions: dict[str, Session], samples: tuple[Any, 
     steps = bundle.steps
     x = inputs_of(Preprocessing(steps.shape), samples[0])
     y = np.asarray(samples[1])
+    if bundle.task != tasks.CLASSIFICATION:
+        return _score(bundle, sessions, x, y, figures)
     if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
         raise DataError(f"samples: labels of shape {y.shape} and type {y.dtype}; give one class number per input")
     default = bundle.manifest["default"]
@@ -113,6 +122,16 @@ def _accuracy(bundle: Bundle, sessions: dict[str, Session], samples: tuple[Any, 
     wanted = bundle.manifest["gate"]["agreement"]
     told = f"{default} with fp32 on {agree} of {len(x)}, a share of at least {wanted}"
     return Check("agreement", shares.at_least(agree, len(x), wanted), told)
+
+
+def _score(bundle: Bundle, sessions: dict[str, Session], x: Array, y: Array, figures: dict[str, Any]) -> Check:
+    goal = tasks.of(bundle.task)
+    given = Samples.of(x, y, task=bundle.task)
+    goal.require("samples:", given.y, len(bundle.labels))
+    score, beside = goal.measured(sessions[bundle.manifest["default"]](given.x), given.y)
+    figures["accuracy"] = score
+    figures |= dict(zip(goal.figures, (score, beside), strict=True))
+    return Check(goal.figures[0], score > goal.lowest, f"{score:.4f} on {len(x)} samples")
 
 
 def _classes(session: Session, steps: Preprocessing, x: Array) -> Array:

@@ -61,6 +61,7 @@ class APFL:
         serves="the mixture of both, one network",
         source="Deng et al., 2020, arXiv:2003.13461",
         evidence="confirmed",
+        classes_alone="its mixture is learned step by step on cross-entropy",
     )
 
     def __post_init__(self) -> None:

@@ -27,6 +27,9 @@ class Card:
     """True where ``fit`` shrinks the device's mask itself; else the plan's mask is fixed from the start."""
     torch_alone: str = ""
     """Why only torch can train it (``"its loss is torch's code"``); empty where any engine can."""
+    classes_alone: str = ""
+    """Why it can only learn one class for each sample (``"its head has a mean for each class"``); empty where it can
+    learn any task of :mod:`talaria.tasks`."""
     differences: bool = False
     """True where updates hold differences to what was downloaded, whatever the codec; else new values."""
 

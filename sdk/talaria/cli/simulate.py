@@ -44,6 +44,10 @@ def simulate(
     over: Annotated[
         float, typer.Option(help="Ask this share more devices than are counted; who is first is drawn.")
     ] = 0.0,
+    task: Annotated[
+        str | None,
+        typer.Option(help="classification | regression | multilabel | per_step; default: what the data is for."),
+    ] = None,
     asynchronous: Annotated[
         bool, typer.Option("--asynchronous", help="No rounds in step: each --buffer updates make a version (FedBuff).")
     ] = False,
@@ -141,6 +145,7 @@ def simulate(
         model,
         rounds=rounds,
         seed=seed,
+        task=task,
         options=assignments(option, "--option"),
         recipe={k: v for k, v in recipe.items() if v is not None},
         aggregator=aggregator,

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from talaria import tasks
 from talaria.data.federated import Federated
 from talaria.simulation.experiment import Experiment
 from talaria.simulation.result import Result
@@ -68,8 +69,9 @@ def tell(result: Result, report: Path | None, *, as_json: bool) -> None:
         typer.echo(json.dumps(result.as_dict(), indent=2))
         return
     console, rounds = Console(), result.run.rounds
-    table = Table(title=f"{result.run.algorithm} on {result.asked['dataset']}: accuracy after {rounds} rounds")
-    for heading in ("client", "accuracy", "macro recall", "test samples"):
+    score, beside = (name.replace("_", " ") for name in tasks.of(result.run.task).figures)
+    table = Table(title=f"{result.run.algorithm} on {result.asked['dataset']}: {score} after {rounds} rounds")
+    for heading in ("client", score, beside, "test samples"):
         table.add_column(heading, justify="left" if heading == "client" else "right")
     for part, title in ((result.members, "members"), (result.newcomers, "newcomers")):
         if part is None:

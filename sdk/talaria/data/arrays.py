@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from talaria import recorded
-from talaria.data.federated import Client, Federated, samples
+from talaria import recorded, tasks
+from talaria.data.federated import Client, Federated
 from talaria.data.partition import stratified
 from talaria.errors import ConfigError, DataError
 from talaria.recorded import Recorded
+from talaria.types import Samples
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,6 +28,7 @@ def load(
     layout: str = "auto",
     standardize: bool = True,
     seed: int = 0,
+    task: str = tasks.CLASSIFICATION,
 ) -> Federated:
     """The dataset in ``path``.
 
@@ -57,11 +59,20 @@ def load(
         layout=layout,
         standardize=standardize,
         seed=seed,
+        task=task,
     )
 
 
 def federated(
-    raw: Recorded, name: str, *, validation: float, test: float, layout: str, standardize: bool, seed: int
+    raw: Recorded,
+    name: str,
+    *,
+    validation: float,
+    test: float,
+    layout: str,
+    standardize: bool,
+    seed: int,
+    task: str = tasks.CLASSIFICATION,
 ) -> Federated:
     """The dataset of arrays that are there already; see :func:`load`."""
     if layout not in LAYOUTS:
@@ -73,10 +84,8 @@ def federated(
     if seed < 0:
         raise ConfigError(f"data: seed={seed} must be at least 0")
     x, done = _oriented(_numbers(raw.x), layout)
-    labels, y = np.unique(raw.y if raw.y.dtype.kind in "US" else recorded.whole(raw.y, "y"), return_inverse=True)
-    if len(labels) < 2:
-        raise DataError(f"data: y holds one class only, {labels[0]}; a classifier needs at least two")
-    cuts = cut(raw, y, validation=validation, test=test, seed=seed)
+    labels, y = _targets(raw.y, task)
+    cuts = cut(raw, tasks.of(task).strata(y), validation=validation, test=test, seed=seed)
     for who, (train, _, tests) in cuts.items():
         for part, index, value in (("training", train, 0), ("test", tests, 2)):
             if not len(index):
@@ -90,11 +99,45 @@ def federated(
         scaling = {"scaled": "z-scored", "mean": mean.ravel().tolist(), "sd": sd.ravel().tolist()}
     return Federated(
         name=name,
-        clients={who: Client(*(samples(x[index], y[index]) for index in parts)) for who, parts in cuts.items()},
-        labels=_texts(labels),
+        clients={who: Client(*(_part(x[index], y[index]) for index in parts)) for who, parts in cuts.items()},
+        labels=labels,
+        task=task,
         input_shape=x.shape[1:],
         meta={"layout": done, "split": "as given" if raw.split is not None else "cut at random", **scaling},
     )
+
+
+def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:
+    """The names of the outputs that a model needs, and what it learns."""
+    name = tasks.of(task).name
+    if name == tasks.CLASSIFICATION:
+        if y.ndim != 1:
+            raise DataError(
+                f"data: y has shape {y.shape}, and classification takes one class for each, (N,); name the task of "
+                "these targets (task='regression', 'multilabel' or 'per_step')"
+            )
+        labels, classes = np.unique(y if y.dtype.kind in "US" else recorded.whole(y, "y"), return_inverse=True)
+        if len(labels) < 2:
+            raise DataError(f"data: y holds one class only, {labels[0]}; a classifier needs at least two")
+        return _texts(labels), classes
+    if y.dtype.kind not in "bfiu" or y.ndim not in (1, 2) or 0 in y.shape:
+        raise DataError(
+            f"data: y is {y.dtype} {y.shape}, and task={task!r} takes numbers (N, ...); give one row for each sample"
+        )
+    if name == "regression":
+        width = 1 if y.ndim == 1 else y.shape[1]
+        return tuple(f"target-{k}" for k in range(width)), y.astype(np.float32)
+    whole = recorded.whole(y, "y")
+    if y.ndim != 2:
+        raise DataError(
+            f"data: y has shape {y.shape}, and task={task!r} takes (N, labels or steps); give a row for each"
+        )
+    count = y.shape[1] if name == "multilabel" else int(whole.max()) + 1
+    return tuple(f"label-{k}" for k in range(count)), whole
+
+
+def _part(x: Array, y: Array) -> Samples:
+    return Samples(x.astype(np.float32), y.astype(np.float32 if y.dtype.kind == "f" else np.int64))
 
 
 def _numbers(x: Array) -> Array:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from talaria import tasks
 from talaria.errors import DataError
 from talaria.types import Samples
 
@@ -41,11 +42,16 @@ class Federated:
     input_shape: tuple[int, ...]
     newcomers: Mapping[str, Client] = field(default_factory=dict, repr=False)
     meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    task: str = field(default=tasks.CLASSIFICATION, repr=False)
+    """What is learned of it, a text for :func:`talaria.tasks.of`; ``labels`` then name the model's outputs."""
 
     def __post_init__(self) -> None:
         if not self.clients:
             raise DataError(f"{self.name}: holds no client; give at least one")
-        if len(self.labels) < 2:
+        fewest = tasks.of(self.task).fewest
+        if len(self.labels) < fewest and fewest == 1:
+            raise DataError(f"{self.name}: labels={self.labels} names no output; give at least one")
+        if len(self.labels) < fewest:
             raise DataError(f"{self.name}: labels={self.labels} is {len(self.labels)} class; give at least two")
         both = set(self.clients) & set(self.newcomers)
         if both:
@@ -70,11 +76,13 @@ class Federated:
         layout: str = "auto",
         standardize: bool = True,
         seed: int = 0,
+        task: str = tasks.CLASSIFICATION,
     ) -> "Federated":
         """The dataset of arrays (numpy, lists, tensors), as ``npz:FILE`` reads them from a file.
 
         ``x`` (N, ...), ``y`` (N,) labels, whole numbers or text, ``client`` (N,) whose each sample is, numbers or text,
-        ``split`` (N,) 0 train, 1 validation, 2 test. The options are those of
+        ``split`` (N,) 0 train, 1 validation, 2 test. Of another ``task`` than classification ``y`` holds its targets.
+        The options are those of
         :func:`talaria.data.arrays.load`. Raises :class:`~talaria.errors.DataError`, naming the array, the
         value and the mend.
 
@@ -87,7 +95,7 @@ class Federated:
 
         raw = recorded.of(x, y, client, split)
         return arrays.federated(
-            raw, name, validation=validation, test=test, layout=layout, standardize=standardize, seed=seed
+            raw, name, validation=validation, test=test, layout=layout, standardize=standardize, seed=seed, task=task
         )
 
     def _check(self, name: str, client: Client) -> None:
@@ -97,15 +105,12 @@ class Federated:
                 raise DataError(
                     f"{self.name}: {name} {part} samples have shape {shape}, need {self.input_shape}; reshape them"
                 )
-            if len(samples) and not 0 <= int(samples.y.min()) <= int(samples.y.max()) < self.classes:
-                raise DataError(
-                    f"{self.name}: {name} {part} labels span {int(samples.y.min())}..{int(samples.y.max())}, "
-                    f"need 0..{self.classes - 1}; map them first"
-                )
+            if len(samples):
+                tasks.of(self.task).require(f"{self.name}: {name} {part}", samples.y, self.classes)
 
     @property
     def classes(self) -> int:
-        """How many labels there are."""
+        """How many labels there are: the outputs that a model needs."""
         return len(self.labels)
 
 

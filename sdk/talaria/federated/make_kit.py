@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from talaria import tasks
 from talaria.errors import ConfigError
 from talaria.federated import kit as kits
 from talaria.federated import own_process, rounds
@@ -95,8 +96,10 @@ def _gone_through(run: Run, engine: ProgramEngine) -> None:
     shared, recipe = rounds.first_shared(run), run.recipe
     for count, how in ((1, recipe.but(batch=max(_FEW, recipe.batch))), (_BATCHES * recipe.batch, recipe)):
         x = np.random.default_rng(0).standard_normal((count, *run.spec.input_shape)).astype(np.float32)
-        samples = Samples(x, np.arange(count, dtype=np.int64) % run.spec.classes)
-        task = Task(Weights(state), split, samples, samples, how, run.spec.classes, newcomer=True, engine=engine)
+        samples = Samples(x, tasks.of(run.task).example(count, run.spec.classes))
+        task = Task(
+            Weights(state), split, samples, samples, how, run.spec.classes, newcomer=True, engine=engine, goal=run.task
+        )
         _, private = algorithm.init(Weights(state), split)
         algorithm.personal(task, shared, private)
         for newcomer in (True, False):

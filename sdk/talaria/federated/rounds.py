@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from talaria import algorithms, seeds
+from talaria import algorithms, seeds, tasks
 from talaria.aggregate import arrival
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.class_statistics import ANSWERED, PooledStatistics
@@ -20,7 +20,7 @@ from talaria.aggregate.robust.stacked_updates import RowRule
 from talaria.aggregate.wrappers import chain, innermost
 from talaria.algorithms.base import Algorithm
 from talaria.errors import AggregationError, ConfigError
-from talaria.federated import plan_compat
+from talaria.federated import plan_compat, targets
 from talaria.federated.blueprint import Blueprint
 from talaria.federated.kit import Kit
 from talaria.federated.run import Member, Run
@@ -200,6 +200,7 @@ def participate(
     """
     task, compact, own = _enter(run, member, shared, private, round)
     update, own = algorithm_of(run).fit(task, compact, own)
+    own |= targets.kept(targets.scale_of(run, member, private))
     update, how = update.but(base_version=round - 1), codec_of(run, member)
     if kind_of(run) == "delta":
         same = update.mask == task.mask
@@ -258,7 +259,9 @@ def personalize(run: Run, member: Member, shared: Tensors, private: Tensors | No
     """The personal model, physically small, in eval mode: evaluated, exported and run on the device. Of a device that
     has a kit it is :class:`~talaria.model.weights.Served`, else a torch module."""
     task, compact, own = _enter(run, member, shared, private, run.rounds if round is None else round)
-    return algorithm_of(run).personal(task, compact, own)
+    model = algorithm_of(run).personal(task, compact, own)
+    scale = targets.scale_of(run, member, private)
+    return model if scale is None else targets.folded(model, scale, task.split)
 
 
 def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | None:
@@ -299,14 +302,17 @@ def require_plan(run: Run, plan: Plan) -> None:
         plan_compat.require_trained(update_schema(run), split_of(run), plan)
 
 
-def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None) -> Task:
-    """What the device works on, with a scratch module as small as its mask."""
+def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None, private: Tensors | None = None) -> Task:
+    """What the device works on, with a scratch module as small as its mask; targets in units of the device's own
+    spread, where the run's task scales them."""
+    scale = targets.scale_of(run, member, private)
     kit, programs = _kits.get(run, (None, None)) if member.engine == "onnx" else (None, None)
     return Task(
         model=_scratch(run, mask) if kit is None else Weights(masks.gathered(kit.model, kit.model, mask)),
         split=split_of(run),
-        train=member.train,
-        val=member.val,
+        train=targets.scaled(member.train, scale),
+        val=targets.scaled(member.val, scale),
+        goal=run.task,
         recipe=plan_compat.recipe_under(run.recipe, member.plan),
         classes=run.spec.classes,
         seed=run.seed,
@@ -338,6 +344,11 @@ def require_engine(run: Run, engine: str) -> None:
     why = algorithm_of(run).card.torch_alone
     if engine == "onnx" and why:
         raise ConfigError(f"{run.algorithm}: {why}, so engine='onnx' cannot train it; use engine='torch'")
+    if engine == "onnx" and tasks.of(run.task).name == "per_step":
+        raise ConfigError(
+            f"task={run.task!r}: programs end in one answer for a sample, so engine='onnx' cannot train a label for "
+            "each step; use engine='torch'"
+        )
 
 
 def _enter(
@@ -349,12 +360,12 @@ def _enter(
     if not algorithm_of(run).card.prunes:
         shared = without(shared, masks.PREFIX)  # a rule's word on channels, which only those who choose theirs read
     mask = mask_of(run, member, private)
-    task = task_of(run, member, round, mask)
+    task = task_of(run, member, round, mask, private)
     compact = masks.gathered(shared, shared, mask)
     if private is None:
         _, private = algorithm_of(run).init(_received(task.model, compact), task.split)
         task = task.but(newcomer=True)
-    return task, compact, without(without(private, masks.PREFIX), feedback.PREFIX)
+    return task, compact, without(without(without(private, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
 
 
 def _received(model: Model, compact: Tensors) -> Model:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from talaria import algorithms, valid
+from talaria import algorithms, tasks, valid
+from talaria.algorithms.base import Algorithm
 from talaria.errors import ConfigError
 from talaria.foreign import parsed, shown
 from talaria.model import zoo
@@ -46,6 +47,9 @@ class Run:
     """No rounds in step: some updates, each from its own version of the global model, make the next one
     (:mod:`talaria.federated.fedbuff_run`). ``rounds`` then counts versions."""
 
+    task: str = tasks.CLASSIFICATION
+    """What is learned, a text for :func:`talaria.tasks.of`."""
+
     def __post_init__(self) -> None:
         if not isinstance(self.spec, ModelSpec) or not isinstance(self.recipe, Recipe):
             raise ConfigError("run: spec must be a ModelSpec and recipe a Recipe; see Run.of for plain values")
@@ -69,7 +73,26 @@ class Run:
         for name, value in self.hparams.items():
             if not isinstance(name, str) or not valid.plain(value):
                 raise ConfigError(f"run: hparams[{shown(name)}]={shown(value)} must be a number or text")
-        algorithms.load(self.algorithm, self.hparams)
+        self._require_task(algorithms.load(self.algorithm, self.hparams))
+
+    def _require_task(self, algorithm: Algorithm) -> None:
+        goal, why = tasks.of(self.task), algorithm.card.classes_alone
+        if self.task == tasks.CLASSIFICATION:
+            if self.spec.classes < goal.fewest:
+                raise ConfigError(f"run: classes={self.spec.classes} must be at least 2 where one of them is said")
+            return
+        if why:
+            raise ConfigError(
+                f"{self.algorithm}: {why}, so it cannot learn task={self.task!r}; use fedavg, fedper, fedrep, ditto or "
+                "hermes"
+            )
+        if self.spec.classes < goal.fewest:
+            raise ConfigError(f"run: classes={self.spec.classes} must be at least {goal.fewest} for task={self.task!r}")
+        if self.recipe.smoothing:
+            raise ConfigError(
+                f"recipe: smoothing={self.recipe.smoothing} smooths the labels of classification, and task="
+                f"{self.task!r} is another; set it to 0"
+            )
 
     def __hash__(self) -> int:
         """Of the fields that are no table: runs that are equal have the same, so that what is worked out of one is
@@ -79,6 +102,8 @@ class Run:
     def to_json(self) -> str:
         """Canonical JSON: equal runs, equal text."""
         data = asdict(self) | {"spec": self.spec.to_json()}
+        if self.task == tasks.CLASSIFICATION:
+            del data["task"]
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
     @staticmethod

@@ -77,7 +77,8 @@ class AdapterSpec:
 class ModelSpec:
     """``name`` of a zoo model, of an entry point in ``talaria.models``, or ``module:factory``, which is called as the
     zoo's are: ``factory(input_shape, classes, **options)``.
-    ``input_shape`` without the batch, ``classes``, optional ``adapters``.
+    ``input_shape`` without the batch, ``classes`` (of another task than classification, its outputs), optional
+    ``adapters``.
 
     ``seed`` decides the initial weights, so that all devices of a run start from the same ones;
     ``pretrained`` takes published weights where the zoo has them (the new head still follows ``seed``).
@@ -105,8 +106,8 @@ class ModelSpec:
                 f"model: input_shape={shape!r} must be 1 to 4 positive sizes of at most {LARGEST_INPUT} values"
             )
         object.__setattr__(self, "input_shape", shape)
-        if not _whole(self.classes) or not 2 <= self.classes <= MOST_CLASSES:
-            raise ConfigError(f"model: classes={self.classes!r} must be a whole number in 2..{MOST_CLASSES}")
+        if not _whole(self.classes) or not 1 <= self.classes <= MOST_CLASSES:
+            raise ConfigError(f"model: classes={self.classes!r} must be a whole number in 1..{MOST_CLASSES}")
         if not _whole(self.seed) or not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"model: seed={self.seed!r} must be a whole number in 0..2**63-1")
         if self.adapters is not None and not isinstance(self.adapters, AdapterSpec):

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.nn import Module
 
-from talaria import algorithms, valid
+from talaria import algorithms, tasks, valid
 from talaria.aggregate.base import Aggregator
 from talaria.algorithms.base import Algorithm
 from talaria.data import registry
@@ -121,6 +121,7 @@ def simulate(
     *,
     rounds: int = 30,
     seed: int = 0,
+    task: str | None = None,
     options: Mapping[str, Any] | None = None,
     recipe: Recipe | Mapping[str, Any] | None = None,
     aggregator: str | Aggregator | None = None,
@@ -150,6 +151,8 @@ def simulate(
             weights). None: the plans' own, the dataset's own, or one that fits the data.
         rounds: Communication rounds; in an asynchronous run, versions.
         seed: Everything random derives from it.
+        task: What is learned, such as ``"regression"`` or ``"multilabel"`` (:mod:`talaria.tasks`). None: the
+            data's own.
         options: The algorithm's hyper-parameters by name.
         recipe: Local training: a whole :class:`talaria.Recipe`, or some of its fields; the others are the dataset's.
         aggregator: Another server rule than the algorithm's own: ``"median:f=1"``, ``"module:Name"``, or an object.
@@ -198,6 +201,7 @@ def simulate(
         model,
         rounds=rounds,
         seed=seed,
+        task=task,
         options=options,
         recipe=recipe,
         aggregator=aggregator,
@@ -228,6 +232,7 @@ def prepare(
     *,
     rounds: int,
     seed: int = 0,
+    task: str | None = None,
     options: Mapping[str, Any] | None = None,
     recipe: Recipe | Mapping[str, Any] | None = None,
     aggregator: str | Aggregator | None = None,
@@ -249,6 +254,8 @@ def prepare(
     valid.whole("simulate", "evaluate_every", evaluate_every, 0, 1 << 31)
     valid.among("simulate", "engine", engine, ENGINES)
     dataset = data if isinstance(data, str) else None
+    if isinstance(data, str) and task is not None and "task" in registry.options_of(data):
+        data_options = {"task": task, **(data_options or {})}
     found = _data(data, data_options)
     own = _plans(plans, (*found.clients, *found.newcomers))
     name, hparams = (algorithm, {}) if isinstance(algorithm, str) else algorithms.name_of(algorithm)
@@ -263,6 +270,7 @@ def prepare(
                 "recipe": asdict(recipe) if isinstance(recipe, Recipe) else dict(recipe or {}),
                 "rounds": rounds,
                 "seed": seed,
+                "task": _task(found, task),
                 "buffers": buffers,
                 "fraction": fraction,
                 "codec": codec,
@@ -381,6 +389,18 @@ def _data(data: str | Federated, options: Mapping[str, Any] | None) -> Federated
             "makes one of arrays"
         )
     return data
+
+
+def _task(data: Federated, task: str | None) -> str:
+    """The task that was asked for, which must be one of the data's kind, else the data's own."""
+    if task is None:
+        return data.task
+    if tasks.of(task).name != tasks.of(data.task).name:
+        raise ConfigError(
+            f"simulate: task={task!r}, but the targets of {data.name!r} are for {data.task!r}; leave it out, or load "
+            "the data for that task (data_options={'task': ...}, Federated.from_arrays(..., task=...))"
+        )
+    return task
 
 
 def _plans(plans: Plan | Mapping[str, Plan] | Sequence[str] | None, clients: Iterable[str]) -> dict[str, Plan]:

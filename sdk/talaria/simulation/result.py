@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.nn import Module
 
+from talaria import tasks
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError
 from talaria.federated import rounds
@@ -26,6 +27,7 @@ from talaria.simulation import checkpoint
 from talaria.simulation.private_run import figures
 from talaria.simulation.reporting import mask_overlap, pair_overlap, write_html
 from talaria.simulation.run import Learned, members_of
+from talaria.training import evaluation
 from talaria.training.evaluation import Metrics, Report, Summary
 from talaria.wire import codec
 
@@ -68,7 +70,8 @@ class Result:
 
     @property
     def accuracy(self) -> Summary:
-        """Over the members: ``mean``, ``weighted`` by samples, ``std``, ``worst``, ``worst_tenth``; each in 0..1."""
+        """Over the members: ``mean``, ``weighted`` by samples, ``std``, ``worst``, ``worst_tenth``; each in 0..1. Of
+        another task than classification, its score (:attr:`talaria.tasks.Goal.figures`)."""
         return self.members.accuracy
 
     @property
@@ -119,7 +122,7 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """All figures as plain values: what ``talaria simulate --json`` prints."""
         run, learned = self.run, self.learned
-        return {
+        return evaluation.told(run.task) | {
             "algorithm": run.algorithm,
             "dataset": self.asked["dataset"],
             "model": run.spec.to_json(),
@@ -153,7 +156,7 @@ class Result:
         users = {name: {"accuracy": {"personal": one.accuracy}} for name, one in self.clients.items()}
         summary: dict[str, Any] = {
             "title": f"{run.algorithm} on {self.asked['dataset']}",
-            "subtitle": f"{len(self.clients)} clients, {run.rounds} rounds, {run.spec.name}",
+            "subtitle": f"{len(self.clients)} clients, {run.rounds} rounds, {run.spec.name}{_scored(run.task)}",
             "users": users,
             "accuracy": {"personal": self.accuracy.mean},
             "rounds": run.rounds,
@@ -205,3 +208,10 @@ class Result:
             "recalled": sum(facts.recalled for facts in history),
             "time": history[-1].time,
         }
+
+
+def _scored(task: str) -> str:
+    """What the page calls accuracy, where that is another figure."""
+    return (
+        "" if task == tasks.CLASSIFICATION else f"; {task}: what is called accuracy here is {tasks.of(task).figures[0]}"
+    )

@@ -123,7 +123,7 @@ def crew_of(run: Run, members: Mapping[str, Member], data: Federated, count: int
             return metrics, private, frame
         member = members[asked["measure"]]
         model = rounds.personalize(run, member, shared, private, asked["round"])
-        return asdict(evaluation.evaluate(model, every[member.client].test)), {}, b""
+        return asdict(evaluation.evaluate(model, every[member.client].test, task=run.task)), {}, b""
 
     return Crew(count, work)
 
@@ -159,8 +159,12 @@ def evaluate(
     if crew is not None:
         jobs = [({"measure": name, "round": round}, learned.private.get(name)) for name in members]
         answers = crew.answers(learned.shared, jobs)
-        return evaluation.report({name: Metrics(**facts) for name, (facts, *_) in zip(members, answers, strict=True)})
+        told = {name: Metrics(**facts) for name, (facts, *_) in zip(members, answers, strict=True)}
+        return evaluation.report(told, learned.run.task)
     every = {**data.clients, **data.newcomers}
-    return evaluation.report(
-        {name: evaluation.evaluate(learned.personal(one, round), every[name].test) for name, one in members.items()}
-    )
+    task = learned.run.task
+    found = {
+        name: evaluation.evaluate(learned.personal(one, round), every[name].test, task=task)
+        for name, one in members.items()
+    }
+    return evaluation.report(found, task)

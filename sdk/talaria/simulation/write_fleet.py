@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria import algorithms, valid
+from talaria import algorithms, tasks, valid
 from talaria.config import write_toml
 from talaria.data import Client, Federated
 from talaria.errors import ConfigError, DataError
@@ -88,7 +88,7 @@ class Written:
             },
             "broker": {"url": "auto", "host": "127.0.0.1", "port": port},
             "rounds": how,
-            "run": {name: getattr(run, name) for name in _RUN},
+            "run": {name: getattr(run, name) for name in _RUN} | ({} if _plain(run) else {"task": run.task}),
             "run.spec": spec,
             **({} if adapters is None else {"run.spec.adapters": adapters}),
             **({} if options is None else {"run.spec.options": options}),
@@ -130,7 +130,7 @@ def write_fleet(folder: Path, written: Written) -> None:
     rounds.require_travels(written.run)
     everyone = {**written.data.clients, **written.data.newcomers}
     for name, client in everyone.items():
-        _require(name, client)
+        _require(name, client, classes=_plain(written.run))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--write-fleet {folder}: is there already and not empty; give the name of a new folder")
     beside = None
@@ -157,13 +157,18 @@ def _every_option(run: Run) -> dict[str, Any]:
     return {name: value for name, value in {**every, **run.hparams}.items() if valid.plain(value)}
 
 
-def _require(name: str, client: Client) -> None:
+def _plain(run: Run) -> bool:
+    """Whether it learns classes, which nobody needs to be told."""
+    return run.task == tasks.CLASSIFICATION
+
+
+def _require(name: str, client: Client, *, classes: bool) -> None:
     if not re.fullmatch(DEVICE_NAME, name) or f"{name}.toml" == FLEET:
         raise ConfigError(
             f"--write-fleet: client {shown(name)} cannot be a device's id; name clients by {DEVICE_RULE}, but not fleet"
         )
     seen = np.unique(client.train.y)
-    if len(seen) < 2:
+    if classes and len(seen) < 2:
         raise DataError(
             f"--write-fleet: {name} trains on class {int(seen[0])} alone, which its agent refuses; give it two at least"
         )

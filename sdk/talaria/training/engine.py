@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from talaria import tasks
 from talaria.errors import ModelError
 from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model, Served, Weights
@@ -167,8 +168,9 @@ def train(
     ``only`` names what is trained (parameters and the buffers that follow them; default: everything). ``pull`` is
     added to the gradient before the optimizer's step, so momentum sees it. ``purpose`` names the random draws:
     branches with different purposes do not disturb each other. ``objective`` is what is minimized (default: the
-    cross-entropy with the recipe's label smoothing).
+    loss of the task's goal; of classification, the cross-entropy with the recipe's label smoothing).
     """
+    objective = objective or _aim(task)
     return _engine(task).train(
         task, state, only=only, recipe=recipe, pull=pull, objective=objective, samples=samples, purpose=purpose
     )
@@ -184,6 +186,8 @@ def train_upper(
     purpose: str = "train",
 ) -> Tensors:
     """As :func:`train`, where what the frozen layers below compute may be computed once and kept."""
+    if _aim(task) is not None:
+        return train(task, state, only=only, recipe=recipe, samples=samples, purpose=purpose)
     return _engine(task).train_upper(task, state, only=only, recipe=recipe, samples=samples, purpose=purpose)
 
 
@@ -198,9 +202,10 @@ def gradient(
 ) -> Tensors:
     """The mean gradient over ``samples`` (default: all training samples) at ``state``, which does not move.
 
-    ``objective`` is what is differentiated (default: cross-entropy). BatchNorm normalizes as in training where its
+    ``objective`` is what is differentiated (default: the goal's loss). BatchNorm normalizes as in training where its
     layer is in ``only``, but its statistics are not kept.
     """
+    objective = objective or _aim(task)
     return _engine(task).gradient(task, state, only=only, samples=samples, objective=objective, purpose=purpose)
 
 
@@ -254,8 +259,12 @@ def predict(model: Model, x: Array, batch: int = 256) -> Array:
 
 
 def accuracy(task: Task, state: Tensors, samples: Samples) -> float:
-    """Share of ``samples`` that ``state`` labels right; 0.0 without samples."""
-    return _engine(task).accuracy(task, state, samples)
+    """The score of ``state`` on ``samples``, of which more is better: in classification the share labelled right
+    (:mod:`talaria.tasks` has the others); 0.0 without samples."""
+    if _aim(task) is None or not len(samples):
+        return _engine(task).accuracy(task, state, samples)
+    out = looking(task, state, (LOGITS,))(samples.x)[LOGITS]
+    return tasks.of(task.goal).measured(out, samples.y)[0]
 
 
 def state_of(model: Model) -> Tensors:
@@ -265,6 +274,15 @@ def state_of(model: Model) -> Tensors:
     from talaria.model import state
 
     return state.state_of(model)
+
+
+def _aim(task: Task) -> Objective | None:
+    """What a task minimizes where nothing else is asked; None for cross-entropy, which engines have themselves."""
+    if task.goal == tasks.CLASSIFICATION:
+        return None
+    from talaria.training.objectives import Aimed
+
+    return Aimed(tasks.of(task.goal))
 
 
 def _engine(task: Task) -> Engine:

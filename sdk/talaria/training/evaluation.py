@@ -9,8 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
+from talaria import tasks
 from talaria.errors import DataError
 from talaria.model.weights import Model
 from talaria.tensors import Array
@@ -23,7 +22,9 @@ class Metrics:
     """One client's result on ``samples`` labelled samples.
 
     ``accuracy``: share labelled right. ``macro_recall``: the mean over the labels that occur of the share of each
-    that was found, so that a rare label counts as much as a frequent one. Both in 0..1.
+    that was found, so that a rare label counts as much as a frequent one. Both in 0..1. Of another task than
+    classification they are its score and the figure beside it (:attr:`talaria.tasks.Goal.figures` names them); of
+    both, more is better.
     """
 
     accuracy: float
@@ -53,41 +54,47 @@ class Report:
     clients: Mapping[str, Metrics]
     accuracy: Summary
     macro_recall: Summary
+    task: str = tasks.CLASSIFICATION
 
     def to_json(self) -> str:
         """Canonical JSON: equal reports, equal text."""
         return json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"))
 
     def as_dict(self) -> dict[str, object]:
-        """Plain dicts and numbers, as :meth:`to_json` writes them."""
-        return {
+        """Plain dicts and numbers, as :meth:`to_json` writes them; of another task than classification also what
+        ``accuracy`` and ``macro_recall`` stand for."""
+        return told(self.task) | {
             "clients": {name: vars(metrics).copy() for name, metrics in self.clients.items()},
             "accuracy": vars(self.accuracy).copy(),
             "macro_recall": vars(self.macro_recall).copy(),
         }
 
 
-def evaluate(model: Model, samples: Samples, batch: int = 256) -> Metrics:
-    """``model``'s metrics on ``samples``: in eval mode, without gradients; the model's modes are restored.
+def told(task: str) -> dict[str, object]:
+    """What a file of figures says of their task: nothing of classification, else its name, and what ``accuracy`` and
+    ``macro_recall`` stand for."""
+    if task == tasks.CLASSIFICATION:
+        return {}
+    names = zip(("accuracy", "macro_recall"), tasks.of(task).figures, strict=True)
+    return {"task": task, "figures": dict(names)}
+
+
+def evaluate(model: Model, samples: Samples, batch: int = 256, task: str = tasks.CLASSIFICATION) -> Metrics:
+    """``model``'s metrics on ``samples`` in ``task``: in eval mode, without gradients; the model's modes are restored.
 
     Raises :class:`DataError` where there is no sample.
     """
     if not len(samples):
         raise DataError("evaluate: no sample to measure on; give at least one")
-    return metrics_of(predict(model, samples.x, batch), samples.y)
+    return metrics_of(predict(model, samples.x, batch), samples.y, task)
 
 
-def metrics_of(logits: Array, y: Array) -> Metrics:
-    """The metrics of scores ``logits`` (N, classes) against labels ``y`` int64 (N,).
-
-    A row that holds NaN counts as wrong, whatever its label: a model that diverged must not score.
-    """
-    right = (logits.argmax(1) == y) & ~np.isnan(logits).any(1)
-    recalls = [float(right[y == label].mean()) for label in sorted(set(y.tolist()))]
-    return Metrics(float(right.mean()), math.fsum(recalls) / len(recalls), len(y))
+def metrics_of(logits: Array, y: Array, task: str = tasks.CLASSIFICATION) -> Metrics:
+    """The metrics of what a model gives, ``logits`` (N, classes) in classification, against targets ``y``."""
+    return Metrics(*tasks.of(task).measured(logits, y), len(y))
 
 
-def report(clients: Mapping[str, Metrics]) -> Report:
+def report(clients: Mapping[str, Metrics], task: str = tasks.CLASSIFICATION) -> Report:
     """The report over ``clients``. Raises :class:`DataError` where there is none."""
     if not clients:
         raise DataError("report: no client was measured; give at least one")
@@ -97,6 +104,7 @@ def report(clients: Mapping[str, Metrics]) -> Report:
         clients=ordered,
         accuracy=summarize([m.accuracy for m in ordered.values()], weights),
         macro_recall=summarize([m.macro_recall for m in ordered.values()], weights),
+        task=task,
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from talaria.tasks.base import Goal
+from talaria.tasks.classification import cross_entropy, log_softmax
 from talaria.tensors import Array, Tensors
 from talaria.training.engine import LOGITS, Slopes
+
+__all__ = ["Aimed", "CrossEntropy", "cross_entropy", "log_softmax"]
 
 
 @dataclass(frozen=True)
@@ -24,18 +26,14 @@ class CrossEntropy:
         return Slopes(loss, {LOGITS: slope})
 
 
-def cross_entropy(logits: Array, y: Array, smoothing: float = 0.0) -> tuple[float, Array]:
-    """The mean loss of a batch and its gradient by the ``logits`` (N, classes), in their dtype."""
-    log = log_softmax(logits)
-    count, classes = logits.shape
-    target = np.full_like(log, smoothing / classes)
-    target[np.arange(count), y] += 1 - smoothing
-    loss = -float((target * log).sum(1).mean())
-    return loss, (np.exp(log) - target) / np.asarray(count, log.dtype)
+@dataclass(frozen=True)
+class Aimed:
+    """A task's own loss of what the model gives; an :class:`~talaria.training.engine.Objective`."""
 
+    goal: Goal
+    taps: Sequence[str] = (LOGITS,)
+    own: Sequence[str] = ()
 
-def log_softmax(logits: Array) -> Array:
-    """The logarithm of the class probabilities (N, classes)."""
-    away = logits - logits.max(1, keepdims=True)
-    found: Array = away - np.log(np.exp(away).sum(1, keepdims=True))
-    return found
+    def __call__(self, seen: Tensors, own: Tensors, x: Array, y: Array) -> Slopes:
+        loss, slope = self.goal.loss(seen[LOGITS], y)
+        return Slopes(loss, {LOGITS: slope})

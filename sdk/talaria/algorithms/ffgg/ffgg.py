@@ -74,6 +74,7 @@ class FFGG:
         serves="shared body with its own fine-tuned head",
         source="Mishchenko et al., 2023, arXiv:2305.18285",
         evidence="partly reconstructed",
+        classes_alone="its objective compares classes",
         differences=True,
     )
 

@@ -71,6 +71,7 @@ class HeartPFL:
         serves="the personal model",
         source="HEART-PFL, WACV 2026, arXiv:2603.24209",
         evidence="partly reconstructed",
+        classes_alone="its prototypes are means of each class",
     )
 
     def __post_init__(self) -> None:

@@ -78,6 +78,7 @@ class PFedGM:
         serves="the shared features, tuned on the device, with its own Gaussian head, one linear layer",
         source="Hu, Ma, 2026, arXiv:2603.11620 (abstract)",
         evidence="reconstructed",
+        classes_alone="its head is one Gaussian for each class",
     )
 
     def __post_init__(self) -> None:

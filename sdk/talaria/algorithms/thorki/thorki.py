@@ -77,6 +77,7 @@ class Thorki:
         serves="both models and the gate, as one",
         source="Thorki, WWW 2026 (abstract; Zenodo 18333281)",
         evidence="reconstructed",
+        classes_alone="its gate mixes class probabilities",
     )
 
     def __post_init__(self) -> None:

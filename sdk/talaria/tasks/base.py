@@ -1,0 +1,63 @@
+"""What every task says: its targets, its loss with the slope, its figures, and what its targets are scaled by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from talaria.tensors import Array
+
+WORST = -1e6
+"""The score of a model that gives NaN or infinity, and the lowest that any has."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A device's own targets: ``mean`` and ``sd`` float32 (K,) of its training samples. They never leave it."""
+
+    mean: Array = field(repr=False)
+    sd: Array = field(repr=False)
+
+    def scaled(self, y: Array) -> Array:
+        """Targets (N, K) or (N,) in units of this device's own spread."""
+        return np.asarray((y.reshape(len(y), -1) - self.mean) / self.sd, np.float32).reshape(y.shape)
+
+
+class Goal(Protocol):
+    """One task. ``out`` is what a model gives of N samples, float32; ``y`` are their targets as ``require`` takes
+    them."""
+
+    name: ClassVar[str]
+    figures: ClassVar[tuple[str, str]]
+    """What the two numbers of :meth:`measured` are called; of both, more is better."""
+    lowest: ClassVar[float]
+    """The lowest score there is."""
+    fewest: ClassVar[int]
+    """Outputs that a model needs at least."""
+
+    def require(self, where: str, y: Array, outputs: int) -> None:
+        """Raise :class:`~talaria.errors.DataError`, beginning with ``where``, for targets that a model of so many
+        outputs cannot learn."""
+        ...
+
+    def loss(self, out: Array, y: Array) -> tuple[float, Array]:
+        """The mean loss of a batch and its gradient by ``out``, in its dtype."""
+        ...
+
+    def measured(self, out: Array, y: Array) -> tuple[float, float]:
+        """The score, and a second figure beside it."""
+        ...
+
+    def scale(self, y: Array) -> Scale | None:
+        """What training targets are scaled by on their device, or None where they are learned as they are."""
+        ...
+
+    def strata(self, y: Array) -> Array:
+        """A class (N,) for each sample, by which samples are cut into alike parts."""
+        ...
+
+    def example(self, count: int, outputs: int) -> Array:
+        """Made-up targets of ``count`` samples."""
+        ...

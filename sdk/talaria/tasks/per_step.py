@@ -1,0 +1,80 @@
+"""A class for each step of a sequence: ``y`` int64 (N, steps), outputs are logits (N, steps, classes).
+
+A step labelled -1 is padding, or unknown: it is neither learned nor counted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from talaria.errors import DataError
+from talaria.tasks.base import Scale
+from talaria.tasks.classification import cross_entropy
+from talaria.tensors import Array
+
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class PerStep:
+    """Cross-entropy over the labelled steps; the score is the share of them labelled right."""
+
+    name: ClassVar[str] = "per_step"
+    figures: ClassVar[tuple[str, str]] = ("step_accuracy", "macro_recall")
+    lowest: ClassVar[float] = 0.0
+    fewest: ClassVar[int] = 2
+
+    def require(self, where: str, y: Array, outputs: int) -> None:
+        """See :class:`~talaria.tasks.base.Goal`."""
+        if y.dtype != np.int64 or y.ndim != 2:
+            raise DataError(f"{where} labels are {y.dtype} {y.shape}, need int64 (N, steps), one class for each step")
+        if y.size and not PADDING <= int(y.min()) <= int(y.max()) < outputs:
+            raise DataError(
+                f"{where} labels span {int(y.min())}..{int(y.max())}, need 0..{outputs - 1}, or -1 for padding; "
+                "map them first"
+            )
+
+    def loss(self, out: Array, y: Array) -> tuple[float, Array]:
+        """The mean over the labelled steps of the batch; 0 where there is none."""
+        _require_steps(out, y)
+        known = y != PADDING
+        slopes = np.zeros_like(out)
+        if not known.any():
+            return 0.0, slopes
+        loss, slopes[known] = cross_entropy(out[known], y[known])
+        return loss, slopes
+
+    def measured(self, out: Array, y: Array) -> tuple[float, float]:
+        """The share of labelled steps that are right, and the mean over the labels that occur of the share found."""
+        _require_steps(out, y)
+        known = y != PADDING
+        logits, labels = out[known], y[known]
+        if not len(labels):
+            return 0.0, 0.0
+        right = (logits.argmax(1) == labels) & ~np.isnan(logits).any(1)
+        recalls = [float(right[labels == label].mean()) for label in sorted(set(labels.tolist()))]
+        return float(right.mean()), math.fsum(recalls) / len(recalls)
+
+    def scale(self, y: Array) -> Scale | None:
+        """None."""
+        return None
+
+    def strata(self, y: Array) -> Array:
+        """All alike."""
+        return np.zeros(len(y), np.int64)
+
+    def example(self, count: int, outputs: int) -> Array:
+        """Two steps each, all classes in turn."""
+        return (np.arange(2 * count, dtype=np.int64) % outputs).reshape(count, 2)
+
+
+def _require_steps(out: Array, y: Array) -> None:
+    if out.ndim != 3 or out.shape[:2] != y.shape:
+        raise DataError(
+            f"per_step: the model gives {out.shape[1:]} for a sample of {y.shape[1]} labelled steps; it must give "
+            f"({y.shape[1]}, classes): end it with a Linear layer that reads each step"
+        )

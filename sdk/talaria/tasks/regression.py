@@ -1,0 +1,79 @@
+"""Numbers for each sample: ``y`` float32 (N, K), or (N,) for one; outputs are (N, K).
+
+A device learns its targets in units of its own spread: mean and standard deviation of its training targets are private,
+and are folded into the head of the model that it serves, which speaks in the targets' own units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from talaria import valid
+from talaria.errors import DataError
+from talaria.tasks.base import WORST, Scale
+from talaria.tensors import Array
+
+LEAST_SPREAD = 1e-6
+
+
+@dataclass(frozen=True)
+class Regression:
+    """``kind``: ``"huber"`` (P. J. Huber, 1964; squared up to ``delta`` standard deviations, linear beyond) or
+    ``"squared"``. The score is R², the share of the targets' variance that is explained: 1 is perfect, 0 is what their
+    mean is worth, and it may be negative."""
+
+    name: ClassVar[str] = "regression"
+    figures: ClassVar[tuple[str, str]] = ("r2", "minus_mae")
+    lowest: ClassVar[float] = WORST
+    fewest: ClassVar[int] = 1
+
+    kind: str = "huber"
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        valid.among("task 'regression'", "kind", self.kind, ("huber", "squared"))
+        valid.number("task 'regression'", "delta", self.delta, "above 0, in standard deviations", low=1e-6, high=1e6)
+
+    def require(self, where: str, y: Array, outputs: int) -> None:
+        """See :class:`~talaria.tasks.base.Goal`."""
+        width = 1 if y.ndim == 1 else y.shape[-1]
+        if y.dtype != np.float32 or y.ndim not in (1, 2) or width != outputs:
+            raise DataError(
+                f"{where} targets are {y.dtype} {y.shape}, need float32 (N, {outputs}); give as many numbers for each "
+                "sample as the model has outputs"
+            )
+
+    def loss(self, out: Array, y: Array) -> tuple[float, Array]:
+        """The mean over samples and targets of the squared error (halved), or of Huber's."""
+        away = out - y.reshape(out.shape)
+        count = np.asarray(away.size, out.dtype)
+        if self.kind == "squared":
+            return float((away * away).sum() / (2 * count)), away / count
+        cut = np.clip(away, -self.delta, self.delta).astype(out.dtype)
+        return float((cut * (away - cut / 2)).sum() / count), cut / count
+
+    def measured(self, out: Array, y: Array) -> tuple[float, float]:
+        """R² over all targets, each about its own mean, and minus the mean absolute error, in the targets' units."""
+        found, wanted = (values.reshape(len(y), -1).astype(np.float64) for values in (out, y))
+        if not np.isfinite(found).all():
+            return WORST, WORST
+        away = found - wanted
+        spread = max(float(((wanted - wanted.mean(0)) ** 2).sum()), LEAST_SPREAD**2 * wanted.size)
+        return max(WORST, 1 - float((away**2).sum()) / spread), max(WORST, -float(np.abs(away).mean()))
+
+    def scale(self, y: Array) -> Scale | None:
+        """Mean and standard deviation of each target; 1 where it does not vary."""
+        values = y.reshape(len(y), -1).astype(np.float64)
+        sd = values.std(0)
+        return Scale(values.mean(0).astype(np.float32), np.where(sd > LEAST_SPREAD, sd, 1.0).astype(np.float32))
+
+    def strata(self, y: Array) -> Array:
+        """All alike."""
+        return np.zeros(len(y), np.int64)
+
+    def example(self, count: int, outputs: int) -> Array:
+        """Numbers that differ."""
+        return np.linspace(-1, 1, count * outputs, dtype=np.float32).reshape(count, outputs)

@@ -1,0 +1,165 @@
+"""Tasks beside classification: their losses against torch's, their figures, what they refuse, and that fleets learn."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tolerance import roundings
+from torch.nn import GRU, Linear, Module
+from torch.nn import functional as F
+
+import talaria
+from talaria import tasks
+from talaria.data import Federated
+from talaria.errors import ConfigError, DataError
+from talaria.federated import rounds
+from talaria.federated.run import Member
+from talaria.simulation.run import members_of
+from talaria.training.engine import predict
+from talaria.types import Samples
+
+PEOPLE = ("anna", "bela", "carl")
+
+
+@pytest.fixture(scope="module")
+def draw() -> np.random.Generator:
+    return np.random.default_rng(3)
+
+
+def made(task: str, columns: int = 2) -> Federated:
+    """Three people whose targets lie at places of their own."""
+    draw, rows = np.random.default_rng(0), 40 * len(PEOPLE)
+    x = draw.normal(size=(rows, 6)).astype(np.float32)
+    person = np.repeat(np.arange(3), 40)
+    numbers = np.stack([x[:, 0] + x[:, 1], x[:, 2] * 3], 1)[:, :columns] * 40 + 100 * (person[:, None] + 1)
+    y: Any = numbers if task.startswith("regression") else (x[:, :columns] > 0).astype(int)
+    return Federated.from_arrays(x, y, np.array(PEOPLE)[person], task=task)
+
+
+@pytest.mark.parametrize(
+    ("task", "theirs"),
+    [
+        ("regression:kind=squared", lambda out, y: F.mse_loss(out, y) / 2),
+        ("regression:delta=0.4", lambda out, y: F.huber_loss(out, y, delta=0.4)),
+        ("multilabel", lambda out, y: F.binary_cross_entropy_with_logits(out, y.float())),
+        ("per_step", lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten(), ignore_index=-1)),
+    ],
+)
+def test_a_loss_and_its_slope_are_those_of_torch(task: str, theirs: Any, draw: np.random.Generator) -> None:
+    shape = (7, 5, 3) if task == "per_step" else (7, 3)
+    out = draw.normal(size=shape).astype(np.float32)
+    y = tasks.of(task).example(7, 3) if task != "per_step" else draw.integers(-1, 3, (7, 5))
+    tensor = torch.tensor(out, requires_grad=True)
+    wanted = theirs(tensor, torch.tensor(y))
+    wanted.backward()
+    loss, slope = tasks.of(task).loss(out, y)
+    assert loss == pytest.approx(wanted.item(), rel=1e-5)
+    assert slope.dtype == np.float32
+    assert tensor.grad is not None
+    assert roundings(slope, tensor.grad.numpy()) < 64
+
+
+def test_the_figures_of_each_task() -> None:
+    y = np.array([[1.0, 10], [3, 30]], np.float32)
+    assert tasks.of("regression").measured(y, y) == (1.0, 0.0)
+    assert tasks.of("regression").measured(y.mean(0) + 0 * y, y) == (0.0, -5.5)
+    assert tasks.of("regression").measured(np.full_like(y, np.nan), y)[0] == tasks.of("regression").lowest
+    several = np.array([[1, 0, 0], [1, 1, 0]])
+    logits = np.array([[2.0, 1, -1], [3, -1, -1]], np.float32)
+    assert tasks.of("multilabel").measured(logits, several) == (pytest.approx(2 / 3), pytest.approx(0.5))
+    steps, padded = np.eye(2, dtype=np.float32)[np.array([[0, 1, 0]])], np.array([[0, 0, -1]])
+    assert tasks.of("per_step").measured(steps, padded) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedper", "fedrep", "ditto", "hermes"])
+def test_both_engines_learn_numbers_in_their_own_units(algorithm: str) -> None:
+    data = made("regression")
+    options = {"threshold": 0.0} if algorithm == "hermes" else {}
+    found = {
+        engine: talaria.simulate(
+            algorithm, data, "mlp", rounds=6, recipe={"epochs": 6, "lr": 0.05}, options=options, engine=engine
+        )
+        for engine in ("torch", "onnx")
+    }
+    assert found["torch"].accuracy.mean > 0.5
+    assert found["torch"].accuracy.mean == pytest.approx(found["onnx"].accuracy.mean, abs=0.02)
+    told = found["torch"].as_dict()
+    assert (told["task"], told["figures"]["accuracy"]) == ("regression", "r2")
+    answers = predict(found["torch"].model("carl"), data.clients["carl"].test.x)
+    assert 200 < answers.mean() < 400, "the served model speaks in the targets' own units"
+
+
+def test_what_a_device_scales_by_stays_on_it_and_does_not_move_with_its_data() -> None:
+    data = made("regression", 1)
+    run = talaria.simulate("fedper", data, "mlp", rounds=1).run
+    member = members_of(data.clients)["bela"]
+    shared, _ = rounds.start(run)
+    update, private = rounds.participate(run, member, shared, None, 1)
+    assert not any("targets" in name for name in update.tensors)
+    assert private["targets/mean"] == pytest.approx(member.train.y.mean(), rel=1e-5)
+    later = Samples(member.train.x, member.train.y + np.float32(500))
+    _, after = rounds.participate(run, Member("bela", later, member.val), shared, private, 2)
+    assert after["targets/mean"] == private["targets/mean"]
+
+
+def test_several_labels_are_learned_on_both_engines() -> None:
+    for engine in ("torch", "onnx"):
+        found = talaria.simulate(
+            "hermes", made("multilabel"), "mlp", rounds=6, recipe={"epochs": 6, "lr": 0.05}, engine=engine
+        )
+        assert found.accuracy.mean > 0.75
+
+
+class Steps(Module):
+    """A label for each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = GRU(2, 8, batch_first=True), Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.rnn(x.transpose(1, 2))[0])
+        return out
+
+
+def test_a_class_for_each_step_of_a_sequence() -> None:
+    x = np.random.default_rng(0).normal(size=(90, 2, 9)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    y[:, 7:] = -1
+    data = Federated.from_arrays(x, y, np.repeat(PEOPLE, 30), task="per_step", layout="channels_first")
+    found = talaria.simulate("ditto", data, Steps(), rounds=4, recipe={"epochs": 8, "lr": 0.1})
+    assert found.accuracy.mean > 0.8
+    with pytest.raises(ConfigError, match="engine='onnx' cannot train a label for each step; use engine='torch'"):
+        talaria.simulate("fedavg", data, Steps(), rounds=1, engine="onnx")
+    with pytest.raises(DataError, match=r"the model gives \(2,\) for a sample of 9 labelled steps"):
+        talaria.simulate("fedavg", data, "mlp", rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"task": "guess"}, "task='guess' is unknown; use one of classification, regression, multilabel, per_step"),
+        ({"task": "regression:kind=odd"}, "kind='odd'.*huber"),
+        ({"task": "regression:delta=0"}, "delta=0.*above 0"),
+        ({"task": "multilabel"}, "task='multilabel', but the targets of 'arrays' are for 'regression'"),
+        ({"recipe": {"smoothing": 0.1}}, "smoothing=0.1 smooths the labels of classification.*set it to 0"),
+        (
+            {"algorithm": "pfedgm"},
+            "pfedgm: its head is one Gaussian for each class, so it cannot learn task='regression'",
+        ),
+    ],
+)
+def test_what_does_not_fit_a_task_is_refused_at_once(words: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        talaria.simulate(**{"algorithm": "fedavg", "data": made("regression"), "rounds": 1, **words})
+
+
+def test_targets_that_do_not_fit_are_refused() -> None:
+    x = np.zeros((9, 3), np.float32)
+    with pytest.raises(DataError, match=r"y\[0\] holds NaN"):
+        Samples(x, np.full(9, np.nan, np.float32))
+    with pytest.raises(DataError, match=r"name the task of these targets"):
+        Federated.from_arrays(x, np.zeros((9, 2)))
+    with pytest.raises(DataError, match=r"labels span 0\.\.2, need 0 or 1"):
+        Federated.from_arrays(x, np.arange(18).reshape(9, 2) % 3, task="multilabel")
