@@ -35,7 +35,7 @@ MOST = 40_000
 """Tensors and files that a kit may hold."""
 LARGEST = 1 << 30
 """Most bytes of a file that is read as a kit."""
-_META, _ABOUT, _STATE, _FILE = "talaria-kit", "about", "state/", "file/"
+_META, _ABOUT, _STATE, _FILE, _BESIDE = "talaria-kit", "about", "state/", "file/", "beside/"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,6 @@ def digest_of(run: Run) -> str:
 def encode(kit: Kit) -> bytes:
     """The file: equal kits, equal bytes."""
     split = asdict(kit.split) | {"statistics": sorted(kit.split.statistics), "counters": sorted(kit.split.counters)}
-    source = kit.source
     about = {
         "run": kit.run,
         "state": list(kit.state),
@@ -87,16 +86,35 @@ def encode(kit: Kit) -> bytes:
         "sizes": dict(kit.layout.sizes),
         "axes": {key: [[list(part) for part in axis] for axis in axes] for key, axes in kit.layout.axes.items()},
         "split": split,
+        **_facts(kit.source),
+    }
+    files = {_ABOUT: _json(about), **{_FILE + name: data for name, data in kit.source.files.items()}}
+    files |= {_FILE + _BESIDE + name: _encoded(other) for name, other in kit.source.others.items()}
+    arrays = {name: np.frombuffer(data, np.uint8) for name, data in files.items()}
+    state = {_STATE + name: value for name, value in kit.state.items()}
+    return strict_safetensors.pack({**state, **arrays}, {_META: str(VERSION)})
+
+
+def _encoded(source: Given) -> bytes:
+    """The programs of a model beside the run's own, with its first weights."""
+    files = {_ABOUT: _json({"state": list(source.state), **_facts(source)})}
+    files |= {_FILE + name: data for name, data in source.files.items()}
+    arrays = {name: np.frombuffer(data, np.uint8) for name, data in files.items()}
+    state = {_STATE + name: value for name, value in source.state.items()}
+    return strict_safetensors.pack({**state, **arrays}, {_META: str(VERSION)})
+
+
+def _facts(source: Given) -> dict[str, Any]:
+    return {
         "parameters": sorted(source.parameters),
         "statistics": list(source.statistics),
         "falls": dict(source.falls),
         "cuts": dict(source.cuts),
     }
-    told = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
-    files = {_ABOUT: told, **{_FILE + name: data for name, data in source.files.items()}}
-    arrays = {name: np.frombuffer(data, np.uint8) for name, data in files.items()}
-    state = {_STATE + name: value for name, value in kit.state.items()}
-    return strict_safetensors.pack({**state, **arrays}, {_META: str(VERSION)})
+
+
+def _json(about: Mapping[str, Any]) -> bytes:
+    return json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
 
 
 def decode(data: bytes, limits: Limits = Limits()) -> Kit:
@@ -105,32 +123,55 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
     Raises :class:`~talaria.errors.StateError` for anything that :func:`encode` does not write.
     """
     try:
-        entries, meta = strict_safetensors.unpack(data, most=MOST)
-        version = meta[_META]
-        if version != str(VERSION):
-            raise StateError(f"kit: is of version {version[:20]!r}, this Talaria reads {VERSION}; make it again")
-        about: dict[str, Any] = parsed(bytes(entries[_ABOUT].raw).decode())
-        state = {name: entries[_STATE + name].array() for name in about["state"]}
-        files = {name.removeprefix(_FILE): bytes(e.raw) for name, e in entries.items() if name.startswith(_FILE)}
+        about, state, files = _opened(data)
+        beside = {name: files.pop(name) for name in list(files) if name.startswith(_BESIDE)}
+        others = {name.removeprefix(_BESIDE): _decoded(one, limits) for name, one in beside.items()}
         axes = {k: tuple(tuple((str(g), int(n)) for g, n in axis) for axis in v) for k, v in about["axes"].items()}
         parts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["split"].items()}
         split = Split(**parts | {name: frozenset(parts[name]) for name in ("statistics", "counters")})
         layout = ChannelLayout({str(g): int(n) for g, n in about["sizes"].items()}, axes)
-        source = Given(
-            parameters=frozenset(about["parameters"]),
-            statistics=tuple(about["statistics"]),
-            falls=_numbers(about["falls"]),
-            cuts=_sizes(about["cuts"]),
-            files=files,
-            limits=limits,
-        )
-        kit = Kit(str(about["run"]), state, tuple(about["shared"]), layout, split, source)
-        unlike = len(entries) != 1 + len(state) + len(files) or {*split.keys, *kit.shared} != {*state}
-        if unlike or not {*kit.shared, *source.parameters, *source.statistics, *layout.axes} <= {*state}:
+        kit = Kit(
+            str(about["run"]), state, tuple(about["shared"]), layout, split, _given(about, files, limits, others=others)
+        )  # fmt: skip
+        if {*split.keys, *kit.shared} != {*state} or not {*kit.shared, *layout.axes} <= {*state}:
             raise StateError("kit: what it says and what it holds differ; make it again")
+        for source, own in ((kit.source, state), *((other, other.state) for other in others.values())):
+            if not {*source.parameters, *source.statistics} <= {*own}:
+                raise StateError("kit: what it says and what it holds differ; make it again")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, WireError, ConfigError) as error:
         raise StateError(f"kit: damaged ({type(error).__name__}: {str(error)[:100]}); make it again") from None
     return kit
+
+
+def _opened(data: bytes) -> tuple[dict[str, Any], Tensors, dict[str, bytes]]:
+    """What a file says, its weights, and the files in it."""
+    entries, meta = strict_safetensors.unpack(data, most=MOST)
+    version = meta[_META]
+    if version != str(VERSION):
+        raise StateError(f"kit: is of version {version[:20]!r}, this Talaria reads {VERSION}; make it again")
+    about: dict[str, Any] = parsed(bytes(entries[_ABOUT].raw).decode())
+    state = {name: entries[_STATE + name].array() for name in about["state"]}
+    files = {name.removeprefix(_FILE): bytes(e.raw) for name, e in entries.items() if name.startswith(_FILE)}
+    if len(entries) != 1 + len(state) + len(files):
+        raise StateError("kit: what it says and what it holds differ; make it again")
+    return about, state, files
+
+
+def _decoded(data: bytes, limits: Limits) -> Given:
+    about, state, files = _opened(data)
+    return _given(about, files, limits, state=state)
+
+
+def _given(about: Mapping[str, Any], files: Mapping[str, bytes], limits: Limits, **more: Any) -> Given:
+    return Given(
+        parameters=frozenset(about["parameters"]),
+        statistics=tuple(about["statistics"]),
+        falls=_numbers(about["falls"]),
+        cuts=_sizes(about["cuts"]),
+        files=files,
+        limits=limits,
+        **more,
+    )
 
 
 def made(run_json: str) -> bytes:

@@ -8,7 +8,9 @@ talaria.federated.make_kit < RUN.JSON > FILE``.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from talaria.federated import kit as kits
 from talaria.federated import own_process, rounds
 from talaria.federated.kit import Kit
 from talaria.federated.run import Run
+from talaria.model import masks
+from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.model.state import state_of
 from talaria.model.weights import Model, Weights
@@ -26,7 +30,7 @@ from talaria.programs.engine import ProgramEngine
 from talaria.programs.given import Given
 from talaria.programs.making import Maker
 from talaria.programs.program import Program
-from talaria.programs.source import name_of
+from talaria.programs.source import model_name, name_of
 from talaria.tensors import Tensors
 from talaria.training.engine import LOGITS
 from talaria.types import Recipe, Samples, Task
@@ -44,8 +48,9 @@ class _Noting(ProgramEngine):
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
         return dict(state)
 
-    def another(self, spec: ModelSpec) -> ProgramEngine:
-        raise AttributeError("it trains a second model beside the run's own")
+    def another(self, spec: ModelSpec) -> tuple[Model, ProgramEngine]:
+        model, engine = super().another(spec)
+        return Weights(state_of(model)), engine
 
     def served(self, task: Task, state: Tensors) -> Model:
         return Weights(state)
@@ -55,13 +60,20 @@ def kit_of(run: Run) -> Kit:
     """The kit of a run. Raises :class:`~talaria.errors.ConfigError` where its algorithm cannot be trained by programs,
     and :class:`~talaria.errors.ModelError` for a layer that no program can hold."""
     rounds.require_engine(run, "onnx")
-    if rounds.algorithm_of(run).card.prunes:
-        raise _needs_torch(run, "it chooses channels of the torch module itself")
     maker = Maker(run.spec)
     try:
         _gone_through(run, _Noting(run.spec, maker))
     except (AttributeError, TypeError) as why:  # of an algorithm that looks into the module
         raise _needs_torch(run, f"its device half looks into the torch module ({str(why)[:100]})") from why
+    others = {model_name(spec): _given(other, state_of(other.first())) for spec, other in maker.others.items()}
+    source = _given(maker, {}, others)
+    state, shared = state_of(rounds.template(run.spec)), rounds.first_shared(run)
+    state |= {name: value for name, value in shared.items() if name not in state}
+    return Kit(kits.digest_of(run), state, tuple(shared), rounds.layout_of(run.spec), rounds.split_of(run), source)
+
+
+def _given(maker: Maker, state: Tensors, others: Mapping[str, Given] = MappingProxyType({})) -> Given:
+    """What was made, and what else a plan or samples of another size may ask for."""
     for need in list(maker.programs):
         if need.upper:  # where features would not fit, or are read once, the same part trains on inputs
             maker.program(replace(need, upper=False))
@@ -73,16 +85,15 @@ def kit_of(run: Run) -> Kit:
     files |= {"forward": maker.forward().write()}
     if maker.statistics:
         files |= {"calibration": maker.calibration().write()}
-    source = Given(
+    return Given(
         parameters=maker.parameters,
         statistics=maker.statistics,
         falls=maker.falls,
         cuts={name_of(only): None if one is None else one.bytes_each for only, one in cuts.items()},
         files=files,
+        others=others,
+        state=state,
     )
-    state, shared = state_of(rounds.template(run.spec)), rounds.first_shared(run)
-    state |= {name: value for name, value in shared.items() if name not in state}
-    return Kit(kits.digest_of(run), state, tuple(shared), rounds.layout_of(run.spec), rounds.split_of(run), source)
 
 
 def _needs_torch(run: Run, why: str) -> ConfigError:
@@ -94,17 +105,24 @@ def _gone_through(run: Run, engine: ProgramEngine) -> None:
     samples for its batch and with several batches."""
     algorithm, state, split = rounds.algorithm_of(run), state_of(rounds.template(run.spec)), rounds.split_of(run)
     shared, recipe = rounds.first_shared(run), run.recipe
+
+    def narrow(task: Task, mask: ChannelMask | None) -> tuple[Task, Tensors]:
+        model = Weights(masks.gathered(state, state, mask))
+        return task.but(mask=mask, model=model), masks.gathered(shared, shared, mask)
+
     for count, how in ((1, recipe.but(batch=max(_FEW, recipe.batch))), (_BATCHES * recipe.batch, recipe)):
         x = np.random.default_rng(0).standard_normal((count, *run.spec.input_shape)).astype(np.float32)
-        samples = Samples(x, tasks.of(run.task).example(count, run.spec.classes))
+        samples, goal = Samples(x, tasks.of(run.task).example(count, run.spec.classes)), run.task
         task = Task(
-            Weights(state), split, samples, samples, how, run.spec.classes, newcomer=True, engine=engine, goal=run.task
-        )
+            Weights(state), split, samples, samples, how, run.spec.classes, seed=run.seed, engine=engine, goal=goal
+        )  # fmt: skip
+        task, compact = narrow(task, rounds.layout_of(run.spec).full() if algorithm.card.prunes else None)
         _, private = algorithm.init(Weights(state), split)
-        algorithm.personal(task, shared, private)
+        algorithm.personal(task.but(newcomer=True), compact, private)
         for newcomer in (True, False):
-            _, private = algorithm.fit(task.but(newcomer=newcomer), shared, private)
-        algorithm.personal(task.but(newcomer=False), shared, private)
+            sent, private = algorithm.fit(task.but(newcomer=newcomer), compact, private)
+            task, compact = narrow(task, sent.mask)
+        algorithm.personal(task, compact, private)
 
 
 if __name__ == "__main__":

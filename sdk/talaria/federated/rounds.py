@@ -24,7 +24,8 @@ from talaria.federated import plan_compat, targets
 from talaria.federated.blueprint import Blueprint
 from talaria.federated.kit import Kit
 from talaria.federated.run import Member, Run
-from talaria.model import l1, masks, zoo
+from talaria.model import masks, zoo
+from talaria.model.importance import choose, importance
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Buffers, Split
@@ -275,8 +276,8 @@ def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | 
         return layout.full()
     if member.plan is None or not member.plan.widths:
         return None
-    scores = l1.importance(_first_weights(run), split_of(run).parameters("body", "adapters", "head"), layout)
-    return l1.kept(scores, layout, member.plan.widths)
+    scores = importance(_first_weights(run), split_of(run).parameters("body", "adapters", "head"), layout)
+    return choose(scores, layout.full(), widths=member.plan.widths, block=1)
 
 
 def _first_weights(run: Run) -> Tensors:

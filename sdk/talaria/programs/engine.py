@@ -157,9 +157,11 @@ class ProgramEngine:
         """What is run: the module with ``state`` where torch made the programs, else weights and a graph."""
         return self.source.served(task, state)
 
-    def another(self, spec: ModelSpec) -> ProgramEngine:
-        """The programs of another model, which is trained beside this one; made once."""
-        return self._others.setdefault(spec, ProgramEngine(spec))
+    def another(self, spec: ModelSpec) -> tuple[Model, ProgramEngine]:
+        """Another model, which is trained beside this one, and its programs, which are made once."""
+        if spec not in self._others:
+            self._others[spec] = type(self)(spec, self.source.beside(spec))
+        return self._others[spec].source.first(), self._others[spec]
 
     @cached_property
     def _derivatives(self) -> Derivatives:

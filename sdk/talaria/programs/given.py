@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from talaria.errors import ConfigError
-from talaria.model.weights import Model, Served
+from talaria.model.spec import ModelSpec
+from talaria.model.weights import Model, Served, Weights
 from talaria.programs.look import Look
 from talaria.programs.program import Program
 from talaria.programs.shapes import Limits
-from talaria.programs.source import Lower, Need, derivative_name, name_of
+from talaria.programs.source import Lower, Need, derivative_name, model_name, name_of
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Array, Tensors
 from talaria.types import Task
@@ -33,6 +34,10 @@ class Given:
     cuts: Mapping[str, int | None]
     files: Mapping[str, bytes] = field(repr=False)
     limits: Limits = field(default_factory=Limits)
+    others: Mapping[str, Given] = field(default_factory=dict, repr=False)
+    """The models that an algorithm trains beside this one, by :func:`~talaria.programs.source.model_name`."""
+    state: Tensors = field(default_factory=dict, repr=False)
+    """The model's first weights, where it is one of these."""
     _programs: dict[Need, Program] = field(default_factory=dict, repr=False)
     _derivatives: dict[str, Vjp] = field(default_factory=dict, repr=False)
     _lowers: dict[frozenset[str], Lower | None] = field(default_factory=dict, repr=False)
@@ -89,6 +94,17 @@ class Given:
     @cached_property
     def _forward(self) -> Look:
         return self._look("forward")
+
+    def first(self) -> Model:
+        """The first weights."""
+        return Weights(self.state)
+
+    def beside(self, spec: ModelSpec) -> Given:
+        """See :class:`~talaria.programs.source.Source`."""
+        name = model_name(spec)
+        if name not in self.others:
+            raise self._lacks(f"beside/{name}")
+        return self.others[name]
 
     def _look(self, name: str) -> Look:
         return Look.read(self._file(name), self.limits)

@@ -51,6 +51,8 @@ class Maker:
         """What was made so far, and its files."""
         self.derivatives: dict[str, tuple[bytes, Vjp]] = {}
         """Likewise, by the names of their files."""
+        self.others: dict[ModelSpec, Maker] = {}
+        """What was asked of :meth:`beside` so far."""
         self._halves: dict[frozenset[str], _Halves | None] = {}
 
     @property
@@ -121,6 +123,14 @@ class Maker:
     def served(self, task: Task, state: Tensors) -> Model:
         """The module with ``state``: what is run and exported is the same on both engines."""
         return loop.served(task, state)
+
+    def first(self) -> Model:
+        """A module of its own."""
+        return zoo.build(self.spec)
+
+    def beside(self, spec: ModelSpec) -> Maker:
+        """The programs of another model, made likewise."""
+        return self.others.setdefault(spec, Maker(spec))
 
     @cached_property
     def _module(self) -> Module:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
+from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model
 from talaria.programs.look import Look
 from talaria.programs.program import Program
@@ -49,6 +50,11 @@ def name_of(only: Iterable[str]) -> str:
 def derivative_name(only: Iterable[str] | None, taps: Iterable[str]) -> str:
     """Hex sha256 of a trained part and some taps."""
     return _digest([None if only is None else sorted(only), list(taps)])
+
+
+def model_name(spec: ModelSpec) -> str:
+    """Hex sha256 of a model's specification."""
+    return _digest(spec.to_json())
 
 
 def _digest(value: object) -> str:
@@ -108,4 +114,12 @@ class Source(Protocol):
 
     def served(self, task: Task, state: Tensors) -> Model:
         """What a device runs."""
+        ...
+
+    def first(self) -> Model:
+        """The model with its first weights."""
+        ...
+
+    def beside(self, spec: ModelSpec) -> Source:
+        """Those of another model, which an algorithm trains beside this one. Raises as :meth:`program`."""
         ...

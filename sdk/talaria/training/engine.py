@@ -149,7 +149,7 @@ class Engine(Protocol):
 
     def served(self, task: Task, state: Tensors) -> Model: ...
 
-    def another(self, spec: ModelSpec) -> Engine: ...
+    def another(self, spec: ModelSpec) -> tuple[Model, Engine]: ...
 
 
 def train(
@@ -242,9 +242,10 @@ def served(task: Task, state: Tensors) -> Model:
     return _engine(task).served(task, state)
 
 
-def another(task: Task, spec: ModelSpec) -> Engine | None:
-    """The task's engine for another model, that of ``spec``, which an algorithm trains beside the task's own."""
-    return None if task.engine is None else task.engine.another(spec)
+def another(task: Task, spec: ModelSpec) -> tuple[Model, Engine]:
+    """Another model with its first weights, that of ``spec``, which an algorithm trains beside the task's own, and the
+    task's engine for it."""
+    return _engine(task).another(spec)
 
 
 def predict(model: Model, x: Array, batch: int = 256) -> Array:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.model.state import array_of, beside, load, state_of
+from talaria.model.weights import Model
 from talaria.tensors import Array, Tensors
 from talaria.training import loop
 from talaria.training.batching import steps_of
@@ -114,9 +116,9 @@ def calibrate(task: Task, state: Tensors, samples: Samples | None = None) -> Ten
     return {name: after.get(name, value) for name, value in state.items()}
 
 
-def another(spec: ModelSpec) -> Engine:
-    """Torch itself, which trains whatever module a task has."""
-    return cast(Engine, sys.modules[__name__])
+def another(spec: ModelSpec) -> tuple[Model, Engine]:
+    """Another module, and torch itself, which trains whatever module a task has."""
+    return zoo.build(spec), cast(Engine, sys.modules[__name__])
 
 
 def walk(task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> Walk:

@@ -11,6 +11,7 @@ from talaria.algorithms.lg_fedavg import LGFedAvg
 from talaria.algorithms.lg_fedavg.ensemble import ensemble
 from talaria.errors import ConfigError, ModelError
 from talaria.model.state import state_of, tensor_of
+from talaria.model.weights import Served
 from talaria.tensors import Tensors, equal, only
 from talaria.training.loop import predict
 from talaria.types import Task, Update
@@ -70,6 +71,20 @@ def test_ensemble_is_the_mean_of_probabilities(tiny: Tiny, rounds: Rounds) -> No
     assert roundings(both(x).exp(), mean) <= 64
     assert not both.training
     assert roundings(both(x).exp().sum(1), torch.ones(len(x))) <= 64
+
+
+def test_the_ensemble_of_what_is_served_without_torch_answers_as_the_module() -> None:
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal((4, 3)).astype(np.float32) for _ in range(3)]
+    modules = [torch.nn.Linear(3, 4, bias=False) for _ in weights]
+    for module, weight in zip(modules, weights, strict=True):
+        module.weight.data.copy_(torch.from_numpy(weight))
+    each = [Served({"weight": w}, lambda x, w=w: x @ w.T, frozenset({"weight"})) for w in weights]
+    module, served = ensemble(modules), ensemble(each)
+    x = 30 * rng.standard_normal((7, 3)).astype(np.float32)
+    np.testing.assert_allclose(served.predict(x), predict(module, x), rtol=1e-5, atol=1e-5)
+    assert equal(state_of(module), dict(served.state))
+    assert served.size == 36
 
 
 def test_ensemble_of_nothing_is_refused() -> None:

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from talaria.algorithms import ALGORITHMS
 from talaria.errors import ConfigError, StateError, TalariaError, TooLarge, WireError
 from talaria.federated import kit as kits
 from talaria.federated import rounds
 from talaria.federated.kit import made
 from talaria.federated.make_kit import kit_of
 from talaria.federated.run import Member, Run
-from talaria.model import l1, pruning, zoo
 from talaria.model.spec import ModelSpec
 from talaria.model.state import state_of
 from talaria.model.weights import Served
@@ -44,10 +44,10 @@ def equipped(file):
     rounds.update_schema.cache_clear()
 
 
-def member(count=30, **changes):
+def member(count=30, shape=RUN.spec.input_shape, **changes):
     rng = np.random.default_rng(0)
     y = np.arange(count) % 3
-    x = (rng.standard_normal((count, 6, 32)) + y[:, None, None]).astype(np.float32)
+    x = (rng.standard_normal((count, *shape)) + y[:, None, None]).astype(np.float32)
     return replace(Member("anna", Samples(x, y), Samples(x, y), engine="onnx"), **changes)
 
 
@@ -94,19 +94,6 @@ def test_what_is_learned_from_a_kit_is_what_is_learned_with_torch_beside(file, o
         assert evaluate(served, one.val).samples == len(one.val)
 
 
-@pytest.mark.parametrize("name", ["imu_cnn", "fmnist_cnn", "mlp"])
-def test_plans_keep_the_channels_that_torch_would_keep(name):
-    shape = {"imu_cnn": (6, 32), "fmnist_cnn": (1, 28, 28), "mlp": (20,)}[name]
-    spec = ModelSpec(name, shape, 4)
-    model, layout = zoo.build(spec), zoo.layout(spec)
-    widths = {group: max(1, size // 3) for group, size in layout.sizes.items()}
-    scores = l1.importance(state_of(model), dict(model.named_parameters()), layout)
-    torchs = pruning.importance(model, layout)
-    for group in layout.sizes:
-        np.testing.assert_allclose(scores[group], torchs[group], rtol=1e-12)
-    assert l1.kept(scores, layout, widths) == pruning.choose(torchs, layout.full(), widths=widths, block=1)
-
-
 def test_equal_runs_give_equal_files_in_any_process(file):
     assert made(RUN.to_json()) == file
     assert kits.encode(kits.decode(file)) == file
@@ -117,33 +104,40 @@ def test_a_kit_of_another_run_is_refused(file):
         rounds.equip(replace(RUN, seed=1), kits.decode(file))
 
 
-@pytest.mark.parametrize("predictive", [False, True])
-def test_a_gaussian_head_needs_no_torch(predictive):
-    """pFedGM's objective looks into the model, and what it serves ends in another layer than the model."""
-    run = replace(RUN, algorithm="pfedgm", hparams={"features": 8, "predictive": predictive})
-    one, ends = member(plan=HALF), []
-    shared = rounds.first_shared(run)
+CASES = [
+    *((name, ModelSpec("mlp", (6, 8), 3), {}) for name in sorted(set(ALGORITHMS) - {"local"})),
+    ("hermes", RUN.spec, {"threshold": 0.0}),
+    ("hermes", RUN.spec, {"threshold": 0.0, "importance": "taylor"}),
+    ("thorki", RUN.spec, {"gate": "sample"}),
+    ("pfedgm", RUN.spec, {"features": 8}),
+    ("pfedgm", RUN.spec, {"features": 8, "predictive": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "spec", "hparams"), CASES, ids=str)
+def test_every_algorithm_learns_and_serves_from_a_kit_what_it_does_where_torch_is(name, spec, hparams):
+    """A round, another, what is served to a member and to a newcomer: the same bytes, and the same answers."""
+    run = replace(RUN, algorithm=name, hparams=hparams, spec=spec)
+    one, ends = member(shape=spec.input_shape), []
     for kit in (None, kits.decode(kits.encode(kit_of(run)))):
         if kit is not None:
             rounds.equip(run, kit)
-        update, private = rounds.participate(run, one, shared, None, 1)
+        shared = rounds.first_shared(run)
+        _, before = rounds.participate(run, one, shared, None, 1)
+        update, private = rounds.participate(run, one, shared, before, 2)
         ends.append((update, private, *(rounds.personalize(run, one, shared, own) for own in (private, None))))
     rounds._kits.clear()
     rounds._adopted.clear()
     rounds.update_schema.cache_clear()
     here, there = ends
     assert equal(here[0].tensors, there[0].tensors)
+    assert here[0].mask == there[0].mask
     assert equal(here[1], there[1])
     for module, served in zip(here[2:], there[2:], strict=True):
         assert isinstance(served, Served)
         assert equal(state_of(module), dict(served.state))
+        assert served.size == sum(p.numel() for p in module.parameters())
         np.testing.assert_allclose(served.predict(one.train.x), predict(module, one.train.x), atol=1e-3)
-
-
-@pytest.mark.parametrize("algorithm", ["hermes", "thorki"])
-def test_an_algorithm_that_looks_into_the_module_has_no_kit(algorithm):
-    with pytest.raises(ConfigError, match=r"talaria\[torch\]"):
-        kit_of(replace(RUN, algorithm=algorithm))
 
 
 def test_a_program_that_was_never_made_is_named(file):

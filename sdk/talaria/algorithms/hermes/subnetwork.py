@@ -6,20 +6,21 @@ trained, or by the first-order Taylor score (Molchanov et al., 2019) on its own 
 
 import math
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 
 from talaria.errors import ModelError
 from talaria.model import masks
+from talaria.model.importance import Kind, choose, importance
 from talaria.model.masks import ChannelMask
+from talaria.model.weights import Model, Weights
 from talaria.model.widths import aligned
 from talaria.planning.plan import Plan
 from talaria.tensors import Array, Tensors
 from talaria.training.engine import accuracy, gradient, train
 from talaria.types import Recipe, Task
 
-Kind = Literal["l1", "bn", "taylor"]
 KINDS: tuple[Kind, ...] = ("l1", "bn", "taylor")
 
 
@@ -90,25 +91,25 @@ def narrowed(
     mask = mask_of(task)
     if all(len(mask.kept[group]) <= width for group, width in widths.items()):
         return task, state
-    from talaria.model import pruning
-
-    smaller = pruning.choose(_scores(task, state, own, kind), mask, widths=widths, block=block)
+    smaller = choose(_scores(task, state, own, cast(Kind, kind)), mask, widths=widths, block=block)
     if smaller.kept == mask.kept:
         return task, state
-    model = pruning.compact(task.model, smaller, mask)
-    return task.but(model=model, mask=smaller), masks.shrink(state, mask, smaller)
+    return task.but(model=_compact(task.model, smaller, mask), mask=smaller), masks.shrink(state, mask, smaller)
 
 
-def _scores(task: Task, state: Tensors, own: Tensors, kind: str) -> dict[str, Array]:
-    from talaria.model import pruning
-    from talaria.model.state import load
+def _compact(model: Model, smaller: ChannelMask, mask: ChannelMask) -> Model:
+    if isinstance(model, Weights):
+        return Weights(masks.shrink(model.state, mask, smaller))
+    from talaria.model.compaction import compact
 
-    mask = mask_of(task)
+    return compact(model, smaller, mask)
+
+
+def _scores(task: Task, state: Tensors, own: Tensors, kind: Kind) -> dict[str, Array]:
+    mask, weights = mask_of(task), task.split.parameters("body", "adapters", "head")
     if kind == "taylor":
-        slopes = slopes_of(task, state)
-        return pruning.importance(load(task.model, state), mask.layout, "taylor", mask, slopes)
-    chooses = own or train(task, state, purpose="importance")
-    return pruning.importance(load(task.model, chooses), mask.layout, cast(Kind, kind), mask)
+        return importance(state, weights, mask.layout, kind, mask, slopes_of(task, state))
+    return importance(own or train(task, state, purpose="importance"), weights, mask.layout, kind, mask)
 
 
 def slopes_of(task: Task, state: Tensors) -> Tensors:

@@ -14,6 +14,7 @@ import numpy as np
 from talaria import seeds
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors
+from talaria.training.engine import LOGITS, looking
 from talaria.training.objectives import cross_entropy, log_softmax
 from talaria.types import Samples, Task
 
@@ -130,6 +131,26 @@ def constant(general: Array, small: Array, y: Array) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if slope(middle) > 0 else (middle, high)
     return (low + high) / 2
+
+
+def fitted(
+    large: tuple[Task, Tensors],
+    small: tuple[Task, Tensors],
+    adapt: Samples,
+    shift: Array | None,
+    *,
+    kind: str,
+    steps: int,
+    lr: float,
+) -> Gate:
+    """The gate fitted on both models' logits of ``adapt``, ``shift`` (C,) added to the large one's; the same seeds give
+    the same gate. ``kind`` is "sample", "constant", or "auto": per sample from five samples a class on."""
+    if not len(adapt):
+        return ConstantGate(0.5)
+    task, (z_g, z_p) = large[0], (looking(*model, [LOGITS])(adapt.x)[LOGITS] for model in (large, small))
+    z_g = z_g if shift is None else z_g + shift
+    per_sample = kind == "sample" or (kind == "auto" and len(adapt) >= 5 * task.classes)
+    return fit(z_g, z_p, adapt.y, task.draws("gate"), per_sample=per_sample, steps=steps, lr=lr)
 
 
 def fit(

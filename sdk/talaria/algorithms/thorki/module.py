@@ -8,6 +8,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from talaria.algorithms.thorki.fusion_gate import HIDDEN, ConstantGate, Gate
+from talaria.algorithms.thorki.serving import named
 from talaria.model.state import tensor_of
 from talaria.tensors import Array
 
@@ -68,6 +69,5 @@ def module_of(gate: Gate) -> Module:
     if isinstance(gate, ConstantGate):
         return Constant(gate.alpha)
     made = PerSample((gate.hidden.shape[1] - 3) // 2)
-    values = {"hidden.weight": gate.hidden, "hidden.bias": gate.offset, "out.weight": gate.out, "out.bias": gate.lift}
-    made.load_state_dict({name: tensor_of(value) for name, value in values.items()})
+    made.load_state_dict({name: tensor_of(value) for name, value in named(gate).items()})
     return made

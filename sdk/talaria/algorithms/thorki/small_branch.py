@@ -35,8 +35,8 @@ def spec_of(task: Task, name: str) -> ModelSpec:
 
 def task_of(task: Task, name: str) -> Task:
     """``task`` with the small model for its own; no mask ever cuts it."""
-    spec = spec_of(task, name)
-    return task.but(model=zoo.build(spec), mask=None, engine=another(task, spec))
+    model, engine = another(task, spec_of(task, name))
+    return task.but(model=model, mask=None, engine=engine)
 
 
 def trained(task: Task, name: str, state: Tensors, recipe: Recipe, samples: Samples) -> Tensors:

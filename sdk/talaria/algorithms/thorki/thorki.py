@@ -32,10 +32,11 @@ from talaria.algorithms.hparams import Epochs, Rate, above, at_least, check, one
 from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.algorithms.thorki import fusion_gate, small_branch
 from talaria.algorithms.thorki.fusion_gate import divided, label_shift
+from talaria.algorithms.thorki.serving import fused
 from talaria.errors import ModelError
 from talaria.model.split import Split
-from talaria.tensors import Array, Tensors, only, prefixed, under, without
-from talaria.training.engine import LOGITS, looking, ready, served, state_of, train
+from talaria.tensors import Tensors, only, prefixed, under, without
+from talaria.training.engine import ready, served, state_of, train
 from talaria.types import Samples, Task, Update
 
 if TYPE_CHECKING:
@@ -108,27 +109,14 @@ class Thorki:
         return update(task, general, shared), {**kept, **prefixed(small, SMALL)}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
-        from talaria.algorithms.thorki.module import Fused
-
         learn, adapt = divided(task, self.adapt_share)
         own = small_branch.task_of(task, self.small)
         small = under(private, SMALL) or self._small(task, {}, self.join_epochs, learn)
         general = ready(task, {**shared, **without(private, SMALL)})
         shift = label_shift(task) if self.prior == "local" else None
-        gate = self._gate((task, general), (own, small), adapt, shift)
-        return Fused(served(task, general), served(own, small), gate, shift).requires_grad_(False).eval()
-
-    def _gate(
-        self, large: tuple[Task, Tensors], small: tuple[Task, Tensors], adapt: Samples, shift: Array | None
-    ) -> fusion_gate.Gate:
-        """The gate fitted on both models' logits of ``adapt``; the same seeds give the same gate."""
-        if not len(adapt):
-            return fusion_gate.ConstantGate(0.5)
-        task, (z_g, z_p) = large[0], (looking(*model, [LOGITS])(adapt.x)[LOGITS] for model in (large, small))
-        z_g = z_g if shift is None else z_g + shift
-        per_sample = self.gate == "sample" or (self.gate == "auto" and len(adapt) >= 5 * task.classes)
-        draws = task.draws("gate")
-        return fusion_gate.fit(z_g, z_p, adapt.y, draws, per_sample=per_sample, steps=self.gate_steps, lr=self.gate_lr)
+        branches = (task, general), (own, small)
+        gate = fusion_gate.fitted(*branches, adapt, shift, kind=self.gate, steps=self.gate_steps, lr=self.gate_lr)
+        return fused(served(task, general), served(own, small), gate, shift)
 
     def _small(self, task: Task, state: Tensors, epochs: int, samples: Samples) -> Tensors:
         recipe = task.recipe.but(lr=self.small_lr or task.recipe.lr)
