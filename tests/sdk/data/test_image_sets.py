@@ -208,9 +208,9 @@ def test_bad_cifar100_options(tmp_path: Path) -> None:
     [
         (
             "mnist",
-            r"'mnist' is unknown; use smartwatch, vowels, fashion-mnist, npz, cifar100, or module:Name",
+            r"'mnist' is unknown; use smartwatch, vowels, glucose, fashion-mnist, npz, cifar100, or module:Name",
         ),
-        ("", "is unknown; use smartwatch, vowels, fashion-mnist"),
+        ("", "is unknown; use smartwatch, vowels, glucose, fashion-mnist"),
         ("smartwatch:x", "'smartwatch' is built in and takes NAME=VALUE"),
         ("npy:x", r"there is no module 'npy' \(did you mean 'npz'\?\)"),
         ("npz", "names no file; write npz:PATH.npz"),
@@ -227,7 +227,7 @@ def test_a_file_must_be_named() -> None:
 
 
 def test_options_are_told() -> None:
-    assert options_of("npz:x") == ("validation", "test", "layout", "standardize", "seed")
+    assert options_of("npz:x") == ("validation", "test", "layout", "standardize", "seed", "task")
     assert "partition" in options_of("fashion-mnist")
 
 
