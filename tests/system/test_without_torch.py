@@ -15,6 +15,7 @@ from servers import serving_small_packets
 from talaria import tensors
 from talaria.federated.rounds import layout_of
 from talaria.model.state import state_of
+from talaria_export.runtime.verify import verify_bundle
 
 RUNS = {"fedrep": {"head_epochs": 3, "final_epochs": 1}, "heart_pfl": {}}
 COMMAND = "from talaria.cli.main import main; main()"
@@ -105,7 +106,7 @@ class Agents:
 
 
 def without_engine(file):
-    file.write_text(file.read_text().replace('engine = "onnx"\n', ""))
+    file.write_text(file.read_text().replace('engine = "onnx"\n', f'bundle = "{file.stem}.talaria"\n'))
     return file
 
 
@@ -147,6 +148,9 @@ def test_devices_without_torch_are_given_a_kit_and_learn_what_is_simulated(fleet
         wanted = state_of(simulated.personal(members[device]))
         assert served.keys() == wanted.keys()
         assert all(np.array_equal(served[key], wanted[key]) for key in wanted), device
+        assert done["deployed"]
+        assert done["test"]["max_abs_diff"] <= 1e-4
+        assert verify_bundle(done["bundle"]).ok
 
 
 def test_where_nobody_has_torch_the_device_and_the_operator_are_told_what_to_do(fleet, a_run):

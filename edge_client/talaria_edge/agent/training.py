@@ -174,7 +174,8 @@ class Learner:
         }
         accuracy = None if plan is None else plan["accuracy"]
         spare = VARIANT_DROP if accuracy is None else min(VARIANT_DROP, accuracy["left"])
-        candidate = Candidate(model, self.run.spec, _named(state), card, spare, self.run.task)
+        dense = rounds.unpruned(self.run) if isinstance(model, Served) else None
+        candidate = Candidate(model, self.run.spec, _named(state), card, spare, self.run.task, dense)
         return found | ({} if plan is None else {"plan": plan}) | deploy(self.config, candidate, data)
 
     def _outcome(self, member: Member, shared: Tensors, model: Model) -> dict[str, Any] | None:

@@ -42,6 +42,8 @@ class Candidate:
     card: Mapping[str, Any] = field(repr=False)
     spare: float = VARIANT_DROP
     task: str = tasks.CLASSIFICATION
+    dense: Served | None = field(default=None, repr=False)
+    """The unpruned model, where there is no torch to make it of ``spec``."""
 
 
 def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict[str, Any]:
@@ -58,13 +60,10 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
     if path is None:
         return {}
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
-        logger.warning("no bundle is written: run `pip install 'talaria[export]'` for that")
+        logger.warning("no bundle is written: run `pip install 'talaria[bundle]'` for that")
         return {"bundle": None}
-    if isinstance(candidate.model, Served):
-        logger.warning(
-            "no bundle is written: a device with a kit has no torch module to export; for bundles leave [device] kit "
-            "out, and run `pip install 'talaria[export]'`"
-        )
+    if isinstance(candidate.model, Served) and candidate.model.graph is None:
+        logger.warning("no bundle is written: what is served here is no one graph; where torch is, it is exported")
         return {"bundle": None}
     if candidate.weights == gate.adopt(folder, path).refused:
         why = "these weights were rolled back by hand; what runs stays until others come"
@@ -82,7 +81,7 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
         labels=config.labels or None,
         variants=(config.variants or VARIANTS) if candidate.task == tasks.CLASSIFICATION else ("fp32",),
         task=candidate.task,
-        dense=dense_file(candidate.spec),
+        dense=dense_file(candidate.spec) if candidate.dense is None else _plain(candidate.dense),
         gate=Gate(accuracy_drop=candidate.spare),
         meta=candidate.card,
         precision="fp32" if config.plan is None else config.plan.precision,
@@ -150,6 +149,14 @@ def dense_file(spec: ModelSpec) -> bytes:
     from talaria_export.convert.onnx import export_onnx
 
     return export_onnx(rounds.template(spec), zoo.example(spec), plain=True)
+
+
+def _plain(dense: Served) -> bytes:
+    """As :func:`dense_file`, of what the run's kit holds."""
+    from talaria_export.convert.served import convert
+
+    data: bytes = convert(dense, plain=True).SerializeToString(deterministic=True)
+    return data
 
 
 def _measured(path: Path, model: Model, test: Samples, task: str) -> dict[str, float]:

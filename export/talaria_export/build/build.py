@@ -8,23 +8,20 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import Module
 
 from talaria import tasks
 from talaria.errors import ConfigError, DataError, ModelError
-from talaria.model.state import tensor_of
+from talaria.model.weights import Model, Served
 from talaria.types import Samples
 from talaria_export.build import selection
 from talaria_export.bundle.bundle import array_bytes, read_bundle, save, seal
 from talaria_export.bundle.preprocess import ELEMENTS, Array, Preprocessing, preprocessing
 from talaria_export.bundle.report import Check, Report
-from talaria_export.convert import onnx
-from talaria_export.convert.executorch import needed, program
+from talaria_export.convert import served
+from talaria_export.convert.names import INPUT, OUTPUT
 from talaria_export.convert.passes.preprocessing import prefixed_bytes
 from talaria_export.convert.passes.rewrites import hollow_bytes, slim_opsets
 from talaria_export.convert.quantize import VARIANTS, Gate, Made, check_names, make_variants
@@ -32,13 +29,19 @@ from talaria_export.runtime import cpu
 from talaria_export.runtime.parity_inputs import drawn, spread
 from talaria_export.runtime.session import Session, optimized
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+    from torch import Tensor
+    from torch.nn import Module
+
 TOLERANCE = 1e-4
-"""Largest difference to torch that an fp32 model may show, absolute; relative to the largest logit above 10."""
+"""Largest difference to the model itself that its fp32 file may show, absolute; relative to the largest logit above
+10."""
 
 
 def make_bundle(
     path: str | os.PathLike[str],
-    model: Module,
+    model: Model,
     *,
     example: Tensor | Array,
     samples: Samples | tuple[Any, Any] | None = None,
@@ -63,6 +66,7 @@ def make_bundle(
 ) -> Report:
     """Writes the bundle of a personal model and reports what was measured.
 
+    ``model`` is a torch module, or what a device without torch serves (:class:`~talaria.model.weights.Served`).
     ``example`` is a float32 batch (N, ...), a tensor or an array; ``samples`` are the user's held-out samples, on which
     variants are judged; ``calibration`` are other inputs of the user, for static int8 (without them, every second
     held-out sample is used and judged on none of the others). ``labels`` name the classes; ``meta`` becomes the model
@@ -96,11 +100,13 @@ def make_bundle(
             f"task={task!r} has none; give variants=('fp32',) and precision='fp32'"
         )
     held = samples if samples is None or isinstance(samples, Samples) else Samples.of(*samples, task=task)
-    example = example if isinstance(example, Tensor) else tensor_of(example)
+    example = np.asarray(example)
     steps = preprocessing(example.shape[1:], normalize, stride)
     if executorch:
+        from talaria_export.convert.executorch import needed
+
         needed()
-    proto = onnx.convert(model, example)
+    proto = _converted(model, example)
     given, source = _probes(example, held, steps, keep_samples, probes, seed)
     x = steps.apply(given)
     expected = _run(model, x)
@@ -138,8 +144,8 @@ def make_bundle(
     manifest = {
         "created": created,
         "card": dict(meta or {}),
-        "input": {"name": onnx.INPUT, "shape": list(example.shape[1:]), "dtype": "float32", **steps.to_json()},
-        "output": {"name": onnx.OUTPUT, "labels": names} | ({} if task == tasks.CLASSIFICATION else {"task": task}),
+        "input": {"name": INPUT, "shape": list(example.shape[1:]), "dtype": "float32", **steps.to_json()},
+        "output": {"name": OUTPUT, "labels": names} | ({} if task == tasks.CLASSIFICATION else {"task": task}),
         "variants": rows,
         "default": default,
         "gate": {"agreement": gate.agreement, "accuracy_drop": gate.accuracy_drop},
@@ -148,14 +154,24 @@ def make_bundle(
         "device": cpu.device(),
     }
     if executorch:
-        manifest["programs"] = [_program(model, torch.from_numpy(x), steps, members)]
+        manifest["programs"] = [_program(model, x, steps, members)]
     data = seal(manifest, members, signing_key)
     read_bundle(data)  # nothing is written that would not open again
     save(path, data)
-    return _report(Path(path), manifest, data, difference, reference)
+    by = "the device's own graph" if isinstance(model, Served) else "torch"
+    return _report(Path(path), manifest, data, (difference, by), reference)
 
 
-def _difference(model: Module, fp32: Made, x: Array) -> float:
+def _converted(model: Model, example: Array) -> ModelProto:
+    if isinstance(model, Served):
+        return served.convert(model)
+    from talaria.model.state import tensor_of
+    from talaria_export.convert import onnx
+
+    return onnx.convert(model, tensor_of(example))
+
+
+def _difference(model: Model, fp32: Made, x: Array) -> float:
     """The largest difference between torch and the fp32 file over ``x``; too large a one is refused."""
     return _apart(fp32, x, _run(model, x))
 
@@ -177,7 +193,7 @@ def tolerance(outputs: Array) -> float:
 
 
 def _probes(
-    example: Tensor, held: Samples | None, steps: Preprocessing, keep: bool, count: int, seed: int
+    example: Array, held: Samples | None, steps: Preprocessing, keep: bool, count: int, seed: int
 ) -> tuple[Array, dict[str, Any]]:
     """What parity is proven on, as the bundle takes it, and how a reader of the bundle finds it again."""
     if not 1 <= count <= 4096 or math.prod(steps.inputs(count)) > ELEMENTS:
@@ -186,16 +202,19 @@ def _probes(
         if held is None or len(held) == 0:
             raise ConfigError("keep_samples=True needs samples to keep; give samples=(x, y)")
         return steps.joined(steps.raw(held.x[:count])), {"file": "parity/inputs.npy"}
-    shift, scale = spread(steps.raw(example.numpy() if held is None else held.x))
+    shift, scale = spread(steps.raw(example if held is None else held.x))
     length, *rest = steps.inputs(count)
     given = drawn(seed, length, tuple(rest), shift, scale)
     return given, {"seed": seed, "count": count, "shift": shift, "scale": scale}
 
 
-def _reference(dense: Module | bytes | None, example: Tensor, steps: Preprocessing) -> bytes | None:
+def _reference(dense: Module | bytes | None, example: Array, steps: Preprocessing) -> bytes | None:
     """The dense model as torch exports it, behind the same steps."""
-    if isinstance(dense, Module):
-        return onnx.export_onnx(dense, example, plain=True, steps=steps)
+    if dense is not None and not isinstance(dense, bytes):
+        from talaria.model.state import tensor_of
+        from talaria_export.convert.onnx import export_onnx
+
+        return export_onnx(dense, tensor_of(example), plain=True, steps=steps)
     return dense if dense is None or steps.empty else prefixed_bytes(dense, steps)
 
 
@@ -208,9 +227,12 @@ def _ready(one: Made, steps: Preprocessing, row: dict[str, Any]) -> Made:
     return replace(one, data=data)
 
 
-def _program(model: Module, example: Tensor, steps: Preprocessing, members: dict[str, bytes]) -> dict[str, Any]:
+def _program(model: Model, example: Array, steps: Preprocessing, members: dict[str, bytes]) -> dict[str, Any]:
     """The manifest's row of the program for phones, which is added to ``members``."""
-    made = program(model, example, steps)
+    from talaria.model.state import tensor_of
+    from talaria_export.convert.executorch import program
+
+    made = program(model, tensor_of(example), steps)
     members["programs/xnnpack.pte"] = made.data
     row = {"name": "xnnpack", "file": "programs/xnnpack.pte", "bytes": len(made.data), "runtime": made.runtime}
     return {**row, "takes": [1, *steps.shape], "max_abs_diff": made.difference}
@@ -227,7 +249,7 @@ def _roles(
     held: Samples | None, calibration: Tensor | Array | None, probes: Array
 ) -> tuple[Array | None, tuple[Array, Array | None]]:
     """Inputs to calibrate on, and (x, y) to judge by: never the same ones."""
-    given = calibration.numpy() if isinstance(calibration, Tensor) else calibration
+    given = None if calibration is None else np.asarray(calibration)
     if given is not None and given.dtype != np.float32:
         raise DataError(f"calibration: need float32 inputs, got {given.dtype}; convert them first")
     if held is None or len(held) == 0:
@@ -238,21 +260,27 @@ def _roles(
     return x[::2], (x[1::2], y[1::2])
 
 
-def _run(model: Module, x: Array) -> Array:
-    """The torch outputs, in eval mode, in batches of at most 256; the module is left as it was."""
+def _run(model: Model, x: Array) -> Array:
+    """What the model itself gives, in eval mode, in batches of at most 256; it is left as it was."""
+    if isinstance(model, Served):
+        return model.predict(x)
+    import torch
+
     own = copy.deepcopy(model).cpu().eval()
     with torch.no_grad():
         parts = [own(part) for part in torch.split(torch.from_numpy(x), 256)]
     return np.asarray(torch.cat(parts).numpy(), dtype=np.float32)
 
 
-def _report(path: Path, manifest: Mapping[str, Any], data: bytes, difference: float, dense: bytes | None) -> Report:
+def _report(
+    path: Path, manifest: Mapping[str, Any], data: bytes, measured: tuple[float, str], dense: bytes | None
+) -> Report:
     rows = {row["name"]: row for row in manifest["variants"]}
     chosen = rows[manifest["default"]]
     figures: dict[str, Any] = {
         "bytes": len(data),
         "default": manifest["default"],
-        "max_abs_diff": difference,
+        "max_abs_diff": measured[0],
         "model_bytes": chosen["bytes"],
         "dense_bytes": None if dense is None else len(dense),
         "accuracy": chosen.get("accuracy"),
@@ -260,6 +288,6 @@ def _report(path: Path, manifest: Mapping[str, Any], data: bytes, difference: fl
         "latency_ratio": chosen.get("latency_ratio") if dense is not None else None,
         "variants": list(rows.values()),
     }
-    checks = [Check("parity", True, f"largest difference to torch {difference:.1e}")]
+    checks = [Check("parity", True, f"largest difference to {measured[1]} {measured[0]:.1e}")]
     checks += [Check(f"variant {name}", True, row["why"] or "passed the gate") for name, row in rows.items()]
     return Report(str(path), tuple(checks), figures)

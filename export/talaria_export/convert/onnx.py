@@ -19,13 +19,13 @@ from torch.nn import Module
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model.merging import merge
 from talaria_export.bundle.preprocess import Preprocessing
+from talaria_export.convert.names import INPUT, OUTPUT
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 OPSET = 20
 """Version of the ONNX operators that exported files use."""
-INPUT, OUTPUT = "input", "logits"
 _NOISY = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
 
 

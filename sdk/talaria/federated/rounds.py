@@ -29,7 +29,7 @@ from talaria.model.importance import choose, importance
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Buffers, Split
-from talaria.model.weights import Model, Weights
+from talaria.model.weights import Model, Served, Weights
 from talaria.planning.plan import Plan
 from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.engine import state_of
@@ -263,6 +263,14 @@ def personalize(run: Run, member: Member, shared: Tensors, private: Tensors | No
     model = algorithm_of(run).personal(task, compact, own)
     scale = targets.scale_of(run, member, private)
     return model if scale is None else targets.folded(model, scale, task.split)
+
+
+def unpruned(run: Run) -> Served:
+    """The whole model with its first weights, of the run's kit. Raises :class:`ConfigError` where there is none."""
+    if run not in _kits:
+        raise ConfigError("run: no kit of it is known here; call equip first")
+    kit, _ = _kits[run]
+    return kit.source.whole(kit.model)
 
 
 def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | None:

@@ -27,6 +27,9 @@ class Served(Weights):
 
     logits: Callable[[Array], Array] = field(repr=False)
     parameters: frozenset[str] = field(default=frozenset(), repr=False)
+    graph: Callable[[], Any] | None = field(default=None, repr=False)
+    """The same as one graph (:class:`talaria.programs.graph.Graph`, from ``x`` to logits) with its weights inside, of
+    which a bundle is made; None where there is none."""
 
     def predict(self, x: Array, batch: int = _AT_ONCE) -> Array:
         """Logits float32 (N, classes) of ``x`` float32 (N, ...), ``batch`` samples at once."""

@@ -79,13 +79,17 @@ class Given:
         """See :class:`~talaria.programs.source.Source`."""
         return self._forward
 
-    def served(self, task: Task, state: Tensors) -> Model:
+    def served(self, task: Task, state: Tensors) -> Served:
         """The weights and the graph that gives their logits."""
+        return self.whole(state)
+
+    def whole(self, state: Tensors) -> Served:
+        """As :meth:`served`, of the weights alone."""
 
         def logits(x: Array) -> Array:
             return self._forward({"x": x}, state)["features"]
 
-        return Served(state, logits, self.parameters)
+        return Served(state, logits, self.parameters, lambda: self._forward.fixed(state))
 
     @cached_property
     def _calibration(self) -> Look:

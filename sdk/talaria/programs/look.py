@@ -46,6 +46,10 @@ class Look:
         self._fits(feed)
         return dict(zip(names, self._session(names, feed), strict=True))
 
+    def fixed(self, state: Tensors) -> Graph:
+        """This graph with the weights of one state as constants."""
+        return held(self.graph, self._of(state))
+
     def held(self, state: Tensors, x: Array) -> Look:
         """This graph for one state: with its weights as constants where batches like ``x`` are work enough to repay
         ONNX Runtime's preparing of them, and at the widths of its depthwise convolutions in any case."""

@@ -4,7 +4,7 @@ from talaria.algorithms.pfedgm.head import Linear, Quadratic
 from talaria.algorithms.pfedgm.navigator import last_layer
 from talaria.model.weights import Model, Served, Weights
 from talaria.tensors import Array, Tensors, only
-from talaria.training.engine import INTO, looking
+from talaria.training.engine import INTO, looking, served
 from talaria.types import Task
 
 
@@ -21,6 +21,8 @@ def served_with(head: Linear | Quadratic, task: Task, state: Tensors) -> Model:
 
         return serve(task, state, head)
     layer = last_layer(task.split)
+    if isinstance(head, Linear) and f"{layer}.bias" in {*task.split.keys}:  # the same network, with another last layer
+        return served(task, {**only(state, [k for k in state if k in {*task.split.keys}]), **head.named(layer)})
     look = looking(task, state, [INTO + layer])
     whole = {**only(state, [k for k in state if k in {*task.split.keys}]), **head.named(layer)}
     learned = frozenset(task.split.parameters("body", "adapters", "head"))

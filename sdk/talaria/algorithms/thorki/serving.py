@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from talaria.algorithms.thorki.fused_graph import fused_graph
 from talaria.algorithms.thorki.fusion_gate import ConstantGate, Gate, mixed
 from talaria.model.weights import Model, Served
+from talaria.programs.graph import Graph
 from talaria.tensors import Array, Tensors, prefixed
 
 
@@ -20,12 +22,15 @@ def fused(general: Model, small: Model, gate: Gate, shift: Array | None = None) 
         z_g = z_g if shift is None else z_g + shift
         return np.asarray(mixed(z_g, z_p, gate(z_g, z_p)), np.float32)
 
+    def graph() -> Graph:
+        return fused_graph(general, small, gate, shift)
+
+    whole = None if general.graph is None or small.graph is None else graph
     state = {} if shift is None else {"shift": shift}
     state |= {**prefixed(general.state, "general."), **prefixed(small.state, "small."), **prefixed(learned, "gate.")}
     parameters = {f"general.{key}" for key in general.parameters} | {f"small.{key}" for key in small.parameters}
-    return Served(
-        state, logits, frozenset(parameters.union(() if isinstance(gate, ConstantGate) else prefixed(learned, "gate.")))
-    )
+    of_gate = () if isinstance(gate, ConstantGate) else prefixed(learned, "gate.")
+    return Served(state, logits, frozenset(parameters.union(of_gate)), whole)
 
 
 def named(gate: Gate) -> Tensors:
