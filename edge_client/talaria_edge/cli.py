@@ -52,7 +52,7 @@ def run(
         typer.Argument(metavar="DEVICE.TOML...", help="One file per agent; a fleet.toml among them is passed over."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines instead of text.")] = False,
-    threads: Annotated[int, typer.Option(help="CPU threads that training may use; 0: as torch decides.", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads for torch; 0: as it decides. Programs use one.", min=0)] = 0,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Accept a broker beyond this machine without TLS or keys.")
     ] = False,
@@ -67,10 +67,10 @@ def run(
 
     from talaria.event_log import EventLog
     from talaria_edge.agent.supervisor import run_agents
-    from talaria_edge.config import load_configs
+    from talaria_edge.config import has_torch, load_configs
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    if threads:
+    if threads and has_torch():
         import torch
 
         torch.set_num_threads(threads)

@@ -16,6 +16,7 @@ from queue import Empty, Queue
 from typing import Any
 
 import numpy as np
+import psutil
 
 from talaria.data import Client
 from talaria.errors import TalariaError
@@ -23,6 +24,8 @@ from talaria.federated.run import Run
 from talaria.planning.plan import Plan
 
 FLEET = "watch"
+_DEVICE = [sys.executable, "-c", "import sys; sys.modules['torch'] = None; import talaria.cli.main as m; m.main()"]
+"""``talaria``, where torch is not installed: a wearer's watch has no room for it."""
 Event = dict[str, Any]
 
 
@@ -49,6 +52,13 @@ class Process:
         for line in self.child.stdout:
             self.events.put(json.loads(line))
         self.events.put(None)
+
+    def memory_mb(self) -> float:
+        """Resident memory now; 0 once it has ended."""
+        try:
+            return float(psutil.Process(self.child.pid).memory_info().rss) / 1e6
+        except psutil.Error:
+            return 0.0
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL for one that does not listen."""
@@ -122,23 +132,25 @@ def coordinator(config: Path) -> Iterator[tuple[Process, str, str]]:
 
 def run_devices(
     groups: Sequence[Sequence[Path]], watch: Callable[[Event], None], beside: Process
-) -> Mapping[str, Event]:
-    """Run one edge process per group of agents to the end; what came of each agent, by name.
+) -> tuple[Mapping[str, Event], float]:
+    """Run one edge process per group of agents to the end; what came of each agent, by name, and the most memory that
+    these processes had together, in MB.
 
     ``watch`` is given every event of the agents and of the coordinator ``beside`` them.
     """
     processes = [
         Process(
             f"edge process {i}",
-            [*_talaria(), "edge", "run", "--json", "--threads", "1", *map(str, group)],
+            [*_DEVICE, "edge", "run", "--json", "--threads", "1", *map(str, group)],
             _log(group[0]),
         )
         for i, group in enumerate(groups, 1)
     ]
     done: dict[str, Event] = {}
-    wanted = sum(map(len, groups))
+    wanted, peak = sum(map(len, groups)), 0.0
     try:
         while len(done) < wanted:
+            peak = max(peak, sum(process.memory_mb() for process in processes))
             for process in (*processes, beside):
                 for event in _drain(process):
                     watch(event)
@@ -150,7 +162,7 @@ def run_devices(
     finally:
         for process in processes:
             process.stop()
-    return done
+    return done, peak
 
 
 def _drain(process: Process) -> Iterator[Event]:

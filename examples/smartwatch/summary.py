@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from smartwatch.baselines import Baselines
-from talaria.data import Federated
+from talaria.data import Client, Federated
 from talaria.federated import rounds
 from talaria.federated.run import Run
 from talaria.model import masks
 from talaria.simulation.reporting import mask_overlap
+from talaria.tensors import Array
 from talaria.training.evaluation import summarize
+from talaria.training.loop import predict
 from talaria_edge.storage import tensor_files
+from talaria_export.build.inputs import load_state
+from talaria_export.bundle.bundle import open_bundle
+from talaria_export.runtime.session import session_of
 
 METHODS = ("local", "fedavg", "fedavg_ft", "personal")
 RATIOS = ("params_ratio", "bundle_ratio", "latency_ratio", "upload_ratio")
@@ -25,8 +30,8 @@ def summary_of(
 ) -> dict[str, Any]:
     """The summary that ``summary.json`` holds and the report tells."""
     users = {
-        name: _user(name, run, hardware[name], fleet["devices"][name], dense, newcomer=name in data.newcomers)
-        for name in (*data.clients, *data.newcomers)
+        name: _user(name, run, hardware[name], fleet["devices"][name], dense, client, newcomer=name in data.newcomers)
+        for name, client in {**data.clients, **data.newcomers}.items()
     }
     members = [users[name] for name in data.clients]
     arrived = [users[name] for name in data.newcomers]
@@ -51,6 +56,7 @@ def summary_of(
         "seed": run.seed,
         "algorithm": run.algorithm,
         "broker": fleet["broker"],
+        "agents_peak_mb": round(fleet["peak_mb"]),
         "curve": _curve(fleet["metrics"]),
         "overlap": mask_overlap(_masks(run, data, hardware, fleet["devices"])),
         "seconds": round(seconds, 1),
@@ -66,7 +72,7 @@ def summary_of(
 
 
 def _user(
-    name: str, run: Run, device: str, result: Mapping[str, Any], dense: Baselines, *, newcomer: bool
+    name: str, run: Run, device: str, result: Mapping[str, Any], dense: Baselines, data: Client, *, newcomer: bool
 ) -> dict[str, Any]:
     report, others = result["report"], dense.accuracy[name]
     accuracy = {**others, "personal": result["test"]["accuracy"]}
@@ -84,12 +90,18 @@ def _user(
         "variant": report["default"],
         "latency_ms": report["latency_ms"],
         "latency_ratio": report["latency_ratio"],
-        "onnx_max_abs_diff": result["test"]["max_abs_diff"],
+        "onnx_max_abs_diff": _from_torch(result, data.test.x),
     }
     if not newcomer:
         user["upload_bytes"] = sum(step["up"] for step in result["traffic"].values())
         user["upload_ratio"] = user["upload_bytes"] / dense.bytes_up[name]
     return user
+
+
+def _from_torch(result: Mapping[str, Any], x: Array) -> float:
+    """The largest difference between a wearer's bundle and torch, which the wearer does not have, with its weights."""
+    model, *_ = load_state(Path(result["personal"]).parent)
+    return float(abs(session_of(open_bundle(result["bundle"]), "fp32")(x) - predict(model, x)).max())
 
 
 def _means(users: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> dict[str, float]:

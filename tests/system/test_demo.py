@@ -37,6 +37,7 @@ def test_the_summary_holds_what_is_promised(told: Path) -> None:
     assert {"local", "fedavg", "fedavg_ft", "personal"} <= summary["accuracy"].keys()
     for key in ("upload_ratio", "params_ratio", "latency_ratio", "onnx_max_abs_diff", "rounds", "broker", "seed"):
         assert summary[key] is not None
+    assert 0 < summary["agents_peak_mb"] < 2000
     assert summary["versions"].keys() >= {"python", "torch", "onnxruntime"}
 
 

@@ -82,7 +82,17 @@ class Agents:
     """``talaria edge run`` in a process that cannot import torch."""
 
     def __init__(self, files):
-        command = [sys.executable, "-c", TORCHLESS + COMMAND, "edge", "run", *map(str, files), "--json"]
+        command = [
+            sys.executable,
+            "-c",
+            TORCHLESS + COMMAND,
+            "edge",
+            "run",
+            *map(str, files),
+            "--json",
+            "--threads",
+            "1",
+        ]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen(command, **pipes, text=True, env=environment())
 
