@@ -87,8 +87,8 @@ def test_what_is_wrong_with_the_data_is_told_at_the_start_and_not_when_a_round_i
 
     assert "no such file" in begun(tmp_path / "none.npz")
     assert [event["event"] for event in told] == ["failed"]
-    np.savez(tmp_path / "odd.npz", x=x, y=np.full(6, 0.5), split=np.zeros(6, int))
-    assert "a classifier needs classes" in begun(tmp_path / "odd.npz")
+    np.savez(tmp_path / "odd.npz", x=x, y=np.array(["dance"] * 6), split=np.zeros(6, int))
+    assert "label 'dance' is none of this device's" in begun(tmp_path / "odd.npz")
     np.savez(tmp_path / "one.npz", x=x, y=np.zeros(6, int), split=np.zeros(6, int))
     assert "no such file" not in begun(tmp_path / "one.npz")
     assert (told[0]["event"], "train holds only class 0" in told[0]["error"]) == ("data", True)
