@@ -172,7 +172,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"x": np.full((60, 5), 1 << 40)}, "too large to stay exact as float32"),
     ({"y": np.zeros(60, int)}, "y holds one class only, 0"),
     ({"y": np.linspace(0, 1, 60)}, r"y has dtype float64, need whole numbers; a classifier needs classes, so cut"),
-    ({"y": np.zeros((60, 3), int)}, r"y has shape \(60, 3\), and classification takes one class for each, \(N,\); name"),
+    (
+        {"y": np.zeros((60, 3), int)},
+        r"y has shape \(60, 3\), and classification takes one class for each, \(N,\); name",
+    ),
     ({"y": np.full(60, np.nan)}, "y has dtype float64, need whole numbers"),
     ({"y": np.full(60, 2**63, np.uint64)}, "y has dtype uint64"),
     ({"client": np.full(60, -1)}, "client=-1 is negative"),
