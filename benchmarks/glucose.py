@@ -1,7 +1,7 @@
 """What a fleet is worth to people whose glucose is forecast: ``python benchmarks/glucose.py --seeds 0 1 2``.
 
-Prints R², its worst, and the mean absolute error in mg/dl, of members and newcomers: alone (as many epochs as the fleet's
-rounds take together), the fleet's model as it is, FedAvg fine-tuned, and the personal model of Ditto.
+Prints R², its worst, and the mean absolute error in mg/dl, of members and newcomers: alone (as many epochs as the
+rounds of the fleet take together), the fleet's model as it is, FedAvg fine-tuned, and the personal model of Ditto.
 """
 
 from __future__ import annotations
