@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from talaria import recorded, seeds, tasks, valid
-from talaria.errors import ConfigError, DataError
+from talaria.errors import ConfigError, DataError, some_of
 from talaria.foreign import shown
 from talaria.model.masks import ChannelMask
 from talaria.model.split import Split
@@ -100,7 +102,7 @@ def _numbers(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a device trains locally: SGD, a new optimizer in every round and phase.
+    """How a device trains locally: by SGD or another optimizer, a new one in every round and phase.
 
     What is left out here is what a run trains with where nothing is known of its data, in Python, in ``talaria
     simulate`` and under ``[run.recipe]`` of fleet.toml alike; :mod:`talaria.data.presets` has the datasets' own.
@@ -120,6 +122,19 @@ class Recipe:
     """Slices that a batch is cut into when it does not fit in memory; the step is the same."""
     augment: str = "none"
     """Name of an input augmentation in :mod:`talaria.training.augment`."""
+    optimizer: str = "sgd"
+    """``"sgd"``, ``"nesterov"``, ``"adam"`` (D. P. Kingma and J. Ba, 2015; its first decay is
+    ``momentum``, its second .999, and 1e-8 stands beside the root) or ``"adamw"`` (I. Loshchilov and F. Hutter, 2019:
+    weight decay apart from the slopes)."""
+    schedule: str = "constant"
+    """The rate over rounds: ``"constant"``, ``"cosine"`` down towards 0, or ``"step"``, a tenth after half of the
+    rounds and a hundredth after three quarters. What a device trains to be served has the rate itself."""
+    warmup: int = 0
+    """First rounds in which the rate grows in equal steps to its own; the schedule goes over the rounds after them."""
+    clip: float = 0.0
+    """Largest L2 norm of all slopes of a step together, which are shortened to it; 0 for no limit."""
+    freeze: tuple[str, ...] = ()
+    """Dotted names of layers that are not trained, nor what they hold; a pattern (``layer*``) may stand for names."""
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 0), ("batch", 1), ("accumulate", 1)):
@@ -130,6 +145,16 @@ class Recipe:
         valid.number("recipe", "momentum", self.momentum, "in [0, 1)", low=0, high=BELOW_ONE)
         valid.number("recipe", "weight_decay", self.weight_decay, "at least 0", low=0)
         valid.number("recipe", "smoothing", self.smoothing, "in [0, 1)", low=0, high=BELOW_ONE)
+        valid.among("recipe", "optimizer", self.optimizer, ("sgd", "nesterov", "adam", "adamw"))
+        valid.among("recipe", "schedule", self.schedule, ("constant", "cosine", "step"))
+        valid.whole("recipe", "warmup", self.warmup, 0)
+        valid.number("recipe", "clip", self.clip, "at least 0, such as 1.0; 0 for no limit", low=0)
+        if self.optimizer == "nesterov" and not self.momentum:
+            raise ConfigError("recipe: momentum=0 leaves nesterov nothing to look ahead by; set it above 0, or sgd")
+        freeze = self.freeze.split(",") if isinstance(self.freeze, str) and self.freeze else self.freeze or ()
+        if not isinstance(freeze, tuple | list) or not all(isinstance(name, str) and name.strip() for name in freeze):
+            raise ConfigError(f"recipe: freeze={shown(self.freeze)} must be a list of dotted names of layers")
+        object.__setattr__(self, "freeze", tuple(name.strip() for name in freeze))
         if not isinstance(self.augment, str):
             raise ConfigError(f"recipe: augment={shown(self.augment)} must be the name of an augmentation")
 
@@ -141,9 +166,50 @@ class Recipe:
         valid.only("recipe", data, [f.name for f in fields(Recipe)])
         return Recipe(**data)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; what came later than the first devices only where it is not as they train."""
+        plain = {f.name: getattr(self, f.name) for f in fields(Recipe)}
+        later = ("optimizer", "schedule", "warmup", "clip", "freeze")
+        kept = {name: value for name, value in plain.items() if name not in later or value != _LATER[name]}
+        return kept | ({"freeze": list(self.freeze)} if self.freeze else {})
+
+    @property
+    def plain(self) -> bool:
+        """Whether its steps are those of SGD with momentum, of any length."""
+        return self.optimizer == "sgd" and not self.clip
+
+    def at(self, round: int, rounds: int) -> Recipe:
+        """The recipe of ``round``, from 1, of ``rounds``: a constant rate, the schedule's."""
+        if self.schedule == "constant" and not self.warmup:
+            return self
+        if round <= self.warmup:
+            share = round / (self.warmup + 1)
+        else:
+            gone = (round - 1 - self.warmup) / max(1, rounds - self.warmup)
+            step = 1.0 if gone < 0.5 else 0.1 if gone < 0.75 else 0.01
+            share = {"constant": 1.0, "cosine": (1 + math.cos(math.pi * gone)) / 2, "step": step}[self.schedule]
+        return self.but(lr=self.lr * max(share, 1e-6), schedule="constant", warmup=0)
+
+    def trained(self, names: Sequence[str], only: Collection[str] | None) -> Collection[str] | None:
+        """What of ``names`` is trained: those in ``only`` (None: all) that are not frozen. Raises
+        :class:`~talaria.errors.ConfigError` where nothing has a name that is to be frozen."""
+        if not self.freeze:
+            return only
+        stopped: set[str] = set()
+        for pattern in self.freeze:
+            own = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+            if not own:
+                layers = sorted({name.rpartition(".")[0] for name in names})
+                raise ConfigError(f"recipe: freeze={pattern!r} names no layer; the model has {some_of(layers, 20)}")
+            stopped |= own
+        return [name for name in (names if only is None else only) if name not in stopped]
+
     def but(self, **changes: Any) -> Recipe:
         """A changed copy."""
         return replace(self, **changes)
+
+
+_LATER = {f.name: f.default for f in fields(Recipe)}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,16 @@ def test_a_fleet_learns_numbers_and_serves_them(fleet, command, tmp_path):
     np.savez(mine, x=x, y=y, client=np.repeat(["anna", "bela", "carl"], 30))
     folder = tmp_path / "fleet"
     words = ("-a", "ditto", "-d", f"npz:{mine}", "--model", "mlp", "--task", "regression", "--rounds", "2")
+    words += (
+        "--recipe",
+        "optimizer=adamw",
+        "--recipe",
+        "schedule=cosine",
+        "--recipe",
+        "clip=1",
+        "--recipe",
+        "warmup=1",
+    )
     status, out, err = command("simulate", *words, "--write-fleet", folder, "--json")
     assert status == 0, err
     told = json.loads(out)

@@ -53,6 +53,7 @@ batch = 16
 lr = 0.02
 momentum = 0.9
     # weight_decay, smoothing, steps, most_steps, accumulate, augment: see talaria.types.Recipe
+    # optimizer = "adam", schedule = "cosine", warmup = 2, clip = 1.0, freeze = ["conv1"]
     # [run.hparams]             # the algorithm's options; `talaria algorithms --json` lists them
 """
 

@@ -61,6 +61,7 @@ class APFL:
         serves="the mixture of both, one network",
         source="Deng et al., 2020, arXiv:2003.13461",
         evidence="confirmed",
+        plain_steps="its two models step along one slope",
         classes_alone="its mixture is learned step by step on cross-entropy",
     )
 

@@ -30,6 +30,8 @@ class Card:
     classes_alone: str = ""
     """Why it can only learn one class for each sample (``"its head has a mean for each class"``); empty where it can
     learn any task of :mod:`talaria.tasks`."""
+    plain_steps: str = ""
+    """Why its steps can only be those of SGD; empty where any optimizer will do."""
     differences: bool = False
     """True where updates hold differences to what was downloaded, whatever the codec; else new values."""
 

@@ -62,6 +62,10 @@ def simulate(
     batch: Annotated[int | None, typer.Option(help="Local batch size.", min=1)] = None,
     lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Local SGD momentum.")] = None,
+    recipe_option: Annotated[
+        list[str] | None,
+        typer.Option("--recipe", help="Another setting of local training, NAME=VALUE, such as optimizer=adam."),
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option("-o", "--option", help="An algorithm's hyper-parameter, NAME=VALUE.")
     ] = None,
@@ -147,7 +151,7 @@ def simulate(
         seed=seed,
         task=task,
         options=assignments(option, "--option"),
-        recipe={k: v for k, v in recipe.items() if v is not None},
+        recipe={**assignments(recipe_option, "--recipe"), **{k: v for k, v in recipe.items() if v is not None}},
         aggregator=aggregator,
         plans=plan,
         adapters=adapters,

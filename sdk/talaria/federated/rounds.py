@@ -121,8 +121,10 @@ def update_schema(run: Run) -> Mapping[str, TensorSpec]:
 
 
 def start(run: Run, aggregator: Aggregator | None = None) -> tuple[Tensors, Tensors]:
-    """The coordinator's first ``(shared, server state)``; ``aggregator`` as in :func:`close`."""
+    """The coordinator's first ``(shared, server state)``; ``aggregator`` as in :func:`close`. Raises
+    :class:`ConfigError` where the recipe freezes what the model has not."""
     shared = first_shared(run)
+    run.recipe.trained(split_of(run).keys, None)
     return shared, rule_of(run, aggregator).init(shared)
 
 
@@ -200,6 +202,7 @@ def participate(
     by now.
     """
     task, compact, own = _enter(run, member, shared, private, round)
+    task = task.but(recipe=task.recipe.at(round, run.rounds))
     update, own = algorithm_of(run).fit(task, compact, own)
     own |= targets.kept(targets.scale_of(run, member, private))
     update, how = update.but(base_version=round - 1), codec_of(run, member)

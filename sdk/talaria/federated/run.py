@@ -73,7 +73,14 @@ class Run:
         for name, value in self.hparams.items():
             if not isinstance(name, str) or not valid.plain(value):
                 raise ConfigError(f"run: hparams[{shown(name)}]={shown(value)} must be a number or text")
-        self._require_task(algorithms.load(self.algorithm, self.hparams))
+        self._require_task(algorithm := algorithms.load(self.algorithm, self.hparams))
+        if not self.recipe.plain and algorithm.card.plain_steps:
+            raise ConfigError(
+                f"{self.algorithm}: {algorithm.card.plain_steps}, so it cannot take optimizer="
+                f"{self.recipe.optimizer!r} with clip={self.recipe.clip}; use optimizer='sgd' and clip=0"
+            )
+        if self.recipe.warmup >= self.rounds and self.recipe.warmup:
+            raise ConfigError(f"recipe: warmup={self.recipe.warmup} must be below rounds={self.rounds}")
 
     def _require_task(self, algorithm: Algorithm) -> None:
         goal, why = tasks.of(self.task), algorithm.card.classes_alone
@@ -101,7 +108,7 @@ class Run:
 
     def to_json(self) -> str:
         """Canonical JSON: equal runs, equal text."""
-        data = asdict(self) | {"spec": self.spec.to_json()}
+        data = asdict(self) | {"spec": self.spec.to_json(), "recipe": self.recipe.to_json()}
         if self.task == tasks.CLASSIFICATION:
             del data["task"]
         return json.dumps(data, sort_keys=True, separators=(",", ":"))

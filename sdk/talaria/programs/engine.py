@@ -58,7 +58,7 @@ class ProgramEngine:
         """The whole state after training, as :func:`talaria.training.torch_engine.train` gives it up to rounding."""
         recipe = recipe or task.recipe
         samples = task.train if samples is None else samples
-        if objective is not None or recipe.accumulate > 1:
+        if objective is not None or recipe.accumulate > 1 or not recipe.plain:
             aim = objective or CrossEntropy(recipe.smoothing)
             return self._derivatives.train(task, state, only, recipe, pull, aim, samples, purpose)
         trains = only is None or not self.source.parameters.isdisjoint(only)
@@ -81,7 +81,7 @@ class ProgramEngine:
         than once and fits in memory."""
         recipe = recipe or task.recipe
         samples = task.train if samples is None else samples
-        cached = recipe.augment == "none" and recipe.accumulate == 1
+        cached = recipe.augment == "none" and recipe.accumulate == 1 and recipe.plain
         lower = self.source.lower(frozenset(only)) if cached else None
         once = steps_of(recipe, len(samples)) * recipe.batch < 2 * len(samples)
         if once or lower is None or lower.bytes_each * len(samples) > LARGEST_CACHE:

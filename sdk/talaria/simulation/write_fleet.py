@@ -92,7 +92,7 @@ class Written:
             "run.spec": spec,
             **({} if adapters is None else {"run.spec.adapters": adapters}),
             **({} if options is None else {"run.spec.options": options}),
-            "run.recipe": asdict(run.recipe),
+            "run.recipe": run.recipe.to_json(),
             "run.hparams": _every_option(run),
         }
 

@@ -171,6 +171,7 @@ def train(
     loss of the task's goal; of classification, the cross-entropy with the recipe's label smoothing).
     """
     objective = objective or _aim(task)
+    only = (recipe or task.recipe).trained((*task.split.keys, *(objective.own if objective else ())), only)
     return _engine(task).train(
         task, state, only=only, recipe=recipe, pull=pull, objective=objective, samples=samples, purpose=purpose
     )
@@ -188,6 +189,7 @@ def train_upper(
     """As :func:`train`, where what the frozen layers below compute may be computed once and kept."""
     if _aim(task) is not None:
         return train(task, state, only=only, recipe=recipe, samples=samples, purpose=purpose)
+    only = (recipe or task.recipe).trained(task.split.keys, only) or ()
     return _engine(task).train_upper(task, state, only=only, recipe=recipe, samples=samples, purpose=purpose)
 
 

@@ -63,6 +63,7 @@ class PerFedAvg:
         serves="the shared model after one local step",
         source="Fallah et al., NeurIPS 2020, arXiv:2002.07948",
         evidence="confirmed",
+        plain_steps="its steps are a meta-learner's own",
         classes_alone="its steps are taken on cross-entropy alone",
     )
 
