@@ -14,7 +14,9 @@ from talaria import tasks
 from talaria.data import Federated
 from talaria.errors import ConfigError, DataError
 from talaria.federated import rounds
+from talaria.federated.make_kit import kit_of
 from talaria.federated.run import Member
+from talaria.model.weights import Served
 from talaria.simulation.run import members_of
 from talaria.training.engine import predict
 from talaria.types import Samples
@@ -163,3 +165,22 @@ def test_targets_that_do_not_fit_are_refused() -> None:
         Federated.from_arrays(x, np.zeros((9, 2)))
     with pytest.raises(DataError, match=r"labels span 0\.\.2, need 0 or 1"):
         Federated.from_arrays(x, np.arange(18).reshape(9, 2) % 3, task="multilabel")
+
+
+def test_a_device_with_a_kit_serves_numbers_in_their_own_units() -> None:
+    data = made("regression")
+    base = talaria.simulate("fedper", data, "mlp", rounds=1, seed=91, recipe={"optimizer": "adam", "clip": 1.0}).run
+    one = members_of(data.clients)["carl"]
+    shared, _ = rounds.start(base)
+    served = {}
+    for engine in ("torch", "onnx"):
+        if engine == "onnx":
+            rounds.equip(base, kit_of(base))
+        member = Member("carl", one.train, one.val, engine=engine)
+        _, private = rounds.participate(base, member, shared, None, 1)
+        served[engine] = rounds.personalize(base, member, shared, private)
+    test = data.clients["carl"].test.x
+    assert isinstance(served["onnx"], Served)
+    assert np.allclose(predict(served["onnx"], test), predict(served["torch"], test), rtol=1e-3)
+    state = served["torch"].state_dict()
+    assert all(np.allclose(value, state[name], rtol=1e-2, atol=1e-2) for name, value in served["onnx"].state.items())
