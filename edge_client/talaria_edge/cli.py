@@ -84,6 +84,33 @@ def run(
 
 
 @app.command()
+def check(
+    config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the coordinator's word.", min=0.1)] = 5.0,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept a broker beyond this machine without TLS or keys.")
+    ] = False,
+) -> None:
+    """Look before the first round: settings, data, clock, space, engine, kit, keys, broker, coordinator, plan.
+
+    Each line is fine, or says what is wrong and how to mend it; nothing is learned or sent. Ends with status 1 where
+    something is wrong.
+    """
+    from talaria_edge.check import check as looked
+
+    found = []
+    for one in looked(config, wait_s=wait, insecure=insecure):
+        found.append(one)
+        if not as_json:
+            typer.echo(f"{one.state:<6} {one.what:<12} {one.said}")
+    if as_json:
+        typer.echo(json.dumps([vars(one) for one in found], indent=2))
+    if any(one.state == "wrong" for one in found):
+        raise typer.Exit(1)
+
+
+@app.command()
 def join(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where this device's keys go; a new folder.")],
     answer: Annotated[Path | None, typer.Option(help="The operator's answer to the request: the last step.")] = None,

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from talaria.config import LIMIT
-from talaria.errors import ConfigError
+from talaria.errors import ConfigError, some_of
+from talaria.model.masks import ChannelLayout
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Part, Split
 from talaria.planning.plan import Plan
@@ -68,6 +69,16 @@ def codec_under(codec: str, plan: Plan | None) -> str:
             f'codec = "{plan.codec}" under [run] of the coordinator\'s fleet.toml, or plan with a larger upload_mb'
         )
     return plan.codec
+
+
+def require_groups(layout: ChannelLayout, plan: Plan) -> None:
+    """Raise :class:`~talaria.errors.ConfigError` where the plan's widths name channels that the model does not have."""
+    odd = sorted(set(plan.widths) - set(layout.sizes))
+    if odd:
+        raise ConfigError(
+            f"plan: widths name {some_of(odd, 4)}, but the run's model has {some_of(sorted(layout.sizes), 8)}; plan "
+            "anew with `talaria plan` for this model"
+        )
 
 
 def require_model(spec: ModelSpec, plan: Plan) -> None:

@@ -307,8 +307,11 @@ def codec_of(run: Run, member: Member) -> str:
 
 def require_plan(run: Run, plan: Plan) -> None:
     """Raise :class:`~talaria.errors.ConfigError`, naming the difference, where ``run`` cannot keep to ``plan``:
-    another model or adapters, parts that the plan freezes, or a smaller codec than a run of whole values can use."""
+    another model, adapters or channel groups, parts that the plan freezes, or a smaller codec than a run of whole
+    values can use."""
     plan_compat.require_model(run.spec, plan)
+    if plan.widths:
+        plan_compat.require_groups(layout_of(run.spec), plan)
     plan_compat.codec_under(run.codec, plan)
     if len(set(plan.trained)) < 3:
         plan_compat.require_trained(update_schema(run), split_of(run), plan)

@@ -108,7 +108,9 @@ def test_a_plan_for_adapters_fits_the_run_that_has_them() -> None:
     plan = Plan(adapter="lowrank", rank=4, trained=("adapters", "head"), model=adapted.to_json())
     run = replace(RUN, spec=replace(adapted, seed=9), algorithm="heart_pfl", hparams={"trains": "adapters"})
     rounds.require_plan(run, plan)
-    rounds.require_plan(run, Plan(widths={"head": 1}))
+    rounds.require_plan(run, Plan(widths={"conv1.base": 16}))
+    with pytest.raises(ConfigError, match=r"widths name head, but the run's model has conv1"):
+        rounds.require_plan(run, Plan(widths={"head": 1}))
     with pytest.raises(ConfigError, match=r"sends .conv1\.base\.weight"):
         rounds.require_plan(replace(run, algorithm="fedavg", hparams={}), plan)
     with pytest.raises(ConfigError, match="'lowrank', 8"):

@@ -1,0 +1,215 @@
+"""``talaria edge check``: all that must be right before a device's first round, looked at one after another.
+
+Nothing is learned and nothing is said to the fleet: the device connects as its agent would, hears the coordinator,
+and leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from talaria import durable, tasks, time
+from talaria.errors import TalariaError, TransportError, WireError
+from talaria.federated import rounds
+from talaria.federated.kit import open_kit
+from talaria.federated.run import Run
+from talaria.wire import messages as m
+from talaria.wire.frames import decode_frame, signed_by
+from talaria.wire.mqtt import Arrival, Transport, Will
+from talaria.wire.topics import Topic, parse
+from talaria.wire.validity import validities
+from talaria_edge.config import DeviceConfig, has_torch, load_config
+from talaria_edge.data import DeviceData, checked, require_learnable
+from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, require_safe
+
+LEAST_MB = 64
+"""Free space below which a round's files may not fit."""
+OLDEST = 1_760_000_000.0
+"""A clock before this (October 2025) was never set."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``what`` was looked at, and ``said`` of it: fine (ok), to be known (note), or to be mended (wrong)."""
+
+    what: str
+    state: Literal["ok", "note", "wrong"]
+    said: str
+
+
+def check(path: Path, *, wait_s: float = 5.0, insecure: bool = False, opened: Open = over_mqtt) -> Iterator[Finding]:
+    """What there is to say of the device.toml at ``path``, one by one; the coordinator is waited for ``wait_s``."""
+    try:
+        config = load_config(path)
+    except TalariaError as error:
+        yield Finding("settings", "wrong", str(error))
+        return
+    yield Finding("settings", "ok", f"device {config.device!r} of fleet {config.fleet!r}")
+    data = None
+    try:
+        data = config.source.load()
+        require_learnable(data)
+        yield Finding("data", "ok", _told(data))
+    except (TalariaError, OSError) as error:
+        yield Finding("data", "wrong", str(error))
+    yield _clock(time.time())
+    yield from _space(config)
+    yield from _engine(config)
+    try:
+        own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
+        trouble = [] if own is None else [text for one in validities(own.tls) if (text := one.trouble(time.time()))]
+        soon = [] if own is None else [text for one in validities(own.tls) if (text := one.warning(time.time()))]
+        if trouble:
+            yield Finding("keys", "wrong", "; ".join(trouble))
+        elif own is None and config.username is None:
+            yield Finding(
+                "keys", "note", "none: strangers at the broker can listen and speak; `talaria edge join` makes some"
+            )
+        else:
+            yield Finding("keys", "note" if soon else "ok", "; ".join(soon) or "this device's own, and in force")
+        if not insecure:
+            require_safe(config)
+    except (TalariaError, OSError) as error:
+        yield Finding("keys", "wrong", str(error))
+        return
+    if _in_use(config.state):
+        yield Finding("broker", "note", "an agent runs with this state folder, so it is not asked a second time")
+        return
+    yield from asyncio.run(_fleet(config, data, None if own is None else own.coordinator_key, wait_s, opened))
+
+
+def _told(data: DeviceData) -> str:
+    parts = [f"{len(data.train)} to learn from", f"{len(data.val)} to validate"]
+    if data.test is not None:
+        parts.append(f"{len(data.test)} to test")
+    return f"{', '.join(parts)}, each of shape {tuple(data.train.x.shape[1:])}"
+
+
+def _clock(now: float) -> Finding:
+    if now < OLDEST:
+        return Finding("clock", "wrong", f"stands at {int(now)} s after 1970, before this version was made; set it")
+    return Finding("clock", "ok", "was set")
+
+
+def _space(config: DeviceConfig) -> Iterator[Finding]:
+    place = config.state
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free // 2**20
+    if not os.access(place, os.W_OK):
+        yield Finding(
+            "space", "wrong", f"{place} cannot be written to; give its rights to this user, or set [device] state"
+        )
+    elif free < LEAST_MB:
+        yield Finding("space", "wrong", f"{free} MB are free at {place}; a round needs {LEAST_MB}, free some")
+    else:
+        yield Finding("space", "ok", f"{free} MB free at {place}")
+
+
+def _engine(config: DeviceConfig) -> Iterator[Finding]:
+    if config.engine == "torch" and not has_torch():
+        mend = "leave [device] engine out, or pip install 'talaria[torch]'"
+        yield Finding("engine", "wrong", f"torch is not installed here; {mend}")
+        return
+    how = {"torch": "torch", "onnx": "programs in ONNX Runtime"}[config.engine]
+    if config.engine == "onnx" and config.kit is None and not has_torch():
+        how += ", from a kit that the coordinator gives"
+    yield Finding("engine", "ok", how)
+    if config.kit is not None:
+        try:
+            open_kit(config.kit)
+            yield Finding("kit", "ok", str(config.kit))
+        except TalariaError as error:
+            yield Finding("kit", "wrong", str(error))
+
+
+def _in_use(state: Path) -> bool:
+    """Whether an agent holds the folder."""
+    if not (state / "lock").exists():
+        return False
+    try:
+        durable.lock(state / "lock", wait=False).close()
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+async def _fleet(
+    config: DeviceConfig, data: DeviceData | None, key: bytes | None, wait_s: float, opened: Open
+) -> list[Finding]:
+    """What the broker lets us do, and whether the coordinator's run can be learned here."""
+    # The last will says nothing to anybody: a device that only looks does not go offline.
+    transport = opened(config, lambda: Will(str(Topic(config.fleet, "evt", config.device)), b"", retain=False))
+    try:
+        await transport.start()
+    except (TransportError, OSError) as error:
+        return [Finding("broker", "wrong", str(error))]
+    found = [Finding("broker", "ok", f"{config.broker}: connected, and may hear this device's topics")]
+    try:
+        birth = await _birth(transport, key, wait_s)
+    except WireError as error:
+        return [*found, Finding("coordinator", "wrong", str(error))]
+    finally:
+        await transport.close()
+    if birth is None:
+        said = (
+            f"nobody of fleet {config.fleet!r} was heard in {wait_s:g} s; it has never run at this broker, or [fleet] "
+        )
+        return [*found, Finding("coordinator", "wrong", said + "name is another one")]
+    if not birth.online:
+        found.append(Finding("coordinator", "note", "away just now; what it said last is looked at"))
+    try:
+        run = Run.from_json(birth.spec.decode("utf-8", "replace"), config.allow)
+    except TalariaError as error:
+        return [*found, Finding("run", "wrong", str(error))]
+    if birth.online:
+        found.append(Finding("coordinator", "ok", f"{run.algorithm}, {run.rounds} rounds, {run.spec.name}"))
+    return [*found, *_run(config, run, data)]
+
+
+async def _birth(transport: Transport, key: bytes | None, wait_s: float) -> m.CoordinatorBirth | None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            while True:
+                item = await transport.receive()
+                if not isinstance(item, Arrival) or not item.payload or parse(item.topic).kind != "co/state":
+                    continue
+                frame = decode_frame(item.payload)
+                if key is not None and not signed_by(frame, key):
+                    raise WireError(
+                        "its birth is not signed by the key that this device was given; join the fleet anew"
+                    )
+                birth = m.decode_message(frame)
+                if isinstance(birth, m.CoordinatorBirth):
+                    return birth
+    return None
+
+
+def _run(config: DeviceConfig, run: Run, data: DeviceData | None) -> Iterator[Finding]:
+    def judged(what: str, said: str, *looks: object) -> Finding:
+        try:
+            for look in looks:
+                look()  # type: ignore[operator]
+        except TalariaError as error:
+            return Finding(what, "wrong", str(error))
+        return Finding(what, "ok", said)
+
+    plan = config.plan
+    yield judged("run", "can be learned by this engine", lambda: rounds.require_engine(run, config.engine))
+    if plan is not None and (has_torch() or config.kit is not None):
+        yield judged("plan", "fits the run", lambda: rounds.require_plan(run, plan))
+    if config.kit is not None:
+        kit = config.kit
+        yield judged("kit of the run", "is this run's", lambda: open_kit(kit).require(run))
+    if data is not None:
+        learned = f"can be learned from ({tasks.of(run.task).name})"
+        yield judged("samples", learned, lambda: checked(data, run.spec.input_shape, run.spec.classes, run.task))

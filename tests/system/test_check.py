@@ -1,0 +1,113 @@
+"""``talaria edge check`` names what is wrong before the first round, by field, value and mend."""
+
+import asyncio
+import json
+import socket
+
+import numpy as np
+import pytest
+
+from talaria.planning.plan import Plan
+from talaria_edge.check import check
+from talaria_edge.storage.state import DeviceStore
+
+
+def samples(folder, name="data.npz", shape=(6, 32), labels=3, change=lambda x, y: (x, y)):
+    y = np.arange(30) % labels
+    x, y = change(np.random.default_rng(0).standard_normal((30, *shape)).astype(np.float32), y)
+    np.savez(folder / name, x=x, y=y, split=np.arange(len(x)) // 10)
+    return folder / name
+
+
+NPZ = "source = 'npz'\npath = 'data.npz'"
+
+
+def written(folder, device="", fleet="", data=NPZ, more="", broker="mqtt://127.0.0.1:9", name="watch", id="mallory"):
+    path = folder / "device.toml"
+    tables = f'[device]\nid = "{id}"\n{device}\n[fleet]\nname = "{name}"\nbroker = "{broker}"\n{fleet}\n'
+    path.write_text(f"{tables}[data]\n{data}\n{more}\n")
+    return path
+
+
+def wrong(found):
+    return {one.what: one.said for one in found if one.state == "wrong"}
+
+
+def nan(x, y):
+    return np.where(np.arange(len(x))[:, None, None] == 7, np.nan, x).astype(np.float32), y
+
+
+WITHOUT_A_FLEET = {
+    "a field that nobody knows": ({"device": "colour = 3"}, "settings", "colour"),
+    "a broker that is no URL": ({"broker": "somewhere"}, "settings", "somewhere"),
+    "a name that no topic takes": ({"id": "Mal_lory"}, "settings", "Mal_lory"),
+    "an engine that is none": ({"device": 'engine = "steam"'}, "settings", "steam"),
+    "hours that are none": ({"more": '[guard]\nhours = "25:00-26:00"'}, "settings", "hours"),
+    "no data file": ({"data": "source = 'npz'\npath = 'gone.npz'"}, "data", "gone.npz"),
+    "a data set that nobody knows": ({"data": "source = 'moon'\nclient = 'a'"}, "data", "moon"),
+    "a kit that is none": ({"device": 'engine = "onnx"\nkit = "data.npz"'}, "kit", "make it again"),
+    "no keys where some are named": ({"more": '[identity]\nfolder = "gone"'}, "keys", "gone"),
+    "no broker there": ({}, "broker", "127.0.0.1:9"),
+    "a stranger's machine without TLS": ({"broker": "mqtt://192.0.2.1:1883"}, "keys", "talaria edge join"),
+    "nothing to write to": ({"device": 'state = "/proc/nowhere"'}, "space", "/proc"),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_A_FLEET)
+def test_what_is_wrong_on_the_device_is_named(case, tmp_path):
+    changes, what, says = WITHOUT_A_FLEET[case]
+    samples(tmp_path)
+    found = wrong(check(written(tmp_path, **changes)))
+    assert says in found[what], found
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [(nan, "NaN"), (lambda x, y: (x, 0 * y), "class"), (lambda x, y: (x[:0], y[:0]), "no sample")],
+    ids=["not a number", "one class", "nothing"],
+)
+def test_samples_that_teach_nothing_are_named(change, says, tmp_path):
+    samples(tmp_path, change=change)
+    assert says in wrong(check(written(tmp_path)))["data"]
+
+
+def test_a_fleet_is_looked_at_and_hears_nothing(keyed, tmp_path, command):
+    fleet = keyed(2, others=("mallory",))
+    home = fleet.folder / "mallory-home"
+    home.mkdir()
+
+    def looked(shape=(6, 32), labels=3, own="mallory", **changes):
+        samples(home, shape=shape, labels=labels)
+        keys = f'[identity]\nfolder = "{fleet.folder / f"id-{own}"}"'
+        path = written(home, **{"more": keys, "broker": fleet.url, **changes})
+        return list(check(path, wait_s=20.0))
+
+    def look():
+        fine = looked()
+        assert wrong(fine) == {}
+        assert {one.what for one in fine} >= {"settings", "data", "clock", "space", "engine", "keys", "broker"}
+        assert {"coordinator", "run", "samples"} <= {one.what for one in fine if one.state == "ok"}
+        assert "(6, 32)" in wrong(looked(shape=(5, 32)))["samples"]
+        assert "label" in wrong(looked(labels=5))["samples"]
+        (home / "plan.json").write_text(json.dumps(Plan(widths={"conv9": 8}).to_json()))
+        assert "conv9" in wrong(looked(device='plan = "plan.json"'))["plan"]
+        assert "'bela'" in wrong(looked(own="bela"))["keys"]
+        assert "another" in wrong(looked(name="other"))["keys"] or "other" in wrong(looked(name="other"))["keys"]
+        plain = looked(broker=fleet.url.replace("mqtts", "mqtt"), more="")
+        assert "broker" in wrong(plain)
+        with DeviceStore(home / "state" / "mallory", "watch", "mallory"):
+            running = [one for one in looked() if one.what == "broker"]
+        assert [(one.state, "an agent runs" in one.said) for one in running] == [("note", True)]
+
+    async def beside():
+        await fleet.told_of("round-opened")
+        await asyncio.to_thread(look)
+
+    fleet.live(beside)
+    assert fleet.of("device-up", device="mallory") == []
+    assert fleet.of("refused", device="mallory") == []
+    fleet.learned_what_simulation_learns()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        status, out, _ = command("edge", "check", written(home, broker=f"mqtt://127.0.0.1:{silent.getsockname()[1]}"))
+    assert status == 1
+    assert any(line.startswith("wrong  broker") for line in out.splitlines()), out
