@@ -110,6 +110,12 @@ def make_bundle(
     given, source = _probes(example, held, steps, keep_samples, probes, seed)
     x = steps.apply(given)
     expected = _run(model, x)
+    wanted = 3 if tasks.of(task).name == "per_step" else 2
+    if expected.ndim != wanted:
+        form = "(N, steps, classes)" if wanted == 3 else "(N, classes)"
+        raise ModelError(
+            f"model: gives {expected.shape} for a batch of {len(x)}; for task={task!r} it must give {form}"
+        )
     names = _labels(labels, expected.shape[-1])
     calibrated, judged = _roles(held, calibration, x)
     reference = _reference(dense, example, steps)

@@ -45,7 +45,8 @@ def export_onnx(
     graph, before the model: the file then takes raw numbers, or a recording. The caller's module is not touched.
 
     Raises :class:`~talaria.errors.ModelError` on a module that torch cannot convert, or that does not map a batch to
-    (N, classes), and :class:`~talaria.errors.DataError` on an example that is not a float32 batch.
+    (N, classes) or (N, steps, classes), and :class:`~talaria.errors.DataError` on an example that is not a float32
+    batch.
     """
     proto = convert(model, example, plain=plain)
     if steps is not None:
@@ -99,9 +100,11 @@ def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> 
         batch = batch.repeat(2, *[1] * (batch.dim() - 1))
     with torch.no_grad():
         answer = own(batch)
-    if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != len(batch):
+    if not isinstance(answer, Tensor) or answer.dim() not in (2, 3) or len(answer) != len(batch):
         found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        raise ModelError(f"model: gives {found} for a batch of {len(batch)}; it must give logits (N, classes)")
+        raise ModelError(
+            f"model: gives {found} for a batch of {len(batch)}; it must give logits (N, classes) or (N, steps, classes)"
+        )
     return own, batch
 
 
