@@ -124,6 +124,7 @@ def simulate(
     """
     from talaria.cli.simulate_output import shown_progress, tell, write_down
     from talaria.options import assignments
+    from talaria.simulation import checkpoint
     from talaria.simulation.experiment import prepare
     from talaria.simulation.experiment import resume as go_on
 
@@ -134,7 +135,7 @@ def simulate(
     if resume is not None:
         if save is not None or write_fleet is not None:
             raise ConfigError("--resume goes on in its own folder; leave --save and --write-fleet out")
-        with shown_progress(f"{resume}", None, quiet=as_json) as progress:
+        with shown_progress(f"{resume}", checkpoint.rounds(resume), quiet=as_json) as progress:
             tell(go_on(resume, workers=workers, progress=progress), report, as_json=as_json)
         return
     buffering = {"buffer": buffer, "max_staleness": max_staleness, "damping": damping}

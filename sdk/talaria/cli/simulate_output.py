@@ -10,8 +10,18 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 from talaria import tasks
 from talaria.data.federated import Federated
@@ -20,13 +30,52 @@ from talaria.simulation.result import Result
 from talaria.simulation.simulator import RoundFacts
 from talaria.simulation.write_fleet import FLEET, Written, write_fleet
 
+LOOK_BACK = 600.0
+"""Seconds over which the rate is taken: some rounds, also where one takes a minute."""
+
+
+class Rate(ProgressColumn):
+    """How fast rounds go by, once two were seen: a resumed run's first step is all that was kept."""
+
+    def render(self, task: Task) -> Text:
+        """Rounds a second, or a minute where they are slow."""
+        speed = task.speed
+        if not speed:
+            return Text("")
+        return Text(f"{speed:.1f} rounds/s" if speed >= 1 else f"{60 * speed:.1f} rounds/min")
+
 
 @contextmanager
-def shown_progress(title: str, rounds: int | None, *, quiet: bool) -> Iterator[Callable[[RoundFacts], None]]:
-    """A bar on stderr that moves with each round."""
-    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
+def shown_progress(
+    title: str, rounds: int | None, *, quiet: bool, console: Console | None = None
+) -> Iterator[Callable[[RoundFacts], None]]:
+    """A bar on stderr, or on ``console``, that moves with each round: rounds done, their rate, time gone and left.
+
+    ``rounds`` is how many there will be, None where that is not known: then nothing is said of the time left. After
+    the last one it says that clients are measured, which takes a while where they are many.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns,
+        console=console or Console(stderr=True),
+        transient=True,
+        disable=quiet,
+        speed_estimate_period=LOOK_BACK,
+    ) as progress:
         bar = progress.add_task(title, total=rounds)
-        yield lambda facts: progress.update(bar, completed=facts.round)
+
+        def step(facts: RoundFacts) -> None:
+            now = f"{title}: measuring" if facts.round == rounds else title
+            progress.update(bar, completed=facts.round, description=now)
+
+        yield step
 
 
 def write_down(asked: Experiment, folder: Path, *, quiet: bool) -> None:

@@ -63,6 +63,14 @@ def experiment(folder: Path) -> dict[str, Any]:
     return found
 
 
+def rounds(folder: Path) -> int | None:
+    """How many rounds the run in ``folder`` has in all; None where its file does not say. Raises as
+    :func:`experiment`."""
+    run = experiment(folder).get("run")
+    found = run.get("rounds") if isinstance(run, dict) else None
+    return found if type(found) is int else None
+
+
 def write(folder: Path, learned: Learned, marks: Mapping[int, float], fleet: Fleet | None = None) -> None:
     """Keep what was ``learned``, and ``marks``, the mean accuracy after the rounds where it was measured; of a run that
     goes on, also who of its ``fleet`` trains from which version."""

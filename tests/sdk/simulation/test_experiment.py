@@ -1,11 +1,13 @@
 """``talaria.simulate``: what it gives, that the command gives the same, and that a killed run goes on."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -14,15 +16,19 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import talaria
+from talaria import durable
 from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.cli.main import app
+from talaria.cli.simulate_output import shown_progress
 from talaria.errors import ConfigError, DataError, StateError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.simulation import checkpoint
+from talaria.simulation.simulator import RoundFacts
 from talaria.training.engine import predict
 
 TWO = [{"rounds": 4}, {"rounds": 4, "asynchronous": True, "buffering": {"buffer": 2}}]
@@ -137,6 +143,80 @@ def test_a_result_is_kept_and_opened_again(data: talaria.Federated, tmp_path: Pa
     assert talaria.resume(tmp_path / "runs" / "a", data=data).as_dict() == result.as_dict()
     with pytest.raises(StateError, match="holds a run already"):
         result.save(tmp_path / "runs" / "a")
+
+
+def killed(work: Callable[[], object]) -> bool:
+    """Whether ``work``, in a fork of this process, ended by SIGKILL."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def test_a_run_killed_at_any_write_goes_on_to_the_same_bytes(
+    data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before or after any file takes its name: what was asked for, each round's state, what came out."""
+
+    def learn(folder: Path) -> object:
+        return talaria.simulate("ditto", data, rounds=3, seed=3, evaluate_every=1, save=folder)
+
+    def bytes_of(folder: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    rename, writes = durable.rename, []
+
+    def counted(source: Path, target: Path) -> None:
+        writes.append(target.name)
+        rename(source, target)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # a fork has no other thread
+    try:
+        monkeypatch.setattr(durable, "rename", counted)
+        learn(tmp_path / "whole")
+        assert writes == [checkpoint.EXPERIMENT, *[checkpoint.STATE] * 3, checkpoint.RESULT]
+        for number in range(len(writes)):
+            for after in (False, True):
+                seen: list[str] = []
+
+                def cut(source: Path, target: Path, number: int = number, after: bool = after, seen=seen) -> None:
+                    seen.append(target.name)
+                    last = len(seen) == number + 1
+                    if after or not last:
+                        rename(source, target)
+                    if last:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+                folder = tmp_path / f"{number}-{after}"
+                monkeypatch.setattr(durable, "rename", cut)
+                assert killed(lambda folder=folder: learn(folder))
+                monkeypatch.setattr(durable, "rename", rename)
+                if (folder / checkpoint.EXPERIMENT).exists():
+                    assert checkpoint.rounds(folder) == 3
+                    talaria.resume(folder, data=data)
+                else:  # nothing was begun, so nothing is in the way
+                    learn(folder)
+                assert bytes_of(folder) == bytes_of(tmp_path / "whole"), (number, after)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_progress_has_the_rate_and_the_time_left() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120)
+    with shown_progress("fedavg on mine", 4, quiet=False, console=console) as progress:
+        for number in range(1, 5):
+            progress(RoundFacts(number, ("anna",), 1, {}))
+            time.sleep(0.002)
+    told = out.getvalue()
+    assert "4/4" in told
+    assert "rounds/" in told
+    assert "fedavg on mine: measuring" in told
 
 
 @pytest.mark.slow
