@@ -50,6 +50,8 @@ export const MESSAGES = {
   },
   device: { online: flag, key: bytes(0, 32), profile: bytes(0, 4096), process: bytes(0, 16) },
   model: { ...parcel, version: whole() },
+  kit: parcel,
+  nokit: { reason: text() },
   offer: { ...parcel, attempt: whole(), base_version: whole(), base_digest: bytes(32, 32) },
   work: {
     attempt: whole(),
@@ -71,6 +73,7 @@ export const MESSAGES = {
   abort: { attempt: whole(), reason: text() },
   rebirth: { above: whole() },
   want: { model_digest: bytes(32, 32), bitmap: bytes(0, MAX_CHUNKS / 8) },
+  wantkit: { sha256: bytes(0, 32), bitmap: bytes(0, MAX_CHUNKS / 8) },
   error: { attempt: whole(), reason: text() },
   goodbye: { version: whole() },
   farewell: {},

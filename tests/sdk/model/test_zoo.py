@@ -214,7 +214,7 @@ def test_specs_travel_as_json():
         {"input_shape": [1] * 5},
         {"input_shape": [1 << 20, 1 << 20]},
         {"input_shape": 100},
-        {"classes": 1},
+        {"classes": 0},
         {"classes": True},
         {"classes": 1 << 40},
         {"seed": -1},
