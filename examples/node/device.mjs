@@ -6,6 +6,7 @@ import path from "node:path";
 import { performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
 import mqtt from "mqtt";
+import { opened } from "./kit.mjs";
 import { Learner, runOf } from "./learner.mjs";
 import { Machine, newState } from "./machine.mjs";
 import { Store } from "./store.mjs";
@@ -77,7 +78,7 @@ class Device {
     const done = this.store.trained();
     this.bytes = done ? Buffer.from(done.update) : Buffer.alloc(0);
     const digest = model.length ? sha256(model) : Buffer.alloc(0);
-    this.machine.begin(digest, this.store.found(state.fetch?.cut), sha256(this.bytes));
+    this.machine.begin(digest, this.store.found("model", state.fetch?.cut), sha256(this.bytes));
     this.#connect();
     const ticking = setInterval(() => this.#guarded(() => this.#tick()), (this.machine.own.retry * 1000) / 2);
     try {
@@ -157,6 +158,11 @@ class Device {
     });
   }
 
+  /** What came is not what was named: try again, but not without end in one breath. */
+  #later(work) {
+    setTimeout(() => this.#guarded(work), 1000 * this.machine.own.retry);
+  }
+
   reconnect(reason) {
     this.tell("catching-up", { reason });
     this.#client?.end(true);
@@ -209,12 +215,12 @@ class Device {
     return this.bytes.subarray(offset, offset + length);
   }
 
-  keep(cut, index, data) {
-    this.store.keep(cut, index, data);
+  keep(what, cut, index, data) {
+    this.store.keep(what, cut, index, data);
   }
 
-  discard(cut) {
-    this.store.remove(this.store.part(cut));
+  discard(what, cut) {
+    this.store.remove(this.store.part(what, cut));
   }
 
   complete(version, cut) {
@@ -222,11 +228,11 @@ class Device {
     setImmediate(() =>
       this.#guarded(() => {
         if (this.machine.state.fetch?.cut.sha256 !== cut.sha256) return;
-        if (this.store.adopt(cut)) {
+        if (this.store.adopt("model", cut)) {
           this.tell("model", { version, bytes: cut.size });
           this.machine.modelStored(Buffer.from(cut.sha256));
         } else {
-          this.machine.modelDamaged(cut.sha256, this.store.found(cut));
+          this.#later(() => this.machine.modelDamaged(cut.sha256, this.store.found("model", cut)));
         }
         this.#finishIfOver();
       }),
@@ -242,13 +248,71 @@ class Device {
       this.spec = spec;
       [this.#learner, this.#cannot] = [null, ""];
       try {
-        this.#learner = new Learner(this.config, this.store, runOf(spec));
+        this.#equip(runOf(spec));
       } catch (problem) {
-        this.#cannot = `the run cannot be learned here: ${problem.message}`;
-        this.tell("error", { error: this.#cannot });
+        this.#refuse(`the run cannot be learned here: ${problem.message}`);
       }
+    } else this.#tellRun();
+    setImmediate(() => this.#guarded(() => this.#begin()));
+  }
+
+  #tellRun() {
+    const { algorithm, rounds } = this.#learner.run;
+    this.tell("coordinator", { algorithm, rounds });
+  }
+
+  #refuse(reason) {
+    this.#cannot = reason;
+    this.tell("error", { error: reason });
+  }
+
+  // ---- the run's kit ---------------------------------------------------------------------------------------------
+
+  /** Learn `run` with the kit that lies here; without one, ask the coordinator for it. */
+  #equip(run) {
+    const given = this.config.kit;
+    let kit;
+    try {
+      kit = opened(given ?? this.store.at("kit.bin"), run);
+    } catch (problem) {
+      if (given) throw problem;
+      this.wanted = run;
+      this.tell("kit-wanted");
+      this.machine.needKit();
+      return;
     }
-    if (this.#learner) this.tell("coordinator", { algorithm: this.#learner.run.algorithm, rounds: this.#learner.run.rounds });
+    this.#learner = new Learner(this.config, this.store, run, kit);
+    this.#tellRun();
+  }
+
+  kitBegun(cut) {
+    this.machine.kitFound(cut.sha256, this.store.found("kit", cut));
+  }
+
+  kitComplete(cut) {
+    // Not within the machine's own step: what follows from it is an event of its own.
+    setImmediate(() =>
+      this.#guarded(() => {
+        if (!this.store.adopt("kit", cut)) {
+          this.#later(() => this.machine.kitFound(cut.sha256, this.store.found("kit", cut)));
+          return;
+        }
+        this.machine.kitStored();
+        this.tell("kit", { bytes: cut.size });
+        try {
+          const run = this.wanted;
+          this.#learner = new Learner(this.config, this.store, run, opened(this.store.at("kit.bin"), run));
+          this.#tellRun();
+        } catch (problem) {
+          this.#refuse(`the run cannot be learned here: ${problem.message}`);
+        }
+        this.#begin();
+      }),
+    );
+  }
+
+  kitRefused(reason) {
+    this.#refuse(`there is no kit to learn the run from: ${reason}`);
     setImmediate(() => this.#guarded(() => this.#begin()));
   }
 
@@ -347,7 +411,7 @@ class Device {
 /** The configuration in a JSON file; paths are relative to it. */
 export function configOf(file) {
   const config = JSON.parse(fs.readFileSync(file, "utf8"));
-  for (const name of ["device", "fleet", "broker", "data", "kit"])
+  for (const name of ["device", "fleet", "broker", "data"])
     if (typeof config[name] !== "string") throw new Error(`${file}: ${name} is missing; see README.md`);
   config.state ??= path.join("state", config.device);
   for (const name of ["state", "data", "kit", "identity", "password_file"])

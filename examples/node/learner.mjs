@@ -2,7 +2,6 @@
 import fs from "node:fs";
 import { createRequire } from "node:module";
 import { Draws } from "./draws.mjs";
-import { opened } from "./kit.mjs";
 import { CODECS, compensated, differences, encodeUpdate, isCoarse, pack, unpack } from "./tensors.mjs";
 import { accuracy, calibrated, open, train } from "./training.mjs";
 import { sha256 } from "./wire.mjs";
@@ -56,11 +55,10 @@ const named = (tensors, good) => Object.fromEntries(Object.entries(tensors).filt
 const shapes = (tensors) => JSON.stringify(Object.entries(tensors).map(([k, v]) => [k, v.dtype, v.shape]).sort());
 
 export class Learner {
-  /** `config`: device, data and kit. */
-  constructor(config, store, run) {
-    Object.assign(this, { config, store, run });
-    this.kit = opened(config.kit, run);
-    this.initial = this.kit.state;
+  /** `config`: device and data; `kit` as `opened` gives it. */
+  constructor(config, store, run, kit) {
+    Object.assign(this, { config, store, run, kit });
+    this.initial = kit.state;
     const held = store.private();
     if (held && held.run !== run.digest) throw new Error("the private state belongs to another run; give a new state folder");
   }

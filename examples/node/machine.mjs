@@ -25,16 +25,59 @@ export const newState = () => ({
   job: null, // {attempt, version, digest, spec, epoch, phase, cut, reason, outcome}
 });
 
+/** What has come of one transfer, and what was asked for. */
+class Arrival {
+  have = new Set();
+  asked = new Set();
+  wrong = 0;
+
+  constructor(cut, now, chunks = []) {
+    Object.assign(this, { cut, touched: now, have: new Set(chunks) });
+  }
+
+  get transfer() {
+    return transferOf(this.cut.sha256);
+  }
+
+  get whole() {
+    return this.have.size === countOf(this.cut);
+  }
+
+  /** Whether this chunk is new; an error where it is wrong. */
+  take({ header: { idx, off }, payload }, now) {
+    const [offset] = placeOf(this.cut, idx);
+    this.asked.delete(idx);
+    if (offset !== off || !fits(this.cut, idx, payload)) {
+      this.wrong += 1;
+      throw new WireError(`chunk ${idx} does not match the manifest`);
+    }
+    this.touched = now;
+    return !this.have.has(idx) && Boolean(this.have.add(idx));
+  }
+
+  /** The bitmap to ask for now: half a window more once half of the last one came, or, `again`, all that is missing of it. */
+  window(credit, now, again = false) {
+    if (again) this.asked.clear();
+    if (this.whole || this.asked.size > credit / 2) return null;
+    const count = countOf(this.cut);
+    const ask = [];
+    for (let index = 0; index < count && ask.length < credit - this.asked.size; index++)
+      if (!this.have.has(index) && !this.asked.has(index)) ask.push(index);
+    if (!ask.length) return null;
+    for (const index of ask) this.asked.add(index);
+    this.touched = now;
+    return bitsOf(ask, count);
+  }
+}
+
 export class Machine {
   #linked = false;
   #online = false;
   #said = 0;
   #greeted = -Infinity;
   #jobSaid = -Infinity;
-  #have = new Set();
-  #asked = new Set();
-  #touched = 0;
-  #wrong = 0;
+  #model = null; // the Arrival of state.fetch
+  #kit = null; // {asked, arrival} while one is wanted
 
   /** `now` gives seconds of a clock that never goes back; `own` is {fleet, device, profile, process, signer?, coordinatorKey?, retry, maxModel}. */
   constructor(own, state, world, now) {
@@ -48,19 +91,15 @@ export class Machine {
     return this.#linked;
   }
 
-  get whole() {
-    return this.state.fetch !== null && this.#have.size === countOf(this.state.fetch.cut);
-  }
-
   // ---- what the program says -------------------------------------------------------------------------------------
 
   /** After a start: what lies on flash. `chunks` are the intact ones of the transfer, `update` the sha256 of what can be offered. */
   begin(modelDigest, chunks, update) {
     const { state } = this;
     this.modelDigest = modelDigest;
-    this.#have = new Set(chunks);
     if (state.fetch && same(state.fetch.cut.sha256, modelDigest)) state.fetch = null;
-    else if (this.whole) this.world.complete(state.fetch.version, state.fetch.cut);
+    this.#model = state.fetch && new Arrival(state.fetch.cut, this.now(), chunks);
+    if (this.#model?.whole) this.world.complete(state.fetch.version, state.fetch.cut);
     const { job } = state;
     if (!job) return;
     if (job.cut && !same(job.cut.sha256, update)) {
@@ -94,16 +133,35 @@ export class Machine {
 
   modelStored(digest) {
     this.modelDigest = digest;
-    if (this.state.fetch && same(this.state.fetch.cut.sha256, digest)) this.state.fetch = null;
+    if (this.state.fetch && same(this.state.fetch.cut.sha256, digest)) this.state.fetch = this.#model = null;
     this.world.save();
     this.#train();
   }
 
   modelDamaged(digest, chunks) {
     if (!this.state.fetch || !same(this.state.fetch.cut.sha256, digest)) return;
-    this.#have = new Set(chunks);
-    if (this.whole) this.world.complete(this.state.fetch.version, this.state.fetch.cut);
+    this.#model.have = new Set(chunks);
+    if (this.#model.whole) this.world.complete(this.state.fetch.version, this.state.fetch.cut);
     else this.#want(true);
+  }
+
+  /** From now on the run's kit is wanted. */
+  needKit() {
+    this.#kit ??= { asked: -Infinity, arrival: null };
+    this.#wantKit(true);
+  }
+
+  /** Which of its chunks lie intact on flash. */
+  kitFound(digest, chunks) {
+    const arrival = this.#kit?.arrival;
+    if (!arrival || !same(arrival.cut.sha256, digest)) return;
+    arrival.have = new Set(chunks);
+    if (arrival.whole) this.world.kitComplete(arrival.cut);
+    else this.#wantKit(true);
+  }
+
+  kitStored() {
+    this.#kit = null;
   }
 
   updateReady(attempt, cut) {
@@ -141,8 +199,9 @@ export class Machine {
       if (job?.phase === "refused") this.#repeat();
     }
     if (job?.phase === "offering" && now - this.#jobSaid >= wait) this.#offer();
+    if (this.#kit && now - (this.#kit.arrival?.touched ?? this.#kit.asked) >= wait) this.#wantKit(true);
     if (fetch) {
-      if (now - this.#touched >= wait) this.#want(true);
+      if (now - this.#model.touched >= wait) this.#want(true);
     } else if (job?.phase === "fetching" && now - this.#jobSaid >= wait) {
       this.#jobSaid = now;
       this.#want();
@@ -202,6 +261,12 @@ export class Machine {
         break;
       case "model":
         this.#manifest(type, message, true);
+        break;
+      case "kit":
+        if (this.#kit) this.#kitNamed(message); // else it is said twice, and here by now
+        break;
+      case "nokit":
+        if (this.#kit) this.#kitRefused(message.reason);
         break;
       case "rebirth":
         if (state.boot > message.above) {
@@ -288,54 +353,75 @@ export class Machine {
     const cut = cutOf(message);
     const known = state.fetch && same(state.fetch.cut.hashes, cut.hashes) && state.fetch.cut.chunk === cut.chunk;
     if (same(message.sha256, this.modelDigest) || known) return;
-    if (state.fetch) this.world.discard(state.fetch.cut);
+    if (state.fetch) this.world.discard("model", state.fetch.cut);
     state.fetch = { version: message.version, cut };
-    this.#have.clear();
-    this.#asked.clear();
-    this.#wrong = 0;
-    this.#touched = this.now();
+    this.#model = new Arrival(cut, this.now());
     this.world.save();
     if (atOnce) this.#want();
   }
 
   #chunk(frame) {
     const { fetch } = this.state;
-    const { type, xfer, idx, off } = frame.header;
+    const { type, xfer } = frame.header;
     if (type !== "chunk") throw new WireError(`${type} on a topic of chunks`);
-    if (!fetch || this.whole || xfer !== transferOf(fetch.cut.sha256)) return;
-    const [offset] = placeOf(fetch.cut, idx);
-    this.#asked.delete(idx);
-    if (offset !== off || !fits(fetch.cut, idx, frame.payload)) {
+    const ofKit = this.#kit?.arrival?.transfer === xfer;
+    const arrival = ofKit ? this.#kit.arrival : this.#model;
+    if (!arrival || arrival.whole || xfer !== arrival.transfer) return;
+    try {
+      if (!arrival.take(frame, this.now())) return;
+    } catch (problem) {
       const attempt = this.state.job?.attempt ?? 0;
-      if (++this.#wrong === STRIKES) this.#say("error", { attempt, reason: `${STRIKES} wrong chunks of ${xfer}` });
-      throw new WireError(`chunk ${idx} does not match the manifest`);
+      if (arrival.wrong === STRIKES) this.#say("error", { attempt, reason: `${STRIKES} wrong chunks of ${xfer}` });
+      throw problem;
     }
-    this.#touched = this.now();
-    if (this.#have.has(idx)) return;
-    this.world.keep(fetch.cut, idx, frame.payload);
-    this.#have.add(idx);
-    if (this.whole) this.world.complete(fetch.version, fetch.cut);
-    else if (this.#asked.size) this.#want();
+    this.world.keep(ofKit ? "kit" : "model", arrival.cut, frame.header.idx, frame.payload);
+    if (arrival.whole) ofKit ? this.world.kitComplete(arrival.cut) : this.world.complete(fetch.version, fetch.cut);
+    else if (ofKit) this.#wantKit();
+    else if (arrival.asked.size) this.#want();
   }
 
   /** Ask for missing chunks, or for the manifest of the model that the job needs. */
   #want(again = false) {
     const { job, fetch, version, credit } = this.state;
     if (fetch) {
-      if (again) this.#asked.clear();
-      if (this.whole || this.#asked.size > credit / 2) return;
-      const count = countOf(fetch.cut);
-      const ask = [];
-      for (let index = 0; index < count && ask.length < credit - this.#asked.size; index++)
-        if (!this.#have.has(index) && !this.#asked.has(index)) ask.push(index);
-      if (!ask.length) return;
-      for (const index of ask) this.#asked.add(index);
-      this.#touched = this.now();
-      this.#say("want", { model_digest: fetch.cut.sha256, bitmap: bitsOf(ask, count) });
+      const bitmap = this.#model.window(credit, this.now(), again);
+      if (bitmap) this.#say("want", { model_digest: fetch.cut.sha256, bitmap });
     } else if (job?.phase === "fetching" && !same(job.digest, this.modelDigest)) {
       if (job.version < version) this.decline(job.attempt, `global model ${job.version} was replaced by ${version}`);
       else this.#say("want", { model_digest: job.digest, bitmap: NONE });
     }
+  }
+
+  // ---- the run's kit ---------------------------------------------------------------------------------------------
+
+  /** Ask for its manifest, or for chunks of it. */
+  #wantKit(again = false) {
+    const { arrival } = this.#kit;
+    if (!arrival) {
+      this.#kit.asked = this.now();
+      this.#say("wantkit", { sha256: NONE, bitmap: NONE });
+      return;
+    }
+    const bitmap = arrival.window(this.state.credit, this.now(), again);
+    if (bitmap) this.#say("wantkit", { sha256: arrival.cut.sha256, bitmap });
+  }
+
+  #kitNamed(message) {
+    const cut = cutOf(message);
+    const { arrival } = this.#kit;
+    if (cut.size > this.own.maxModel) {
+      this.#kitRefused(`the run's kit of ${cut.size} bytes is above this device's ${this.own.maxModel}; raise max_model`);
+      return;
+    }
+    if (arrival && same(arrival.cut.hashes, cut.hashes) && arrival.cut.chunk === cut.chunk) return;
+    if (arrival) this.world.discard("kit", arrival.cut);
+    this.#kit.arrival = new Arrival(cut, this.now());
+    this.world.kitBegun(cut);
+  }
+
+  #kitRefused(reason) {
+    this.#kit = null;
+    this.world.kitRefused(reason);
   }
 
   #train() {
@@ -354,7 +440,8 @@ export class Machine {
   #again() {
     const { job, fetch } = this.state;
     if (job && job.phase !== "done") this.#repeat();
-    if (fetch && this.#asked.size) this.#want(true);
+    if (fetch && this.#model.asked.size) this.#want(true);
+    if (this.#kit) this.#wantKit(true);
   }
 
   #repeat() {

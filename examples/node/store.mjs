@@ -92,22 +92,23 @@ export class Store {
     this.remove("update.bin");
   }
 
-  // ---- the global model ------------------------------------------------------------------------------------------
+  // ---- what comes in chunks: a global model, a kit ---------------------------------------------------------------
 
-  part(cut) {
-    return `model-${transferOf(cut.sha256)}.part`;
+  part(what, cut) {
+    return `${what}-${transferOf(cut.sha256)}.part`;
   }
 
-  keep(cut, index, data) {
-    const file = fs.openSync(this.at(this.part(cut)), fs.constants.O_RDWR | fs.constants.O_CREAT, 0o600);
+  keep(what, cut, index, data) {
+    const file = fs.openSync(this.at(this.part(what, cut)), fs.constants.O_RDWR | fs.constants.O_CREAT, 0o600);
     fs.writeSync(file, data, 0, data.length, placeOf(cut, index)[0]);
     fs.closeSync(file);
   }
 
-  /** The chunks that lie intact in the part's file, each hashed again; all other parts are removed. */
-  found(cut) {
-    const mine = cut && this.part(cut);
-    for (const name of fs.readdirSync(this.folder)) if (name.endsWith(".part") && name !== mine) this.remove(name);
+  /** The chunks that lie intact in the part's file, each hashed again; all other parts of its kind are removed. */
+  found(what, cut) {
+    const mine = cut && this.part(what, cut);
+    for (const name of fs.readdirSync(this.folder))
+      if (name.startsWith(`${what}-`) && name.endsWith(".part") && name !== mine) this.remove(name);
     const data = cut ? this.read(mine) : NONE;
     const every = cut ? [...Array(countOf(cut)).keys()] : [];
     return every.filter((index) => {
@@ -116,14 +117,14 @@ export class Store {
     });
   }
 
-  /** The finished part becomes the global model; false where its bytes are not the manifest's. */
-  adopt(cut) {
-    const name = this.part(cut);
+  /** The finished part becomes `model.bin` or `kit.bin`; false where its bytes are not the manifest's. */
+  adopt(what, cut) {
+    const name = this.part(what, cut);
     if (!sha256(this.read(name)).equals(Buffer.from(cut.sha256))) return false;
     const file = fs.openSync(this.at(name), "r+");
     fs.fsyncSync(file);
     fs.closeSync(file);
-    this.#rename(name, "model.bin");
+    this.#rename(name, `${what}.bin`);
     return true;
   }
 }

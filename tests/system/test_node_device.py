@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from javascript import found, packages
 from keyed import LEFT_SOCKETS, Cutter, data_of
+from servers import serving_small_packets
 
 from talaria import tensors
 from talaria.federated import kit as kits
@@ -52,7 +54,9 @@ def samples(folder, arrays):
 
 def written(folder, broker, **more):
     path = folder / "anna.json"
-    told = {"device": "anna", "fleet": "watch", "broker": broker, "data": "anna.safetensors", "kit": "watch.kit"}
+    told = {"device": "anna", "fleet": "watch", "broker": broker, "data": "anna.safetensors"}
+    if (folder / "watch.kit").exists():
+        told["kit"] = "watch.kit"
     path.write_text(json.dumps({**told, "retry_s": 0.3, **more}))
     return path
 
@@ -60,10 +64,11 @@ def written(folder, broker, **more):
 class Fleet:
     """A fleet of processes in which anna speaks JavaScript."""
 
-    def __init__(self, one, example):
+    def __init__(self, one, example, kit=True):
         self.one, self.example = one, example
         one.extra = "quorum = 1.0\n"  # a round waits for everybody, however slow this machine is
-        (one.folder / "watch.kit").write_bytes(kits.encode(kit_of(one.run)))
+        if kit:  # else anna asks the coordinator for it
+            (one.folder / "watch.kit").write_bytes(kits.encode(kit_of(one.run)))
         samples(one.folder, dict(np.load(one.folder / "anna.npz")))
         if one.run.codec != "raw":
             config = one.config
@@ -99,13 +104,15 @@ class Fleet:
             return {row.round: sorted(device for _, device in row.counted) for row in rows}
 
 
-def test_the_vectors_of_the_protocol(example):
+@pytest.mark.parametrize(("file", "count"), [("vectors", 10), ("machine", 3)])
+def test_its_own_tests(example, file, count):
+    """Against the vectors of the protocol, and how it gets a kit."""
     done = subprocess.run(
-        [found("node", "nodejs"), "--test", str(example / "vectors.test.mjs")],
+        [found("node", "nodejs"), "--test", str(example / f"{file}.test.mjs")],
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert "# pass 10" in done.stdout
+    assert f"# pass {count}" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -149,13 +156,25 @@ class Way:
         self._loop.close()
 
 
-def test_killed_and_cut_it_is_counted_exactly_once(fleet, a_run, example):
-    """Killed while it trains, killed while its update is under way, and cut off there."""
-    two = Fleet(fleet(a_run("fedper", rounds=4), devices=("anna", "bela"), engine="onnx"), example)
+@pytest.fixture
+def small_packets(tmp_path):
+    with serving_small_packets(tmp_path, 8000) as url:
+        yield url
+
+
+def test_killed_and_cut_it_is_counted_exactly_once(fleet, a_run, example, small_packets):
+    """Killed while its kit comes, while it trains, while its update is under way, and cut off there."""
+    one = fleet(a_run("fedper", rounds=4), devices=("anna", "bela"), engine="onnx", broker=small_packets)
+    two = Fleet(one, example, kit=False)
     way = Way(int(two.broker.rpartition(":")[2]))
     broker = f"mqtt://127.0.0.1:{way.port}"
     try:
-        bela = two.one.agents(two.broker, "bela")
+        bela, state = one.agents(two.broker, "bela"), one.state_of("anna")
+        anna = two.anna(broker)
+        anna.wait_for("kit-wanted")
+        while not any(state.glob("kit*")):
+            time.sleep(0.01)
+        anna.kill()
         for round, event in ((1, "training"), (2, "trained")):
             anna = two.anna(broker)
             anna.wait_for("training", round=round)
@@ -171,6 +190,7 @@ def test_killed_and_cut_it_is_counted_exactly_once(fleet, a_run, example):
         way.close()
     assert two.counted() == {round: ["anna", "bela"] for round in range(1, 5)}
     two.learned_as_simulated()
+    assert [path.name for path in state.glob("kit*")] == ["kit.bin"]
 
 
 def test_a_run_that_it_cannot_learn_is_declined_with_the_reason(fleet, a_run, example):

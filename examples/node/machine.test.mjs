@@ -1,0 +1,85 @@
+// How this device gets its run's kit, message by message: node --test machine.test.mjs
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Machine, newState } from "./machine.mjs";
+import { bitsOf, countOf, decodeFrame, decodeMessage, describe, encodeFrame, encodeMessage, placeOf, transferOf } from "./wire.mjs";
+
+const KIT = Buffer.from(Array.from({ length: 5000 }, (_, index) => index % 251));
+const CUT = describe(KIT, 1000);
+const NONE = Buffer.alloc(0);
+
+/** A device that is linked and wants its kit; `heard` gives what it asked for, `did` what else it wanted done. */
+function wanting(own = {}) {
+  const done = [];
+  const noted = (name) => (...given) => void done.push([name, ...given]);
+  const world = new Proxy({}, { get: (_, name) => noted(name) });
+  const clock = { now: 0 };
+  const all = { fleet: "watch", device: "anna", profile: NONE, process: Buffer.alloc(16), retry: 2, maxModel: 2 ** 20, ...own };
+  const machine = new Machine(all, newState(), world, () => clock.now);
+  let seq = 0;
+  const topic = (kind) => `fl/1/watch/d/anna/${kind}`;
+  const tell = (type, message) =>
+    machine.received(topic("cmd"), encodeFrame({ type, fleet: "watch", device: "anna", boot: 1, seq: ++seq }, encodeMessage(type, message)), false);
+  const send = (index, data) => {
+    const [off, length] = placeOf(CUT, index);
+    const header = { type: "chunk", fleet: "watch", device: "anna", boot: 1, xfer: transferOf(CUT.sha256), idx: index, off };
+    machine.received(topic("dn/x"), encodeFrame(header, data ?? KIT.subarray(off, off + length)), false);
+  };
+  const did = (name) => done.filter(([one]) => one === name).map(([, ...given]) => given);
+  const heard = () => {
+    const frames = did("publish").map(([, payload]) => decodeFrame(payload));
+    return frames.filter((frame) => frame.header.type === "wantkit").map(decodeMessage);
+  };
+  machine.begin(NONE, [], NONE);
+  machine.connecting();
+  machine.connected();
+  machine.needKit();
+  return { machine, clock, tell, send, heard, did };
+}
+
+const asked = (want) => [Buffer.from(want.sha256).toString("hex"), Buffer.from(want.bitmap).toString("hex")];
+const named = { ...CUT, nonce: Buffer.alloc(16) };
+
+test("a kit is asked for, again while nobody answers, and its chunks once it is named", () => {
+  const one = wanting();
+  one.clock.now = 3;
+  one.machine.tick();
+  one.tell("kit", named);
+  assert.deepEqual(one.did("kitBegun").map(([cut]) => cut.size), [KIT.length]);
+  one.machine.kitFound(CUT.sha256, [1]); // this one lies on flash
+  const wants = one.heard().map(asked);
+  const missing = bitsOf([0, 2, 3, 4], countOf(CUT)).toString("hex");
+  assert.deepEqual(wants, [["", ""], ["", ""], [CUT.sha256.toString("hex"), missing]]);
+  for (const index of [0, 2, 3, 4, 4]) one.send(index);
+  assert.deepEqual(one.did("keep").map(([what, , index]) => [what, index]), [["kit", 0], ["kit", 2], ["kit", 3], ["kit", 4]]);
+  assert.equal(one.did("kitComplete").length, 1);
+  one.machine.kitStored();
+  one.tell("kit", named); // said twice: it is here by now
+  assert.equal(one.did("kitBegun").length, 1);
+});
+
+test("a wrong chunk changes nothing, and what is missing is asked for again", () => {
+  const one = wanting();
+  one.tell("kit", named);
+  one.machine.kitFound(CUT.sha256, [0, 1, 2, 3]);
+  one.send(4, Buffer.alloc(1000));
+  assert.match(one.did("refused")[0][1], /does not match the manifest/);
+  assert.equal(one.did("keep").length, 0);
+  one.clock.now = 3;
+  one.machine.tick();
+  assert.deepEqual(one.heard().map(asked).slice(-2).map(([, bitmap]) => bitmap), ["10", "10"]);
+});
+
+test("where there is none, or one too large, the reason is told and nothing more is asked", () => {
+  for (const [own, type, message, reason] of [
+    [{}, "nokit", { reason: "the coordinator has no torch" }, /has no torch/],
+    [{ maxModel: 4000 }, "kit", named, /5000 bytes is above this device's 4000; raise max_model/],
+  ]) {
+    const one = wanting(own);
+    one.tell(type, message);
+    assert.match(one.did("kitRefused")[0][0], reason);
+    one.clock.now = 30;
+    one.machine.tick();
+    assert.equal(one.heard().length, 1);
+  }
+});
