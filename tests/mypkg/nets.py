@@ -75,6 +75,21 @@ class Attentive(nn.Module):
         return self.head(self.layer(self.patch(x).transpose(1, 2) + self.place).mean(1))
 
 
+class Steps(nn.Module):
+    """Two convolutions over time, and classes for each step: (N, steps, classes)."""
+
+    def __init__(self, input_shape, classes, width=16):
+        super().__init__()
+        self.one = nn.Conv1d(input_shape[0], width, 5, padding=2)
+        self.norm = nn.BatchNorm1d(width)
+        self.two = nn.Conv1d(width, width, 3, padding=1)
+        self.act = nn.ReLU()
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.act(self.two(self.act(self.norm(self.one(x))))).transpose(1, 2))
+
+
 def plain(input_shape, classes, *, width: int = 8):
     """A perceptron of one hidden layer, for tables."""
     return nn.Sequential(nn.Linear(input_shape[0], width), nn.ReLU(), nn.Linear(width, classes))

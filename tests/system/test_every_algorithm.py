@@ -2,11 +2,12 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
-from talaria import tensors
+from talaria import tasks, tensors
 from talaria.algorithms import ALGORITHMS
 from talaria.federated import global_model
 from talaria.federated.rounds import layout_of
@@ -34,10 +35,27 @@ def broker(tmp_path_factory):
         yield running.url
 
 
-def data_of(seed):
+STEPS = ModelSpec("mypkg.nets:Steps", (3, 16), 3)
+TASKS = {
+    "multilabel": ("fedper", SPEC),
+    "per_step": ("hermes", STEPS),
+    "regression": ("fedrep", replace(SPEC, classes=2)),
+}
+CASES = [(name, tasks.CLASSIFICATION, SPEC) for name in sorted(ALGORITHMS)]
+CASES += [(name, task, spec) for task, (name, spec) in TASKS.items()]
+
+
+def data_of(seed, task=tasks.CLASSIFICATION):
+    draw = torch.Generator().manual_seed(seed)
     y = torch.arange(18) % 3
-    x = torch.randn(18, 3, 16, generator=torch.Generator().manual_seed(seed)) + y[:, None, None]
-    return DeviceData(Samples.of(x[:12], y[:12]), Samples.of(x[12:], y[12:]))
+    x = torch.randn(18, 3, 16, generator=draw) + y[:, None, None]
+    if task == "multilabel":
+        y = torch.stack([y == label for label in range(2)] + [y > 0], 1).long()
+    elif task == "per_step":
+        y = torch.where(torch.rand(18, 16, generator=draw) < 0.1, -1, y[:, None])  # some are padding
+    elif task == "regression":
+        y = torch.stack([100 + 7.0 * y, x[:, 0, 0]], 1)
+    return DeviceData(Samples.of(x[:12], y[:12], task), Samples.of(x[12:], y[12:], task))
 
 
 async def together(folder, url, name, run, data, plans):
@@ -51,7 +69,7 @@ async def together(folder, url, name, run, data, plans):
             Agent(
                 DeviceConfig(
                     device=who, fleet=fleet, broker=url, state=folder / who, retry_s=0.3, plan=plans.get(who),
-                    source=Given(lambda who=who: data[who]),
+                    source=Given(lambda who=who: data[who]), allow=("mypkg",),
                 ),
                 worker=worker,
             )
@@ -70,12 +88,13 @@ async def together(folder, url, name, run, data, plans):
     return shared, private, results[1:]
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_simulation_and_fleet_agree(tmp_path, broker, name):
+@pytest.mark.parametrize(("name", "task", "spec"), CASES, ids=lambda one: one if isinstance(one, str) else one.name)
+def test_simulation_and_fleet_agree(tmp_path, broker, name, task, spec):
     hparams = {"threshold": 0.0} if name == "hermes" else {}
-    run = Run(spec=SPEC, algorithm=name, hparams=hparams, recipe=Recipe(batch=6, lr=0.02), rounds=2, seed=3)
-    data = {"anna": data_of(1), "bela": data_of(2)}
-    plans = {"anna": Plan(widths={g: max(8, n // 2) for g, n in layout_of(SPEC).sizes.items()})}
+    recipe = Recipe(batch=6, lr=0.02)
+    run = Run(spec=spec, algorithm=name, hparams=hparams, recipe=recipe, rounds=2, seed=3, task=task)
+    data = {"anna": data_of(1, task), "bela": data_of(2, task)}
+    plans = {"anna": Plan(widths={g: max(8, n // 2) for g, n in layout_of(spec).sizes.items()})}
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -156,7 +156,8 @@ class Result:
         users = {name: {"accuracy": {"personal": one.accuracy}} for name, one in self.clients.items()}
         summary: dict[str, Any] = {
             "title": f"{run.algorithm} on {self.asked['dataset']}",
-            "subtitle": f"{len(self.clients)} clients, {run.rounds} rounds, {run.spec.name}{_scored(run.task)}",
+            "subtitle": f"{len(self.clients)} clients, {run.rounds} rounds, {run.spec.name}",
+            "score": tasks.score_word(run.task),
             "users": users,
             "accuracy": {"personal": self.accuracy.mean},
             "rounds": run.rounds,
@@ -208,10 +209,3 @@ class Result:
             "recalled": sum(facts.recalled for facts in history),
             "time": history[-1].time,
         }
-
-
-def _scored(task: str) -> str:
-    """What the page calls accuracy, where that is another figure."""
-    return (
-        "" if task == tasks.CLASSIFICATION else f"; {task}: what is called accuracy here is {tasks.of(task).figures[0]}"
-    )

@@ -18,7 +18,7 @@ from talaria.tasks.multilabel import MultiLabel
 from talaria.tasks.per_step import PerStep
 from talaria.tasks.regression import Regression
 
-__all__ = ["CLASSIFICATION", "NAMES", "Goal", "Scale", "of"]
+__all__ = ["CLASSIFICATION", "NAMES", "Goal", "Scale", "of", "score_word"]
 
 CLASSIFICATION = "classification"
 """The task of whoever names none."""
@@ -41,6 +41,15 @@ def of(text: str) -> Goal:
     if not isinstance(text, str):
         raise ConfigError(f"task={shown(text)} must be text, one of {', '.join(NAMES)}")
     return _of(text)
+
+
+def score_word(task: str) -> str:
+    """What people call the score of a task.
+
+    >>> score_word("regression"), score_word("multilabel"), score_word("classification")
+    ('R²', 'micro F1', 'accuracy')
+    """
+    return of(task).figures[0].replace("_", " ").replace("r2", "R²").replace("f1", "F1")
 
 
 @lru_cache(maxsize=32)

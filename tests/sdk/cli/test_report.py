@@ -60,6 +60,19 @@ def test_the_page_has_every_client_and_a_line_for_each_run(runs: Path, tmp_path:
     assert "did not learn from the same samples" not in page
 
 
+def test_runs_of_another_task_are_called_by_their_score(runs: Path, tmp_path: Path) -> None:
+    for name in ("result.json", "experiment.json"):
+        (tmp_path / name).write_bytes((runs / "fedavg" / name).read_bytes())
+    told = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps(told | {"task": "regression"}))
+    ran = CliRunner().invoke(app(["report"]), ["report", str(tmp_path), "-o", str(tmp_path / "page.html")])
+    assert ran.exit_code == 0, ran.output
+    assert "R²" in ran.output
+    page = (tmp_path / "page.html").read_text()
+    assert "Mean R² of the members" in page
+    assert "ccuracy" not in page
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

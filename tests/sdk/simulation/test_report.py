@@ -121,6 +121,36 @@ def test_marks_stand_where_their_values_are() -> None:
     assert low < high
 
 
+def test_scores_below_zero_have_their_place_and_their_name(summary: dict[str, Any]) -> None:
+    """R² has no lowest value: what is below -1 stands at the foot of the scale, and its figure is told."""
+    summary["score"] = "R²"
+    summary["users"]["s01-left"]["accuracy"] = {"local": -7.5, "personal": -0.5}
+    for row in summary["curve"]:
+        row["accuracy"]["personal"] -= 1.5
+    page = html(summary)
+    assert "ccuracy" not in page
+    assert "members' R², personal model" in page or "members&#x27; R², personal model" in page
+    shown = {svg.get("aria-label"): svg for svg in pictures(page) if svg.get("class") == "chart"}
+    assert {"Members' R² by method", "R² over rounds"} <= shown.keys()
+    members = shown["Members' R² by method"]
+    at = {
+        str(mark[0].text): float(str(mark.get("transform"))[10:].split()[0])
+        for mark in members.iter()
+        if mark.get("class", "").startswith("mark") and len(mark)
+    }
+    ticks = {str(t.text): float(str(t.get("x"))) for t in members if t.get("class") == "tick"}
+    assert at["s01-left, Alone: -7.500"] == pytest.approx(ticks["-1"], abs=0.11)
+    assert ticks["-1"] < at["s01-left, Personal: -0.500"] < ticks["0"]
+    foot = max(float(str(line.get("y1"))) for line in shown["R² over rounds"] if line.get("class") == "grid")
+    heights = [
+        float(point.partition(",")[2])
+        for line in shown["R² over rounds"]
+        if line.tag == "polyline"
+        for point in str(line.get("points")).split()
+    ]
+    assert max(heights) <= foot
+
+
 def test_bars_are_as_long_as_their_values() -> None:
     svg = ElementTree.fromstring(charts.bars([("a", {"x": 0.5, "y": 1.0}), ("b", {"x": 0.25})], {}, "x"))
     width = [float(str(bar.get("width"))) for bar in svg if bar.get("class", "").startswith("bar")]

@@ -32,7 +32,8 @@ def legend_mark(series: str) -> str:
 
 
 def dots(rows: Sequence[Row], sums: Sequence[Row], titles: Mapping[str, str], label: str) -> str:
-    """One line per row with a mark per series on a common scale up to 1; a thin bar spans lowest to highest.
+    """One line per row with a mark per series on a common scale up to 1; a thin bar spans lowest to highest. What lies
+    below the scale (-1 at least) is marked at its end.
 
     ``sums`` are rows of the same kind (a mean, a worst tenth) set off below the others.
     """
@@ -42,7 +43,7 @@ def dots(rows: Sequence[Row], sums: Sequence[Row], titles: Mapping[str, str], la
     line = top + step * len(rows) + 5
 
     def at(value: float) -> float:
-        return left + (value - low) / (1 - low) * (width - left - right)
+        return left + (max(value, low) - low) / (1 - low) * (width - left - right)
 
     parts = [_vertical_grid(_ticks(low), at, top - 6, height - 8)]
     if sums:
@@ -92,7 +93,7 @@ def bars(rows: Sequence[Row], titles: Mapping[str, str], label: str, reference: 
 
 
 def lines(series: Mapping[str, Sequence[tuple[int, float]]], titles: Mapping[str, str], label: str) -> str:
-    """Accuracy over rounds, one line per series, named at its right end."""
+    """A score over rounds, one line per series, named at its right end; below the scale it runs along its foot."""
     left, right, top, bottom = 48, 150, 16, 40
     width, height = _WIDTH, 300
     low = _floor([("", {str(at): value for at, value in points}) for points in series.values()])
@@ -103,7 +104,7 @@ def lines(series: Mapping[str, Sequence[tuple[int, float]]], titles: Mapping[str
         return left + (at - first) / max(1, last - first) * (width - left - right)
 
     def up(value: float) -> float:
-        return height - bottom - (value - low) / (1 - low) * (height - top - bottom)
+        return height - bottom - (max(value, low) - low) / (1 - low) * (height - top - bottom)
 
     parts = []
     for tick in _ticks(low):
@@ -172,13 +173,14 @@ def _margin(rows: Sequence[Row]) -> int:
 
 
 def _floor(rows: Sequence[Row]) -> float:
-    """Where the scale begins: a tenth below the lowest value, so that differences can be seen."""
+    """Where the scale begins: a tenth below the lowest value, so that differences can be seen, and at -1 at the lowest:
+    a model that is worse than the mean has an R² without bound."""
     lowest = min((v for _, values in rows for v in values.values()), default=0.0)
-    return max(0.0, min(0.9, int(lowest * 10 - 0.5) / 10))
+    return max(-1.0 if lowest < 0 else 0.0, min(0.9, math.floor(lowest * 10 - 0.5) / 10))
 
 
 def _ticks(low: float) -> list[float]:
-    step = 0.1 if low >= 0.4 else 0.2
+    step = 0.1 if low >= 0.4 else 0.2 if low >= -0.2 else 0.5
     count = round((1 - low) / step)
     return [round(1 - step * i, 6) for i in range(count + 1) if 1 - step * i >= low - 1e-9]
 

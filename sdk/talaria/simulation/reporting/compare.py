@@ -13,6 +13,7 @@ from talaria.errors import ConfigError, StateError
 from talaria.foreign import shown
 from talaria.simulation.reporting import charts
 from talaria.simulation.reporting.style import STYLE
+from talaria.tasks import CLASSIFICATION, score_word
 from talaria.training.evaluation import summarize
 
 SERIES = ("personal", "fedavg", "fedavg_ft", "local")
@@ -22,14 +23,15 @@ EXPERIMENT, RESULT = "experiment.json", "result.json"
 
 @dataclass(frozen=True)
 class Saved:
-    """One saved run that is whole. Accuracies are 0..1, by client; ``kept`` is the members' mean number of parameters,
-    ``up`` all bytes that members sent."""
+    """One saved run that is whole. ``members`` and ``newcomers`` have each client's ``score``, at most 1; ``kept`` is
+    the members' mean number of parameters, ``up`` all bytes that members sent."""
 
     name: str
     algorithm: str
     dataset: str
     rounds: int
     seed: int
+    score: str
     members: Mapping[str, float]
     newcomers: Mapping[str, float]
     curve: tuple[tuple[int, float], ...]
@@ -50,6 +52,7 @@ def saved(folder: Path) -> Saved:
             dataset=str(found["dataset"]),
             rounds=int(found["rounds"]),
             seed=int(found["seed"]),
+            score=score_word(str(found.get("task", CLASSIFICATION))),
             members={str(name): float(one["accuracy"]) for name, one in sorted(found["clients"].items())},
             newcomers={str(name): float(one["accuracy"]) for name, one in sorted(newcomers["clients"].items())},
             curve=tuple((int(one["round"]), float(one["accuracy"])) for one in found["curve"]),
@@ -76,7 +79,13 @@ def compared(folders: Sequence[Path]) -> list[Saved]:
 
 def figures(run: Saved) -> dict[str, Any]:
     """The figures of one run that are set side by side, as plain values."""
-    out: dict[str, Any] = {"algorithm": run.algorithm, "dataset": run.dataset, "rounds": run.rounds, "seed": run.seed}
+    out: dict[str, Any] = {
+        "score": run.score,
+        "algorithm": run.algorithm,
+        "dataset": run.dataset,
+        "rounds": run.rounds,
+        "seed": run.seed,
+    }
     for part in ("members", "newcomers"):
         values = list(getattr(run, part).values())
         whole = summarize(values) if values else None
@@ -88,14 +97,15 @@ def page(runs: Sequence[Saved]) -> str:
     """One HTML page without script: a table of the runs, the curves that were measured, and every client."""
     titles = {series: run.name for series, run in zip(SERIES, runs, strict=False)}
     legend = "".join(f"<li>{charts.legend_mark(s)}{escape(name)}</li>" for s, name in titles.items())
+    score = escape(" or ".join(dict.fromkeys(run.score for run in runs)))
     parts = [f"<header><h1>{escape(' · '.join(titles.values()))}</h1></header>", _table(runs)]
     if len({run.data for run in runs}) > 1:
         parts.append("<section><h2>To know</h2><p>These runs did not learn from the same samples.</p></section>")
     curves = {series: run.curve for series, run in zip(SERIES, runs, strict=False) if run.curve}
     if curves:
         parts.append(
-            "<section><h2>Round by round</h2><p>Mean accuracy of the members, where it was measured.</p>"
-            f"<figure>{charts.lines(curves, titles, 'Accuracy over rounds')}</figure></section>"
+            f"<section><h2>Round by round</h2><p>Mean {score} of the members, where it was measured.</p>"
+            f"<figure>{charts.lines(curves, titles, f'{score} over rounds')}</figure></section>"
         )
     for part, heading in (("members", "Those who trained together"), ("newcomers", "Those who came later")):
         of = {series: getattr(run, part) for series, run in zip(SERIES, runs, strict=False)}
@@ -122,8 +132,20 @@ def page(runs: Sequence[Saved]) -> str:
 
 
 def rows(runs: Sequence[Saved]) -> tuple[list[str], list[list[str]]]:
-    """Headings and one row of text per run."""
-    heads = ["run", "algorithm", "data", "rounds", "members", "worst tenth", "newcomers", "worst tenth", "parameters"]
+    """Headings and one row of text per run; what the members' scores are is a column where it is not accuracy."""
+    odd = any(run.score != "accuracy" for run in runs)
+    heads = [
+        "run",
+        "algorithm",
+        "data",
+        *["score"] * odd,
+        "rounds",
+        "members",
+        "worst tenth",
+        "newcomers",
+        "worst tenth",
+        "parameters",
+    ]
     body = []
     for run in runs:
         told = figures(run)
@@ -132,7 +154,7 @@ def rows(runs: Sequence[Saved]) -> tuple[list[str], list[list[str]]]:
             for part in ("members", "newcomers")
             for word in ("mean", "worst_tenth")
         ]
-        first = [run.name, run.algorithm, run.dataset, str(run.rounds)]
+        first = [run.name, run.algorithm, run.dataset, *[run.score] * odd, str(run.rounds)]
         body.append([*first, *accuracies, f"{run.kept:,.0f}", f"{run.up / 1e6:.2f}"])
     return [*heads, "MB up"], body
 

@@ -43,9 +43,9 @@ def _header(story: Story) -> str:
 def _tiles(story: Story) -> str:
     tiles = []
     if "personal" in story.newcomer_accuracy:
-        tiles.append((f"{story.newcomer_accuracy['personal']:.3f}", "newcomers' accuracy, personal model"))
+        tiles.append((f"{story.newcomer_accuracy['personal']:.3f}", f"newcomers' {story.score}, personal model"))
     if "personal" in story.accuracy:
-        tiles.append((f"{story.accuracy['personal']:.3f}", "members' accuracy, personal model"))
+        tiles.append((f"{story.accuracy['personal']:.3f}", f"members' {story.score}, personal model"))
     tiles += [(f"{v:.2f}\u2009×", f"{TITLES[k].lower()}, of dense FedAvg") for k, v in story.ratios.items()]
     if story.parity is not None:
         tiles.append((f"{story.parity:.0e}", "largest difference, ONNX to torch"))
@@ -68,7 +68,7 @@ def _newcomers(story: Story) -> str:
         else "",
     ]
     words = f"{len(story.newcomers)} people took no part in the training. " + " ".join(filter(None, told))
-    return _section("Someone new puts on the watch", words, NEWCOMER_METHODS, (rows, sums), "Newcomers' accuracy")
+    return _section("Someone new puts on the watch", words, NEWCOMER_METHODS, (rows, sums), f"Newcomers' {story.score}")
 
 
 def _members(story: Story) -> str:
@@ -78,10 +78,11 @@ def _members(story: Story) -> str:
         ("worst tenth", _only(story.worst_tenth, MEMBER_METHODS)),
     ]
     words = (
-        f"Accuracy of the {len(story.members)} members after {story.rounds} rounds, on the test data of each. "
-        "Personal is the model that the device exports."
+        f"{_capital(story.score)} of the {len(story.members)} members after {story.rounds} rounds, on the test data of "
+        "each. Personal is the model that the device exports."
     )
-    return _section("Those who trained together", words, MEMBER_METHODS, (rows, sums), "Members' accuracy by method")
+    label = f"Members' {story.score} by method"
+    return _section("Those who trained together", words, MEMBER_METHODS, (rows, sums), label)
 
 
 def _section(
@@ -132,8 +133,8 @@ def _rounds(story: Story) -> str:
     if not story.curve:
         return ""
     return (
-        "<section><h2>Round by round</h2><p>Mean accuracy of the members after each round.</p>"
-        f"<figure>{charts.lines(story.curve, TITLES, 'Accuracy over rounds')}</figure></section>"
+        f"<section><h2>Round by round</h2><p>Mean {escape(story.score)} of the members after each round.</p>"
+        f"<figure>{charts.lines(story.curve, TITLES, f'{_capital(story.score)} over rounds')}</figure></section>"
     )
 
 
@@ -153,8 +154,8 @@ def _everyone(story: Story) -> str:
     if story.newcomers:
         tables += f"<h3>Newcomers</h3>{_table(story.newcomers, NEWCOMER_METHODS)}"
     return (
-        "<section><h2>Every user</h2><p>Test accuracy by method (each user's best in bold), and ratios to dense FedAvg."
-        f"</p>{tables}</section>"
+        f"<section><h2>Every user</h2><p>{_capital(escape(story.score))} on test data by method (each user's best in "
+        f"bold), and ratios to dense FedAvg.</p>{tables}</section>"
     )
 
 
@@ -193,6 +194,10 @@ def _facts(story: Story) -> str:
     facts = {"Rounds": story.rounds, "Seed": story.seed, "Broker": story.broker, **story.versions}
     inner = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in facts.items())
     return f'<footer><dl class="facts">{inner}</dl></footer>'
+
+
+def _capital(word: str) -> str:
+    return word[:1].upper() + word[1:]
 
 
 def _only(values: Mapping[str, float], methods: Sequence[str]) -> dict[str, float]:

@@ -67,10 +67,12 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Story:
-    """What the report tells. Accuracies are over test windows, 0..1; ``worst_tenth`` as in the evaluation."""
+    """What the report tells. ``score`` is what people call ``accuracy`` and the like: of another task than
+    classification these hold its score, over test samples, at most 1; ``worst_tenth`` as in the evaluation."""
 
     title: str
     subtitle: str
+    score: str
     members: tuple[User, ...]
     newcomers: tuple[User, ...]
     accuracy: Mapping[str, float]
@@ -100,6 +102,7 @@ def read(summary: Mapping[str, Any]) -> Story:
     return Story(
         title=str(summary.get("title", "Talaria")),
         subtitle=str(summary.get("subtitle", "")),
+        score=str(summary.get("score", "accuracy")),
         members=members,
         newcomers=newcomers,
         accuracy=_numbers(_needed(summary, "accuracy"), "accuracy"),
