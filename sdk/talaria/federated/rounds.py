@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -341,10 +340,11 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None, priv
 
 def _scratch(run: Run, mask: ChannelMask | None) -> Module:
     from talaria.model import pruning
+    from talaria.model.cloning import clone
     from talaria.training.loop import in_fast_layout
 
     whole = template(run.spec)
-    return in_fast_layout(deepcopy(whole) if mask is None else pruning.compact(whole, mask))
+    return in_fast_layout(clone(whole) if mask is None else pruning.compact(whole, mask))
 
 
 @lru_cache(maxsize=4)

@@ -12,7 +12,6 @@ The last factor starts at zero, so a fresh adapter changes nothing; ``heart`` st
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from math import sqrt
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import Conv1d, Conv2d, Linear, Module
 
 from talaria.errors import ModelError, some_of
+from talaria.model.cloning import clone
 from talaria.model.spec import AdapterSpec
 from talaria.model.split import ADAPTER
 
@@ -96,7 +96,7 @@ def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = (), seed: int
             f"adapters: where={list(deaf) or '()'} names no layer that can take kind={spec.kind!r}; "
             f"layers that can: {some_of(open_to, 12) or 'none'}"
         )
-    out = copy.deepcopy(model)
+    out = clone(model)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         for name in chosen:
@@ -111,7 +111,7 @@ def factored(model: Module, head: str, rank: int, seed: int = 0) -> Module:
     It has ``rank * (inputs + outputs) + outputs`` parameters; where that is not fewer, the layer stays whole. ``seed``
     decides both factors. Raises :class:`~talaria.errors.ModelError` where ``head`` is no linear layer.
     """
-    out = copy.deepcopy(model)
+    out = clone(model)
     layer = out.get_submodule(head)
     if type(layer) is not Linear:
         raise ModelError(f"adapters: head {head!r} is a {type(layer).__name__}; only a linear layer has two factors")

@@ -5,13 +5,12 @@ No graph is needed for it: each tensor is cut to the kept indices of its layout,
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from torch.nn import Module, Parameter
 
 from talaria.errors import ModelError
+from talaria.model.cloning import clone
 from talaria.model.dependency_groups import CONVS, NORMS, is_depthwise
 from talaria.model.masks import ChannelMask, gather, scatter, shrink
 from talaria.model.state import fill, state_of, to_arrays
@@ -34,7 +33,7 @@ def compact(model: Module, mask: ChannelMask, held: ChannelMask | None = None) -
     for key, value in small.items():
         old, new = own[key], torch.from_numpy(value.copy() if value is dense[key] else value).to(own[key].device)
         memo[id(old)] = Parameter(new, requires_grad=old.requires_grad) if isinstance(old, Parameter) else new
-    out = copy.deepcopy(model, memo)
+    out = clone(model, memo)
     touched = {key.rpartition(".")[0] for key in small}
     for name, layer in out.named_modules():
         if name in touched:
@@ -44,7 +43,7 @@ def compact(model: Module, mask: ChannelMask, held: ChannelMask | None = None) -
 
 def expand(model: Module, mask: ChannelMask, like: Module) -> Module:
     """The inverse of :func:`compact`: a copy of the dense ``like`` whose kept positions hold ``model``'s values."""
-    out = copy.deepcopy(like)
+    out = clone(like)
     fill(out.state_dict(), scatter(state_of(model), mask, state_of(like)))
     return out
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor
 from torch.nn import Conv1d, Conv2d, Linear, Module, Parameter
 
 from talaria.errors import ModelError
 from talaria.model.adapters import Behind, Factors, Heart, Parallel
+from talaria.model.cloning import clone
 
 
 def merge(model: Module) -> Module:
@@ -19,7 +18,7 @@ def merge(model: Module) -> Module:
     is in eval mode and can leave a bias behind. Raises :class:`~talaria.errors.ModelError` with the layer's name for
     a ReLU in the bottleneck, and for an adapter that mixes the channels of a grouped convolution.
     """
-    out = copy.deepcopy(model)
+    out = clone(model)
     for name, layer in list(out.named_modules()):
         if not isinstance(layer, (Parallel, Behind)):
             continue

@@ -7,7 +7,6 @@ understand shows here and is left out, by name.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.errors import ModelError
+from talaria.model.cloning import clone
 from talaria.model.compaction import compact
 from talaria.model.dependency_groups import TRACE_ERRORS, Coupling, draft, trace
 from talaria.model.masks import ChannelLayout, ChannelMask, apply_dense
@@ -100,7 +100,7 @@ def _some(layout: ChannelLayout, groups: list[str], more: int = 0) -> ChannelMas
 
 
 def _differs(twin: Module, mask: ChannelMask, example: Tensor) -> str | None:
-    dense = copy.deepcopy(twin)
+    dense = clone(twin)
     try:
         fill(dense.state_dict(), apply_dense(state_of(twin), mask))
         got, want = _flat(compact(twin, mask)(example)), _flat(dense(example))
@@ -130,7 +130,7 @@ def _shaken(model: Module, example: Tensor) -> tuple[Module, Tensor]:
     ):  # a blank example would hide every difference
         example = torch.randn(example.shape, generator=torch.Generator().manual_seed(0))
     for dtype in (torch.float64, torch.float32):
-        twin = copy.deepcopy(model).to(dtype).eval()
+        twin = clone(model).to(dtype).eval()
         batch = example.to(dtype) if example.is_floating_point() else example
         _shake(twin, dtype)
         try:

@@ -5,7 +5,6 @@ A module is in train mode only where one of its own tensors is being trained; ev
 """
 
 from collections.abc import Callable, Collection, Iterator
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from talaria.model.cloning import clone
 from talaria.model.state import array_of, beside, load, state_of
 from talaria.tensors import Array, Tensors
 from talaria.training import batching
@@ -33,7 +33,7 @@ WIDE = 64
 
 def served(task: Task, state: Tensors) -> Module:
     """A module of its own with ``state``, in eval mode: what a device runs and exports."""
-    module = load(deepcopy(task.model), state).to(memory_format=torch.contiguous_format)
+    module = load(clone(task.model), state).to(memory_format=torch.contiguous_format)
     return module.requires_grad_(False).eval()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Sequence
-from copy import deepcopy
 from typing import cast
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.model import zoo
+from talaria.model.cloning import clone
 from talaria.model.spec import ModelSpec
 from talaria.model.state import array_of, beside, load, state_of
 from talaria.model.weights import Model
@@ -93,7 +93,7 @@ def gradient(
 
 def looking(task: Task, state: Tensors, taps: Sequence[str], batch: int = 256) -> Callable[[Array], Tensors]:
     """See :func:`talaria.training.engine.looking`; on a copy of the scratch module."""
-    module = deepcopy(_loaded(task, state)).requires_grad_(False).eval()
+    module = clone(_loaded(task, state)).requires_grad_(False).eval()
 
     def look(x: Array) -> Tensors:
         parts: dict[str, list[Array]] = {tap: [] for tap in taps}

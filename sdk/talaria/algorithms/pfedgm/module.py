@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 from torch import Tensor, nn
 from torch.nn import Module
 
 from talaria.algorithms.pfedgm.head import Linear, Quadratic
 from talaria.algorithms.pfedgm.navigator import last_layer
+from talaria.model.cloning import clone
 from talaria.model.state import state_of, tensor_of
 from talaria.tensors import Tensors
 from talaria.training.engine import served
@@ -58,7 +57,7 @@ def replaced(model: Module, layer: str, new: Module) -> Module:
     """A copy of ``model`` with ``new`` in the place of ``layer``."""
     if not layer:
         return new
-    out = deepcopy(model)
+    out = clone(model)
     out.set_submodule(layer, new)
     return out
 
