@@ -15,7 +15,7 @@ NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/
   tests/laws tests/export/test_onnx.py tests/export/test_rewrites.py tests/export/test_preprocess.py tests/export/test_quantize.py
 QUICK := -p no:schemathesis -m "not slow and not broker" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
 
-.PHONY: help demo test quick coverage lowest masked mutants check format hooks docs bench clean
+.PHONY: help demo test quick coverage lowest masked flower mutants check format hooks docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## What can be made
@@ -45,6 +45,14 @@ lowest: ## The tests of make quick again, in a venv with the lowest versions tha
 masked: $(VENV)/.dev ## The numerical tests again as on an older processor, with two threads (ATEN=, ISA=, OMP_NUM_THREADS=)
 	ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ISA) OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE \
 	  $(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) --timeout=1200 $(NUMERICAL)
+
+flower: $(VENV)/.dev ## The tests inside the real Flower, in a venv of its own over .venv (flwr asks for older packages)
+	test -x build/flower/bin/python || $(PYTHON) -m venv build/flower
+	build/flower/bin/python -m pip install -qq --disable-pip-version-check 'flwr[simulation]>=1.41' pytest pytest-timeout hypothesis
+	build/flower/bin/python -m pip install -qq --disable-pip-version-check --no-deps -e .
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > build/flower/over.pth
+	cp build/flower/over.pth $$(build/flower/bin/python -c 'import site; print(site.getsitepackages()[0])')/zz_over.pth
+	build/flower/bin/python -m pytest -q -W default -p no:schemathesis tests/flower
 
 mutants: $(VENV)/.dev ## Small faults set into the sources, one at a time: the nearest tests must notice each
 	$(BIN)/python scripts/mutants.py
