@@ -49,9 +49,8 @@ masked: $(VENV)/.dev ## The numerical tests again as on an older processor, with
 flower: $(VENV)/.dev ## The tests inside the real Flower, in a venv of its own over .venv (flwr asks for older packages)
 	test -x build/flower/bin/python || $(PYTHON) -m venv build/flower
 	build/flower/bin/python -m pip install -qq --disable-pip-version-check 'flwr[simulation]>=1.41' pytest pytest-timeout hypothesis
-	build/flower/bin/python -m pip install -qq --disable-pip-version-check --no-deps -e .
-	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > build/flower/over.pth
-	cp build/flower/over.pth $$(build/flower/bin/python -c 'import site; print(site.getsitepackages()[0])')/zz_over.pth
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	  > "$$(build/flower/bin/python -c 'import site; print(site.getsitepackages()[0])')/zz_over.pth" # after its own packages
 	build/flower/bin/python -m pytest -q -W default -p no:schemathesis tests/flower
 
 mutants: $(VENV)/.dev ## Small faults set into the sources, one at a time: the nearest tests must notice each
