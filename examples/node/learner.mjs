@@ -8,7 +8,7 @@ import { sha256 } from "./wire.mjs";
 
 /** Algorithms whose devices train everything at once, send the shared names and keep the rest. */
 const ALGORITHMS = ["fedavg", "fedper", "lg_fedavg"];
-const FIELDS = ["spec", "algorithm", "hparams", "recipe", "rounds", "seed", "buffers", "fraction", "codec", "asynchronous"];
+const FIELDS = ["spec", "algorithm", "hparams", "recipe", "rounds", "seed", "buffers", "fraction", "codec", "asynchronous", "follows"];
 const RECIPE = ["epochs", "batch", "lr", "momentum", "weight_decay", "smoothing", "steps", "most_steps", "accumulate", "augment"];
 const RESERVED = /^(mask|stats|frozen)\//;
 const LEFT = "left/";
@@ -27,7 +27,9 @@ export function runOf(spec) {
   if (!CODECS.includes(run.codec)) throw new Error(`codec ${run.codec} is not spoken here; use ${CODECS}`);
   if (run.recipe.augment !== "none") throw new Error(`augment ${run.recipe.augment} is not known here; use none`);
   if (run.recipe.accumulate !== 1) throw new Error("accumulate is not known here; use 1");
-  return { ...run, digest: sha256(spec).toString("hex") };
+  // Which run it is, however many rounds it goes on for: the canonical text without them.
+  const lasting = spec.toString().replace(/,"rounds":\d+,"seed":/, ',"seed":');
+  return { ...run, digest: sha256(Buffer.from(`talaria-run-2 ${lasting}`)).toString("hex") };
 }
 
 /** Samples of a safetensors file with x_train, y_train and perhaps x_val, y_val; an error where they are not for the model. */

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from talaria_coordinator.cli import maintenance
+from talaria_coordinator.cli import maintenance, orders
 
 app = typer.Typer(
     help="The fleet's coordinator: gives out the shared model, receives updates, keeps count.",
@@ -102,5 +102,7 @@ def status(
         time.sleep(2)
 
 
+for order in (orders.pause, orders.resume, orders.abort, orders.extend):
+    app.command()(order)
 for upkeep in (maintenance.backup, maintenance.restore, maintenance.fsck, maintenance.gc):
     app.command()(upkeep)

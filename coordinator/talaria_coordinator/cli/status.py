@@ -11,6 +11,7 @@ from rich.table import Table
 
 from talaria.errors import ConfigError, StateError
 from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.life import as_it_is
 from talaria_coordinator.fleet.waiting import waits
 from talaria_coordinator.identity.expiry import Ending
 from talaria_coordinator.identity.membership import Membership
@@ -25,6 +26,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
     """The last rounds, all devices and the latest events of a fleet. StateError where it was never served."""
     store = open_store(config, make=False)
     try:
+        config = as_it_is(config, store)
         fleet = store.fleet(config.name)
         if fleet is None:
             raise StateError(f"status: the store holds no fleet {config.name!r}; it holds {_names(store)}")

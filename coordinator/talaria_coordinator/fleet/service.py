@@ -29,9 +29,11 @@ from talaria_coordinator.fleet.allowlist import Members
 from talaria_coordinator.fleet.connection import Open, over_mqtt
 from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing
 from talaria_coordinator.fleet.drain import Leaving
+from talaria_coordinator.fleet.life import as_it_is, require_room
 from talaria_coordinator.fleet.link_health import Footing
 from talaria_coordinator.fleet.notices import Enrolled, Folded, FoldFailed, Stop
 from talaria_coordinator.fleet.operator_commands import Order, decide
+from talaria_coordinator.fleet.order_box import take
 from talaria_coordinator.fleet.refusals import Refusals
 from talaria_coordinator.fleet.scheduler import AGAIN_S, Conductor, Hands
 from talaria_coordinator.fleet.uploads import Uploads, receive
@@ -74,7 +76,7 @@ class Service:
         how many bytes went out. None of them may wait. ``learn`` makes what checks and folds updates, and
         ``keep_out`` tells the broker who is shut out; ``tend`` looks after a broker that is ours, and says what befell
         it. ``kit`` gives the run's kit, and may take long; it is asked once, when a device needs it."""
-        self.config, self.store, self.blobs = config, store, blobs
+        self.config, self.store, self.blobs = (config := as_it_is(config, store)), store, blobs
         self._report, self._open, self._observe = report, open_transport, observe
         self._learning = learn(config.run, blobs, config.aggregator, config.max_update, config.buffering)
         spec = config.run.to_json().encode()
@@ -102,6 +104,8 @@ class Service:
         )
         self.begun = False
         """Whether it has entered its fleet."""
+        self.again = False
+        """Whether it ended to begin anew: what the fleet learns has changed."""
         self._done_at: float | None = None
         self._leaving = Leaving(config.retry_s)
         self._stopped = False
@@ -255,6 +259,8 @@ class Service:
             await self._listen_for_myself(transport)
             for news in await asyncio.to_thread(self._tend, self._footing.failing(time.monotonic())):
                 self._tell("broker", reason=news)
+            for order in await asyncio.to_thread(lambda: list(take(self.config.state))):
+                await self._driver.inbox.put(order)
             try:
                 if self._members.refresh():
                     await self._driver.inbox.put(Enrolled())
@@ -394,6 +400,9 @@ class Service:
 
     def _obey(self, order: Order) -> None:
         with order.answering():
+            if order.verb == "extend":
+                self._extend(order)
+                return
             status, event = decide(order, self._conductor.fleet, self._state)
             if status is not None:
                 self.store.set_status(self.config.name, status)
@@ -408,6 +417,16 @@ class Service:
             if event is not None:
                 self._feed(event)
             order.done(self._conductor.fleet.status)
+
+    def _extend(self, order: Order) -> None:
+        """All that is known of the run is read again, as after a crash: nothing that was learned or sent is lost."""
+        self._conductor.refresh()
+        require_room(self._conductor.fleet, order.rounds)
+        rounds = self.store.extend(self.config.name, order.rounds)
+        self._conductor.refresh()
+        self._tell("extend", rounds=rounds, by=order.rounds, reason=order.reason)
+        self.again = self._stopped = True
+        order.done(self._conductor.fleet.status)
 
     def _publish_model(self, multicast: bool) -> None:
         data = self.blobs.get(self._conductor.fleet.model_digest)

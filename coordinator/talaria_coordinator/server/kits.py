@@ -30,7 +30,7 @@ def prepared(config: FleetConfig) -> bytes:
         given(config)
         return config.kit.read_bytes()
     text = config.run.to_json()
-    name = hashlib.sha256(f"{talaria.__version__} {text}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{talaria.__version__} {config.run.identity}".encode()).hexdigest()[:16]
     path = config.state / f"kit-{name}"
     try:
         data = path.read_bytes()

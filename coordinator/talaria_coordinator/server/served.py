@@ -18,6 +18,7 @@ from typing import Any
 from talaria.errors import StateError, TransportError
 from talaria_coordinator.broker import Broker
 from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.life import as_it_is
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.identity.eviction import Barring
@@ -36,7 +37,7 @@ class Served:
     def __init__(self, config: FleetConfig, desk: Desk, broker: Broker) -> None:
         self._config, self._desk, self._broker = config, desk, broker
         self._loop = asyncio.get_running_loop()
-        self._stopped, self._ready, self._begun = asyncio.Event(), False, False
+        self._stopped, self._ready, self._begun, self._again = asyncio.Event(), False, False, False
         self._now: tuple[Service, asyncio.AbstractEventLoop] | None = None
 
     def stop(self) -> None:
@@ -74,13 +75,16 @@ class Served:
                     raise
                 wait = min(2 * wait, AGAIN_S[1])
             else:
-                return
+                if not self._again or self._stopped.is_set():
+                    return
+                wait = AGAIN_S[0]
 
     async def _serve(self, stack: ExitStack) -> None:
-        config, desk = self._config, self._desk
+        desk = self._desk
+        store = stack.enter_context(open_store(self._config))
+        config = as_it_is(self._config, store)
         await asyncio.to_thread(blueprints.prepare, config.run, config.state)
         await asyncio.to_thread(kits.given, config)
-        store = stack.enter_context(open_store(config))
         service = Service(
             config,
             store,
@@ -104,7 +108,7 @@ class Served:
                 raise
             raise TransportError(f"{'; '.join(ended)}. What happened: {error}") from None
         finally:
-            self._now = None
+            self._now, self._again = None, service.again
             self._begun = self._begun or service.begun
 
     async def _tell_ready(self) -> None:

@@ -19,7 +19,7 @@ from talaria_coordinator.storage.tables import METADATA
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 HEAD = REVISIONS[-1]
 RENAMED = (
     ("fleets", "step", "round"),
@@ -37,6 +37,8 @@ RENAMED = (
 """What revision 0004 renames: table (by its new name), old and new name of a column, in this order."""
 RENAMED_TABLES = (("rounds", "attempts"),)
 """Old and new names of the tables that revision 0004 renames."""
+ADDED = (("fleets", "life"), ("devices", "retired"))
+"""Columns that later revisions added."""
 _VERSION = table("alembic_version", column("version_num"))
 _ALONE = Lock()  # alembic runs its env.py with module-wide state
 
@@ -116,7 +118,7 @@ def require_ours(tx: Connection) -> None:
 
 def _first_columns(name: str) -> set[str]:
     """How the columns of this table were called in the first revision."""
-    columns = set(METADATA.tables[name].columns.keys())
+    columns = set(METADATA.tables[name].columns.keys()) - {column for where, column in ADDED if where == name}
     for where, old, new in reversed(RENAMED):
         if where == name:
             columns = columns - {new} | {old}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from sqlalchemy import Row
@@ -11,6 +11,30 @@ from sqlalchemy import Row
 from talaria.foreign import parsed
 
 Status = Literal["stored", "counted", "rejected"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """What became of a fleet's run. ``given`` are the identities of runs that fleet.toml may still give, with fewer
+    rounds, in whose place the fleet learns what is stored. ``began`` is the round after which the present run was begun
+    from another's model, and ``model_digest`` and ``server`` what it began from; empty where it is the fleet's first.
+    ``before`` are the runs that it follows, newest first."""
+
+    given: tuple[str, ...] = ()
+    began: int = 0
+    model_digest: str = ""
+    server: str = ""
+    before: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """As it is stored."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def of(text: str | None) -> Life:
+        """What was stored; a new life for NULL."""
+        values: dict[str, Any] = {} if text is None else json.loads(text)
+        return Life(**values | {name: tuple(values.get(name, ())) for name in ("given", "before")})
 
 
 @dataclass(frozen=True)
@@ -29,6 +53,7 @@ class Fleet:
     model_digest: str
     server: str
     roster: tuple[str, ...]
+    life: Life = field(default_factory=Life)
 
 
 @dataclass(frozen=True)
@@ -59,6 +84,8 @@ class Device:
     joined: float
     seen: float
     quarantine: str | None
+    retired: float | None = None
+    """When it left for good; None where it did not."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +104,10 @@ class Received:
 
 def fleet_of(row: Row[Any]) -> Fleet:
     roster = tuple(json.loads(row.roster)) if row.roster else ()
-    return Fleet(row.fleet, row.run, row.epoch, row.round, row.tried, row.status, row.model_digest, row.server, roster)
+    return Fleet(
+        row.fleet, row.run, row.epoch, row.round, row.tried, row.status, row.model_digest, row.server, roster,
+        Life.of(row.life),
+    )  # fmt: skip
 
 
 def attempt_of(row: Row[Any]) -> Attempt:
@@ -92,8 +122,9 @@ def attempt_of(row: Row[Any]) -> Attempt:
 
 def device_of(row: Row[Any]) -> Device:
     return Device(
-        row.fleet, row.device, row.boot, bool(row.online), json.loads(row.profile), row.joined, row.seen, row.quarantine
-    )
+        row.fleet, row.device, row.boot, bool(row.online), json.loads(row.profile), row.joined, row.seen,
+        row.quarantine, row.retired,
+    )  # fmt: skip
 
 
 def received_of(row: Row[Any]) -> Received:

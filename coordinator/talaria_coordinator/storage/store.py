@@ -19,6 +19,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError
+from talaria.federated.run import Run
 from talaria_coordinator.storage import migrate
 from talaria_coordinator.storage.audit import append, verify
 from talaria_coordinator.storage.engine import open_engine, snapshots
@@ -34,6 +36,7 @@ from talaria_coordinator.storage.records import (
     Attempt,
     Device,
     Fleet,
+    Life,
     Received,
     attempt_of,
     device_of,
@@ -54,6 +57,8 @@ from talaria_coordinator.storage.tables import (
     of_attempt,
 )
 
+GIVEN_KEPT = 8
+"""So many runs, newest first, may stand in fleet.toml still, though the fleet has gone on."""
 FAILED_KEPT = 100
 """So many rounds back, those that failed and got no update are kept with their cohorts."""
 
@@ -158,6 +163,20 @@ class Store:
         with self._writing(fleet) as tx:
             tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(status=status))
             append(tx, f"fleet-{status}", {}, fleet=fleet)
+
+    def extend(self, fleet: str, rounds: int) -> int:
+        """Let the fleet's run go on for ``rounds`` rounds more, from what it has learned; how many it has then. One
+        that was done runs again; one that was paused or called off stays so. Logged."""
+        with self._writing(fleet) as tx:
+            row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one()
+            life, run = Life.of(row.life), Run.from_json(row.run, allow=None)
+            longer = replace(run, rounds=run.rounds + rounds)
+            given = tuple(dict.fromkeys((run.identity, *life.given)))[:GIVEN_KEPT]
+            status = "running" if row.status == "done" else row.status
+            values = {"run": longer.to_json(), "life": replace(life, given=given).to_json(), "status": status}
+            tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(**values))
+            append(tx, "run-extended", {"by": rounds, "rounds": longer.rounds}, fleet=fleet)
+            return longer.rounds
 
     def set_roster(self, fleet: str, roster: Sequence[str]) -> None:
         """Fix the devices that cohorts are drawn from; logged."""
@@ -497,9 +516,15 @@ def epoch_after(last: int) -> int:
 def require_same_run(fleet: Fleet, run: str) -> None:
     """Raise :class:`~talaria.errors.ConfigError` where the stored fleet learns another run."""
     if fleet.run != run:
+        difference = _difference(fleet.run, run)
+        more = json.loads(run)["rounds"] - json.loads(fleet.run)["rounds"]
+        mend = "take the old values back, or give the new run another name or state folder"
+        if difference.startswith("rounds:") and ";" not in difference and more > 0:
+            mend = (
+                f"take the old value back, and let it go on by `talaria coordinator extend FLEET.TOML --rounds {more}`"
+            )
         raise ConfigError(
-            f"fleet {fleet.name!r}: its stored run differs from this configuration ({_difference(fleet.run, run)}); "
-            "take the old values back, or give the new run another name or state folder"
+            f"fleet {fleet.name!r}: its stored run differs from this configuration ({difference}); {mend}"
         )
 
 

@@ -22,6 +22,7 @@ CLAIMED = Integer().with_variant(BigInteger(), "postgresql")
 
 # `round` counts the rounds of learning that are committed, `tried` the rounds that were opened: a round without
 # quorum is tried again under a new number. `model_digest` and `server` are digests of what `round` rounds have learned.
+# `life` is small JSON of what became of the run since (records.Life); NULL where it is the one that fleet.toml gave.
 FLEETS = Table(
     "fleets",
     METADATA,
@@ -35,6 +36,7 @@ FLEETS = Table(
     Column("model_digest", String(64), nullable=False),
     Column("server", String(64), nullable=False),
     Column("created", Float, nullable=False),
+    Column("life", Text),
 )
 
 ATTEMPTS = Table(
@@ -66,6 +68,7 @@ DEVICES = Table(
     Column("joined", Float, nullable=False),
     Column("seen", Float, nullable=False),
     Column("quarantine", Text),
+    Column("retired", Float),
     ForeignKeyConstraint(["fleet"], ["fleets.fleet"]),
 )
 

@@ -57,6 +57,7 @@ Before = Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only what 
 After = Annotated[str, Query(pattern=f"^({DEVICE_NAME})?$", description="Only devices named after this one.")]
 Limit = Annotated[int, Query(ge=1, le=500, description="How many at most.")]
 Few = Annotated[int, Query(ge=1, le=48, description="How many devices at most.")]
+More = Annotated[int, Query(ge=1, le=2**31 - 1, description="How many rounds more.")]
 Reason = Annotated[str, Query(max_length=200, description="Why; it stands in the log.")]
 
 
@@ -224,6 +225,13 @@ def _orders(app: FastAPI, views: Views, give: Mapping[str, Give]) -> None:
         app.post(f"/api/v1/fleets/{{fleet}}/{verb}", summary=summary, name=verb, responses=NOT_FOUND | CONFLICT)(
             about_fleet(verb)
         )
+
+    @app.post(
+        "/api/v1/fleets/{fleet}/extend", summary="Let the run go on for more rounds", responses=NOT_FOUND | CONFLICT
+    )
+    async def extend(fleet: FleetName, rounds: More, reason: Reason = "") -> Outcome:
+        return await carry_out(fleet, Order("extend", reason=reason, rounds=rounds))
+
     shut: dict[Verb, str] = {"quarantine": "Shut a device out", "release": "Let a device in again"}
     for verb, summary in shut.items():
         path = f"/api/v1/fleets/{{fleet}}/devices/{{device}}/{verb}"

@@ -53,13 +53,13 @@ class Learner:
 
     @property
     def digest(self) -> str:
-        """Which run the private state belongs to (hex sha256)."""
-        return hashlib.sha256(self.run.to_json().encode()).hexdigest()
+        """Which run the private state belongs to: its identity, however many rounds it goes on for."""
+        return self.run.identity
 
     def private(self) -> Private | None:
         """The private state in force. StateError where it belongs to another run."""
         found = self.store.private()
-        if found is not None and found.run != self.digest:
+        if found is not None and not self.run.is_named(found.run):
             raise StateError(
                 f"state: {self.store.private_path} belongs to another run of this fleet; give the device a new state "
                 "folder for this run, or move the file away to begin anew"

@@ -7,7 +7,6 @@ graphs among them as bytes; nothing in it is run when it is read. Reading one ne
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -40,7 +39,7 @@ _META, _ABOUT, _STATE, _FILE, _BESIDE = "talaria-kit", "about", "state/", "file/
 
 @dataclass(frozen=True)
 class Kit:
-    """``run`` is the sha256 (hex) of the run's JSON, ``state`` the whole model's first weights and what an algorithm
+    """``run`` is the run's identity, ``state`` the whole model's first weights and what an algorithm
     shares beside them, ``shared`` the names among these that travel; ``source`` has the programs."""
 
     run: str
@@ -64,7 +63,7 @@ class Kit:
 
     def require(self, run: Run) -> None:
         """Raise :class:`~talaria.errors.ConfigError` where this is the kit of another run."""
-        if self.run != digest_of(run):
+        if not run.is_named(self.run):
             raise ConfigError(
                 f"kit: was made for another run ({self.run[:12]}, this one is {digest_of(run)[:12]}); make it "
                 "anew from the coordinator's fleet.toml with `talaria programs kit`"
@@ -72,8 +71,8 @@ class Kit:
 
 
 def digest_of(run: Run) -> str:
-    """Hex sha256 of the run's canonical JSON."""
-    return hashlib.sha256(run.to_json().encode()).hexdigest()
+    """The run's identity, in which its rounds are not: a run that goes on keeps its kit."""
+    return run.identity
 
 
 def encode(kit: Kit) -> bytes:

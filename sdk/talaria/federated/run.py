@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -20,6 +22,10 @@ from talaria.types import Recipe, Samples
 from talaria.wire.tensor_codecs import Codec
 
 MOST_ROUNDS = 1 << 31
+MOST_BEFORE = 16
+"""So many runs before it a run names, newest first; whoever slept through more begins anew."""
+_IDENTITY = "talaria-run-2"
+_SEARCHED = 4096
 Engine = Literal["torch", "onnx"]
 """Who trains on a device: torch, or ONNX graphs of the same model (:mod:`talaria.programs`)."""
 ENGINES: tuple[Engine, ...] = ("torch", "onnx")
@@ -49,6 +55,8 @@ class Run:
 
     task: str = tasks.CLASSIFICATION
     """What is learned, a text for :func:`talaria.tasks.of`."""
+    follows: tuple[str, ...] = ()
+    """The identities of the runs that this one goes on from, newest first (:mod:`talaria.federated.warm_start`)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.spec, ModelSpec) or not isinstance(self.recipe, Recipe):
@@ -79,8 +87,19 @@ class Run:
                 f"{self.algorithm}: {algorithm.card.plain_steps}, so it cannot take optimizer="
                 f"{self.recipe.optimizer!r} with clip={self.recipe.clip}; use optimizer='sgd' and clip=0"
             )
+        self._require_follows()
         if self.recipe.warmup >= self.rounds and self.recipe.warmup:
             raise ConfigError(f"recipe: warmup={self.recipe.warmup} must be below rounds={self.rounds}")
+
+    def _require_follows(self) -> None:
+        given = self.follows
+        fits = isinstance(given, tuple | list) and len(given) <= MOST_BEFORE
+        if not fits or not all(isinstance(one, str) and re.fullmatch("[0-9a-f]{64}", one) for one in given):
+            raise ConfigError(
+                f"run: follows={shown(given)} must be a list of at most {MOST_BEFORE} identities of runs, 64 "
+                "hexadecimal digits each; `talaria coordinator next` writes it"
+            )
+        object.__setattr__(self, "follows", tuple(given))
 
     def _require_task(self, algorithm: Algorithm) -> None:
         goal, why = tasks.of(self.task), algorithm.card.classes_alone
@@ -111,7 +130,27 @@ class Run:
         data = asdict(self) | {"spec": self.spec.to_json(), "recipe": self.recipe.to_json()}
         if self.task == tasks.CLASSIFICATION:
             del data["task"]
+        if not self.follows:
+            del data["follows"]
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def identity(self) -> str:
+        """Hex sha256 of all but how long it goes on: what a device keeps of a run stays its own when ``rounds`` grow.
+        The promise of format 2: no later version of Talaria names the same run otherwise."""
+        data = json.loads(self.to_json())
+        del data["rounds"]
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(f"{_IDENTITY} {text}".encode()).hexdigest()
+
+    def is_named(self, digest: str) -> bool:
+        """Whether ``digest`` names this run: its identity, or, in what was written before there were identities, the
+        sha256 of its JSON with the rounds that it had then, which were as many or fewer."""
+        if digest == self.identity:
+            return True
+        head, _, tail = self.to_json().rpartition(f',"rounds":{self.rounds},"seed":')
+        counts = range(self.rounds, max(0, self.rounds - _SEARCHED), -1)
+        return any(hashlib.sha256(f'{head},"rounds":{n},"seed":{tail}'.encode()).hexdigest() == digest for n in counts)
 
     @staticmethod
     def from_json(text: str, allow: Collection[str] | None = ()) -> Run:

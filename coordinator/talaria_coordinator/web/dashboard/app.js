@@ -164,6 +164,7 @@ function show(about, rounds, devices, shut, events, overlap) {
   $("about").textContent = `${about.algorithm} · ${about.model} · epoch ${about.epoch}`;
   $("pause").disabled = about.status !== "running";
   $("resume").disabled = !["paused", "aborted"].includes(about.status);
+  $("extend").disabled = about.status === "aborted";
   $("abort").disabled = !["running", "paused"].includes(about.status);
   const dense = closed && closed.bytes_dense ? closed.bytes_up / closed.bytes_dense : null;
   put("tiles",
@@ -272,6 +273,10 @@ async function refresh() {
 $("fleet").addEventListener("change", () => { fleet = $("fleet").value; refresh(); });
 $("pause").addEventListener("click", () => order("pause"));
 $("resume").addEventListener("click", () => order("resume"));
+$("extend").addEventListener("click", () => {
+  const rounds = Number(window.prompt("How many rounds more?", "10"));
+  if (Number.isInteger(rounds) && rounds > 0) order(`extend?rounds=${rounds}`);
+});
 $("abort").addEventListener("click", () => {
   if (window.confirm("Call the open round off and open no further one?")) order("abort");
 });

@@ -1,0 +1,80 @@
+"""``talaria coordinator pause | resume | abort | extend``: orders to a fleet, whether it is served now or not."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.operator_commands import Order
+
+Config = Annotated[Path, typer.Argument(metavar="FLEET.TOML", help="The fleet's settings.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+Reason = Annotated[str, typer.Option(help="Why; it stands in the log.")]
+
+
+def pause(config: Config, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Open no further round, for a night or a season; the open one runs to its end. The model is served on."""
+    _give(config, Order("pause", reason=reason), as_json)
+
+
+def resume(config: Config, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Go on from the last committed model."""
+    _give(config, Order("resume", reason=reason), as_json)
+
+
+def abort(config: Config, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Call the open round off, and open no further one; `resume` goes on."""
+    _give(config, Order("abort", reason=reason), as_json)
+
+
+def extend(
+    config: Config,
+    rounds: Annotated[int, typer.Option(min=1, help="How many rounds more.")],
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Let a run go on that has ended, or will: so many rounds more, from what it has learned.
+
+    Devices need not be told: those that stay go on at once, and others when they come again. What they keep for
+    themselves stays theirs. fleet.toml may keep its old rounds; the store has the new ones.
+    """
+    _give(config, Order("extend", reason=reason, rounds=rounds), as_json)
+
+
+def _give(path: Path, order: Order, as_json: bool) -> None:
+    from talaria_coordinator.config.fleet import load_config
+
+    config = load_config(path)
+    status = given(config, order)
+    if as_json:
+        typer.echo(json.dumps({"fleet": config.name, "order": order.verb, "status": status}))
+    else:
+        typer.echo(f"fleet {config.name}: {order.verb}; it is {status}.")
+
+
+def given(config: FleetConfig, order: Order) -> str:
+    """Hand the order to the coordinator that serves the fleet, or carry it out where none does; the status after it.
+
+    Raises :class:`~talaria.errors.TalariaError` where it is refused, or nobody answers."""
+    from talaria.errors import StateError
+    from talaria_coordinator.fleet import life, order_box
+    from talaria_coordinator.server.open_state import held, open_store
+
+    def alone() -> str:
+        with open_store(config, make=False) as store:
+            fleet = store.fleet(config.name)
+            if fleet is None:
+                raise StateError(f"fleet {config.name!r} was never served; there is nothing to {order.verb}")
+            life.carry_out(order, fleet, store)
+            after = store.fleet(config.name)
+            return fleet.status if after is None else after.status
+
+    try:
+        with held(config.state):
+            return alone()
+    except StateError as error:
+        if "in use" not in str(error):
+            raise
+    return order_box.put(config.state, order)

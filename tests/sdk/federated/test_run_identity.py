@@ -1,0 +1,32 @@
+"""Which run it is: the same however many rounds it goes on for, and in what older versions wrote."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from talaria.errors import ConfigError
+from talaria.federated.run import Run
+from talaria.model.spec import ModelSpec
+
+
+def test_a_run_keeps_its_identity_when_it_goes_on():
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedper", rounds=3)
+    longer, other = replace(run, rounds=40), replace(run, seed=1)
+    assert run.identity == longer.identity != other.identity
+    written_before = hashlib.sha256(run.to_json().encode()).hexdigest()
+    assert longer.is_named(written_before)
+    assert run.is_named(written_before)
+    assert not other.is_named(written_before)
+    assert not replace(run, rounds=2).is_named(written_before)
+
+
+def test_what_it_follows_travels_and_is_checked():
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedper")
+    after = replace(run, follows=(run.identity,))
+    assert Run.from_json(after.to_json()) == after
+    assert "follows" not in run.to_json()
+    assert after.identity != run.identity
+    for wrong in ("abc", ("abc",), (run.identity,) * 17, (1,)):
+        with pytest.raises(ConfigError, match=r"follows=.* must be a list of at most 16 identities"):
+            replace(run, follows=wrong)
