@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from talaria_edge.data import DataSource, DeviceData, Given, NamedSource, NpzSource
     from talaria_edge.device import Device
     from talaria_edge.identity.enroll import accept_answer, join
+    from talaria_edge.recording.folder import FolderSource
     from talaria_edge.training_policy import Rules
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Device",
     "DeviceConfig",
     "DeviceData",
+    "FolderSource",
     "Given",
     "NamedSource",
     "NpzSource",
@@ -34,6 +36,7 @@ __getattr__, __dir__ = lazy.attach(
     __name__,
     {
         "Device": "talaria_edge.device",
+        "FolderSource": "talaria_edge.recording.folder",
         "Rules": "talaria_edge.training_policy",
         **dict.fromkeys(("DeviceConfig", "load_config"), "talaria_edge.config"),
         **dict.fromkeys(("DataSource", "DeviceData", "Given", "NamedSource", "NpzSource"), "talaria_edge.data"),

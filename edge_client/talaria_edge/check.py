@@ -89,6 +89,7 @@ def _told(data: DeviceData) -> str:
     parts = [f"{len(data.train)} to learn from", f"{len(data.val)} to validate"]
     if data.test is not None:
         parts.append(f"{len(data.test)} to test")
+    parts += [f"{name} {value:.2f}" for name, value in data.told.items()]
     return f"{', '.join(parts)}, each of shape {tuple(data.train.x.shape[1:])}"
 
 

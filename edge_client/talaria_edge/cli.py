@@ -24,7 +24,8 @@ A device.toml:
     name = "watch"
     broker = "mqtt://127.0.0.1:1883"
     [data]
-    source = "smartwatch"         # or "npz" with path = "data.npz": x, y and split (0 train, 1 validation, 2 test)
+    source = "smartwatch"         # or "npz" with path = "data.npz": x, y and split (0 train, 1 validation, 2 test);
+                                  # or "folder" with path: windows that are picked up as they are recorded
     client = "s01-left"
 
 \b
@@ -148,6 +149,34 @@ def rollback(
         raise ConfigError(f"{config}: [device] bundle is missing, so nothing was deployed that could be rolled back")
     state = gate.rollback(device.state, device.bundle)
     typer.echo(f"{device.bundle} is bundle {state.current} again; the one before it is no longer kept.")
+
+
+@app.command()
+def label(
+    config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
+    window: Annotated[str, typer.Argument(metavar="WINDOW", help="A file's name without .npz, or NAME/ROW.")],
+    value: Annotated[str, typer.Argument(metavar="LABEL", help="A class's name or number, or the number to learn.")],
+) -> None:
+    """Say what a window in the device's folder was, also while the agent runs; the last word counts.
+
+    The label is on flash when this returns. -1 takes back what was said.
+    """
+    from talaria.errors import ConfigError
+    from talaria_edge.config import load_config
+    from talaria_edge.recording.folder import FolderSource
+
+    source = load_config(config).source
+    if not isinstance(source, FolderSource):
+        raise ConfigError(f'{config}: [data] source is no folder that fills; set source = "folder" and path')
+    said: int | float | str = value
+    if value not in source.labels:
+        for kind in (int, float):
+            try:
+                said = kind(value)
+                break
+            except ValueError:
+                continue
+    source.label(window, said)
 
 
 @app.command()

@@ -21,7 +21,14 @@ folder = "identity"           # made by `talaria edge join`; leave out for a fle
 [data]
 source = "smartwatch"         # a dataset Talaria knows (client, options), or "npz" with path = "data.npz", which
 client = "s01-left"           # holds x, y and split (0 train, 1 validation, 2 test); client says whose, where it is
-                              # of several
+                              # of several; or "mypkg.data:load", a function of a package that [code] allows, which
+                              # is called with [data.options] before each round; or a folder that fills:
+# source = "folder"           # windows as .npz files with x, and y where it is known; labels may come later
+# path = "windows"
+# most = 10000                # windows that are kept: the oldest files leave
+# megabytes = 512             # that they may fill
+# days = 90                   # that they are kept; as long as there is room unless given
+# drift = true                # tell the operator how far they have moved since the first day, in two numbers
 
 [plan.widths]                 # instead of a plan: only the channels to keep, by group
 conv1 = 16
@@ -60,6 +67,7 @@ from talaria.planning.plan import Plan
 from talaria.plugins import require_packages
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE
 from talaria_edge.data import DataSource, NamedSource, NpzSource
+from talaria_edge.recording.folder import FolderSource
 from talaria_edge.training_policy import Rules, hours
 
 
@@ -171,7 +179,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         fleet=fleet.text("name"),
         broker=fleet.text("broker"),
         state=device.path("state", f"state/{name}"),
-        source=_source(data, name, device.names("labels", ())),
+        source=_source(data, name, device.names("labels", ()), code.names("allow", ())),
         plan=_plan(device, plan),
         username=fleet.text("username", None),
         password_file=fleet.path("password_file", None),
@@ -195,11 +203,20 @@ def load_config(path: str | Path) -> DeviceConfig:
     return config
 
 
-def _source(data: Section, device: str, labels: tuple[str, ...]) -> DataSource:
+def _source(data: Section, device: str, labels: tuple[str, ...], allow: tuple[str, ...]) -> DataSource:
     kind = data.text("source")
     if kind == "npz":
         return NpzSource(data.path("path"), data.text("client", device), labels)
-    return NamedSource(kind, data.text("client", device), dict(data.table("options").values))
+    if kind == "folder":
+        return FolderSource(
+            data.path("path"),
+            labels,
+            data.whole("most", 10_000, low=1, high=10_000_000),
+            None if data.raw("days", None) is None else data.number("days", low=1e-3, high=36_525),
+            data.number("megabytes", 512.0, low=0.001, high=4096),
+            data.flag("drift", True),
+        )
+    return NamedSource(kind, data.text("client", device), dict(data.table("options").values), allow)
 
 
 def _plan(device: Section, section: Section) -> Plan | None:

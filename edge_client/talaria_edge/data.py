@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from talaria import recorded, tasks
-from talaria.data import arrays
+from talaria.data import arrays, registry
 from talaria.data.partition import stratified
-from talaria.errors import ConfigError, DataError, some_of
+from talaria.errors import ConfigError, DataError, TalariaError, some_of
+from talaria.foreign import shown
 from talaria.tensors import Array
 from talaria.types import Samples
 
@@ -27,6 +28,8 @@ class DeviceData:
     train: Samples = field(repr=False)
     val: Samples = field(repr=False)
     test: Samples | None = field(default=None, repr=False)
+    told: Mapping[str, float] = field(default_factory=dict)
+    """Numbers about the samples that the operator is told with each update, such as how far they have drifted."""
 
 
 @runtime_checkable
@@ -104,16 +107,28 @@ class NpzSource:
 
 @dataclass(frozen=True)
 class NamedSource:
-    """One client of a dataset that Talaria knows by name (``smartwatch``), members and newcomers alike."""
+    """One client of a dataset that Talaria knows by name (``smartwatch``), members and newcomers alike; or what a
+    function of another package gives, ``module:function`` or an entry point's name, where ``allow`` names the package.
+
+    Such a function is called before each round, with ``options`` by their names, and gives what
+    :class:`talaria_edge.Device` takes as ``data``, or a :class:`~talaria.data.Federated` with this client.
+    """
 
     dataset: str
     client: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    allow: tuple[str, ...] = ()
 
     def load(self) -> DeviceData:
         from talaria import data
 
-        found = data.load(self.dataset, **self.options)
+        if registry.GROUP.is_foreign(self.dataset.partition(":")[0]):
+            made = self._called()
+            if not isinstance(made, data.Federated):
+                return handed(made)
+            found = made
+        else:
+            found = data.load(self.dataset, **self.options)
         everyone = {**found.clients, **found.newcomers}
         if self.client not in everyone:
             raise ConfigError(
@@ -121,6 +136,21 @@ class NamedSource:
             )
         mine = everyone[self.client]
         return DeviceData(mine.train, mine.val, mine.test)
+
+    def _called(self) -> Any:
+        """What the function of another package gives."""
+        registry.GROUP.require_allowed(self.dataset, self.allow, 'set [code] allow = ["{package}"] in device.toml')
+        function, what = registry.GROUP.find(self.dataset), f"data: source={shown(self.dataset)}"
+        if not callable(function):
+            raise ConfigError(f"{what} is a {type(function).__name__}; name a function that gives samples")
+        try:
+            return function(**self.options)
+        except TalariaError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{what} failed ({type(error).__name__}: {' '.join(str(error).split())[:200]}); mend it, or its options"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -165,7 +195,8 @@ def handed(given: Handed) -> DeviceData:
     if isinstance(given, Samples):
         return _cut(given)
     if isinstance(given, tuple | list) and len(given) in (2, 3) and all(_is_part(one) for one in given):
-        return DeviceData(*(one if isinstance(one, Samples) else Samples.of(*one) for one in given))
+        parts = [one if isinstance(one, Samples) else Samples.of(*one) for one in given]
+        return DeviceData(parts[0], parts[1], parts[2] if len(parts) == 3 else None)
     if isinstance(given, tuple | list) and len(given) == 2:
         return _cut(Samples.of(*given))
     raise DataError(
@@ -183,7 +214,8 @@ def _cut(samples: Samples) -> DeviceData:
     if len(samples) < 2:
         raise DataError(f"data: {len(samples)} samples cannot be cut into training and test; record more")
     parts = stratified(samples.y, 0.1, 0.2, np.random.default_rng([0, 0]))
-    return DeviceData(*(samples.take(rows) for rows in parts))
+    train, val, test = (samples.take(rows) for rows in parts)
+    return DeviceData(train, val, test)
 
 
 def checked(
@@ -216,7 +248,7 @@ def _as_numbers(data: DeviceData) -> DeviceData:
         None if part is None else Samples(part.x, part.y.astype(np.float32))
         for part in (data.train, data.val, data.test)
     )
-    return data if train is None or val is None else DeviceData(train, val, test)
+    return data if train is None or val is None else replace(data, train=train, val=val, test=test)
 
 
 def require_learnable(data: DeviceData, task: str | None = None) -> None:

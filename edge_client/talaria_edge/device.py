@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -26,8 +26,10 @@ from talaria.training.engine import state_of
 from talaria_edge.agent.supervisor import keep_running
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig
-from talaria_edge.data import Data, DeviceData, checked, source_of
+from talaria_edge.data import Data, DataSource, DeviceData, NamedSource, checked, source_of
 from talaria_edge.identity.connection import over_mqtt, require_safe
+from talaria_edge.recording.folder import FolderSource
+from talaria_edge.recording.labels import Label
 from talaria_edge.storage.state import DeviceStore
 from talaria_edge.training_policy import Rules
 
@@ -55,7 +57,9 @@ class Device:
             :class:`talaria.Samples` or a pair of arrays ``(x, y)``, which are cut into 70 % training, 10 % validation
             and 20 % test as a simulation cuts them; ``(train, val)`` or ``(train, val, test)``, each Samples or a tuple
             ``(x, y)``; a :class:`DeviceData`. Or a name: ``"npz:mine.npz"`` (a path works too), ``"smartwatch"``,
-            whose client ``id`` is this device. Or a :class:`DataSource`.
+            whose client ``id`` is this device; ``"folder:windows"``, a folder that fills (:meth:`record`,
+            :meth:`label`); ``"mypkg.data:load"`` of a package in ``allow``. Or a :class:`DataSource`, such as a
+            :class:`FolderSource` with bounds of your own.
         id: This device's name: 1 to 36 of a-z, 0-9 and '-'. None: the name in its keys; without keys ``"device"``.
         keys: The folder that :func:`join` made. None: ``identity`` in the current folder where that holds keys; else
             none, which is for a fleet on this machine alone.
@@ -125,7 +129,7 @@ class Device:
             fleet=fleet,
             broker=broker,
             state=Path("state", id) if state is None else Path(state),
-            source=source_of(data, id, tuple(labels)),
+            source=_source(data, id, tuple(labels), tuple(allow)),
             plan=plan if plan is None or isinstance(plan, Plan) else plan_compat.read(Path(plan)),
             identity=folder,
             bundle=None if bundle is None else Path(bundle),
@@ -150,6 +154,25 @@ class Device:
         if self._model is None:
             raise ModelError("device: there is no personal model yet; let run() come to the end of the fleet's run")
         return self._model
+
+    def record(self, x: Any, y: Label | None = None) -> str:
+        """Keep one window ``x``, in the shape that the fleet's model takes, to learn from once its label is known; its
+        name for :meth:`label`. On flash when this returns; any thread may call it, also while :meth:`run` runs.
+
+        Raises :class:`~talaria.errors.ConfigError` where ``data`` is no folder that fills, and
+        :class:`~talaria.errors.DataError` where the disk refuses.
+        """
+        return self._folder().record(x, y)
+
+    def label(self, id: str, y: Label) -> None:
+        """Say what the window ``id`` was: a class's number or name, or the number to learn. Labels may come days later,
+        and again: the last word counts. On flash when this returns; raises as :meth:`record`."""
+        self._folder().label(id, y)
+
+    def _folder(self) -> FolderSource:
+        if not isinstance(self.config.source, FolderSource):
+            raise ConfigError('device: windows and labels are kept in a folder; give data="folder:PATH"')
+        return self.config.source
 
     async def run(self) -> dict[str, Any] | None:
         """Take part until the run is over; then personalize, and write the bundle where one is asked for.
@@ -273,6 +296,13 @@ def _require_model(joining: Joining, run: Run) -> None:
                 f"join: tensor {name!r} has shape {here.get(name)} in the Personalizer's model and {there.get(name)} "
                 f"in the fleet's {run.spec.name!r}; {mend}"
             )
+
+
+def _source(data: Data, id: str, labels: tuple[str, ...], allow: tuple[str, ...]) -> DataSource:
+    if isinstance(data, str) and data.startswith("folder:") and len(data) > len("folder:"):
+        return FolderSource(Path(data.removeprefix("folder:")), labels)
+    found = source_of(data, id, labels)
+    return replace(found, allow=allow) if isinstance(found, NamedSource) else found
 
 
 _SETTINGS = {one.name for one in fields(DeviceConfig)} & {

@@ -99,9 +99,12 @@ class Learner:
 
     def _trained(self, round: int, model_digest: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
         """The update as it travels, the new private tensors and the metrics of round ``round``."""
-        member = self.member(self._data())
+        samples = self._data()
+        member = self.member(samples)
         shared = self._shared(model_digest)
         update, moved = rounds.participate(self.run, member, shared, own, round)
+        if samples.told:
+            update = replace(update, metrics={**update.metrics, **samples.told})
         data = codec.encode_update(update, rounds.codec_of(self.run, member))
         self._require_sound(shared, data)
         return data, moved, dict(update.metrics)

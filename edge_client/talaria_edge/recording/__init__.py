@@ -1,0 +1,1 @@
+"""A folder of windows that fills while the device lives: what is kept, labels that come later, and drift."""

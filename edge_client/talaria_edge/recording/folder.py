@@ -1,0 +1,268 @@
+""":class:`FolderSource`: windows that are picked up as they are recorded, and leave when they are old."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import math
+import os
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from talaria import durable, npz, recorded, time
+from talaria.errors import ConfigError, DataError
+from talaria.foreign import shown
+from talaria.tensors import Array
+from talaria.types import Samples
+from talaria_edge.data import LIMIT, DeviceData
+from talaria_edge.recording import drift
+from talaria_edge.recording.labels import Label, LabelQueue
+
+logger = logging.getLogger(__name__)
+
+HELD_OUT = 10
+"""One file of so many is for validation."""
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """The windows in the ``.npz`` files of the folder ``path``, as they are when a round begins.
+
+    A file holds ``x`` (N, ...), one or several windows, and, where labels are known already, ``y`` (N,): class
+    numbers, names of ``labels``, or numbers; a whole -1, an empty text and NaN stand for a label that is not known
+    yet. It may hold ``split`` (N,), as :mod:`talaria.recorded` says. Without it, one file of ten is held out for
+    validation, by its name, so that a window never goes from one side to the other. Windows without a label are kept,
+    and not learned from.
+
+    When the folder holds more than ``most`` windows or ``megabytes``, or files older than ``days``, the oldest files
+    are removed. Files whose names begin with a dot, or that are not whole, are never read.
+    """
+
+    path: Path
+    labels: tuple[str, ...] = ()
+    most: int = 10_000
+    days: float | None = None
+    megabytes: float = 512.0
+    drift: bool = True
+    """Tell the operator, with each update, how far the samples have moved since the first day: two numbers."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("most", 1, 10_000_000), ("days", 1e-3, 36_525), ("megabytes", 0.001, LIMIT / 2**20)):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+            if not number and not (value is None and name == "days"):
+                raise ConfigError(f"data: {name}={shown(value)} must be a number from {low:g} to {high:g}")
+
+    @property
+    def queue(self) -> LabelQueue:
+        """The labels that came after their windows."""
+        return LabelQueue(self.path)
+
+    def load(self) -> DeviceData:
+        """The labelled windows. Raises :class:`~talaria.errors.DataError` where the folder cannot be used, or a label
+        is none of this device's."""
+        windows = self._kept()
+        late = self.queue.read()
+        given = [self._labels(one, late) for one in windows]
+        held = _held_out([one.name for one in windows])
+        parts: list[tuple[list[Array], list[Any]]] = [([], []), ([], []), ([], [])]
+        for one, labels in zip(windows, given, strict=True):
+            for row, label in enumerate(labels):
+                if label is not None:
+                    part = (1 if one.name in held else 0) if one.split is None else int(one.split[row])
+                    parts[part][0].append(one.x[row])
+                    parts[part][1].append(label)
+        empty = np.zeros((0, *(windows[0].x.shape[1:] if windows else (1,))), np.float32)
+        whole = all(isinstance(label, int) for _, labels in parts for label in labels)
+        train, val, test = (
+            Samples(np.stack(x), _targets(y)) if x else Samples(empty, np.zeros(0, np.int64 if whole else np.float32))
+            for x, y in parts
+        )
+        return DeviceData(train, val, test if len(test) else None, self._drift(windows, given))
+
+    def record(self, x: Any, y: Label | None = None) -> str:
+        """Keep one window ``x`` (the model's input shape), with its label where it is known; its name for
+        :meth:`label`. It is on flash, whole, when this returns."""
+        values = np.asarray(x)
+        if values.dtype.kind not in "bfiu" or not values.ndim:
+            raise ConfigError(f"record: x is {values.dtype} {values.shape}; give an array of numbers")
+        name = f"{int(time.time() * 1000):013d}-{os.urandom(4).hex()}"
+        if y is not None:
+            self.label(name, y)  # first: a kill between the two leaves a label without window, which is nothing
+        out = io.BytesIO()
+        np.savez(out, x=values[None])
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            durable.write(self.path / f"{name}.npz", out.getvalue())
+        except OSError as error:
+            raise DataError(f"record: {self.path} cannot be written to ({error.strerror}); free some space") from None
+        return name
+
+    def label(self, id: str, y: Label) -> None:
+        """Say what the window ``id`` was: a file's name without ``.npz``, of a file with several windows ``name/ROW``
+        (or the name alone, for all of its windows). It may be said again; the last word counts."""
+        if isinstance(y, str) and y not in self.labels:
+            raise ConfigError(f"label: y={shown(y)} is none of [device] labels; use one of {list(self.labels)[:20]}")
+        if isinstance(y, np.generic | np.ndarray):
+            y = y.tolist()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"label: {self.path} cannot be made ({error.strerror}); mend its rights") from None
+        self.queue.add(id, y)
+
+    def _kept(self) -> list[_Window]:
+        """The files that stay, oldest first; the others are removed."""
+        now, room, left = time.time(), self.megabytes * 2**20, self.most
+        budget, found, over = LIMIT, [], False
+        for path, size, at in reversed(self._files()):
+            if size > self.megabytes * 2**20:
+                logger.warning("%s is removed: its %d bytes are more than [data] megabytes allows", path, size)
+                with suppress(OSError):
+                    path.unlink()
+                continue
+            over = over or size > room or left <= 0 or (self.days is not None and now - at > self.days * drift.DAY_S)
+            if over:
+                with suppress(OSError):
+                    path.unlink()
+                continue
+            room -= size
+            try:
+                one = _read(path, at, budget)
+            except DataError as error:
+                logger.info("%s is not read: %s", path.name, error)  # half written, or no window: it leaves with age
+                continue
+            budget -= one.x.nbytes
+            if len(one.x) > left:
+                one = one.last(left)
+            left -= len(one.x)
+            found.append(one)
+        usual = Counter({one.x.shape[1:]: 0 for one in found})
+        for one in found:
+            usual[one.x.shape[1:]] += len(one.x)
+        shape = max(usual, key=lambda each: usual[each], default=())
+        odd = [one.name for one in found if one.x.shape[1:] != shape]
+        if odd:
+            logger.warning("%s: %d files hold windows of another shape than %s, such as %s", self.path, len(odd), shape,
+                           odd[0])  # fmt: skip
+        return [one for one in reversed(found) if one.x.shape[1:] == shape]
+
+    def _files(self) -> list[tuple[Path, int, float]]:
+        """Files, their bytes and when they were written, oldest first."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            found = []
+            with os.scandir(self.path) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".npz") and not entry.name.startswith("."):
+                        with suppress(FileNotFoundError):
+                            if entry.is_file(follow_symlinks=False):
+                                stat = entry.stat(follow_symlinks=False)
+                                found.append((Path(entry.path), stat.st_size, stat.st_mtime))
+        except OSError as error:
+            raise DataError(f"data: {self.path} cannot be read ({error.strerror}); give a folder of windows") from None
+        return sorted(found, key=lambda one: (one[2], one[0].name))
+
+    def _labels(self, one: _Window, late: dict[str, Label]) -> list[Any]:
+        """The label of each window of a file; None where it is not known yet."""
+        own = [None] * len(one.x) if one.y is None else one.y.tolist()
+        said = [late.get(f"{one.name}/{one.begin + row}", late.get(one.name, y)) for row, y in enumerate(own)]
+        return [None if _unknown(label) else self._class(one, label) for label in said]
+
+    def _class(self, one: _Window, label: Any) -> Any:
+        if isinstance(label, bytes):
+            label = label.decode("utf-8", "replace")
+        if not isinstance(label, str):
+            return int(label) if isinstance(label, float | bool) and label == int(label) else label
+        if label not in self.labels:
+            raise DataError(
+                f"data: {self.path / one.name}: label {label!r} is none of this device's; list all classes in the "
+                "fleet's order as [device] labels, or write class numbers"
+            )
+        return self.labels.index(label)
+
+    def _drift(self, windows: list[_Window], given: list[list[Any]]) -> dict[str, float]:
+        if not self.drift or not windows:
+            return {}
+        begun = min(one.at for one in windows)
+        first = drift.read(self.path)
+        if first is None:
+            first = _shape([one for one in zip(windows, given, strict=True) if one[0].at - begun < drift.DAY_S])
+            if time.time() - begun >= drift.DAY_S and first.labels:
+                try:
+                    drift.remember(self.path, first)
+                except OSError as error:
+                    logger.warning("the first day is not remembered: %s", error.strerror)
+        return drift.between(first, _shape(list(zip(windows, given, strict=True))))
+
+
+@dataclass(frozen=True)
+class _Window:
+    """One file. ``begin`` is the number in the file of its first window here."""
+
+    name: str
+    at: float
+    x: Array = field(repr=False)
+    y: Array | None = field(repr=False)
+    split: Array | None = field(repr=False)
+    begin: int = 0
+
+    def last(self, count: int) -> _Window:
+        """The newest of its windows."""
+        y, split = (None if one is None else one[-count:] for one in (self.y, self.split))
+        return _Window(self.name, self.at, self.x[-count:], y, split, self.begin + len(self.x) - count)
+
+
+def _read(path: Path, at: float, limit: int) -> _Window:
+    raw = npz.read(path, ("x",), ("y", "split"), limit)
+    x = raw["x"]
+    if x.dtype.kind not in "bfiu" or x.ndim < 2 or not len(x):
+        raise DataError(f"x is {x.dtype} {x.shape}; it needs numbers, (N, ...)")
+    rest = {name: raw.get(name) for name in ("y", "split")}
+    for name, values in rest.items():
+        if values is not None and (not values.ndim or len(values) != len(x)):
+            raise DataError(f"x has {len(x)} rows, {name} has shape {values.shape}; give one for each")
+    made = recorded.of(np.zeros(len(x)), np.zeros(len(x), np.int64), split=rest["split"])
+    values = np.ascontiguousarray(x, dtype=np.float32) / np.float32(255 if x.dtype == np.uint8 else 1)
+    if not np.isfinite(values).all():
+        raise DataError("x holds NaN or infinity; drop or repair that window")
+    return _Window(path.stem, at, values, rest["y"], made.split)
+
+
+def _unknown(label: Any) -> bool:
+    if isinstance(label, list):
+        return False
+    return (
+        label is None
+        or label in ("", b"")
+        or (type(label) is int and label == -1)
+        or (isinstance(label, float) and math.isnan(label))
+    )
+
+
+def _held_out(names: list[str]) -> set[str]:
+    """Which files are for validation: by their names alone, and of few the one that comes first by that."""
+    order = sorted((hashlib.sha256(name.encode("utf-8", "replace")).digest(), name) for name in names)
+    chosen = {name for digest, name in order if digest[0] * HELD_OUT < 256}
+    return chosen or {name for _, name in order[:1] if len(order) > 1}
+
+
+def _targets(labels: list[Any]) -> Array:
+    try:
+        made = np.array(labels)
+    except ValueError:
+        made = np.array([], dtype=object)
+    if made.dtype.kind not in "bfiu" or len(made) != len(labels):
+        raise DataError("data: labels are of several kinds; give each window one of the same form")
+    return made.astype(np.int64 if made.dtype.kind in "biu" else np.float32)
+
+
+def _shape(windows: list[tuple[_Window, list[Any]]]) -> drift.Shape:
+    labels = [label for _, given in windows for label in given if isinstance(label, int)]
+    return drift.shape_of(np.concatenate([one.x for one, _ in windows]), np.array(labels, np.int64))

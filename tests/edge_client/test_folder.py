@@ -1,0 +1,208 @@
+"""A folder of windows that fills: what is read, what leaves, labels that come later, and drift."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from talaria import time
+from talaria.errors import ConfigError, DataError
+from talaria_edge import Device, FolderSource, load_config
+from talaria_edge.data import NamedSource, checked, require_learnable
+from talaria_edge.recording import drift, labels
+
+SHAPE = (6, 32)
+DAY = 86400.0
+
+
+@pytest.fixture
+def clock():
+    """The wall clock, which a test may set; it begins where the machine's stands."""
+    at = [time.time()]
+    with time.told_by(time.Clocks(wall=lambda: at[0])):
+        yield at
+
+
+def window(folder, name, at, y=None, rows=1, mean=0.0, shape=SHAPE, **more):
+    folder.mkdir(exist_ok=True)
+    x = np.random.default_rng(len(name)).standard_normal((rows, *shape)).astype(np.float32) + np.float32(mean)
+    np.savez(folder / f"{name}.npz", x=x, **({} if y is None else {"y": y}), **more)
+    os.utime(folder / f"{name}.npz", (at, at))
+
+
+def test_a_new_folder_is_there_to_be_filled(tmp_path):
+    found = FolderSource(tmp_path / "new").load()
+    assert len(found.train) == len(found.val) == 0
+    with pytest.raises(DataError, match="record some"):
+        require_learnable(found)
+
+
+def test_what_is_whole_is_read_and_what_is_labelled_is_learned(tmp_path, clock):
+    folder = tmp_path / "windows"
+    for i in range(30):
+        window(folder, f"w{i}", clock[0] - 30 + i, [i % 3] if i % 2 else None)
+    window(folder, "many", clock[0], [0, -1, 2], rows=3, split=[0, 0, 1])
+    whole = (folder / "w1.npz").read_bytes()
+    (folder / "half.npz").write_bytes(whole[: len(whole) - 40])  # as one that is written just now
+    (folder / ".hidden.npz").write_bytes(whole)
+    (folder / "link.npz").symlink_to(folder / "w1.npz")
+    np.savez(folder / "objects.npz", x=np.array([{"a": 1}], dtype=object))
+    window(folder, "odd", clock[0], [1], shape=(6, 31))
+    window(folder, "nan", clock[0], [1], mean=np.nan)
+    found = checked(FolderSource(folder).load(), SHAPE, 3)
+    assert len(found.train) + len(found.val) == 15 + 2
+    assert len(found.val) >= 1
+    assert found.test is None
+    again = FolderSource(folder).load()
+    assert np.array_equal(again.val.x, found.val.x)
+    assert len(list(folder.glob("*.npz"))) == 37  # nothing is thrown away while there is room
+
+
+def test_a_window_never_changes_sides(tmp_path, clock):
+    folder, sides = tmp_path / "windows", {}
+    for i in range(60):
+        window(folder, f"w{i}", clock[0] + i, [i % 3], mean=i)
+        if i < 20 or i % 10:
+            continue
+        found = FolderSource(folder, most=25).load()
+        for side, part in (("train", found.train), ("val", found.val)):
+            for value in part.x:
+                assert sides.setdefault(value.tobytes(), side) == side
+
+
+@pytest.mark.parametrize("bound", ["most", "days", "megabytes"])
+def test_the_oldest_leave(tmp_path, clock, bound):
+    folder = tmp_path / "windows"
+    for i in range(10):
+        window(folder, f"w{i}", clock[0] - (9 - i) * DAY, [i % 3])
+    size = (folder / "w0.npz").stat().st_size
+    source = FolderSource(folder, **{bound: {"most": 4, "days": 3.5, "megabytes": 4.5 * size / 2**20}[bound]})
+    source.load()
+    assert sorted(path.stem for path in folder.glob("*.npz")) == ["w6", "w7", "w8", "w9"]
+    (folder / "huge.npz").write_bytes(bytes(10 * size))  # larger than all of the room, and newer than all others
+    source.load()
+    assert (folder / "huge.npz").exists() is (bound != "megabytes")
+    assert (folder / "w9.npz").exists()
+
+
+def test_labels_come_later_and_the_last_word_counts(tmp_path):
+    source = FolderSource(tmp_path / "windows", labels=("rest", "walk"))
+    names = [source.record(np.full(SHAPE, i, np.float32)) for i in range(12)]
+    assert len(source.load().train) == 0
+    for i, name in enumerate(names[:10]):
+        source.label(name, "walk" if i % 2 else 0)
+    source.label(names[0], 1)
+    source.label(names[1], -1)  # taken back
+    found = source.load()
+    learned = {int(x[0, 0]): int(y) for part in (found.train, found.val) for x, y in zip(part.x, part.y, strict=True)}
+    assert learned == {0: 1, **{i: i % 2 for i in range(2, 10)}}
+    with pytest.raises(ConfigError, match=r"y='run' is none of \[device\] labels"):
+        source.label(names[0], "run")
+    for id, y in ((names[0], float("nan")), (names[0], True), (names[0], {}), ("", 1), (names[0], [[[1]]])):
+        with pytest.raises(ConfigError, match="label: "):
+            source.label(id, y)
+
+
+def test_a_queue_of_labels_survives_a_kill_at_any_write(tmp_path):
+    """Labels are written by a process that is killed again and again; what it said was kept, is there."""
+    program = (
+        "import sys; from pathlib import Path; from talaria_edge.recording.labels import LabelQueue\n"
+        "queue = LabelQueue(Path(sys.argv[1]))\n"
+        "for i in range(int(sys.argv[2]), 10**6):\n"
+        "    queue.add(f'w{i}', i % 7)\n"
+        "    print(i, flush=True)\n"
+    )
+    said = -1
+    for _ in range(3):
+        begun = subprocess.Popen([sys.executable, "-c", program, tmp_path, str(said + 1)], stdout=subprocess.PIPE)
+        for _ in range(20):
+            said = int(begun.stdout.readline())
+        begun.send_signal(signal.SIGKILL)
+        rest = begun.communicate()[0].split(b"\n")[:-1]
+        said = int(rest[-1]) if rest else said
+        with (tmp_path / labels.FILE).open("ab") as file:
+            file.write(b'["torn')  # as a cut in the middle of a write leaves it
+    labels.LabelQueue(tmp_path).add("last", 3)
+    found = labels.LabelQueue(tmp_path).read()
+    assert {f"w{i}": i % 7 for i in range(said + 1)}.items() <= found.items()
+    assert found["last"] == 3
+
+
+def test_the_queue_is_bounded_and_lines_that_are_none_are_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(labels, "LARGEST", 2000)
+    queue = labels.LabelQueue(tmp_path)
+    for i in range(100, 200):
+        queue.add(f"w{i}", i)
+    assert (tmp_path / labels.FILE).stat().st_size <= 2000
+    assert queue.read()["w199"] == 199
+    (tmp_path / labels.FILE).write_bytes(b'\xff\n[1,2]\n{}\n["a"]\n["b",NaN]\n' + b"[" * 1000 + b'\n["c",1]\n')
+    assert queue.read() == {"c": 1}
+
+
+def test_drift_is_told_in_two_numbers(tmp_path, clock):
+    folder, begun = tmp_path / "windows", clock[0]
+    for i in range(20):
+        window(folder, f"a{i}", begun, [i % 2])
+    assert FolderSource(folder).load().told == {"drift.labels": 0.0, "drift.features": 0.0}
+    clock[0] = begun + 2 * DAY
+    FolderSource(folder).load()
+    for i in range(60):
+        window(folder, f"b{i}", clock[0], [1], mean=2.0)
+    moved = FolderSource(folder).load().told
+    assert moved["drift.labels"] == pytest.approx(7 / 8 - 1 / 2)
+    assert 1.3 < moved["drift.features"] < 1.7  # three of four windows moved by two spreads
+    assert FolderSource(folder, drift=False).load().told == {}
+    remembered = json.loads((folder / drift.FILE).read_text())
+    assert len(remembered["mean"]) == SHAPE[0]
+    (folder / drift.FILE).write_text('{"labels": 3}')
+    assert FolderSource(folder).load().told  # begun anew
+
+
+def test_drift_reaches_the_operator_and_no_sample_does(tmp_path, house, run_all, a_run):
+    one = house(a_run("fedavg", rounds=1))
+    for name in one.data:
+        source = FolderSource(tmp_path / "windows" / name)
+        for x, y in zip(one.data[name].train.x, one.data[name].train.y, strict=True):
+            source.record(x, int(y))
+        one.data[name] = source.load()
+    run_all(one.serve(), *(one.agent(name) for name in one.data))
+    for name in one.data:
+        assert one.of("trained", name)[0]["metrics"].keys() >= {"drift.labels", "drift.features"}
+
+
+def test_settings(tmp_path):
+    path = tmp_path / "device.toml"
+    head = '[device]\nid = "a"\nlabels = ["x"]\n[fleet]\nname = "watch"\nbroker = "mqtt://127.0.0.1"\n'
+    path.write_text(
+        f'{head}[data]\nsource = "folder"\npath = "w"\nmost = 5\ndays = 2\nmegabytes = 1.5\ndrift = false\n'
+    )
+    assert load_config(path).source == FolderSource(tmp_path / "w", ("x",), 5, 2, 1.5, False)
+    for line, says in (("most = 0", "most=0 must be"), ("days = 0", "days=0 must be"), ("megabytes = 1e9", "megabytes"),
+                       ("client = 'a'", "client='a' is unknown")):  # fmt: skip
+        path.write_text(f'{head}[data]\nsource = "folder"\npath = "w"\n{line}\n')
+        with pytest.raises(ConfigError, match=says):
+            load_config(path)
+
+
+def test_a_program_records_and_labels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    device = Device("mqtt://127.0.0.1", fleet="watch", data="folder:windows", id="a")
+    device.label(device.record(np.zeros(SHAPE)), 2)
+    found = device.config.source.load()
+    assert [*found.train.y, *found.val.y] == [2]
+    other = Device("mqtt://127.0.0.1", fleet="watch", data=lambda: None, id="a")
+    with pytest.raises(ConfigError, match="folder:PATH"):
+        other.label("a", 1)
+
+
+def test_a_function_of_a_package_gives_samples_where_it_is_allowed(monkeypatch):
+    source = NamedSource("mypkg.data:load", "anna", {"count": 12}, ("mypkg",))
+    assert len(source.load().train) + len(source.load().val) + len(source.load().test) == 12
+    with pytest.raises(ConfigError, match=r"'mypkg', which is not allowed; set \[code\] allow = \[.mypkg.\]"):
+        NamedSource("mypkg.data:load", "anna").load()
+    with pytest.raises(DataError, match=r"source='mypkg.data:load' failed .*many"):
+        NamedSource("mypkg.data:load", "anna", {"count": "many"}, ("mypkg",)).load()
