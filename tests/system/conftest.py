@@ -126,9 +126,9 @@ class Fleet:
         for i, device in enumerate(self.devices):
             self.write_data(device, i)
 
-    def write_data(self, device, seed):
+    def write_data(self, device, seed, classes=3):
         rng = np.random.default_rng(seed)
-        y = np.arange(30) % 3
+        y = np.arange(30) % classes
         x = (rng.standard_normal((30, 6, 32)) + y[:, None, None]).astype(np.float32)
         np.savez(
             self.folder / f"{device}.npz",

@@ -7,6 +7,8 @@ import pytest
 
 from talaria import tensors
 from talaria.errors import ConfigError
+from talaria.federated import global_model
+from talaria.federated.run import Run
 from talaria_coordinator.cli.orders import given
 from talaria_coordinator.config.fleet import load_config
 from talaria_coordinator.fleet import order_box
@@ -14,6 +16,7 @@ from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.maintenance.fsck import check
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
+from talaria_edge.storage.state import DeviceStore
 
 
 def test_a_run_that_is_extended_twice_is_to_the_byte_the_longer_one(fleet, a_run):
@@ -55,3 +58,52 @@ def test_an_order_that_is_none_is_answered_and_taken_away(tmp_path):
     answers = sorted(folder.iterdir())
     assert len(answers) == 5
     assert all("talaria coordinator" in json.loads(path.read_bytes())["error"] for path in answers)
+
+
+def test_another_run_begins_from_the_last_model_with_one_class_more(fleet, a_run, command):
+    one = fleet(a_run("fedper", rounds=2), devices=("anna", "bela"))
+    coordinator = one.serve()
+    agents = one.agents(coordinator.wait_for("ready")["broker"])
+    assert (coordinator.end(), agents.end()) == (0, 0)
+    old, body = one.private("anna"), one.shared()
+    path = one.config
+
+    def refused(said, *options):
+        status, _, errors = command("coordinator", "next", path, *options)
+        assert status, options
+        assert said in errors
+
+    refused("rounds=0 must be in 1..", "--classes", 4)
+    refused("spec.classes=2 is below the 3", "--classes", 2, "--rounds", 1)
+    path.write_text(path.read_text().replace("[6, 32]", "[6, 40]"))
+    refused("spec.input_shape=(6, 40) must stay (6, 32)")
+    status, out, errors = command("coordinator", "next", one.config, "--rounds", 2, "--classes", 4, "--json")
+    assert (status, json.loads(out)["status"]) == (0, "running"), errors
+    for seed, name in enumerate(one.devices):
+        one.write_data(name, seed, classes=4)
+    config = load_config(path)  # its [run] is the first one still
+    again = one.serve()
+    agents = one.agents(again.wait_for("ready")["broker"])
+    again.wait_for("round-opened", round=3)
+    given(config, Order("pause", reason="the season is over"))
+    again.wait_for("round-closed", round=3)
+    assert given(config, Order("next", rounds=1, classes=5)) == "running"
+    assert again.wait_for("started")["rounds"] == 4
+    assert (again.end(), agents.end()) == (0, 0)
+    state = one.folder / "state"
+    with Store(state / "coordinator.db") as store:
+        known, blobs = store.fleet("watch"), FolderBlobs(state / "blobs")
+        first, second = [event for event in store.events("watch") if event["kind"] == "run-followed"]
+        rows = {row.round: row for row in store.attempts("watch") if row.model_digest}
+        assert not check(store, blobs).damage
+    last = Run.from_json(known.run)
+    assert (known.round, known.status, last.spec.classes, len(last.follows)) == (4, "done", 5, 2)
+    assert (first["identity"], last.identity) == (last.follows[0], second["identity"])
+    assert last.follows[1] == one.run.identity
+    assert tensors.equal(global_model.decode_model(last, blobs.get(rows[3].base_digest)), body)
+    head = one.private("anna")["head.weight"]
+    assert len(head) == 5
+    assert len(old["head.weight"]) == 3
+    with DeviceStore(one.state_of("anna"), "watch", "anna") as kept:
+        assert kept.private().follows == last.follows
+        assert (len(kept.before().tensors["head.weight"]), kept.before().run) == (4, last.follows[0])

@@ -104,5 +104,6 @@ def status(
 
 for order in (orders.pause, orders.resume, orders.abort, orders.extend):
     app.command()(order)
+app.command("next")(orders.next_run)
 for upkeep in (maintenance.backup, maintenance.restore, maintenance.fsck, maintenance.gc):
     app.command()(upkeep)

@@ -1,4 +1,4 @@
-"""``talaria coordinator pause | resume | abort | extend``: orders to a fleet, whether it is served now or not."""
+"""``talaria coordinator pause | resume | abort | extend | next``: orders to a fleet, whether it is served or not."""
 
 import json
 from pathlib import Path
@@ -43,6 +43,31 @@ def extend(
     _give(config, Order("extend", reason=reason, rounds=rounds), as_json)
 
 
+def next_run(
+    config: Config,
+    rounds: Annotated[int, typer.Option(min=0, help="How many it learns; 0: those of the new [run].")] = 0,
+    classes: Annotated[int, typer.Option(min=0, help="How many classes the head has then; 0: as many.")] = 0,
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Begin another run from the last model, under the same members: change [run] in FLEET.TOML, and call this; or
+    leave it as it is, and say --rounds, and --classes where there are more now.
+
+    The body is carried over, and the head as far as it goes; adapters may be new. What does not fit is refused by name.
+    The last run must be done, or paused.
+    """
+    from talaria_coordinator.config.fleet import load_config
+    from talaria_coordinator.fleet.life import as_it_is
+    from talaria_coordinator.server.open_state import open_store
+
+    given_ = load_config(config)
+    with open_store(given_, make=False) as store:
+        known = store.fleet(given_.name)
+        new = known is not None and as_it_is(given_, store).run.to_json() != known.run
+    run = given_.run.to_json() if new else ""
+    _give(config, Order("next", reason=reason, rounds=rounds, run=run, classes=classes), as_json)
+
+
 def _give(path: Path, order: Order, as_json: bool) -> None:
     from talaria_coordinator.config.fleet import load_config
 
@@ -60,14 +85,14 @@ def given(config: FleetConfig, order: Order) -> str:
     Raises :class:`~talaria.errors.TalariaError` where it is refused, or nobody answers."""
     from talaria.errors import StateError
     from talaria_coordinator.fleet import life, order_box
-    from talaria_coordinator.server.open_state import held, open_store
+    from talaria_coordinator.server.open_state import held, open_blobs, open_store
 
     def alone() -> str:
         with open_store(config, make=False) as store:
             fleet = store.fleet(config.name)
             if fleet is None:
                 raise StateError(f"fleet {config.name!r} was never served; there is nothing to {order.verb}")
-            life.carry_out(order, fleet, store)
+            life.carry_out(order, fleet, config, store, open_blobs(config))
             after = store.fleet(config.name)
             return fleet.status if after is None else after.status
 

@@ -1,14 +1,20 @@
-"""What becomes of a fleet after its first run: it goes on for more rounds than fleet.toml says."""
+"""What becomes of a fleet after its first run: it goes on for more rounds, or another run begins from its model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from talaria.errors import ConfigError
+from talaria.federated import rounds, warm_start
+from talaria.federated.global_model import decode_model, encode_model
 from talaria.federated.run import MOST_ROUNDS, Run
+from talaria.federated.server_rule import aggregator_of
 from talaria.protocol.coordinator.machine import CoordinatorState
+from talaria.wire import codec
 from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet import blueprints
 from talaria_coordinator.fleet.operator_commands import Order, decide
+from talaria_coordinator.storage.blobs import Blobs
 from talaria_coordinator.storage.records import Fleet
 from talaria_coordinator.storage.store import Store
 
@@ -34,10 +40,46 @@ def require_room(fleet: Fleet, rounds: int) -> None:
         raise ConfigError(f"fleet {fleet.name!r} was called off; `resume` it, and then extend it")
 
 
-def carry_out(order: Order, fleet: Fleet, store: Store) -> None:
+def follow(order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs: Blobs) -> None:
+    """Begin another run from the fleet's last model, as ``order`` says; it may take seconds.
+
+    Raises :class:`~talaria.errors.ConfigError`, naming what cannot be carried over, or where a round is open."""
+    if order.rounds < 0 or order.classes < 0:
+        raise ConfigError(f"next: rounds={order.rounds} and classes={order.classes} must be 0 or more")
+    if fleet.status not in ("done", "paused") or store.open_attempts(fleet.name):
+        raise ConfigError(
+            f"fleet {fleet.name!r} is {fleet.status}, or its last round is not closed yet; `pause` it, and try again "
+            "when the round is over"
+        )
+    old = Run.from_json(fleet.run, allow=None)
+    run = given = Run.from_json(order.run, allow=None) if order.run else replace(old, follows=())
+    if order.classes:
+        run = replace(run, spec=replace(run.spec, classes=order.classes))
+    rounds_more = order.rounds or (given.rounds if order.run else 0)
+    if not 1 <= rounds_more <= MOST_ROUNDS - fleet.round:
+        raise ConfigError(f"next: rounds={rounds_more} must be in 1..{MOST_ROUNDS - fleet.round}: how many it learns")
+    run = replace(warm_start.following(old, run), rounds=fleet.round + rounds_more)
+    if config.kit is not None:
+        raise ConfigError(
+            f"next: [fleet] kit={config.kit} is of the run before; leave it out and start the coordinator again: it "
+            "makes the new one when a device asks"
+        )
+    for one in (old, run):
+        blueprints.prepare(one, config.state)
+    found = warm_start.carried(old, run, decode_model(old, blobs.get(fleet.model_digest)))
+    rule = rounds.rule_of(run, aggregator_of(run, config.aggregator, config.buffering))
+    model = blobs.put(encode_model(found.tensors))
+    server = blobs.put(codec.encode_tensors(rule.init(found.tensors)))
+    store.follow(fleet, run, model, server, (given.identity, old.identity), found.facts())
+
+
+def carry_out(order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs: Blobs) -> None:
     """What an order does to the record of a fleet that no coordinator serves now.
 
     Raises :class:`~talaria.errors.ConfigError` where it does not fit what is."""
+    if order.verb == "next":
+        follow(order, fleet, config, store, blobs)
+        return
     if order.verb == "extend":
         require_room(fleet, order.rounds)
         store.extend(fleet.name, order.rounds)

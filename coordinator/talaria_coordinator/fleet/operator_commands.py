@@ -2,8 +2,8 @@
 
 ``pause`` opens no further round; the open one runs to its end. ``abort`` also calls off the open round, or one that is
 closed and cannot be committed: nothing of it counts. Either way the last committed global model stays and is served,
-and ``resume`` goes on from it. ``extend`` lets the run go on for more rounds. ``quarantine`` shuts a device out,
-``release`` lets it in again.
+and ``resume`` goes on from it. ``extend`` lets the run go on for more rounds, ``next`` begins another from its last
+model (:mod:`talaria_coordinator.fleet.life`). ``quarantine`` shuts a device out, ``release`` lets it in again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria_coordinator.storage.records import Fleet
 
-Verb = Literal["pause", "resume", "abort", "extend", "quarantine", "release"]
+Verb = Literal["pause", "resume", "abort", "extend", "next", "quarantine", "release"]
 Status = Literal["running", "paused", "aborted"]
 _FROM: dict[Verb, tuple[str, ...]] = {
     "pause": ("running", "paused"),
@@ -38,7 +38,10 @@ class Order:
     device: str = ""
     reason: str = ""
     rounds: int = 0
-    """How many more, of ``extend``."""
+    """How many more, of ``extend`` and ``next``."""
+    run: str = ""
+    """The run that is ``next``, as JSON; empty: the present one, with ``classes`` where that is not 0."""
+    classes: int = 0
     answer: Future[str] = field(default_factory=Future, compare=False, repr=False)
 
     @contextmanager

@@ -32,7 +32,8 @@ def put(state: Path, order: Order, wait_s: float = WAIT_S) -> str:
     nobody answers within ``wait_s`` seconds, or the folder refuses."""
     folder, name = state / "orders", secrets.token_hex(8)
     asked, answered = folder / f"{name}.json", folder / f"{name}.answer"
-    facts = {"verb": order.verb, "device": order.device, "reason": order.reason, "rounds": order.rounds}
+    facts: dict[str, Any] = {"verb": order.verb, "device": order.device, "reason": order.reason, "rounds": order.rounds}
+    facts |= {"run": order.run, "classes": order.classes}
     try:
         folder.mkdir(exist_ok=True, mode=0o700)
         durable.write(asked, json.dumps(facts).encode())
@@ -74,12 +75,13 @@ def take(state: Path) -> Iterator[Order]:
 def _read(data: bytes) -> Order:
     try:
         facts: Any = parsed(data)
-        device, reason, rounds = str(facts["device"]), str(facts["reason"])[:200], facts["rounds"]
-        if facts["verb"] not in get_args(Verb) or type(rounds) is not int:
+        device, reason = str(facts["device"]), str(facts["reason"])[:200]
+        rounds, run, classes = facts["rounds"], str(facts["run"]), facts["classes"]
+        if facts["verb"] not in get_args(Verb) or type(rounds) is not int or type(classes) is not int:
             raise ValueError("no such order")
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"order: not one ({str(error)[:100]}); give orders by `talaria coordinator`") from None
-    return Order(facts["verb"], device, reason, rounds)
+    return Order(facts["verb"], device, reason, rounds, run, classes)
 
 
 def _write(path: Path, done: Future[str]) -> None:

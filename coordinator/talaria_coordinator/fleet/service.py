@@ -29,7 +29,7 @@ from talaria_coordinator.fleet.allowlist import Members
 from talaria_coordinator.fleet.connection import Open, over_mqtt
 from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing
 from talaria_coordinator.fleet.drain import Leaving
-from talaria_coordinator.fleet.life import as_it_is, require_room
+from talaria_coordinator.fleet.life import as_it_is, follow, require_room
 from talaria_coordinator.fleet.link_health import Footing
 from talaria_coordinator.fleet.notices import Enrolled, Folded, FoldFailed, Stop
 from talaria_coordinator.fleet.operator_commands import Order, decide
@@ -403,6 +403,10 @@ class Service:
             if order.verb == "extend":
                 self._extend(order)
                 return
+            if order.verb == "next":
+                self._conductor.refresh()
+                self._driver.spawn(self._follow(order))
+                return
             status, event = decide(order, self._conductor.fleet, self._state)
             if status is not None:
                 self.store.set_status(self.config.name, status)
@@ -427,6 +431,17 @@ class Service:
         self._tell("extend", rounds=rounds, by=order.rounds, reason=order.reason)
         self.again = self._stopped = True
         order.done(self._conductor.fleet.status)
+
+    async def _follow(self, order: Order) -> None:
+        """Begin another run from the last model, and then begin anew with it."""
+        with order.answering():
+            fleet = self._conductor.fleet
+            await asyncio.to_thread(follow, order, fleet, self.config, self.store, self.blobs)
+            self._conductor.refresh()
+            self._tell("next", round=fleet.round, rounds=order.rounds, reason=order.reason)
+            self.again = True
+            self.stop()
+            order.done(self._conductor.fleet.status)
 
     def _publish_model(self, multicast: bool) -> None:
         data = self.blobs.get(self._conductor.fleet.model_digest)

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Row, func, select
 from talaria.errors import StateError
 from talaria_coordinator.storage import audit, table_dump
 from talaria_coordinator.storage.blobs import Blobs
+from talaria_coordinator.storage.records import Life
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.storage.tables import ATTEMPTS, EVENTS, FLEETS, UPDATES
 
@@ -74,7 +75,11 @@ def _fleet(tx: Connection, fleet: Row[Any]) -> Iterator[str]:
     learned = [row.round for row in committed]
     if learned != list(range(1, fleet.round + 1)):
         yield f"it has learned {fleet.round} rounds, but the committed ones are {_short(learned)}; restore a backup"
-    if committed and (committed[-1].model_digest, committed[-1].server) != (fleet.model_digest, fleet.server):
+    life = Life.of(fleet.life)
+    if committed and life.model_digest and life.began >= committed[-1].round:
+        if (life.model_digest, life.server) != (fleet.model_digest, fleet.server):
+            yield "its global model is not the one that its present run began from; restore a backup"
+    elif committed and (committed[-1].model_digest, committed[-1].server) != (fleet.model_digest, fleet.server):
         yield f"its global model is not the one that attempt {committed[-1].attempt} committed; restore a backup"
     if found and found[-1].attempt > fleet.tried:
         yield f"attempt {found[-1].attempt} was opened, but only {fleet.tried} are said to have been; restore a backup"

@@ -17,7 +17,7 @@ import hashlib
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +177,29 @@ class Store:
             tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(**values))
             append(tx, "run-extended", {"by": rounds, "rounds": longer.rounds}, fleet=fleet)
             return longer.rounds
+
+    def follow(
+        self, fleet: Fleet, run: Run, model_digest: str, server: str, given: Sequence[str], facts: Mapping[str, Any]
+    ) -> None:
+        """Let the fleet learn ``run`` from now on, which goes on from what it has learned as ``model_digest`` and
+        ``server`` say; ``given`` are the identities that fleet.toml may give. Logged, with ``facts``."""
+        with self._writing(fleet.name) as tx:
+            mine = FLEETS.c.fleet == fleet.name
+            now = fleet_of(tx.execute(select(FLEETS).where(mine)).one())
+            if (now.run, now.round) != (fleet.run, fleet.round):
+                raise StateError(f"fleet {fleet.name!r}: it has learned on meanwhile; try again")
+            known = tuple(dict.fromkeys((*given, *now.life.given)))[:GIVEN_KEPT]
+            life = Life(
+                given=known,
+                began=now.round,
+                model_digest=model_digest,
+                server=server,
+                before=(now.run, *now.life.before)[:GIVEN_KEPT],
+            )
+            values = {"run": run.to_json(), "model_digest": model_digest, "server": server, "status": "running"}
+            tx.execute(update(FLEETS).where(mine).values(life=life.to_json(), **values))
+            detail = {"rounds": run.rounds, "model_digest": model_digest, "identity": run.identity, **facts}
+            append(tx, "run-followed", detail, fleet=fleet.name)
 
     def set_roster(self, fleet: str, roster: Sequence[str]) -> None:
         """Fix the devices that cohorts are drawn from; logged."""

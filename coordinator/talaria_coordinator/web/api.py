@@ -32,7 +32,7 @@ from talaria_coordinator.web.schemas import (
     UpdateView,
 )
 
-ANSWER_S = 10.0
+ANSWER_S = 60.0
 LARGEST_BODY = 4096
 OPEN_PATHS = {"/", "/healthz", "/dashboard/app.js", "/dashboard/style.css"}
 LOCAL_NAMES = {"localhost", "127.0.0.1", "[::1]"}
@@ -58,6 +58,7 @@ After = Annotated[str, Query(pattern=f"^({DEVICE_NAME})?$", description="Only de
 Limit = Annotated[int, Query(ge=1, le=500, description="How many at most.")]
 Few = Annotated[int, Query(ge=1, le=48, description="How many devices at most.")]
 More = Annotated[int, Query(ge=1, le=2**31 - 1, description="How many rounds more.")]
+Classes = Annotated[int, Query(ge=0, le=2**16, description="How many classes the head has then; 0: as many.")]
 Reason = Annotated[str, Query(max_length=200, description="Why; it stands in the log.")]
 
 
@@ -231,6 +232,14 @@ def _orders(app: FastAPI, views: Views, give: Mapping[str, Give]) -> None:
     )
     async def extend(fleet: FleetName, rounds: More, reason: Reason = "") -> Outcome:
         return await carry_out(fleet, Order("extend", reason=reason, rounds=rounds))
+
+    @app.post(
+        "/api/v1/fleets/{fleet}/next",
+        summary="Begin another run of the same model from what was learned, with as many classes or more",
+        responses=NOT_FOUND | CONFLICT,
+    )
+    async def next_run(fleet: FleetName, rounds: More, classes: Classes = 0, reason: Reason = "") -> Outcome:
+        return await carry_out(fleet, Order("next", reason=reason, rounds=rounds, classes=classes))
 
     shut: dict[Verb, str] = {"quarantine": "Shut a device out", "release": "Let a device in again"}
     for verb, summary in shut.items():

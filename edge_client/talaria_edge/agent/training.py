@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from talaria.errors import AggregationError, ConfigError, DataError, ModelError, StateError, TalariaError, WireError
-from talaria.federated import rounds
+from talaria.federated import rounds, warm_start
 from talaria.federated.global_model import decode_model
 from talaria.federated.kit import open_kit
 from talaria.federated.run import Member, Run
@@ -57,9 +57,14 @@ class Learner:
         return self.run.identity
 
     def private(self) -> Private | None:
-        """The private state in force. StateError where it belongs to another run."""
+        """The private state in force: of this run, or of one that it follows. Where a run that followed this one was
+        called off, the state of this one comes back. StateError where it belongs to another run."""
         found = self.store.private()
-        if found is not None and not self.run.is_named(found.run):
+        if found is not None and self.digest in found.follows:
+            logger.info("%s: the run that it learned since was called off", self.config.device)
+            self.store.take_back()
+            found = self.store.private()
+        if found is not None and not self.run.is_named(found.run) and found.run not in self.run.follows:
             raise StateError(
                 f"state: {self.store.private_path} belongs to another run of this fleet; give the device a new state "
                 "folder for this run, or move the file away to begin anew"
@@ -91,10 +96,9 @@ class Learner:
             raise StateError(
                 f"round {round} was learned before, from another model (the private state is at round {private.round})"
             )
-        own = None if private is None else private.tensors
-        data, moved, metrics = self._trained(round, model_digest, own)
+        data, moved, metrics = self._trained(round, model_digest, self._own(private, model_digest))
         trained = Trained(data, round, model_digest.hex(), self.digest, epoch)
-        self.store.stage(trained, moved)
+        self.store.stage(trained, moved, self.run.follows)
         return trained, metrics
 
     def _trained(self, round: int, model_digest: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
@@ -108,6 +112,15 @@ class Learner:
         data = codec.encode_update(update, rounds.codec_of(self.run, member))
         self._require_sound(shared, data)
         return data, moved, dict(update.metrics)
+
+    def _own(self, private: Private | None, model_digest: bytes) -> Tensors | None:
+        """The private tensors as this run has them: of a run before it, what fits is carried over."""
+        if private is None or self.run.is_named(private.run):
+            return None if private is None else private.tensors
+        member, shared = self.member(self._data()), self._shared(model_digest)
+        found = warm_start.private_of(self.run, member, shared, private.tensors)
+        logger.info("%s: carried over from the run before: %s", self.config.device, found.facts())
+        return found.tensors
 
     def _require_sound(self, shared: Tensors, data: bytes) -> None:
         """Nothing leaves that the coordinator would refuse, and shut this device out for: training that went astray,
@@ -149,8 +162,8 @@ class Learner:
         else:
             self.store.publish()
         private, data = self.private(), self._data()
-        tensors = None if private is None else private.tensors
         member, shared = self.member(data), self._shared(model_digest)
+        tensors = self._own(private, model_digest)
         model = rounds.personalize(self.run, member, shared, tensors)
         self.keep(model)
         state = state_of(model)

@@ -3,6 +3,7 @@ protocol.
 
     private.safetensors           the private state after its latest round; replaced by rename only
     pending-private.safetensors   what replaces it once the coordinator has our update, or went on without us
+    before-private.safetensors    the private state of the run before, where another was begun from its model
     update.bin                    the update of the latest round, to be offered again after a reboot
     model.bin, model-*.part       the newest global model received, and one on its way
     kit.bin, kit-*.part           the run's kit, where this device learns from one that the coordinator gave it
@@ -19,7 +20,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,8 @@ class Private:
     base_digest: str
     run: str
     epoch: int = 0
+    follows: tuple[str, ...] = ()
+    """Identities of the runs that its run goes on from."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class DeviceStore:
         self._facts: dict[str, Any] = {"format": FORMAT, "fleet": fleet, "device": device}
         self.private_path = folder / "private.safetensors"
         self._next = folder / "pending-private.safetensors"
+        self.before_path = folder / "before-private.safetensors"
         self._update = folder / "update.bin"
         self._model = folder / "model.bin"
         self.kit_path = folder / "kit.bin"
@@ -105,12 +109,13 @@ class DeviceStore:
         """
         return self._read(self.private_path)
 
-    def stage(self, trained: Trained, private: Tensors) -> None:
+    def stage(self, trained: Trained, private: Tensors, follows: Sequence[str] = ()) -> None:
         """Keep a finished round until it is received. The private state in force is not touched."""
         facts = {"round": trained.round, "base_digest": trained.base_digest, "run": trained.run, "epoch": trained.epoch}
         with self._staging:
             self._update.unlink(missing_ok=True)
-            tensor_files.write(self._next, tensor_files.pack(private, self._facts | facts))
+            more = {"follows": list(follows)} if follows else {}
+            tensor_files.write(self._next, tensor_files.pack(private, self._facts | facts | more))
             tensor_files.write(self._update, _sealed(facts, trained.update))
 
     def publish(self) -> bool:
@@ -123,6 +128,9 @@ class DeviceStore:
             if staged is None or trained is None or _round(staged) != _round(trained):
                 self._next.unlink(missing_ok=True)
                 return False
+            held = self.private()
+            if held is not None and held.run != staged.run:  # another run begins: the one before may be taken up again
+                tensor_files.write(self.before_path, self.private_path.read_bytes())
             try:
                 durable.rename(self._next, self.private_path)
             except OSError as error:
@@ -131,6 +139,24 @@ class DeviceStore:
                     f"{so_that_it_can_be_written(error)}"
                 ) from None
             return True
+
+    def before(self) -> Private | None:
+        """The private state of the run before the present one, or None."""
+        return self._read(self.before_path)
+
+    def take_back(self) -> None:
+        """The state of the run before is in force again, and what was staged is let go of; where there is none, the
+        device begins anew. What was in force is kept as ``called-off-private.safetensors``."""
+        self.discard()
+        try:
+            durable.rename(self.private_path, self.folder / "called-off-private.safetensors")
+            if self.before_path.exists():
+                durable.rename(self.before_path, self.private_path)
+        except OSError as error:
+            raise tensor_files.DiskError(
+                f"state: {self.private_path} could not be replaced: {error.strerror}; "
+                f"{so_that_it_can_be_written(error)}"
+            ) from None
 
     def trained(self) -> Trained | None:
         """The latest finished round, published or not, or None. What is half-written counts as none."""
@@ -183,7 +209,8 @@ class DeviceStore:
                 )
         try:
             epoch = int(facts.get("epoch", 0))
-            return Private(tensors, int(facts["round"]), str(facts["base_digest"]), str(facts["run"]), epoch)
+            follows = tuple(map(str, facts.get("follows", ())))
+            return Private(tensors, int(facts["round"]), str(facts["base_digest"]), str(facts["run"]), epoch, follows)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"state: {path} is damaged ({error}); {mend}") from None
 

@@ -383,6 +383,17 @@ def _enter(
     return task, compact, without(without(without(private, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
 
 
+def begun_private(run: Run, member: Member, shared: Tensors, kept: Tensors) -> Tensors:
+    """The private tensors of a device that begins ``run`` at this global model; ``kept`` may hold a mask that it keeps
+    to (names as in private state)."""
+    if not algorithm_of(run).card.prunes:
+        shared = without(shared, masks.PREFIX)
+    mask = mask_of(run, member, kept)
+    task = task_of(run, member, 1, mask)
+    _, own = algorithm_of(run).init(_received(task.model, masks.gathered(shared, shared, mask)), task.split)
+    return own
+
+
 def _received(model: Model, compact: Tensors) -> Model:
     """The scratch model with what was downloaded."""
     state = state_of(model)

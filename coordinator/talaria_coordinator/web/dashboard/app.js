@@ -165,6 +165,7 @@ function show(about, rounds, devices, shut, events, overlap) {
   $("pause").disabled = about.status !== "running";
   $("resume").disabled = !["paused", "aborted"].includes(about.status);
   $("extend").disabled = about.status === "aborted";
+  $("next").disabled = !["paused", "done"].includes(about.status);
   $("abort").disabled = !["running", "paused"].includes(about.status);
   const dense = closed && closed.bytes_dense ? closed.bytes_up / closed.bytes_dense : null;
   put("tiles",
@@ -276,6 +277,12 @@ $("resume").addEventListener("click", () => order("resume"));
 $("extend").addEventListener("click", () => {
   const rounds = Number(window.prompt("How many rounds more?", "10"));
   if (Number.isInteger(rounds) && rounds > 0) order(`extend?rounds=${rounds}`);
+});
+$("next").addEventListener("click", () => {
+  const rounds = Number(window.prompt("Another run from the last model: how many rounds?", "10"));
+  if (!Number.isInteger(rounds) || rounds < 1) return;
+  const classes = Number(window.prompt("How many classes has its head? 0: as many as now", "0"));
+  if (Number.isInteger(classes) && classes >= 0) order(`next?rounds=${rounds}&classes=${classes}`);
 });
 $("abort").addEventListener("click", () => {
   if (window.confirm("Call the open round off and open no further one?")) order("abort");

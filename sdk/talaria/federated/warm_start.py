@@ -1,0 +1,123 @@
+"""A run that begins from what another has learned, under the same members.
+
+The body goes on as it is; adapters and a head may be new, or a head may have more classes. What cannot be carried over
+is refused by name, and a private part that does not fit begins anew on its device, by name too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from talaria.aggregate.validation import is_reserved
+from talaria.errors import ConfigError
+from talaria.federated import rounds, targets
+from talaria.federated.run import MOST_BEFORE, Member, Run
+from talaria.model import masks
+from talaria.tensors import Array, Tensors, under, without
+from talaria.wire import feedback
+
+_SAME = ("algorithm", "task", "asynchronous", "buffers")
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The tensors that a run begins from. ``grown`` are those whose first rows are the old ones, ``fresh`` those that
+    begin as in any new run, ``dropped`` those that have no place any more."""
+
+    tensors: Tensors
+    grown: tuple[str, ...]
+    fresh: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+    def facts(self) -> dict[str, list[str]]:
+        """As it is logged."""
+        return {"grown": list(self.grown), "fresh": list(self.fresh), "dropped": list(self.dropped)}
+
+
+def following(old: Run, new: Run) -> Run:
+    """``new`` as it goes on after ``old``, which it names.
+
+    Raises :class:`~talaria.errors.ConfigError`, naming the field, where the two have nothing to carry over."""
+    for name in _SAME:
+        if getattr(old, name) != getattr(new, name):
+            raise ConfigError(
+                f"next: {name}={getattr(new, name)!r} must stay {getattr(old, name)!r}: what devices keep for "
+                "themselves would have no meaning; found a new fleet for it"
+            )
+    for name in ("name", "input_shape"):
+        if getattr(old.spec, name) != getattr(new.spec, name):
+            raise ConfigError(
+                f"next: spec.{name}={getattr(new.spec, name)!r} must stay {getattr(old.spec, name)!r}: the body is "
+                "carried over; adapters, classes, hparams and recipe may change"
+            )
+    if new.spec.classes < old.spec.classes:
+        raise ConfigError(
+            f"next: spec.classes={new.spec.classes} is below the {old.spec.classes} that were learned; a head may "
+            "grow, and not shrink"
+        )
+    return replace(new, follows=(old.identity, *old.follows)[:MOST_BEFORE])
+
+
+def carried(old: Run, new: Run, shared: Tensors) -> Carried:
+    """What ``new`` begins from, given the last ``shared`` tensors of ``old``.
+
+    Raises :class:`~talaria.errors.ConfigError`, naming tensor and shapes, where one of the body does not fit."""
+    first = rounds.first_shared(new)
+    found = _fitted(first, {name: value for name, value in shared.items() if name in first or not is_reserved(name)})
+    body = {*rounds.split_of(new).of("body")}
+    lost = [name for name in (*found.fresh, *found.grown) if name in body]
+    if lost:
+        there = shared[lost[0]].shape if lost[0] in shared else "not there"
+        raise ConfigError(
+            f"next: {lost[0]} of the body is {there} in the last model and {first[lost[0]].shape} in the new one; keep "
+            "the model, and change its adapters or classes alone"
+        )
+    if found.dropped and old.spec.adapters == new.spec.adapters:
+        raise ConfigError(
+            f"next: {found.dropped[0]} of the last model has no place in the new one; keep the model, and change its "
+            "adapters or classes alone"
+        )
+    return found
+
+
+def private_of(run: Run, member: Member, shared: Tensors, old: Tensors) -> Carried:
+    """A device's private state in ``run``, given that of a run which it follows and the global model."""
+    sizes = {group: len(bits) for group, bits in under(old, masks.PREFIX).items()}
+    same = sizes == dict(rounds.layout_of(run.spec).sizes)
+    kept = {name: value for name, value in old.items() if same and name.startswith(masks.PREFIX)}
+    scale = {name: value for name, value in old.items() if name.startswith(targets.PREFIX)}
+    own = without(without(without(old, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
+    found = _fitted(rounds.begun_private(run, member, shared, kept), own)
+    return replace(found, tensors={**kept, **found.tensors, **scale})
+
+
+def _fitted(first: Tensors, old: Tensors) -> Carried:
+    tensors: dict[str, Array] = {}
+    grown, fresh, used = [], [], set()
+    plain = {_plain(name): name for name in old}
+    for name, value in first.items():
+        there = name if name in old else plain.get(_plain(name), "")
+        was = old.get(there)
+        used.add(there)
+        if was is not None and was.dtype == value.dtype and was.shape == value.shape:
+            tensors[name] = was
+        elif was is not None and _grows(was, value):
+            tensors[name] = np.concatenate([was, value[len(was) :]])
+            grown.append(name)
+        else:
+            tensors[name] = value
+            fresh.append(name)
+    return Carried(tensors, tuple(grown), tuple(fresh), tuple(name for name in old if name not in used))
+
+
+def _plain(name: str) -> str:
+    """The tensor's name without an adapter around its layer."""
+    return ".".join(part for part in name.split(".") if part != "base")
+
+
+def _grows(old: Array, new: Array) -> bool:
+    """Whether ``new`` has the same kind of rows, and more of them: the classes of a head."""
+    same = old.dtype == new.dtype and old.ndim == new.ndim >= 1
+    return same and old.shape[1:] == new.shape[1:] and len(old) < len(new)

@@ -1,0 +1,77 @@
+"""What a run takes over from the one before it: on the coordinator and on a device, and what it refuses."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from talaria.errors import ConfigError
+from talaria.federated import rounds, warm_start
+from talaria.federated.run import Member, Run
+from talaria.model.spec import AdapterSpec, ModelSpec
+from talaria.types import Recipe, Samples
+
+SPEC = ModelSpec("imu_cnn", (6, 32), 3)
+
+
+def run_of(algorithm="fedavg", **changes):
+    return Run(spec=SPEC, algorithm=algorithm, rounds=2, recipe=Recipe(epochs=1, batch=8), **changes)
+
+
+def changed(tensors):
+    return {name: value + np.ones_like(value) for name, value in tensors.items()}
+
+
+def test_the_body_goes_on_and_a_head_grows_by_its_first_rows():
+    old = run_of()
+    new = warm_start.following(old, replace(old, spec=replace(SPEC, classes=4)))
+    shared, first = changed(rounds.first_shared(old)), rounds.first_shared(new)
+    found = warm_start.carried(old, new, shared)
+    assert found.grown == ("head.weight", "head.bias")
+    assert not found.fresh
+    for name, value in found.tensors.items():
+        assert np.array_equal(value[: len(shared[name])] if name in found.grown else value, shared[name]), name
+    assert np.array_equal(found.tensors["head.weight"][3:], first["head.weight"][3:])
+
+
+def test_adapters_may_be_new_and_what_was_private_is_carried_by_name():
+    old = run_of("fedper")
+    new = warm_start.following(old, replace(old, spec=replace(SPEC, adapters=AdapterSpec("residual", rank=2))))
+    shared = changed(rounds.first_shared(old))
+    body = warm_start.carried(old, new, shared).tensors
+    assert np.array_equal(body["conv1.base.weight"], shared["conv1.weight"])
+    samples = Samples(np.zeros((6, 6, 32), np.float32), np.arange(6) % 3)
+    member = Member("anna", samples, samples)
+    _, private = rounds.participate(old, member, rounds.first_shared(old), None, 1)
+    found = warm_start.private_of(new, member, body, private)
+    assert np.array_equal(found.tensors["head.weight"], private["head.weight"])
+    assert found.fresh
+    assert all("adapter" in name for name in found.fresh), found.fresh
+    update, moved = rounds.participate(new, member, body, found.tensors, 3)
+    assert update.base_version == 2
+    assert moved.keys() == found.tensors.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algorithm": "fedper"}, "algorithm='fedper' must stay 'fedavg'"),
+        ({"buffers": "aggregate"}, "buffers='aggregate' must stay 'local'"),
+        ({"spec": replace(SPEC, name="mlp")}, "spec.name='mlp' must stay 'imu_cnn'"),
+        ({"spec": replace(SPEC, classes=2)}, "classes=2 is below the 3 that were learned"),
+    ],
+)
+def test_what_has_nothing_to_carry_is_refused_by_its_field(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        warm_start.following(run_of(), replace(run_of(), **changes))
+
+
+def test_a_body_that_does_not_fit_is_refused_by_the_tensor():
+    old = run_of()
+    shared = dict(rounds.first_shared(old))
+    name = rounds.split_of(old).body[0]
+    shared[name] = shared[name][:-1]
+    with pytest.raises(ConfigError, match=rf"next: {name} of the body is \(.*\) in the last model and"):
+        warm_start.carried(old, old, shared)
+    with pytest.raises(ConfigError, match=r"next: lost\.weight of the last model has no place in the new one"):
+        warm_start.carried(old, old, {**rounds.first_shared(old), "lost.weight": np.zeros(3, np.float32)})
