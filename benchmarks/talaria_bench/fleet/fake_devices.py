@@ -201,7 +201,7 @@ class Light:
             return
         if self._part is None or self._part.cut.sha256 != action.cut.sha256:
             self._part = FileAssembly(Path(self._job.disk) / f"{self.name}.part", action.cut, 1 << 31)
-        self._part.put(action.index, action.data)
+        self._part.put(action.index, action.data, known=True)
 
     def _complete(self, action: a.ModelComplete) -> None:
         if self._part is not None:

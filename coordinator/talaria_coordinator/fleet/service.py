@@ -352,7 +352,7 @@ class Service:
 
     def _keep(self, action: a.KeepChunk) -> None:
         try:
-            self._uploads.part((action.device, action.xfer), action.cut).put(action.index, action.data)
+            self._uploads.part((action.device, action.xfer), action.cut).put(action.index, action.data, known=True)
         except StateError as error:
             # The upload's whole sha256 will not fit, and what is missing is asked for again.
             self._tell("error", device=action.device, error=str(error))

@@ -57,7 +57,7 @@ def receive(
     except WireError as error:
         store.reject_update(fleet, upload.attempt, upload.device, reason=str(error), **facts)
         return e.UpdateRejected(now, upload.attempt, upload.device, str(error))
-    learning.blobs.put(data)
+    learning.blobs.put(data, digest)
     found = findings_of(update, learning.dense)
     row = store.keep_update(fleet, upload.attempt, upload.device, found=found, **facts)
     if row.digest != digest or row.status == "rejected":

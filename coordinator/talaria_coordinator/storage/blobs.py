@@ -29,8 +29,9 @@ class BlobLost(StateError):  # noqa: N818 - it is a state of affairs, which only
 class Blobs(Protocol):
     """Where global models and updates lie. All digests are lower-case hex sha256."""
 
-    def put(self, data: bytes | memoryview) -> str:
-        """Keep ``data`` durably and return its digest; the same bytes are kept once, and count as young again."""
+    def put(self, data: bytes | memoryview, digest: str = "") -> str:
+        """Keep ``data`` durably and return its digest; the same bytes are kept once, and count as young again. Who has
+        just hashed them gives the ``digest``."""
         ...
 
     def get(self, digest: str) -> bytes:
@@ -88,9 +89,9 @@ class FolderBlobs:
             raise StateError(f"blobs: cannot make {folder}: {error.strerror}; give a folder to write to") from None
         self._young = Young()
 
-    def put(self, data: bytes | memoryview) -> str:
+    def put(self, data: bytes | memoryview, digest: str = "") -> str:
         require_small(len(data))
-        digest = hashlib.sha256(data).hexdigest()
+        digest = digest or hashlib.sha256(data).hexdigest()
         target = self._path(digest)
         self._young.add(digest)
         try:

@@ -45,9 +45,9 @@ class S3Blobs:
             )
             self._fs.call_s3("list_objects_v2", Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
 
-    def put(self, data: bytes | memoryview) -> str:
+    def put(self, data: bytes | memoryview, digest: str = "") -> str:
         require_small(len(data))
-        digest = hashlib.sha256(data).hexdigest()
+        digest = digest or hashlib.sha256(data).hexdigest()
         self._young.add(digest)
         with self._talking("written"):
             found = self._info(digest)

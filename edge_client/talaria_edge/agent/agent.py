@@ -408,7 +408,8 @@ class Agent:
     def _keep(self, action: a.KeepChunk) -> None:
         kit = self._state.kit is not None and self._state.kit.transfer == action.xfer
         try:
-            (self._kits if kit else self._arrivals).part(action.xfer, action.cut).put(action.index, action.data)
+            part = (self._kits if kit else self._arrivals).part(action.xfer, action.cut)
+            part.put(action.index, action.data, known=True)
         except StateError as error:
             self._tell("error", error=str(error))
             if not kit:  # a kit that lacks something is found out when it is whole
