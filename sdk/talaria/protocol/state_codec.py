@@ -6,7 +6,10 @@ A saved state is read back by the types that its class declares; anything else i
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from dataclasses import Field, fields, is_dataclass
+from functools import cache, partial
+from operator import attrgetter
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -21,7 +24,8 @@ T = TypeVar("T")
 
 def dump(state: object) -> bytes:
     """``state`` (a dataclass) as bytes; equal states give equal bytes."""
-    packed: bytes = msgpack.packb([FORMAT, _plain(state)], unicode_errors="replace")
+    way = _way(type(state))
+    packed: bytes = msgpack.packb([FORMAT, state if way is None else way(state)], unicode_errors="replace")
     return packed
 
 
@@ -46,16 +50,60 @@ def _kept(kind: Any) -> list[Field[Any]]:
     return [f for f in fields(kind) if f.metadata.get("saved", True)]
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in _kept(value)}
-    if isinstance(value, dict):
-        return [[_plain(k), _plain(v)] for k, v in value.items()]
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value
+Way = Callable[[Any], Any]
+
+
+@cache
+def _way(kind: Any) -> Way | None:
+    """How a value of this declared type becomes plain; None where msgpack packs it as it is. Found once for a type: the
+    state of a large fleet is thousands of small objects, and is saved often."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        (inner,) = (_way(a) for a in args if a is not type(None))
+        return None if inner is None else partial(_if_any, inner)
+    if is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind)
+        ways = [(f.name, _way(hints[f.name])) for f in _kept(kind)]
+        names = tuple(name for name, _ in ways)
+        deeper = tuple((name, way) for name, way in ways if way is not None)
+        return partial(_fields, names, attrgetter(*names) if len(names) > 1 else None, deeper)
+    if origin is dict:
+        return partial(_pairs, _way(args[0]), _way(args[1]))
+    if origin is set:
+        return sorted
+    if origin in (list, tuple):
+        inners = [_way(a) for a in args if a is not ...]
+        if not any(inners):
+            return None
+        if origin is list or args[-1] is ...:
+            return partial(_each, inners[0])
+        return partial(_places, inners)
+    return None
+
+
+def _if_any(way: Way, value: Any) -> Any:
+    return None if value is None else way(value)
+
+
+def _fields(names: tuple[str, ...], get: Way | None, deeper: tuple[tuple[str, Way], ...], value: Any) -> Any:
+    plain = dict(zip(names, get(value) if get else (getattr(value, names[0]),), strict=True)) if names else {}
+    for name, way in deeper:
+        plain[name] = way(plain[name])
+    return plain
+
+
+def _pairs(of_key: Way | None, of_value: Way | None, value: dict[Any, Any]) -> Any:
+    keys = value if of_key is None else map(of_key, value)
+    values = value.values() if of_value is None else map(of_value, value.values())
+    return list(zip(keys, values, strict=True))
+
+
+def _each(way: Way, value: Any) -> Any:
+    return [way(v) for v in value]
+
+
+def _places(ways: list[Way | None], value: Any) -> Any:
+    return [v if way is None else way(v) for v, way in zip(value, ways, strict=True)]
 
 
 def _shaped(kind: Any, value: Any, where: str) -> Any:
