@@ -4,7 +4,9 @@ import json
 import os
 import signal
 import threading
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import settings
@@ -17,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from talaria.errors import ConfigError, StateError
@@ -237,6 +240,32 @@ def test_the_first_update_stays(store):
     rejected = store.reject_update("watch", number, "b", digest=C, size=3, base_version=0, reason="NaN in head.weight")
     assert (rejected.status, rejected.reason) == ("rejected", "NaN in head.weight")
     assert keep(store, number, "b", C).status == "rejected"
+
+
+def test_updates_that_wait_are_entered_together_and_one_at_fault_fails_alone(store):
+    store.enter("watch", RUN, A, B)
+    number, names, commits = opened(store).attempt, [f"d{i}" for i in range(9)], []
+    event.listen(store._engine, "commit", commits.append)
+    with ThreadPoolExecutor(10) as threads:
+        with store._line:
+            kept = [threads.submit(keep, store, number, name) for name in names]
+            stray = threads.submit(keep, store, number + 7, "d0")  # there is no such round
+            while len(store._brought) < 10:
+                time.sleep(0.001)
+        assert [one.result().device for one in kept] == names
+        with pytest.raises(StateError):
+            stray.result()
+        assert len(commits) == len(names)
+        commits.clear()
+        with store._line:
+            again = [threads.submit(keep, store, number, name, C) for name in names]
+            while len(store._brought) < 9:
+                time.sleep(0.001)
+        assert {one.result().digest for one in again} == {B}
+        assert len(commits) == 1
+    assert [row.device for row in store.updates("watch", number)] == names
+    assert store.verify_log() == 2 + len(names)
+    assert store._brought == []
 
 
 def test_a_failed_round_is_tried_again_under_a_new_number(store):

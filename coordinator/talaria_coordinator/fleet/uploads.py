@@ -49,11 +49,11 @@ def receive(
     except WireError:
         return e.Damaged(now, upload.attempt, upload.device, frozenset(part.found()))
     facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base_version": upload.base_version}
-    tried = store.attempt_numbered(fleet, upload.attempt)
+    tried = store.begun(fleet, upload.attempt)
     if tried is None:
         raise StateError(f"fleet {fleet!r}: attempt {upload.attempt} is not in the store; restore it from a backup")
     try:
-        update = learning.checked(data, upload.device, tried.round, tried.base_digest)
+        update = learning.checked(data, upload.device, *tried)
     except WireError as error:
         store.reject_update(fleet, upload.attempt, upload.device, reason=str(error), **facts)
         return e.UpdateRejected(now, upload.attempt, upload.device, str(error))

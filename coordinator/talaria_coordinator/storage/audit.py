@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, insert, select
@@ -13,6 +15,16 @@ from talaria.errors import StateError
 from talaria_coordinator.storage.tables import EVENTS
 
 GENESIS = "0" * 64
+
+
+@dataclass(frozen=True)
+class Told:
+    """What an event tells, and of whom."""
+
+    kind: str
+    detail: dict[str, Any]
+    attempt: int | None = None
+    device: str | None = None
 
 
 def link(chain: str, at: float, *fields: object) -> str:
@@ -30,12 +42,19 @@ def append(
     device: str | None = None,
 ) -> None:
     """Append an event, in the transaction of what it tells."""
-    before = tx.execute(select(EVENTS.c.chain).order_by(EVENTS.c.seq.desc()).limit(1)).scalar_one_or_none()
-    at, text = time.time(), json.dumps(detail, sort_keys=True)
-    chain = link(before or GENESIS, at, fleet, attempt, device, kind, text)
-    tx.execute(
-        insert(EVENTS).values(at=at, fleet=fleet, attempt=attempt, device=device, kind=kind, detail=text, chain=chain)
-    )
+    append_all(tx, fleet, [Told(kind, detail, attempt, device)])
+
+
+def append_all(tx: Connection, fleet: str, events: Sequence[Told]) -> None:
+    """Append events in this order, in the transaction of what they tell."""
+    last = tx.execute(select(EVENTS.c.chain).order_by(EVENTS.c.seq.desc()).limit(1)).scalar_one_or_none()
+    chain, rows = last or GENESIS, list[dict[str, Any]]()
+    for event in events:
+        at, text = time.time(), json.dumps(event.detail, sort_keys=True)
+        chain = link(chain, at, fleet, event.attempt, event.device, event.kind, text)
+        row = {"at": at, "fleet": fleet, "attempt": event.attempt, "device": event.device, "kind": event.kind}
+        rows.append({**row, "detail": text, "chain": chain})
+    tx.execute(insert(EVENTS), rows)
 
 
 def verify(tx: Connection) -> int:

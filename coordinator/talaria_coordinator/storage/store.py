@@ -19,7 +19,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError
 from talaria.federated.run import Run
 from talaria_coordinator.storage import migrate
-from talaria_coordinator.storage.audit import append, verify
+from talaria_coordinator.storage.audit import Told, append, append_all, verify
 from talaria_coordinator.storage.engine import open_engine, snapshots
 from talaria_coordinator.storage.records import (
     Attempt,
@@ -63,9 +63,31 @@ FAILED_KEPT = 100
 """So many rounds back, those that failed and got no update are kept with their cohorts."""
 
 
+TOGETHER = 64
+"""So many updates are entered in one transaction at most."""
+BEGUN_KEPT = 64
+
+
 class SilentError(StateError):
     """The database's server does not answer, or took another's side in a lock; it may again. What was asked last was
     done as a whole or not at all."""
+
+
+@dataclass(eq=False)
+class _Entry:
+    """An update to be entered, and what became of that."""
+
+    fleet: str
+    attempt: int
+    device: str
+    values: dict[str, Any]
+    found: str | None = None
+    row: Received | None = None
+    error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.row is not None or self.error is not None
 
 
 class Store:
@@ -77,7 +99,10 @@ class Store:
         self._snapshots = snapshots(self._engine)
         # SQLite lets whoever asks at the right moment go first: among many threads one could wait for ever.
         self._line = threading.Lock()
+        self._brought: list[_Entry] = []
+        """Updates that wait to be entered."""
         self._epochs: dict[str, int] = {}
+        self._begun: dict[tuple[str, int], tuple[int, str]] = {}
         try:
             with self._writing() if make else self.reading() as tx:
                 migrate.prepare(tx) if make else migrate.require_current(tx)
@@ -104,7 +129,13 @@ class Store:
     @contextmanager
     def _writing(self, fleet: str | None = None) -> Iterator[Connection]:
         """One transaction, alone. Where this store entered ``fleet``, only while nobody else has entered it since."""
-        with answering(), self._line, self._engine.begin() as tx:
+        with self._line, self._transaction(fleet) as tx:
+            yield tx
+
+    @contextmanager
+    def _transaction(self, fleet: str | None) -> Iterator[Connection]:
+        """One transaction of whoever has the line."""
+        with answering(), self._engine.begin() as tx:
             if fleet in self._epochs:
                 now = tx.execute(select(FLEETS.c.epoch).where(FLEETS.c.fleet == fleet)).scalar_one_or_none()
                 _require_epoch(fleet, now, self._epochs[fleet])
@@ -275,6 +306,19 @@ class Store:
             row = tx.execute(select(ATTEMPTS).where(of_attempt(ATTEMPTS, fleet, number))).one_or_none()
             return None if row is None else attempt_of(row)
 
+    def begun(self, fleet: str, number: int) -> tuple[int, str] | None:
+        """The round that this attempt is at, and the digest of the global model that it began from, or None where there
+        is none. Both never change: the last ones asked for are kept."""
+        found = self._begun.get((fleet, number))
+        if found is None:
+            row = self.attempt_numbered(fleet, number)
+            if row is None:
+                return None
+            if len(self._begun) >= BEGUN_KEPT:
+                self._begun = {}
+            found = self._begun[fleet, number] = row.round, row.base_digest
+        return found
+
     def leave_out(self, fleet: str, attempt: int, device: str, reason: str) -> None:
         """An update that was stored will not count after all; one that is not stored stays as it is."""
         with self._writing(fleet) as tx:
@@ -414,7 +458,7 @@ class Store:
         """Enter a complete and valid update, whose bytes are the blob ``digest``, and what it says of itself. The
         first one of a (round, device) stays: the row that is returned may hold another digest."""
         values = {"digest": digest, "size": size, "base_version": base_version, "status": "stored", "reason": None}
-        return self._enter(fleet, attempt, device, found, **values)
+        return self._enter(_Entry(fleet, attempt, device, values, found))
 
     def reject_update(
         self, fleet: str, attempt: int, device: str, *, digest: str, size: int, base_version: int, reason: str
@@ -427,21 +471,42 @@ class Store:
             "status": "rejected",
             "reason": storable(reason),
         }
-        return self._enter(fleet, attempt, device, None, **values)
+        return self._enter(_Entry(fleet, attempt, device, values))
 
-    def _enter(self, fleet: str, attempt: int, device: str, found: str | None, **values: Any) -> Received:
-        with self._writing(fleet) as tx:
-            row = tx.execute(select(UPDATES).where(_key(fleet, attempt, device))).one_or_none()
-            if row is None:
-                tx.execute(
-                    insert(UPDATES).values(fleet=fleet, attempt=attempt, device=device, changed=time.time(), **values)
-                )
-                if found is not None:
-                    tx.execute(insert(FINDINGS).values(fleet=fleet, attempt=attempt, device=device, found=found))
-                detail = {"digest": values["digest"], "reason": values["reason"]}
-                append(tx, f"update-{values['status']}", detail, fleet=fleet, attempt=attempt, device=device)
-                row = tx.execute(select(UPDATES).where(_key(fleet, attempt, device))).one()
-            return received_of(row)
+    def _enter(self, entry: _Entry) -> Received:
+        """Enter one update, together with those that other threads brought while the last transaction was written: one
+        transaction, and one wait for the disk, for all of them. It returns once the entry is durable."""
+        self._brought.append(entry)
+        with self._line:
+            if not entry.done:  # else another thread has taken it along
+                others = [one for one in list(self._brought) if one.fleet == entry.fleet and one is not entry]
+                batch = [entry, *others[: TOGETHER - 1]]
+                for one in batch:
+                    self._brought.remove(one)
+                try:
+                    self._enter_all(batch)
+                except SilentError as error:  # asked one by one, each would wait as long
+                    for one in batch:
+                        one.error = error
+                except StateError:
+                    for one in batch:  # one may be at fault for all
+                        self._enter_alone(one)
+        if entry.error is not None:
+            raise entry.error
+        assert entry.row is not None
+        return entry.row
+
+    def _enter_alone(self, entry: _Entry) -> None:
+        try:
+            self._enter_all([entry])
+        except StateError as error:
+            entry.error = error
+
+    def _enter_all(self, batch: Sequence[_Entry]) -> None:
+        with self._transaction(batch[0].fleet) as tx:
+            rows = _entered(tx, batch[0].fleet, batch)
+        for one in batch:
+            one.row = rows[one.attempt, one.device]
 
     def equivocation(self, fleet: str, attempt: int, device: str, first: str, second: str) -> None:
         """Record that a device offered a second, different update of a round."""
@@ -560,6 +625,35 @@ def _difference(stored: str, given: str) -> str:
     old, new = json.loads(stored), json.loads(given)
     odd = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
     return "; ".join(f"{k}: stored {json.dumps(old.get(k))}, given {json.dumps(new.get(k))}" for k in odd)
+
+
+def _entered(tx: Connection, fleet: str, batch: Sequence[_Entry]) -> dict[tuple[int, str], Received]:
+    """The rows of these updates by (attempt, device); those that are new are entered, the first of each stays."""
+    rows: dict[tuple[int, str], Received] = {}
+    for attempt in {entry.attempt for entry in batch}:
+        names = [entry.device for entry in batch if entry.attempt == attempt]
+        for row in tx.execute(select(UPDATES).where(of_attempt(UPDATES, fleet, attempt), UPDATES.c.device.in_(names))):
+            rows[attempt, row.device] = received_of(row)
+    new: list[_Entry] = []
+    for entry in batch:
+        if (entry.attempt, entry.device) not in rows:
+            rows[entry.attempt, entry.device] = Received(entry.attempt, entry.device, **entry.values)
+            new.append(entry)
+    if new:
+        keys = [{"fleet": fleet, "attempt": entry.attempt, "device": entry.device} for entry in new]
+        now = time.time()
+        values = [{**key, "changed": now, **entry.values} for key, entry in zip(keys, new, strict=True)]
+        tx.execute(insert(UPDATES), values)
+        found = [{**key, "found": one.found} for key, one in zip(keys, new, strict=True) if one.found is not None]
+        if found:
+            tx.execute(insert(FINDINGS), found)
+        append_all(tx, fleet, [_told(entry) for entry in new])
+    return rows
+
+
+def _told(entry: _Entry) -> Told:
+    detail = {"digest": entry.values["digest"], "reason": entry.values["reason"]}
+    return Told(f"update-{entry.values['status']}", detail, entry.attempt, entry.device)
 
 
 def _key(fleet: str, attempt: int, device: str) -> Any:

@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 def dump(state: object) -> bytes:
     """``state`` (a dataclass) as bytes; equal states give equal bytes."""
-    way = _way(type(state))
+    kind: Any = type(state)
+    way = _way(kind)
     packed: bytes = msgpack.packb([FORMAT, state if way is None else way(state)], unicode_errors="replace")
     return packed
 
@@ -73,11 +74,10 @@ def _way(kind: Any) -> Way | None:
         return sorted
     if origin in (list, tuple):
         inners = [_way(a) for a in args if a is not ...]
-        if not any(inners):
-            return None
-        if origin is list or args[-1] is ...:
-            return partial(_each, inners[0])
-        return partial(_places, inners)
+        first = inners[0] if inners else None
+        if first is not None and (origin is list or args[-1] is ...):
+            return partial(_each, first)
+        return partial(_places, inners) if any(inners) else None
     return None
 
 
