@@ -2,25 +2,21 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import mypkg
+from nursery import nursery
 
 from talaria_coordinator.storage.store import Store
 
-TALARIA = Path(sys.executable).parent / "talaria"
 
-
-def test_a_fleet_of_somebody_elses_code_learns_what_was_simulated(tmp_path):
+def test_a_fleet_of_somebody_elses_code_learns_what_was_simulated(tmp_path, monkeypatch):
     shutil.copytree(Path(mypkg.__file__).parent, tmp_path / "mypkg", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
     env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS": "1"}
 
     def begin(*words):
-        return subprocess.Popen(
-            [TALARIA, *words], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        return nursery().start(list(words), env)
 
     mine = ("-a", "mypkg.mine:FedHalf", "--model", "mypkg.nets:plain:width=6", "--aggregator", "mypkg.mine:First:f=2")
     words = ("simulate", *mine, "-d", "mypkg.sets:rings", "--rounds", "2", "--write-fleet", "watch", "--json")
@@ -38,7 +34,8 @@ def test_a_fleet_of_somebody_elses_code_learns_what_was_simulated(tmp_path):
         assert coordinator.wait(100) == 0, coordinator.stderr.read()
     finally:
         for program in (agents, coordinator):
-            program.kill()
+            if program.poll() is None:
+                program.kill()
             program.communicate()
     store = Store(tmp_path / "watch" / "state" / "coordinator" / "coordinator.db")
     try:

@@ -73,7 +73,7 @@ def test_the_program_of_the_readme_runs_from_another_folder(python, tmp_path):
     (tmp_path / "mine.py").write_text(program("README", "talaria.resume("))
     said = done(python, "mine.py", folder=tmp_path)
     assert said.splitlines()[-1] == "True"
-    assert "<html" in (tmp_path / "fedrep.html").read_text()
+    assert "<html" in (tmp_path / "fedper.html").read_text()
 
 
 def test_the_base_install_has_no_torch_and_its_absence_names_the_extra(wheel, python, tmp_path):

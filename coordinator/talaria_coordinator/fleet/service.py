@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from talaria import time
@@ -45,6 +46,8 @@ from talaria_coordinator.storage.store import Store
 
 Report = Callable[[dict[str, Any]], None]
 INBOX = 1024
+AT_ONCE = 32
+"""Messages that are taken together where so many wait: one transaction makes what follows from all of them durable."""
 PARTING_S = 2.0
 SOON_S = 1.0
 """What may be saved soon is saved once for all that happens in this time: the machine of a large fleet is large."""
@@ -150,26 +153,38 @@ class Service:
             await self._driver.say_goodbye(transport, *self._half.will(self._state))
 
     async def _serve(self) -> None:
+        inbox = self._driver.inbox
         while not self._stopped and not self._may_leave():
-            event = await self._driver.inbox.get()
-            match event:
-                case Folded():
-                    self._conductor.folded(event)
-                    self._publish_model(multicast=True)
-                    if not self._tidying:
-                        self._tidying = True
-                        self._driver.spawn(self._tidy())
-                case FoldFailed():
-                    self._conductor.spoiled(event)
-                case Enrolled():
-                    self._settle_members()
-                case Stop():
-                    return
-                case Order():
-                    self._obey(event)
-                case _:
-                    self._feed(event)
-            self._conductor.advance(self._state)
+            events = [await inbox.get()]
+            while len(events) < AT_ONCE and not inbox.empty():
+                events.append(inbox.get_nowait())
+            for heard, some in groupby(events, lambda event: isinstance(event, e.Received)):
+                if heard:
+                    self._feed(*some)
+                    self._conductor.advance(self._state)
+                    continue
+                for event in some:
+                    if isinstance(event, Stop):
+                        return
+                    self._take_note(event)
+                    self._conductor.advance(self._state)
+
+    def _take_note(self, event: object) -> None:
+        match event:
+            case Folded():
+                self._conductor.folded(event)
+                self._publish_model(multicast=True)
+                if not self._tidying:
+                    self._tidying = True
+                    self._driver.spawn(self._tidy())
+            case FoldFailed():
+                self._conductor.spoiled(event)
+            case Enrolled():
+                self._settle_members()
+            case Order():
+                self._obey(event)
+            case _:
+                self._feed(event)
 
     def _resume(self) -> None:
         """Tell the machine what is on disk, and settle where machine and store were parted by a crash."""
@@ -279,12 +294,14 @@ class Service:
 
     # -- the machine
 
-    def _feed(self, event: object) -> None:
-        if isinstance(event, e.Received):
-            self._hearing.heard(event.now)
-        self._observe(event)
-        _, actions = self._half.step(self._state, event)
-        # The state is already that after the whole step: one save covers all that stands behind it.
+    def _feed(self, *events: object) -> None:
+        actions: list[a.Action] = []
+        for event in events:
+            if isinstance(event, e.Received):
+                self._hearing.heard(event.now)
+            self._observe(event)
+            actions += self._half.step(self._state, event)[1]
+        # The state is already that after all these steps: one save covers all that stands behind it.
         saves = [action.soon for action in actions if isinstance(action, a.Save)]
         now = time.monotonic()
         if saves and self._unsaved is None:

@@ -45,6 +45,8 @@ def test_the_planner_bench_reports_each_family(
 @pytest.mark.parametrize("block", [8, 16])
 def test_at_least_the_named_share_of_channels_is_taken_away(name: str, block: int) -> None:
     spec = next(ModelSpec(*spec) for spec in planner.FAMILIES if spec[0] == name)
+    if spec.input_shape[0] == 3:  # the channels are those of any size
+        spec = replace(spec, input_shape=(3, 64, 64))
     full = dict(zoo.layout(spec).sizes)
     for share in planner.SHARES:
         widths = planner._without(share, full, block)

@@ -1,5 +1,6 @@
 """``talaria.simulate``: what it gives, that the command gives the same, and that a killed run goes on."""
 
+import importlib
 import io
 import json
 import os
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import pandas
 import pytest
 import torch
 from rich.console import Console
@@ -105,6 +105,7 @@ def test_the_page_and_the_frame(data: talaria.Federated, tmp_path: Path) -> None
     with pytest.raises(StateError, match="cannot write"):
         result.report(tmp_path / "missing" / "out.html")
     frame = result.to_frame()
+    pandas = importlib.import_module("pandas")  # it takes a third of a second, and one test
     assert isinstance(frame, pandas.DataFrame)
     assert frame.loc["anna", "accuracy"] == result.clients["anna"].accuracy
 
