@@ -1,8 +1,10 @@
 """A fleet that lives: its run goes on for more rounds, by command, over a real broker."""
 
 import json
+import time
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from talaria import tensors
@@ -12,9 +14,11 @@ from talaria.federated.run import Run
 from talaria_coordinator.cli.orders import given
 from talaria_coordinator.config.fleet import load_config
 from talaria_coordinator.fleet import order_box
+from talaria_coordinator.fleet.cohort import resting, roster
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.maintenance.fsck import check
 from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.records import Device
 from talaria_coordinator.storage.store import Store
 from talaria_edge.storage.state import DeviceStore
 
@@ -107,3 +111,46 @@ def test_another_run_begins_from_the_last_model_with_one_class_more(fleet, a_run
     with DeviceStore(one.state_of("anna"), "watch", "anna") as kept:
         assert kept.private().follows == last.follows
         assert (len(kept.before().tensors["head.weight"]), kept.before().run) == (4, last.follows[0])
+
+
+def test_members_come_and_leave_for_good_while_it_learns(fleet, a_run, command):
+    one = fleet(a_run("fedavg", rounds=4), extra="[api]\nport = 0\n")
+    path = one.config
+    path.write_text(path.read_text().replace(f"members = {json.dumps(list(one.devices))}", "devices = 2\ngrows = true"))
+    config = load_config(path)
+    coordinator = one._start("coordinator", "serve", path, "--json")
+    ready = coordinator.wait_for("ready")
+    first = one.agents(ready["broker"], "anna", "bela")
+    assert coordinator.wait_for("round-opened", round=1)["cohort"] == 2
+    with httpx.Client(base_url=ready["api"], timeout=30) as api:
+        late = api.get("/api/v1/fleets/watch").json()["waits_for"]
+        assert all(entry.keys() == {"device", "phase", "online"} for entry in late)
+        given(config, Order("pause"))
+        coordinator.wait_for("round-closed", round=1)
+        second = one.agents(ready["broker"], "carl", "dora")
+        while len(api.get("/api/v1/fleets/watch/devices").json()) < 4:
+            time.sleep(0.1)
+        given(config, Order("resume"))
+        assert coordinator.wait_for("roster")["devices"] == ["anna", "bela", "carl", "dora"]
+        given(config, Order("retire", "bela", "it was sold"))
+        with pytest.raises(ConfigError, match="'bela' has left for good; there is nothing to retire"):
+            given(config, Order("retire", "bela"))
+        last = coordinator.wait_for("round-opened", round=4)
+        assert last["cohort"] == 3
+        (bela,) = [d for d in api.get("/api/v1/fleets/watch/devices").json() if d["device"] == "bela"]
+        assert bela["retired"] is not None
+    assert coordinator.end() == 0
+    assert (first.end(), second.end()) == (0, 0)
+    status, out, _ = command("coordinator", "status", path, "--json")
+    assert (status, json.loads(out)["roster"]) == (0, ["anna", "carl", "dora"])
+
+
+def test_who_is_away_for_a_season_is_not_drawn():
+    def device(name, online, seen, **more):
+        return Device("watch", name, 1, online, {}, 0.0, seen, None, **more)
+
+    day = 86400.0
+    known = [device("anna", False, 0.0), device("bela", True, 0.0), device("carl", False, 9 * day)]
+    assert resting(("anna", "bela", "carl"), known, 2.0, 10 * day) == {"anna"}
+    assert resting(("anna", "bela", "carl"), known, 0.0, 10 * day) == frozenset()
+    assert roster((), 2, [device("gone", True, 0.0, retired=1.0), *known]) == ("anna", "bela")

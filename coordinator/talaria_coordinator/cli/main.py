@@ -102,7 +102,7 @@ def status(
         time.sleep(2)
 
 
-for order in (orders.pause, orders.resume, orders.abort, orders.extend):
+for order in (orders.pause, orders.resume, orders.abort, orders.extend, orders.retire, orders.readmit):
     app.command()(order)
 app.command("next")(orders.next_run)
 for upkeep in (maintenance.backup, maintenance.restore, maintenance.fsck, maintenance.gc):

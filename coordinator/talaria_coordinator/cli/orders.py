@@ -11,6 +11,7 @@ from talaria_coordinator.fleet.operator_commands import Order
 
 Config = Annotated[Path, typer.Argument(metavar="FLEET.TOML", help="The fleet's settings.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+Device = Annotated[str, typer.Argument(metavar="DEVICE", help="The device's id.")]
 Reason = Annotated[str, typer.Option(help="Why; it stands in the log.")]
 
 
@@ -41,6 +42,17 @@ def extend(
     themselves stays theirs. fleet.toml may keep its old rounds; the store has the new ones.
     """
     _give(config, Order("extend", reason=reason, rounds=rounds), as_json)
+
+
+def retire(config: Config, device: Device, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Let a device leave for good: no round asks it or waits for it any more. What it gave stays in the model. Its keys
+    are another matter: `talaria fleet revoke`."""
+    _give(config, Order("retire", device, reason), as_json)
+
+
+def readmit(config: Config, device: Device, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Take a device that left in again, from the next round on."""
+    _give(config, Order("readmit", device, reason), as_json)
 
 
 def next_run(

@@ -11,8 +11,9 @@ from rich.table import Table
 
 from talaria.errors import ConfigError, StateError
 from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet import cohort
 from talaria_coordinator.fleet.life import as_it_is
-from talaria_coordinator.fleet.waiting import waits
+from talaria_coordinator.fleet.waiting import holding, waits
 from talaria_coordinator.identity.expiry import Ending
 from talaria_coordinator.identity.membership import Membership
 from talaria_coordinator.server.open_state import open_store
@@ -33,7 +34,9 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
         rounds, devices = store.attempts(config.name, last=SHOWN), store.devices(config.name)
         idle = fleet.status == "running" and fleet.round < config.run.rounds and not store.open_attempts(config.name)
         here = {d.device for d in devices if d.online}
-        missing = waits(config.draw, fleet.round + 1, fleet.roster, devices, here) if idle else None
+        rest = cohort.resting(fleet.roster, devices, config.away_days, time.time())
+        awake = tuple(name for name in fleet.roster if name not in rest)
+        missing = waits(config.draw, fleet.round + 1, awake, devices, here) if idle else None
         return {
             "fleet": fleet.name,
             "status": fleet.status,
@@ -43,6 +46,8 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
             "model_digest": fleet.model_digest,
             "roster": list(fleet.roster),
             "waiting": None if missing is None else missing.facts(),
+            "waits_for": holding(store.machine(config.name)) if fleet.status != "done" else [],
+            "resting": sorted(rest),
             "history": [
                 {
                     "attempt": r.attempt,
@@ -56,7 +61,14 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
                 for r in rounds
             ],
             "devices": [
-                {"device": d.device, "online": d.online, "boot": d.boot, "seen": d.seen, "quarantine": d.quarantine}
+                {
+                    "device": d.device,
+                    "online": d.online,
+                    "boot": d.boot,
+                    "seen": d.seen,
+                    "quarantine": d.quarantine,
+                    "retired": d.retired,
+                }
                 for d in devices
             ],
             "events": store.events(config.name, 20),
@@ -93,6 +105,12 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         missing = ", ".join(found["waiting"]["missing"])
         text = f"waiting: {found['waiting']['reason']}" + (f"; missing: {missing}" if missing else "")
         console.print(_plain(text), highlight=False, soft_wrap=True)
+    if found["waits_for"]:
+        late = ", ".join(f"{d['device']} ({d['phase']}{'' if d['online'] else ', away'})" for d in found["waits_for"])
+        console.print(_plain(f"the open round waits for: {late}"), highlight=False, soft_wrap=True)
+    if found["resting"]:
+        text = f"away for long, and not drawn until they come: {', '.join(found['resting'])}"
+        console.print(_plain(text), highlight=False, soft_wrap=True)
     certificates = found["certificates"]
     if certificates is not None:
         if certificates["ends"] is not None:
@@ -122,7 +140,11 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
     for row in found["devices"]:
         seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["seen"]))
         devices.add_row(
-            row["device"], "yes" if row["online"] else "no", str(row["boot"]), seen, _plain(row["quarantine"])
+            row["device"],
+            "left" if row["retired"] else "yes" if row["online"] else "no",
+            str(row["boot"]),
+            seen,
+            _plain(row["quarantine"]),
         )
     console.print(devices)
 

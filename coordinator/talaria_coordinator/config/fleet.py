@@ -4,6 +4,8 @@
 name = "watch"
 state = "state"             # folder for the database, blobs and the broker's files
 devices = 16                # learn once so many have come; or members = ["anna", ...]
+    # grows = true              # whoever comes later is a member from the next round on; with keys, whoever is enrolled
+    # away_days = 30            # who was away for so long is not drawn until it comes again; 0: nobody is left out
     # kit = "watch.kit"         # what devices without torch learn from, as `talaria programs kit` made it; left out, it
     #                           # is made here when the first of them asks, which needs torch
 
@@ -109,6 +111,10 @@ class FleetConfig:
     state: Path
     devices: int = 0
     members: tuple[str, ...] = ()
+    grows: bool = False
+    """Whether who comes after the first ``devices`` is a member too, from the next round on."""
+    away_days: float = 0.0
+    """Days after which a member that is away is not drawn until it comes again; 0: never."""
     broker: str = "auto"
     host: str = "127.0.0.1"
     port: int = 0
@@ -147,6 +153,13 @@ class FleetConfig:
             raise ConfigError(
                 f"fleet: devices={self.devices} must be at least 1: how many to wait for; or name them in members=[...]"
             )
+        if self.grows and self.members:
+            raise ConfigError(
+                f"fleet: grows={self.grows} and members=[...] exclude each other: a list admits nobody else; "
+                "leave one of them out"
+            )
+        if not 0 <= self.away_days <= 36500:
+            raise ConfigError(f"fleet: away_days={self.away_days:g} must be in 0..36500; 0 leaves nobody out")
         if not 0 < self.quorum <= 1:
             raise ConfigError(f"rounds: quorum={self.quorum} must be a share in (0, 1]")
         require_travels(self.run)
@@ -201,6 +214,8 @@ def load_config(path: str | Path) -> FleetConfig:
         state=fleet.path("state", "state"),
         devices=fleet.whole("devices", 0),
         members=fleet.names("members", ()),
+        grows=fleet.flag("grows", False),
+        away_days=fleet.number("away_days", 0.0, high=36500.0),
         stay=fleet.flag("stay", True),
         kit=fleet.path("kit", None),
         broker=broker.text("url", "auto"),

@@ -27,7 +27,7 @@ class Asked:
 def roster(named: Sequence[str], count: int, devices: Sequence[Device]) -> tuple[str, ...]:
     """The devices that cohorts are drawn from, sorted: the ``named``, else the first ``count`` to come; empty while
     some of them have not come."""
-    here = [d for d in devices if d.quarantine is None]
+    here = [d for d in devices if d.quarantine is None and d.retired is None]
     if named:
         return tuple(sorted(named)) if set(named) <= {d.device for d in here} else ()
     first = sorted(here, key=lambda d: (d.joined, d.device))[:count]
@@ -37,16 +37,30 @@ def roster(named: Sequence[str], count: int, devices: Sequence[Device]) -> tuple
 def refilled(members: Sequence[str], devices: Sequence[Device]) -> tuple[str, ...]:
     """The roster after those who are shut out gave their places up to the next who came, as far as there are any."""
     out = sorted({d.device for d in devices if d.quarantine is not None} & set(members))
-    spare = sorted((d for d in devices if d.quarantine is None), key=lambda d: (d.joined, d.device))
+    free = (d for d in devices if d.quarantine is None and d.retired is None)
+    spare = sorted(free, key=lambda d: (d.joined, d.device))
     after = [d.device for d in spare if d.device not in members]
     left = set(out[: len(after)])
     return tuple(sorted([m for m in members if m not in left] + after[: len(left)]))
 
 
-def why_not(named: Sequence[str], members: Sequence[str], device: str) -> str:
+def resting(members: Sequence[str], devices: Sequence[Device], away_days: float, now: float) -> frozenset[str]:
+    """Members that have been away for more than ``away_days`` at unix time ``now``: no round is drawn among them until
+    they come again. None where that is 0."""
+    if not away_days:
+        return frozenset()
+    gone = {d.device for d in devices if not d.online and now - d.seen > away_days * 86400}
+    return frozenset(gone & set(members))
+
+
+def why_not(named: Sequence[str], members: Sequence[str], device: str, retired: bool = False) -> str:
     """What to tell a device that no round asks, with the mend; empty for one that is asked."""
     if device in members:
         return ""
+    if retired:
+        return (
+            "this device has left the fleet for good; `talaria coordinator readmit` at its operator's takes it in again"
+        )
     if named:
         return "this fleet names its members, and this device is not among them; add it to [fleet] members"
     return (

@@ -73,12 +73,30 @@ def follow(order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs:
     store.follow(fleet, run, model, server, (given.identity, old.identity), found.facts())
 
 
+def retire(order: Order, fleet: Fleet, store: Store) -> None:
+    """Let a device leave for good (``retire``), or take it in again (``readmit``).
+
+    Raises :class:`~talaria.errors.ConfigError` where it is not known, or nobody would be left."""
+    device = next((d for d in store.devices(fleet.name) if d.device == order.device), None)
+    if device is None:
+        raise ConfigError(f"device {order.device!r} is not known to the fleet; see its list of devices")
+    if (device.retired is not None) == (order.verb == "retire"):
+        state = "has left for good" if device.retired is not None else "has not left"
+        raise ConfigError(f"device {order.device!r} {state}; there is nothing to {order.verb}")
+    if order.verb == "retire" and fleet.roster == (order.device,):
+        raise ConfigError(f"device {order.device!r} is the last member; `pause` the fleet instead")
+    store.retire(fleet.name, order.device, order.verb == "retire")
+
+
 def carry_out(order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs: Blobs) -> None:
     """What an order does to the record of a fleet that no coordinator serves now.
 
     Raises :class:`~talaria.errors.ConfigError` where it does not fit what is."""
     if order.verb == "next":
         follow(order, fleet, config, store, blobs)
+        return
+    if order.verb in ("retire", "readmit"):
+        retire(order, fleet, store)
         return
     if order.verb == "extend":
         require_room(fleet, order.rounds)

@@ -3,7 +3,8 @@
 ``pause`` opens no further round; the open one runs to its end. ``abort`` also calls off the open round, or one that is
 closed and cannot be committed: nothing of it counts. Either way the last committed global model stays and is served,
 and ``resume`` goes on from it. ``extend`` lets the run go on for more rounds, ``next`` begins another from its last
-model (:mod:`talaria_coordinator.fleet.life`). ``quarantine`` shuts a device out, ``release`` lets it in again.
+model (:mod:`talaria_coordinator.fleet.life`). ``quarantine`` shuts a device out, ``release`` lets it in
+again; ``retire`` lets it leave for good, and ``readmit`` takes it in again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria_coordinator.storage.records import Fleet
 
-Verb = Literal["pause", "resume", "abort", "extend", "next", "quarantine", "release"]
+Verb = Literal["pause", "resume", "abort", "extend", "next", "retire", "readmit", "quarantine", "release"]
 Status = Literal["running", "paused", "aborted"]
 _FROM: dict[Verb, tuple[str, ...]] = {
     "pause": ("running", "paused"),

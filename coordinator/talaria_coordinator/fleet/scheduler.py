@@ -28,6 +28,8 @@ from talaria_coordinator.storage.store import Store, require_same_run
 
 AGAIN_S = (2.0, 120.0)
 """Seconds until something that failed is tried again, at first and at most."""
+REST_S = 60.0
+"""Seconds after which it is looked again who is away for a season."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ class Conductor:
         self._called_off: set[int] = set()
         self._here: set[str] = set()
         self._shut_out: set[str] = set()
+        self._retired: set[str] = set()
+        self._resting: frozenset[str] = frozenset()
+        self._look_again = 0.0
         self._waiting, self._gathering = Patience(), Gathering()
 
     def inspect(self) -> int:
@@ -79,6 +84,7 @@ class Conductor:
         known = self.store.fleet(name)
         model_digest, server = (known.model_digest, known.server) if known else self._learning.first()
         self.fleet: Fleet = self.store.enter(name, run, model_digest, server, above=above)
+        self.refresh()
         return self._machine()
 
     def _machine(self) -> CoordinatorState:
@@ -95,6 +101,7 @@ class Conductor:
         if fleet is None:
             raise StateError(f"fleet {self.config.name!r} is gone from the store; restore it from a backup")
         self.fleet = fleet
+        self._retired = {d.device for d in self.store.devices(self.config.name) if d.retired is not None}
 
     @property
     def over(self) -> bool:
@@ -134,8 +141,8 @@ class Conductor:
             return
         online = {name for name, peer in state.peers.items() if peer.online}
         self._here, self._shut_out = online, set(state.quarantined())
-        roster = self._refilled() or self._gathered()
         now = time.monotonic()
+        roster = self._awake(self._refilled() or self._gathered(), now)
         gone = {name for name in roster if name not in state.peers or state.peers[name].away(now, self._grace)}
         asked = cohort.ask(self._draw, self.fleet.round + 1, roster, online, state.quarantined(), gone)
         if asked is None:
@@ -171,11 +178,28 @@ class Conductor:
     def _refilled(self) -> tuple[str, ...]:
         """The roster, if there is one, without those who were shut out since and whose place another waits for."""
         roster = self.fleet.roster
-        if roster and not self.config.members and set(roster) & self._shut_out:
+        if roster and self.config.grows:
+            new = self._here - set(roster) - self._shut_out - self._retired
+            if new:
+                self._fix(tuple(sorted({*roster, *new})))
+        elif roster and not self.config.members and set(roster) & self._shut_out:
             found = cohort.refilled(roster, self.store.devices(self.config.name))
             if found != roster:
                 self._fix(found)
         return self.fleet.roster
+
+    def _awake(self, roster: tuple[str, ...], now: float) -> tuple[str, ...]:
+        """The roster without those who are away for longer than a season; looked up again after a while."""
+        if not self.config.away_days:
+            return roster
+        if now >= self._look_again:
+            self._look_again = now + REST_S
+            devices = self.store.devices(self.config.name)
+            found = cohort.resting(roster, devices, self.config.away_days, time.time())
+            if found != self._resting:
+                self._hands.tell("resting", devices=sorted(found))
+            self._resting = found
+        return tuple(name for name in roster if name not in self._resting or name in self._here)
 
     def _fix(self, roster: tuple[str, ...]) -> None:
         self.store.set_roster(self.config.name, roster)
@@ -186,7 +210,9 @@ class Conductor:
 
     def not_asked(self, device: str) -> None:
         """Tell a device, and the operator, that no round will ask it, and why."""
-        reason = cohort.why_not(self.config.members, self.fleet.roster, device)
+        reason = cohort.why_not(self.config.members, self.fleet.roster, device, device in self._retired)
+        if self.config.grows and device not in self._retired:
+            return  # the next round asks it
         if self.fleet.roster and reason:
             self._hands.tell("not-asked", device=device, reason=reason)
             self._hands.feed(e.Tell(time.monotonic(), device, reason))

@@ -30,7 +30,7 @@ from talaria_coordinator.fleet.allowlist import Members
 from talaria_coordinator.fleet.connection import Open, over_mqtt
 from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing
 from talaria_coordinator.fleet.drain import Leaving
-from talaria_coordinator.fleet.life import as_it_is, follow, require_room
+from talaria_coordinator.fleet.life import as_it_is, follow, require_room, retire
 from talaria_coordinator.fleet.link_health import Footing
 from talaria_coordinator.fleet.notices import Enrolled, Folded, FoldFailed, Stop
 from talaria_coordinator.fleet.operator_commands import Order, decide
@@ -419,6 +419,13 @@ class Service:
         with order.answering():
             if order.verb == "extend":
                 self._extend(order)
+                return
+            if order.verb in ("retire", "readmit"):
+                retire(order, self._conductor.fleet, self.store)
+                self._conductor.refresh()
+                self._tell(order.verb, device=order.device, reason=order.reason)
+                self._conductor.not_asked(order.device)
+                order.done(self._conductor.fleet.status)
                 return
             if order.verb == "next":
                 self._conductor.refresh()

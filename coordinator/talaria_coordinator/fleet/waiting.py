@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from talaria.protocol.coordinator.state import LIVE, CoordinatorState
 from talaria_coordinator.config.fleet import Draw
 from talaria_coordinator.fleet import cohort
 from talaria_coordinator.storage.records import Device
@@ -13,6 +14,8 @@ from talaria_coordinator.storage.records import Device
 AFTER_S, EVERY_S = 5.0, 60.0
 GATHER_S = 120.0
 """A fleet of named members begins so long after the last of them came, where a quorum is here."""
+READABLE = 4 << 20
+"""Largest saved machine, in bytes, that is read to see who is waited for."""
 NAMED = 20
 """So many of the missing are named, first by name."""
 
@@ -60,6 +63,26 @@ def waits(
     if not asked.cohort:
         reason = "all devices that are to learn are in quarantine; release them, or let others come"
     return Waiting(asked.online, asked.quorum, missing, reason)
+
+
+def holding(machine: bytes | None) -> list[dict[str, Any]]:
+    """Who keeps the open round waiting, by name: how far each is, and whether it is here. Of a saved machine as large
+    as that of a great fleet, nobody is told."""
+    if machine is None or len(machine) > READABLE:
+        return []
+    state = CoordinatorState.load(machine)
+    attempt = None if state.current is None else state.attempts.get(state.current)
+    if attempt is None or attempt.phase != "open":
+        return []
+    late = [name for name in sorted(attempt.cohort) if attempt.cohort[name].phase in LIVE][:NAMED]
+    return [
+        {
+            "device": name,
+            "phase": attempt.cohort[name].phase,
+            "online": name in state.peers and state.peers[name].online,
+        }
+        for name in late
+    ]
 
 
 @dataclass

@@ -436,6 +436,17 @@ class Store:
                 tx.execute(insert(DEVICES).values(fleet=fleet, device=device, **row))
             append(tx, "quarantined" if reason else "released", {"reason": reason}, fleet=fleet, device=device)
 
+    def retire(self, fleet: str, device: str, for_good: bool) -> None:
+        """A device leaves the roster for good, or (``for_good`` false) is a member again; logged."""
+        with self._writing(fleet) as tx:
+            where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
+            now = fleet_of(tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one())
+            tx.execute(update(DEVICES).where(where).values(retired=time.time() if for_good else None))
+            if now.roster:
+                roster = sorted({*now.roster} - {device} if for_good else {*now.roster, device})
+                tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(roster=json.dumps(roster)))
+            append(tx, "device-retired" if for_good else "device-readmitted", {}, fleet=fleet, device=device)
+
     def devices(self, fleet: str) -> list[Device]:
         """All devices by name."""
         with self.reading() as tx:

@@ -241,7 +241,12 @@ def _orders(app: FastAPI, views: Views, give: Mapping[str, Give]) -> None:
     async def next_run(fleet: FleetName, rounds: More, classes: Classes = 0, reason: Reason = "") -> Outcome:
         return await carry_out(fleet, Order("next", reason=reason, rounds=rounds, classes=classes))
 
-    shut: dict[Verb, str] = {"quarantine": "Shut a device out", "release": "Let a device in again"}
+    shut: dict[Verb, str] = {
+        "quarantine": "Shut a device out",
+        "release": "Let a device in again",
+        "retire": "Let a device leave for good",
+        "readmit": "Take a device in again that left",
+    }
     for verb, summary in shut.items():
         path = f"/api/v1/fleets/{{fleet}}/devices/{{device}}/{verb}"
         app.post(path, summary=summary, name=verb, responses=NOT_FOUND | CONFLICT)(about_device(verb))

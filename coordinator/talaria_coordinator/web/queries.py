@@ -17,9 +17,19 @@ from sqlalchemy import URL, ColumnElement, Connection, Row, Select, case, func, 
 from sqlalchemy.exc import SQLAlchemyError
 
 from talaria.errors import StateError
+from talaria_coordinator.fleet.waiting import holding
 from talaria_coordinator.storage import update_summary
 from talaria_coordinator.storage.engine import open_engine
-from talaria_coordinator.storage.tables import ATTEMPTS, DEVICES, EVENTS, FINDINGS, FLEETS, UPDATES, of_attempt
+from talaria_coordinator.storage.tables import (
+    ATTEMPTS,
+    DEVICES,
+    EVENTS,
+    FINDINGS,
+    FLEETS,
+    MACHINES,
+    UPDATES,
+    of_attempt,
+)
 from talaria_coordinator.storage.update_summary import Findings
 from talaria_coordinator.web.schemas import (
     AttemptDetail,
@@ -174,6 +184,9 @@ def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
     known, online, out = tx.execute(
         select(func.count(), func.coalesce(func.sum(here), 0), func.count(DEVICES.c.quarantine)).where(mine)
     ).one()
+    machine = None
+    if row.status != "done":
+        machine = tx.execute(select(MACHINES.c.state).where(MACHINES.c.fleet == row.fleet)).scalar_one_or_none()
     return FleetView(
         name=row.fleet,
         status=row.status,
@@ -189,6 +202,7 @@ def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
         online=online,
         quarantined=out,
         roster=len(json.loads(row.roster)) if row.roster else 0,
+        waits_for=holding(machine),
     )
 
 
@@ -230,7 +244,7 @@ def _spread(values: list[float]) -> Spread | None:
 
 
 def _device(row: Row[Any]) -> DeviceView:
-    return DeviceView(row.device, bool(row.online), row.boot, row.joined, row.seen, row.quarantine)
+    return DeviceView(row.device, bool(row.online), row.boot, row.joined, row.seen, row.quarantine, row.retired)
 
 
 def _update(row: Row[Any]) -> UpdateView:

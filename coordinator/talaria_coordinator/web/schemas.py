@@ -17,7 +17,9 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetView:
-    """A fleet after ``round`` of ``rounds`` committed rounds of learning, out of ``tried`` that were opened."""
+    """A fleet after ``round`` of ``rounds`` committed rounds of learning, out of ``tried`` that were opened.
+    ``waits_for`` names the first of those who keep the open round waiting, with how far each is (``phase``) and whether
+    it is ``online``."""
 
     name: str
     status: str
@@ -33,6 +35,7 @@ class FleetView:
     online: int
     quarantined: int
     roster: int
+    waits_for: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,8 @@ class OverlapView:
 
 @dataclass(frozen=True)
 class DeviceView:
-    """A device as it was last seen; ``quarantine`` says why it is shut out, if it is."""
+    """A device as it was last seen; ``quarantine`` says why it is shut out, if it is, and ``retired`` when it left for
+    good, if it did."""
 
     device: str
     online: bool
@@ -102,6 +106,7 @@ class DeviceView:
     joined: float
     seen: float
     quarantine: str | None
+    retired: float | None = None
 
 
 @dataclass(frozen=True)

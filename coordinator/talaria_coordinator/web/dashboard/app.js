@@ -40,7 +40,7 @@ function draw(tag, attributes = {}, ...children) {
 const titled = (node, text) => { node.append(draw("title", {}, text)); return node; };
 const put = (id, ...children) => $(id).replaceChildren(...children);
 const nothing = (text) => make("div", { class: "empty" }, text);
-const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
+const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}\u00a0%`);
 
 function bytes(n) {
   if (n < 1024) return `${n} B`;
@@ -100,7 +100,7 @@ function accuracyPlot(rounds) {
   svg.append(draw("polyline", { class: "mid", points: line("median").join(" ") }));
   told.forEach((r, i) => {
     const a = r.accuracy;
-    svg.append(titled(draw("circle", { class: "dot", cx: x(i), cy: y(a.median), r: told.length > 60 ? 1.5 : 3 }),
+    svg.append(titled(draw("circle", { class: "dot", cx: x(i), cy: y(a.median), r: told.length > 40 ? 3 : 4.5 }),
       `round ${r.round}: ${percent(a.low)} to ${percent(a.high)}, median ${percent(a.median)}, ${a.count} devices`));
   });
   numbers(svg, told, x, h);
@@ -177,6 +177,9 @@ function show(about, rounds, devices, shut, events, overlap) {
     tile("dense", percent(dense), "of dense bytes, last round"),
     tile("kept", percent(closed && closed.kept && closed.kept.mean), "of channels kept, mean"),
     tile("overlap", percent(closed && closed.overlap), "mask overlap, mean"));
+  const late = about.waits_for.map((d) => `${d.device} (${d.phase}${d.online ? "" : ", away"})`);
+  $("waits").hidden = !open || !late.length;
+  $("waits").textContent = open && late.length ? `Round ${open.round} waits for ${late.join(", ")}` : "";
   put("accuracy", accuracyPlot(oldest));
   put("bytes", bytesPlot(oldest));
   const masked = overlap && overlap.devices.length > 1;
@@ -200,9 +203,10 @@ function show(about, rounds, devices, shut, events, overlap) {
   ], rounds, "No round was opened yet: the coordinator waits for its devices."));
   put("devices", table([
     ["device", (d) => d.device],
-    ["link", (d) => make("span", { class: d.quarantine ? "no" : d.online ? "up" : "down" },
-      d.quarantine ? "shut out" : d.online ? "online" : "away")],
+    ["link", (d) => make("span", { class: d.quarantine ? "no" : d.online && !d.retired ? "up" : "down" },
+      d.quarantine ? "shut out" : d.retired ? "left" : d.online ? "online" : "away")],
     ["boots", (d) => String(d.boot), "n"], ["last birth or death", (d) => ago(d.seen)],
+    ["", (d) => leaveButton(d)],
   ], devices, "No device has come yet."));
   put("events", table([
     ["at", (e) => clock(e.at)], ["event", (e) => e.kind], ["attempt", (e) => (e.attempt === null ? "" : String(e.attempt)), "n"],
@@ -218,6 +222,16 @@ function releaseButton(device) {
   const button = make("button", { type: "button" }, "Release");
   button.addEventListener("click", () => {
     if (window.confirm(`Let ${device} in again?`)) order(`devices/${device}/release`);
+  });
+  return button;
+}
+
+function leaveButton({ device, retired }) {
+  const button = make("button", { type: "button" }, retired ? "Readmit" : "Retire");
+  button.addEventListener("click", () => {
+    if (window.confirm(retired ? `Take ${device} in again?` : `Let ${device} leave for good?`)) {
+      order(`devices/${device}/${retired ? "readmit" : "retire"}`);
+    }
   });
   return button;
 }
