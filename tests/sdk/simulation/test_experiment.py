@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +19,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import talaria
-from talaria import durable
 from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.cli.main import app
@@ -146,62 +144,81 @@ def test_a_result_is_kept_and_opened_again(data: talaria.Federated, tmp_path: Pa
         result.save(tmp_path / "runs" / "a")
 
 
-def killed(work: Callable[[], object]) -> bool:
-    """Whether ``work``, in a fork of this process, ended by SIGKILL."""
-    child = os.fork()
-    if not child:
-        try:
-            work()
-        finally:
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+import talaria
+import torch
+from talaria import durable
+from talaria.simulation import checkpoint
+
+with np.load(sys.argv[1]) as stored:
+    data = talaria.Federated.from_arrays(**stored)
+place = Path(sys.argv[2])
+torch.set_num_threads(1)
+rename, writes = durable.rename, []
+
+def learn(folder):
+    talaria.simulate("ditto", data, rounds=3, seed=3, evaluate_every=1, save=folder)
+
+def killed(number, after):
+    seen = []
+
+    def cut(source, target):
+        seen.append(target.name)
+        last = len(seen) == number + 1
+        if after or not last:
+            rename(source, target)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    durable.rename = cut
+    learn(place / f"{number}-{after}")
+
+for number in range(5):
+    for after in (False, True):
+        child = os.fork()  # of a process in which no other thread ever was
+        if not child:
+            killed(number, after)
             os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        status = os.waitpid(child, 0)[1]
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (number, after, status)
+
+def counted(source, target):
+    writes.append(target.name)
+    rename(source, target)
+
+durable.rename = counted
+learn(place / "whole")
+assert writes == [checkpoint.EXPERIMENT, *[checkpoint.STATE] * 3, checkpoint.RESULT], writes
+"""
 
 
 def test_a_run_killed_at_any_write_goes_on_to_the_same_bytes(
-    data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: talaria.Federated, file: Path, tmp_path: Path
 ) -> None:
     """Killed before or after any file takes its name: what was asked for, each round's state, what came out."""
-
-    def learn(folder: Path) -> object:
-        return talaria.simulate("ditto", data, rounds=3, seed=3, evaluate_every=1, save=folder)
 
     def bytes_of(folder: Path) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    rename, writes = durable.rename, []
-
-    def counted(source: Path, target: Path) -> None:
-        writes.append(target.name)
-        rename(source, target)
-
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(file), str(tmp_path)],
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # a fork has no other thread
+    torch.set_num_threads(1)
     try:
-        monkeypatch.setattr(durable, "rename", counted)
-        learn(tmp_path / "whole")
-        assert writes == [checkpoint.EXPERIMENT, *[checkpoint.STATE] * 3, checkpoint.RESULT]
-        for number in range(len(writes)):
+        for number in range(5):
             for after in (False, True):
-                seen: list[str] = []
-
-                def cut(source: Path, target: Path, number: int = number, after: bool = after, seen=seen) -> None:
-                    seen.append(target.name)
-                    last = len(seen) == number + 1
-                    if after or not last:
-                        rename(source, target)
-                    if last:
-                        os.kill(os.getpid(), signal.SIGKILL)
-
                 folder = tmp_path / f"{number}-{after}"
-                monkeypatch.setattr(durable, "rename", cut)
-                assert killed(lambda folder=folder: learn(folder))
-                monkeypatch.setattr(durable, "rename", rename)
                 if (folder / checkpoint.EXPERIMENT).exists():
                     assert checkpoint.rounds(folder) == 3
                     talaria.resume(folder, data=data)
                 else:  # nothing was begun, so nothing is in the way
-                    learn(folder)
+                    talaria.simulate("ditto", data, rounds=3, seed=3, evaluate_every=1, save=folder)
                 assert bytes_of(folder) == bytes_of(tmp_path / "whole"), (number, after)
     finally:
         torch.set_num_threads(before)
