@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from talaria_edge.config import DeviceConfig, load_config
     from talaria_edge.data import DataSource, DeviceData, Given, NamedSource, NpzSource
     from talaria_edge.device import Device
+    from talaria_edge.home_assistant import HomeAssistant
     from talaria_edge.identity.enroll import accept_answer, join
     from talaria_edge.recording.folder import FolderSource
     from talaria_edge.training_policy import Rules
@@ -24,6 +25,7 @@ __all__ = [
     "DeviceData",
     "FolderSource",
     "Given",
+    "HomeAssistant",
     "NamedSource",
     "NpzSource",
     "Rules",
@@ -37,6 +39,7 @@ __getattr__, __dir__ = lazy.attach(
     {
         "Device": "talaria_edge.device",
         "FolderSource": "talaria_edge.recording.folder",
+        "HomeAssistant": "talaria_edge.home_assistant",
         "Rules": "talaria_edge.training_policy",
         **dict.fromkeys(("DeviceConfig", "load_config"), "talaria_edge.config"),
         **dict.fromkeys(("DataSource", "DeviceData", "Given", "NamedSource", "NpzSource"), "talaria_edge.data"),

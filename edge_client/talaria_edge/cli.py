@@ -152,6 +152,22 @@ def rollback(
 
 
 @app.command()
+def install(
+    config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
+) -> None:
+    """Put the bundle in force that did better and waits, where [home_assistant] ask says that it is to wait."""
+    from talaria.errors import ConfigError
+    from talaria_edge.config import load_config
+    from talaria_edge.deployment import gate
+
+    device = load_config(config)
+    if device.bundle is None:
+        raise ConfigError(f"{config}: [device] bundle is missing, so nothing is made that could be installed")
+    state = gate.install(device.state, device.bundle)
+    typer.echo(f"{device.bundle} is bundle {state.current}; `talaria edge rollback` puts the one before it back.")
+
+
+@app.command()
 def label(
     config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
     window: Annotated[str, typer.Argument(metavar="WINDOW", help="A file's name without .npz, or NAME/ROW.")],

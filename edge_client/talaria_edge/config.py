@@ -44,6 +44,11 @@ only_charging = false
 # min_idle_s = 600            # rest since the device was last used, where the machine tells; no limit unless given
 # hours = "22:00-06:30"       # local time; always unless given
 every_s = 10                  # how often to look again
+
+[home_assistant]              # show this device there, over the same broker; leave the table out for not
+prefix = "homeassistant"      # what its discovery listens to
+name = "Anna's watch"         # what the device is called there; leave out for its id
+ask = false                   # true: a new bundle that does better waits until somebody installs it
 """
 
 from __future__ import annotations
@@ -67,6 +72,7 @@ from talaria.planning.plan import Plan
 from talaria.plugins import require_packages
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE
 from talaria_edge.data import DataSource, NamedSource, NpzSource
+from talaria_edge.home_assistant import HomeAssistant
 from talaria_edge.recording.folder import FolderSource
 from talaria_edge.training_policy import Rules, hours
 
@@ -112,6 +118,8 @@ class DeviceConfig:
     guard: Rules | None = None
     """When this device may train; None for always."""
     guard_every_s: float = 10.0
+    home_assistant: HomeAssistant | None = None
+    """How this device appears in Home Assistant; None: it does not."""
     profile: Mapping[str, Any] = field(default_factory=dict)
     retry_s: float = 2.0
     max_model: int = 512 << 20
@@ -173,6 +181,7 @@ def load_config(path: str | Path) -> DeviceConfig:
     top = read_toml(Path(path))
     device, fleet, data, plan = top.table("device"), top.table("fleet"), top.table("data"), top.table("plan")
     identity, guard, code = top.table("identity"), top.table("guard"), top.table("code")
+    home = top.table("home_assistant")
     name = device.text("id")
     config = DeviceConfig(
         device=name,
@@ -192,13 +201,14 @@ def load_config(path: str | Path) -> DeviceConfig:
         allow=code.names("allow", ()),
         guard=_rules(guard) if "guard" in top.values else None,
         guard_every_s=guard.number("every_s", 10.0, low=0.05, high=3600),
+        home_assistant=_home(home) if "home_assistant" in top.values else None,
         profile=dict(top.table("profile").values),
         retry_s=fleet.number("retry_s", 2.0, low=0.05, high=3600),
         max_model=fleet.whole("max_model", 512 << 20, low=1),
         patience_s=fleet.number("patience_s", 0.0),
         stay=device.flag("stay", False),
     )
-    for section in (top, device, fleet, identity, data, plan, guard, code):
+    for section in (top, device, fleet, identity, data, plan, guard, code, home):
         section.done()
     return config
 
@@ -229,6 +239,14 @@ def _plan(device: Section, section: Section) -> Plan | None:
     if values:
         raise device.bad("plan", "and [plan.widths] are both given; the file holds the widths, leave the table out")
     return plan_compat.read(path)
+
+
+def _home(section: Section) -> HomeAssistant:
+    return HomeAssistant(
+        prefix=section.text("prefix", "homeassistant"),
+        name=section.text("name", ""),
+        ask=section.flag("ask", False),
+    )
 
 
 def _rules(section: Section) -> Rules:

@@ -79,7 +79,8 @@ class Device:
             ``"onnx"``), ``kit`` (a file of ``talaria programs kit``, with which ``"onnx"`` needs no torch),
             ``guard_every_s``,
             ``profile``, ``retry_s``, ``max_model``, ``patience_s`` (seconds to wait for a silent broker; 0 for ever),
-            ``stay``.
+            ``stay``,
+            ``home_assistant`` (a :class:`talaria_edge.HomeAssistant`).
 
     Raises:
         ConfigError: An argument is unknown or does not fit; it names field, value and mend.
@@ -307,7 +308,7 @@ def _source(data: Data, id: str, labels: tuple[str, ...], allow: tuple[str, ...]
 
 _SETTINGS = {one.name for one in fields(DeviceConfig)} & {
     "username", "password_file", "engine", "guard_every_s", "profile", "retry_s", "max_model", "patience_s", "stay",
-    "kit",
+    "kit", "home_assistant",
 }  # fmt: skip
 
 

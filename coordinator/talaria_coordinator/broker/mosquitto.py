@@ -20,6 +20,8 @@ SHARE = 0.5
 DATABASE = "mosquitto.db"
 """What it keeps over a restart, in its folder: sessions and retained messages, all of which are sent again."""
 AUTOSAVE_S = 300
+HOME = "home-assistant"
+"""The name under which a Home Assistant is let in: `talaria fleet enroll FOLDER home-assistant`."""
 FILES = ("ca.crt", "server.crt", "server.key", "revoked.pem", "acl")
 
 
@@ -43,6 +45,18 @@ def acl(fleet: str, coordinator: str, out: Iterable[str]) -> str:
         f"topic readwrite {root}/d/+/up/+",
         "",
     ]
+    # Home Assistant, where it was let in under this name, hears what devices show there and may give its two words.
+    if HOME not in out:
+        lines += [
+            f"user {HOME}",
+            f"topic read homeassistant/device/{fleet}/+/config",
+            "topic readwrite homeassistant/status",
+            f"topic read {root}/d/+/ha",
+            f"topic read {root}/d/+/ha/bundle",
+            f"topic read {root}/d/+/ha/alive",
+            f"topic write {root}/d/+/ha/set",
+            "",
+        ]
     for device in sorted(out):
         lines += [f"user {device}", "topic deny #", ""]
     lines += [
@@ -53,6 +67,11 @@ def acl(fleet: str, coordinator: str, out: Iterable[str]) -> str:
         f"pattern write {root}/d/%u/state",
         f"pattern write {root}/d/%u/evt",
         f"pattern write {root}/d/%u/up/+",
+        f"pattern write homeassistant/device/{fleet}/%u/config",
+        f"pattern write {root}/d/%u/ha",
+        f"pattern write {root}/d/%u/ha/bundle",
+        f"pattern write {root}/d/%u/ha/alive",
+        f"pattern read {root}/d/%u/ha/set",
     ]
     return "\n".join(lines) + "\n"
 

@@ -15,6 +15,7 @@ from typing import Any
 from talaria.errors import ConfigError, TalariaError
 from talaria.federated.run import Run
 from talaria_edge.agent.agent import Agent, Report, said
+from talaria_edge.agent.home_link import at_home
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, require_learnable
@@ -78,6 +79,7 @@ async def keep_running(
     learn: Callable[[DeviceConfig, DeviceStore, Run], Learner] = Learner,
 ) -> dict[str, Any]:
     """Run one agent to its end; one that fails after it was connected begins again, as :func:`run_agents` says."""
+    report, open_transport = at_home(config, report, open_transport)
     wait, was_up, process = AGAIN_S[0], False, os.urandom(8)
     looked = await _look_at_data(config, report, worker)
     while True:

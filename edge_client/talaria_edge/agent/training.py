@@ -188,11 +188,22 @@ class Learner:
             "personal": str(path),
             "parameters": model.size if isinstance(model, Served) else sum(p.numel() for p in model.parameters()),
         }
+        found |= self._kept(model)
         accuracy = None if plan is None else plan["accuracy"]
         spare = VARIANT_DROP if accuracy is None else min(VARIANT_DROP, accuracy["left"])
         dense = rounds.unpruned(self.run) if isinstance(model, Served) else None
         candidate = Candidate(model, self.run.spec, _named(state), card, spare, self.run.task, dense)
         return found | ({} if plan is None else {"plan": plan}) | deploy(self.config, candidate, data)
+
+    def _kept(self, model: Model) -> dict[str, float]:
+        """The share of the model's channels that this device kept; nothing where it cannot be told."""
+        layout = rounds.layout_of(self.run.spec)
+        try:
+            kept = widths_of(layout, state_of(model))
+        except ModelError:  # an algorithm may serve a network of its own
+            return {}
+        whole = sum(layout.sizes.values())
+        return {"channels_kept": sum(kept.values()) / whole} if whole else {}
 
     def _outcome(self, member: Member, shared: Tensors, model: Model) -> dict[str, Any] | None:
         """What became of the plan: groups that stayed wider than planned, and what it cost in accuracy."""

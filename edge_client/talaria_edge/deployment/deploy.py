@@ -88,7 +88,10 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
     )
     new = tensor_files.read(made, "the model is exported again")
     decision, accuracy = judged(folder, new, data.val, candidate.task)
-    if decision:
+    if decision and config.home_assistant is not None and config.home_assistant.ask and gate.read(folder).current:
+        gate.hold(folder, new, candidate.weights, decision.reason)
+        decision = gate.Decision(False, f"waits to be installed; {decision.reason}")
+    elif decision:
         gate.deploy(folder, new, path, candidate.weights)
     told: dict[str, Any] = {
         "bundle": str(path),

@@ -3,6 +3,8 @@
     deployed.json            which bundles are in force and before it, of which models; replaced by rename only
     deployed.lock            held while that changes, so that an operator may roll back beside a running agent
     bundles/<digest>.talaria the bundle in force and the one before it
+    waiting.json             a bundle that did better and waits for somebody to install it, where that is asked for;
+    waiting.talaria          its bytes
     <bundle>                 what predictors open: always one whole bundle, replaced by rename only
 
 A cut at any point leaves the old bundle or the new one in force; :func:`settle` makes ``<bundle>`` agree again.
@@ -25,6 +27,7 @@ from talaria.errors import ConfigError, StateError
 from talaria_edge.storage import tensor_files
 
 LEDGER = "deployed.json"
+WAITING = "waiting.json"
 LARGEST = 1 << 30
 """Most bytes of a file that is taken for a bundle."""
 MEND = "move it away to begin anew; the bundle in force keeps working"
@@ -137,6 +140,53 @@ def in_force(folder: Path) -> bytes | None:
     """The bundle in force, checked, or None. Raises :class:`~talaria.errors.StateError` where it is damaged."""
     state = read(folder)
     return None if state.current is None else _intact(folder, state.current)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A bundle that waits to be installed: the first 32 hex digits of its sha256, the name of its weights, and why it
+    was found better."""
+
+    digest: str
+    model: str
+    reason: str
+
+
+def hold(folder: Path, data: bytes, model: str, reason: str) -> Waiting:
+    """Keep the bundle ``data`` of the weights ``model`` until :func:`install`; an earlier one that waits is gone."""
+    found = Waiting(hashlib.sha256(data).hexdigest()[:32], model, reason)
+    with _alone(folder):
+        tensor_files.write(folder / "waiting.talaria", data)
+        tensor_files.write(folder / WAITING, json.dumps(vars(found)).encode())
+    return found
+
+
+def waiting(folder: Path) -> Waiting | None:
+    """What waits to be installed; None where nothing does, or it cannot be read."""
+    try:
+        with (folder / WAITING).open("rb") as file:
+            found = json.loads(file.read(4096))
+        made = Waiting(found["digest"], found["model"], str(found["reason"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    good = all(isinstance(name, str) and _NAME.fullmatch(name) for name in (made.digest, made.model))
+    return made if good else None
+
+
+def install(folder: Path, bundle: Path) -> Deployed:
+    """Put what waits in force. Raises :class:`~talaria.errors.StateError` where nothing does, or it is damaged;
+    nothing changes then."""
+    found = waiting(folder)
+    if found is None:
+        raise StateError("gate: no bundle waits to be installed; the one in force is the newest")
+    data = tensor_files.read(folder / "waiting.talaria", "the next run makes another")
+    if hashlib.sha256(data).hexdigest()[:32] != found.digest:
+        raise StateError(f"state: {folder / 'waiting.talaria'} is not what was kept; the next run makes another")
+    state = deploy(folder, data, bundle, found.model)
+    for name in (WAITING, "waiting.talaria"):
+        with suppress(OSError):
+            (folder / name).unlink()
+    return state
 
 
 def rollback(folder: Path, bundle: Path) -> Deployed:

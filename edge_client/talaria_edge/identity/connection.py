@@ -15,6 +15,7 @@ from talaria.wire.broker_url import Address
 from talaria.wire.mqtt import Mqtt, Transport, Will
 from talaria.wire.topics import device_filters
 from talaria_edge.config import DeviceConfig
+from talaria_edge.home_assistant import command_topic
 
 Open = Callable[[DeviceConfig, Callable[[], Will]], Transport]
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
@@ -23,6 +24,8 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
 def over_mqtt(config: DeviceConfig, will: Callable[[], Will]) -> Transport:
     """A device's own connection to its broker."""
     filters = device_filters(config.fleet, config.device)
+    if config.home_assistant is not None:
+        filters += (command_topic(config.fleet, config.device),)
     own = config.identity if config.username is None else None
     return Mqtt(
         config.broker,
