@@ -5,7 +5,8 @@ from pathlib import Path
 import forked
 import pytest
 
-BENCHMARKS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = [*sorted(FOLDER.glob("*.py")), FOLDER / "peers" / "run.py"]
 
 
 @pytest.fixture(scope="module")
