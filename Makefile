@@ -46,7 +46,7 @@ masked: $(VENV)/.dev ## The numerical tests again as on an older processor, with
 	ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ISA) OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE \
 	  $(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) --timeout=1200 $(NUMERICAL)
 
-flower: $(VENV)/.dev ## The tests inside the real Flower, in a venv of its own over .venv (flwr asks for older packages)
+flower: $(VENV)/.dev ## The tests inside the real Flower and on a Ray cluster, in a venv of its own over .venv (flwr asks for older packages)
 	test -x build/flower/bin/python || $(PYTHON) -m venv build/flower
 	build/flower/bin/python -m pip install -qq --disable-pip-version-check 'flwr[simulation]>=1.41' pytest pytest-timeout hypothesis
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \

@@ -9,7 +9,8 @@ loop of the same turn. `start` is what the first round cost beyond that: Ray and
 is the global model's after the last round; shuffles differ.
 
 A peer is installed into a venv of its own in build/peers, with this Python's packages (torch, Talaria) behind its own.
-Writes one JSON file and a plot beside it.
+`--only ray` has Talaria on Ray clusters of one and of two nodes on this machine, one CPU each: there the wall time of a
+round says what a second node is worth, where two cores are free. Writes one JSON file and a plot beside it.
 """
 
 import argparse
@@ -25,20 +26,22 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 VENVS = HERE.parents[1] / "build" / "peers"
-NEEDS = {"flower": ["flwr[simulation]>=1.41,<2"], "pfl": ["pfl>=0.6,<0.7"]}
+NEEDS = {"flower": ["flwr[simulation]>=1.41,<2"], "pfl": ["pfl>=0.6,<0.7"], "ray": ["ray>=2.55"]}
 CANDIDATES = {
     "loop": ("", "loop.py", "a plain loop by hand"),
     "talaria": ("", "talaria_alone.py", "talaria simulate"),
     "flower": ("flower", "flower_own.py", "Flower's FedAvg, Ray"),
     "talaria in flower": ("flower", "flower_talaria.py", "Talaria inside Flower, Ray"),
     "pfl": ("pfl", "pfl_own.py", "Apple pfl"),
+    "ray, one node": ("ray", "ray_nodes.py 1", "talaria simulate --ray, one node"),
+    "ray, two nodes": ("ray", "ray_nodes.py 2", "talaria simulate --ray, two nodes"),
 }
-"""Name -> the peer that it needs, its program, what it is."""
+"""Name -> the peer that it needs, its program with its arguments, what it is."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(NEEDS), help="peers, with commas between: flower,pfl")
+    parser.add_argument("--only", default="flower,pfl", help="with commas between: flower, pfl, ray")
     parser.add_argument("--data", default="fashion-mnist", help="fashion-mnist or smartwatch")
     parser.add_argument("--partition", type=Path, help="npz with train_idx and test_idx per client")
     parser.add_argument("--rounds", type=int, default=4)
@@ -93,9 +96,11 @@ def installed(peer: str) -> Path:
 
 def measured(python: Path, program: str, asked: argparse.Namespace) -> dict[str, Any]:
     """One run of a candidate."""
-    words = [str(python), str(HERE / program), asked.data]
+    file, *given = program.split()
+    words = [str(python), str(HERE / file), *given, asked.data]
     words += ["-" if asked.partition is None else str(asked.partition.resolve()), str(asked.rounds)]
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    quiet["RAY_ADDRESS"] = "local"  # a cluster that somebody else runs here is not joined
     one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
     ran = subprocess.run(words, env=os.environ | quiet | one, capture_output=True, text=True, check=False)
     lines = [line for line in ran.stdout.splitlines() if line.startswith("measured ")]

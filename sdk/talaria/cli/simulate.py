@@ -112,6 +112,12 @@ def simulate(
     workers: Annotated[
         int, typer.Option(help="Processes in which clients learn, of one thread each; 0: in this one.", min=0)
     ] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Clients learn on a Ray cluster; auto: this machine's, else its own cores."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Train a whole fleet in one process, with the seeds and the bytes of the fleet over MQTT.
@@ -136,7 +142,7 @@ def simulate(
         if save is not None or write_fleet is not None:
             raise ConfigError("--resume goes on in its own folder; leave --save and --write-fleet out")
         with shown_progress(f"{resume}", checkpoint.rounds(resume), quiet=as_json) as progress:
-            tell(go_on(resume, workers=workers, progress=progress), report, as_json=as_json)
+            tell(go_on(resume, workers=workers, ray=ray, progress=progress), report, as_json=as_json)
         return
     buffering = {"buffer": buffer, "max_staleness": max_staleness, "damping": damping}
     where = {} if partition is None else {"partition": partition}
@@ -177,7 +183,7 @@ def simulate(
     if save is not None:
         asked.begin(save)
     with shown_progress(f"{algorithm} on {asked.data.name}", rounds, quiet=as_json) as progress:
-        result = asked.learn(progress, save, workers)
+        result = asked.learn(progress, save, workers, ray)
     tell(result, report, as_json=as_json)
 
 

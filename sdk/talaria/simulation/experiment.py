@@ -63,14 +63,19 @@ class Experiment:
         checkpoint.begin(folder, self.asked)
 
     def learn(
-        self, progress: Callable[[RoundFacts], None] | None = None, save: Path | None = None, workers: int = 0
+        self,
+        progress: Callable[[RoundFacts], None] | None = None,
+        save: Path | None = None,
+        workers: int = 0,
+        ray: str | None = None,
     ) -> Result:
         """All rounds; where ``save`` names a folder, each whole round is kept there, and what was kept is not learned
-        again. With ``workers``, clients learn in so many processes of one thread each."""
+        again. With ``workers``, clients learn in so many processes of one thread each; with ``ray``, on a cluster."""
         members = members_of(self.data.clients, self.plans, self.engine)
         arrivals = members_of(self.data.newcomers, self.plans, self.engine)
         every = {**members, **arrivals}
-        with nullcontext() if workers == 0 else crew_of(self.run, every, self.data, workers) as crew:
+        alone = workers == 0 and ray is None
+        with nullcontext() if alone else crew_of(self.run, every, self.data, workers, ray) as crew:
             return self._learned(members, arrivals, crew, progress, save)
 
     def _learned(
@@ -140,6 +145,7 @@ def simulate(
     privacy: Privacy | Mapping[str, Any] | None = None,
     save: str | Path | None = None,
     workers: int = 0,
+    ray: str | None = None,
     progress: Callable[[RoundFacts], None] | None = None,
 ) -> Result:
     """Let a whole fleet learn in one process, with the seeds and the bytes of the fleet over MQTT.
@@ -175,6 +181,8 @@ def simulate(
         save: A new folder that keeps each whole round, so that :func:`talaria.resume` goes on after a kill.
         workers: Clients of a round learn in so many processes of one thread each: the same bytes for every number from
             1 on. 0: one after another in this process, with torch's threads.
+        ray: Clients of a round learn on all CPUs of a Ray cluster instead, to the same bytes: its address, or
+            ``"auto"`` for the cluster of this machine, else its own cores (``pip install 'talaria[ray]'``).
         progress: Called after each round.
 
     Returns:
@@ -222,7 +230,7 @@ def simulate(
     folder = None if save is None else Path(save)
     if folder is not None:
         asked.begin(folder)
-    return asked.learn(progress, folder, workers)
+    return asked.learn(progress, folder, workers, ray)
 
 
 def prepare(
@@ -319,6 +327,7 @@ def resume(
     data: Federated | None = None,
     aggregator: Aggregator | None = None,
     workers: int = 0,
+    ray: str | None = None,
     progress: Callable[[RoundFacts], None] | None = None,
 ) -> Result:
     """Go on with a run that ``save`` kept, from its last whole round; one that is whole is only measured again.
@@ -330,6 +339,7 @@ def resume(
         data: The data, where the run was given an object instead of a name.
         aggregator: The server rule, where the run was given an object instead of a name.
         workers: As in :func:`talaria.simulate`.
+        ray: As there.
         progress: Called after each further round.
 
     Returns:
@@ -375,7 +385,7 @@ def resume(
         privacy=privacy,
         asked={name: value for name, value in asked.items() if name != "format"},
     )
-    return one.learn(progress, folder, workers)
+    return one.learn(progress, folder, workers, ray)
 
 
 def _data(data: str | Federated, options: Mapping[str, Any] | None) -> Federated:

@@ -110,11 +110,15 @@ def course(
     return fleet, in_rounds(fleet, over)
 
 
-def crew_of(run: Run, members: Mapping[str, Member], data: Federated, count: int) -> Crew:
-    """``count`` processes that train and measure ``members``, of the run and newcomers, for :func:`course` and
-    :func:`evaluate`. Raises :class:`ConfigError` for an asynchronous run, whose trainings follow one another."""
+def crew_of(run: Run, members: Mapping[str, Member], data: Federated, count: int, ray: str | None = None) -> Crew:
+    """``count`` processes, or the Ray cluster at ``ray``, that train and measure ``members``, of the run and newcomers,
+    for :func:`course` and :func:`evaluate`. Raises :class:`ConfigError` for an asynchronous run, whose trainings follow
+    one another, and where a cluster's nodes do not know the run's code."""
+    asked = f"workers={count}" if ray is None else f"ray={ray!r}"
     if run.asynchronous:
-        raise ConfigError(f"simulate: workers={count}: an asynchronous run trains one client after another; set 0")
+        raise ConfigError(f"simulate: {asked}: an asynchronous run trains one client after another; leave it out")
+    if ray is not None and count:
+        raise ConfigError(f"simulate: {asked} has a process for each CPU of the cluster; leave workers={count} at 0")
     every = {**data.clients, **data.newcomers}
 
     def work(asked: Mapping[str, Any], shared: Tensors, private: Tensors | None) -> Answer:
@@ -125,7 +129,12 @@ def crew_of(run: Run, members: Mapping[str, Member], data: Federated, count: int
         model = rounds.personalize(run, member, shared, private, asked["round"])
         return asdict(evaluation.evaluate(model, every[member.client].test, task=run.task)), {}, b""
 
-    return Crew(count, work)
+    if ray is None:
+        return Crew(count, work)
+    from talaria.simulation.ray_crew import RayCrew
+
+    rounds.require_travels(run)
+    return RayCrew(ray, work)
 
 
 def replay(

@@ -98,7 +98,7 @@ class Crew:
 
     def _share(self, shared: Tensors) -> None:
         """Write ``shared`` where every process reads it."""
-        data = _packed(shared)
+        data = packed(shared)
         os.ftruncate(self._file.fileno(), len(data))
         at, view = 0, memoryview(data)
         while at < len(data):  # one call writes at most 2 GiB
@@ -111,7 +111,7 @@ class Crew:
         asked, private = job
         _send(link, json.dumps({"asked": dict(asked), "size": self._size, "private": private is not None}).encode())
         if private is not None:
-            _send(link, _packed(private))
+            _send(link, packed(private))
 
     def _fork(self) -> None:
         context, mine = multiprocessing.get_context("fork"), list[socket]()
@@ -138,17 +138,17 @@ def _serve(link: socket, others: list[socket], file: int, work: Work) -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             head = json.loads(_received(link))
-            private = _unpacked(_received(link)) if head["private"] else None
+            private = unpacked(_received(link)) if head["private"] else None
             with mmap.mmap(file, head["size"], access=mmap.ACCESS_READ) as shared:
                 try:
-                    facts, tensors, data = work(head["asked"], _unpacked(bytes(shared)), private)
+                    facts, tensors, data = work(head["asked"], unpacked(bytes(shared)), private)
                 except Exception as error:
                     _send(link, json.dumps({"error": [type(error).__name__, str(error)]}).encode())
                     if not isinstance(error, TalariaError):
                         raise
                     continue
             _send(link, json.dumps({"facts": dict(facts)}).encode())
-            _send(link, _packed(tensors))
+            _send(link, packed(tensors))
             _send(link, data)
 
 
@@ -160,7 +160,7 @@ def _answer(link: socket) -> Answer:
         if isinstance(kind, type) and issubclass(kind, TalariaError):
             raise kind(text)
         raise RuntimeError(f"a worker failed with {name}: {text}")
-    return head["facts"], _unpacked(_received(link)), _received(link)
+    return head["facts"], unpacked(_received(link)), _received(link)
 
 
 def _send(link: socket, data: bytes) -> None:
@@ -184,13 +184,15 @@ def _exactly(link: socket, data: bytearray) -> bytearray:
     return data
 
 
-def _packed(tensors: Tensors) -> bytes:
+def packed(tensors: Tensors) -> bytes:
+    """``tensors`` as safetensors, with their order."""
     order = {"order": json.dumps(list(tensors))}  # the format has one of its own
     data: bytes = save({name: np.asarray(value, order="C") for name, value in tensors.items()}, order)
     return data
 
 
-def _unpacked(data: bytes) -> Tensors:
+def unpacked(data: bytes) -> Tensors:
+    """What :func:`packed` was given."""
     length = int.from_bytes(data[:8], "little")
     found, order = load(data), json.loads(data[8 : 8 + length])["__metadata__"]["order"]
     return {name: found[name] for name in json.loads(order)}
