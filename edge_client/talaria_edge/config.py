@@ -26,7 +26,7 @@ client = "s01-left"           # holds x, y and split (0 train, 1 validation, 2 t
 # source = "folder"           # windows as .npz files with x, and y where it is known; labels may come later
 # path = "windows"
 # most = 10000                # windows that are kept: the oldest files leave
-# megabytes = 512             # that they may fill
+# megabytes = 128             # that they may fill
 # days = 90                   # that they are kept; as long as there is room unless given
 # drift = true                # tell the operator how far they have moved since the first day, in two numbers
 
@@ -223,7 +223,7 @@ def _source(data: Section, device: str, labels: tuple[str, ...], allow: tuple[st
             labels,
             data.whole("most", 10_000, low=1, high=10_000_000),
             None if data.raw("days", None) is None else data.number("days", low=1e-3, high=36_525),
-            data.number("megabytes", 512.0, low=0.001, high=4096),
+            data.number("megabytes", 128.0, low=0.001, high=4096),
             data.flag("drift", True),
         )
     return NamedSource(kind, data.text("client", device), dict(data.table("options").values), allow)

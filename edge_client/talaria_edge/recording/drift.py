@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,15 +31,20 @@ class Shape:
     spread: tuple[float, ...]
 
 
-def shape_of(x: Array, y: Array) -> Shape:
-    """Of samples ``x`` float32 (N, ...), N at least 1, and the labels ``y`` (M,) of some of them; labels that are no
-    classes are left out."""
-    axes = tuple(axis for axis in range(x.ndim) if axis != 1)
-    values = x if x.ndim > 1 else x[:, None]
+def shape_of(samples: Iterable[Array], y: Array) -> Shape:
+    """Of ``samples``, arrays float32 (N, ...) of equal shape but for N, with one sample at least in all, and the labels
+    ``y`` (M,) of some of them; labels that are no classes are left out."""
     names, counts = np.unique(y, return_counts=True) if y.ndim == 1 and y.dtype.kind == "i" else (y[:0], y[:0])
     shares = {str(name): float(count / len(y)) for name, count in zip(names, counts, strict=True)}
-    mean, spread = values.mean(axes or (0,), dtype=np.float64), values.std(axes or (0,), dtype=np.float64)
-    return Shape(shares, tuple(mean.tolist()), tuple(spread.tolist()))
+    count, sums, squares = 0, np.zeros(()), np.zeros(())
+    for x in samples:
+        axes = tuple(axis for axis in range(x.ndim) if axis != 1)
+        count += x.size // x.shape[1]
+        sums = sums + x.sum(axes, dtype=np.float64)
+        squares = squares + np.square(x).sum(axes, dtype=np.float64)
+    mean = sums / count
+    spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    return Shape(shares, tuple(np.atleast_1d(mean).tolist()), tuple(np.atleast_1d(spread).tolist()))
 
 
 def between(first: Shape, now: Shape) -> dict[str, float]:

@@ -48,7 +48,7 @@ class FolderSource:
     labels: tuple[str, ...] = ()
     most: int = 10_000
     days: float | None = None
-    megabytes: float = 512.0
+    megabytes: float = 128.0
     drift: bool = True
     """Tell the operator, with each update, how far the samples have moved since the first day: two numbers."""
 
@@ -265,4 +265,4 @@ def _targets(labels: list[Any]) -> Array:
 
 def _shape(windows: list[tuple[_Window, list[Any]]]) -> drift.Shape:
     labels = [label for _, given in windows for label in given if isinstance(label, int)]
-    return drift.shape_of(np.concatenate([one.x for one, _ in windows]), np.array(labels, np.int64))
+    return drift.shape_of((one.x for one, _ in windows), np.array(labels, np.int64))
