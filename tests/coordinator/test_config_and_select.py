@@ -266,3 +266,24 @@ def test_no_round_has_a_smaller_quorum_than_its_rule_can_fold():
     names = tuple(f"d{i}" for i in range(8))
     assert cohort.ask(robust.draw, 1, names, set(names), ()).quorum == 3
     assert cohort.ask(robust.draw, 1, names, {"d1", "d2"}, ()) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("[canary]\nshare = 0\n", r"canary: share=0 must be in \(0, 1\]"),
+        ("[canary]\nrefused = 1.0\n", r"canary: refused=1 must be in \[0, 1\)"),
+        ("[canary]\nrounds = 0\n", r"canary: rounds=0 must be in 1\.\.10000"),
+        ("[canary]\nshares = 0.2\n", "shares"),
+        ('[rounds]\nmode = "asynchronous"\nbuffer = 1\n[canary]\n', "canary: share needs rounds in step"),
+    ],
+)
+def test_a_canary_that_is_none_is_refused_by_its_field(tmp_path, more, said):
+    path = tmp_path / "fleet.toml"
+    run = '[run]\nalgorithm = "fedavg"\n[run.spec]\nname = "imu_cnn"\ninput_shape = [6, 32]\nclasses = 3\n'
+    path.write_text(f'[fleet]\nname = "watch"\ndevices = 2\n{more}{run}')
+    with pytest.raises(ConfigError, match=said):
+        load_config(path)
+    path.write_text(f'[fleet]\nname = "watch"\nmembers = ["a"]\ngrows = true\n{run}')
+    with pytest.raises(ConfigError, match="grows=True and members"):
+        load_config(path)

@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 
 import httpx
+import numpy as np
 import pytest
 
 from talaria import tensors
@@ -30,7 +31,7 @@ def test_a_run_that_is_extended_twice_is_to_the_byte_the_longer_one(fleet, a_run
     agents = one.agents(coordinator.wait_for("ready")["broker"])
     coordinator.wait_for("round-opened", round=1)
     given(config, Order("extend", rounds=1))  # as `talaria coordinator extend` does: the one that runs takes it
-    assert coordinator.wait_for("extend")["rounds"] == 3
+    assert coordinator.wait_for("extend")["by"] == 1
     assert coordinator.wait_for("started")["rounds"] == 3
     assert (coordinator.end(), agents.end()) == (0, 0)
     with pytest.raises(ConfigError, match=r"rounds=0 must be in 1\.\."):
@@ -154,3 +155,40 @@ def test_who_is_away_for_a_season_is_not_drawn():
     assert resting(("anna", "bela", "carl"), known, 2.0, 10 * day) == {"anna"}
     assert resting(("anna", "bela", "carl"), known, 0.0, 10 * day) == frozenset()
     assert roster((), 2, [device("gone", True, 0.0, retired=1.0), *known]) == ("anna", "bela")
+
+
+def test_a_run_that_gates_refuse_is_called_off_and_the_one_before_comes_back(fleet, a_run):
+    one = fleet(a_run("fedper", rounds=2, epochs=4), devices=("anna", "bela"), extra="[canary]\nshare = 0.5\n")
+    config = load_config(one.config)
+
+    def learned(rounds):
+        coordinator = one.serve()
+        url = coordinator.wait_for("ready")["broker"]
+        files = [one.device_config(name, url) for name in one.devices]
+        for path, name in zip(files, one.devices, strict=True):
+            served = f'bundle = "{name}.talaria"\nvariants = ["fp32"]\n[fleet]'
+            path.write_text(path.read_text().replace("[fleet]", served))
+        agents = one._start("edge", "run", *files, "--json")
+        assert (coordinator.end(), agents.end()) == (0, 0)
+        with Store(one.folder / "state" / "coordinator.db") as store:
+            assert not check(store, FolderBlobs(one.folder / "state" / "blobs")).damage
+            assert store.fleet("watch").round == rounds
+            return store.fleet("watch"), store.events("watch", 500), agents.events
+
+    before, *_ = learned(2)
+    private = {name: one.private(name) for name in one.devices}
+    with pytest.raises(ConfigError, match="rounds=1 must be at least 2, those of its trial"):
+        given(config, Order("next", rounds=1))
+    assert given(config, Order("next", rounds=5)) == "running"
+    for name in one.devices:  # labels that are wrong in training, and right where the gate looks
+        kept = dict(np.load(one.folder / f"{name}.npz"))
+        np.savez(one.folder / f"{name}.npz", **kept | {"y_train": (kept["y_train"] + 1) % 3})
+    after, events, told = learned(4)
+    (off,) = [event for event in events if event["kind"] == "canary-called-off"]
+    assert (off["asked"], off["answered"], off["refused"]) == (1, 1, 1)
+    (tried,) = off["members"]
+    assert {item["device"] for item in told if item["event"] == "training"} == {tried}
+    assert (after.model_digest, after.status) == (before.model_digest, "done")
+    assert Run.from_json(after.run).identity == one.run.identity
+    for name in one.devices:
+        assert tensors.equal(one.private(name), private[name])

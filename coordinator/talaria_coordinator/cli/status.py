@@ -48,6 +48,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
             "waiting": None if missing is None else missing.facts(),
             "waits_for": holding(store.machine(config.name)) if fleet.status != "done" else [],
             "resting": sorted(rest),
+            "canary": fleet.life.canary.get("members", []),
             "history": [
                 {
                     "attempt": r.attempt,
@@ -108,6 +109,8 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
     if found["waits_for"]:
         late = ", ".join(f"{d['device']} ({d['phase']}{'' if d['online'] else ', away'})" for d in found["waits_for"])
         console.print(_plain(f"the open round waits for: {late}"), highlight=False, soft_wrap=True)
+    if found["canary"]:
+        console.print(_plain(f"tried first by: {', '.join(found['canary'])}"), highlight=False, soft_wrap=True)
     if found["resting"]:
         text = f"away for long, and not drawn until they come: {', '.join(found['resting'])}"
         console.print(_plain(text), highlight=False, soft_wrap=True)

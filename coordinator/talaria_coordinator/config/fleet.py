@@ -29,6 +29,11 @@ quorum = 0.5                # share of the cohort without which a round is tried
     # max_staleness = 20        # versions that an update may be behind
     # damping = 0.5             # an update s versions behind counts (1 + s)^-damping
 
+[canary]                    # a new run (`next`) is tried by some devices first; leave out for none
+share = 0.2                 # of the members, at least one
+refused = 0.3               # called off where more than this share of their gates refuse its model
+    # rounds = 1                # that they learn before their gates are asked
+
 [store]                     # leave out for SQLite and a folder of blobs in the state folder
 database = "postgresql+psycopg://talaria@db.example/talaria?sslmode=verify-full"
 password_file = "db.password"   # or as libpq looks for it: PGPASSFILE, PGPASSWORD
@@ -101,6 +106,24 @@ class Draw:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Canary:
+    """How a run that begins from another's model is tried: by the share ``share`` of the members, for ``rounds``
+    rounds;    called off where more than ``refused`` of those whose gates answered refuse its model."""
+
+    share: float = 0.2
+    refused: float = 0.3
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"canary: share={self.share:g} must be in (0, 1]: of the members, those who try first")
+        if not 0 <= self.refused < 1:
+            raise ConfigError(f"canary: refused={self.refused:g} must be in [0, 1): of the gates")
+        if not 1 <= self.rounds <= 10_000:
+            raise ConfigError(f"canary: rounds={self.rounds} must be in 1..10000: learned before the gates are asked")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FleetConfig:
     """Everything that a coordinator needs for one fleet. ``members`` (or, where empty, the first ``devices`` to
     come) are the roster that cohorts are drawn from. Who is shut out gives its place among the first up to the next who
@@ -131,6 +154,8 @@ class FleetConfig:
     """How an asynchronous run folds; None for rounds in step."""
     aggregator: str | None = None
     """A rule instead of the algorithm's own, as :func:`talaria.federated.server_rule.rule_named` reads it."""
+    canary: Canary | None = None
+    """How a new run is tried first; None: by all at once."""
     retry_s: float = 2.0
     max_update: int = 64 << 20
     kit: Path | None = None
@@ -157,6 +182,11 @@ class FleetConfig:
             raise ConfigError(
                 f"fleet: grows={self.grows} and members=[...] exclude each other: a list admits nobody else; "
                 "leave one of them out"
+            )
+        if self.canary is not None and self.buffering is not None:
+            raise ConfigError(
+                "canary: share needs rounds in step, and this fleet has none; leave [canary] out, or set [rounds] "
+                'mode = "synchronous"'
             )
         if not 0 <= self.away_days <= 36500:
             raise ConfigError(f"fleet: away_days={self.away_days:g} must be in 0..36500; 0 leaves nobody out")
@@ -231,12 +261,24 @@ def load_config(path: str | Path) -> FleetConfig:
         retry_s=rounds.number("retry_s", 2.0, low=0.05, high=3600),
         aggregator=None if rule is None else located(rule, path.parent),
         max_update=rounds.whole("max_update", 64 << 20, low=1024, high=2**32),
+        canary=canary_of(top.table("canary")) if "canary" in top.values else None,
         store=store_of(top.table("store")),
         api=api_of(top.table("api")) if "api" in top.values else None,
     )
     for section in (top, fleet, broker, identity, rounds):
         section.done()
     return config
+
+
+def canary_of(section: Section) -> Canary:
+    """What a ``[canary]`` table says."""
+    found = Canary(
+        share=section.number("share", Canary.share, high=1.0),
+        refused=section.number("refused", Canary.refused, high=1.0),
+        rounds=section.whole("rounds", Canary.rounds),
+    )
+    section.done()
+    return found
 
 
 def buffering_of(section: Section) -> Buffering | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
+from talaria import seeds
 from talaria.errors import ConfigError
 from talaria.federated import rounds, warm_start
 from talaria.federated.global_model import decode_model, encode_model
@@ -11,7 +14,7 @@ from talaria.federated.run import MOST_ROUNDS, Run
 from talaria.federated.server_rule import aggregator_of
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria.wire import codec
-from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.config.fleet import Canary, FleetConfig
 from talaria_coordinator.fleet import blueprints
 from talaria_coordinator.fleet.operator_commands import Order, decide
 from talaria_coordinator.storage.blobs import Blobs
@@ -59,6 +62,7 @@ def follow(order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs:
     if not 1 <= rounds_more <= MOST_ROUNDS - fleet.round:
         raise ConfigError(f"next: rounds={rounds_more} must be in 1..{MOST_ROUNDS - fleet.round}: how many it learns")
     run = replace(warm_start.following(old, run), rounds=fleet.round + rounds_more)
+    canary = None if config.canary is None else _tried_by(config, config.canary, fleet, run)
     if config.kit is not None:
         raise ConfigError(
             f"next: [fleet] kit={config.kit} is of the run before; leave it out and start the coordinator again: it "
@@ -70,7 +74,45 @@ def follow(order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs:
     rule = rounds.rule_of(run, aggregator_of(run, config.aggregator, config.buffering))
     model = blobs.put(encode_model(found.tensors))
     server = blobs.put(codec.encode_tensors(rule.init(found.tensors)))
-    store.follow(fleet, run, model, server, (given.identity, old.identity), found.facts())
+    store.follow(fleet, run, model, server, (given.identity, old.identity), found.facts(), canary)
+
+
+def _tried_by(config: FleetConfig, canary: Canary, fleet: Fleet, run: Run) -> dict[str, Any]:
+    """Who tries ``run`` first, and what comes back where it is called off."""
+    count = math.ceil(canary.share * len(fleet.roster))
+    if count < max(1, config.draw.least):
+        raise ConfigError(
+            f"canary: share={canary.share:g} of {len(fleet.roster)} members are {count}, and the rule folds no fewer "
+            f"than {config.draw.least}; raise it"
+        )
+    gate = fleet.round + canary.rounds + 1
+    if run.rounds < gate:
+        raise ConfigError(
+            f"next: rounds={run.rounds - fleet.round} must be at least {canary.rounds + 1}, those of its trial: "
+            f"[canary] rounds={canary.rounds}, and one in which gates are asked"
+        )
+    drawn = seeds.order(len(fleet.roster), run.seed, "", gate, "canary")[:count]
+    back = {"run": fleet.run, "model_digest": fleet.model_digest, "server": fleet.server}
+    members = sorted(fleet.roster[i] for i in drawn)
+    return {"members": members, "gate": gate, "refused": canary.refused, "identity": run.identity, **back}
+
+
+def judge(fleet: Fleet, store: Store) -> dict[str, Any] | None:
+    """Once the gates of those who try a run were asked: let it go on with all, or call it off; what came of it, None
+    while it is tried."""
+    tried = fleet.life.canary
+    if not tried or fleet.round < tried["gate"]:
+        return None
+    said = [device.profile.get("gate") for device in store.devices(fleet.name) if device.device in tried["members"]]
+    mine = [gate for gate in said if isinstance(gate, dict) and gate.get("run") == tried["identity"][:16]]
+    no = sum(gate.get("deployed") is not True for gate in mine)
+    off = not mine or no > tried["refused"] * len(mine)
+    facts = {"asked": len(tried["members"]), "answered": len(mine), "refused": no}
+    old = Run.from_json(tried["run"], allow=None)
+    # The rounds that were learned meanwhile count on, though nothing of them stays.
+    back = replace(old, rounds=min(MOST_ROUNDS, old.rounds + fleet.round - fleet.life.began)) if off else None
+    store.end_canary(fleet.name, back, facts)
+    return {"called_off": off, **facts}
 
 
 def retire(order: Order, fleet: Fleet, store: Store) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from talaria import time
@@ -143,8 +143,12 @@ class Conductor:
         self._here, self._shut_out = online, set(state.quarantined())
         now = time.monotonic()
         roster = self._awake(self._refilled() or self._gathered(), now)
+        tried, draw = self.fleet.life.canary, self._draw
+        if tried:
+            roster = tuple(name for name in roster if name in tried["members"])
+            draw = replace(draw, run=replace(draw.run, fraction=1.0), over=0.0)
         gone = {name for name in roster if name not in state.peers or state.peers[name].away(now, self._grace)}
-        asked = cohort.ask(self._draw, self.fleet.round + 1, roster, online, state.quarantined(), gone)
+        asked = cohort.ask(draw, self.fleet.round + 1, roster, online, state.quarantined(), gone)
         if asked is None:
             self._wait(roster)
             return
@@ -171,7 +175,8 @@ class Conductor:
         """What each device is told with the request for work: the round, and, asynchronously, the last one of
         its own that counted, so that its private part goes on from there."""
         if not asked.stale:
-            return dict.fromkeys(asked.cohort, json.dumps({"round": asked.round}).encode())
+            gate = {"gate": True} if asked.round == self.fleet.life.canary.get("gate") else {}
+            return dict.fromkeys(asked.cohort, json.dumps({"round": asked.round, **gate}).encode())
         last = self.store.counted_rounds(self.config.name)
         return {name: json.dumps({"round": asked.round, "after": last.get(name, 0)}).encode() for name in asked.cohort}
 

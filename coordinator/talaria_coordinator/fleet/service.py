@@ -30,7 +30,7 @@ from talaria_coordinator.fleet.allowlist import Members
 from talaria_coordinator.fleet.connection import Open, over_mqtt
 from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing
 from talaria_coordinator.fleet.drain import Leaving
-from talaria_coordinator.fleet.life import as_it_is, follow, require_room, retire
+from talaria_coordinator.fleet.life import as_it_is, carry_out, follow, judge
 from talaria_coordinator.fleet.link_health import Footing
 from talaria_coordinator.fleet.notices import Enrolled, Folded, FoldFailed, Stop
 from talaria_coordinator.fleet.operator_commands import Order, decide
@@ -167,12 +167,16 @@ class Service:
                     if isinstance(event, Stop):
                         return
                     self._take_note(event)
+                    if self._stopped:  # what the fleet learns may be another run by now
+                        return
                     self._conductor.advance(self._state)
 
     def _take_note(self, event: object) -> None:
         match event:
             case Folded():
                 self._conductor.folded(event)
+                if self._is_called_off():
+                    return
                 self._publish_model(multicast=True)
                 if not self._tidying:
                     self._tidying = True
@@ -417,14 +421,12 @@ class Service:
 
     def _obey(self, order: Order) -> None:
         with order.answering():
-            if order.verb == "extend":
-                self._extend(order)
-                return
-            if order.verb in ("retire", "readmit"):
-                retire(order, self._conductor.fleet, self.store)
+            if order.verb in ("extend", "retire", "readmit"):
+                carry_out(order, self._conductor.fleet, self.config, self.store, self.blobs)
                 self._conductor.refresh()
-                self._tell(order.verb, device=order.device, reason=order.reason)
-                self._conductor.not_asked(order.device)
+                self._tell(order.verb, device=order.device, reason=order.reason, by=order.rounds)
+                # All that is known of a run is read again, as after a crash: nothing that was learned or sent is lost.
+                self.again = self._stopped = order.verb == "extend"
                 order.done(self._conductor.fleet.status)
                 return
             if order.verb == "next":
@@ -446,16 +448,6 @@ class Service:
                 self._feed(event)
             order.done(self._conductor.fleet.status)
 
-    def _extend(self, order: Order) -> None:
-        """All that is known of the run is read again, as after a crash: nothing that was learned or sent is lost."""
-        self._conductor.refresh()
-        require_room(self._conductor.fleet, order.rounds)
-        rounds = self.store.extend(self.config.name, order.rounds)
-        self._conductor.refresh()
-        self._tell("extend", rounds=rounds, by=order.rounds, reason=order.reason)
-        self.again = self._stopped = True
-        order.done(self._conductor.fleet.status)
-
     async def _follow(self, order: Order) -> None:
         """Begin another run from the last model, and then begin anew with it."""
         with order.answering():
@@ -466,6 +458,16 @@ class Service:
             self.again = True
             self.stop()
             order.done(self._conductor.fleet.status)
+
+    def _is_called_off(self) -> bool:
+        """Whether the run that some devices try is called off by their gates; then all begins anew as it was before."""
+        found = judge(self._conductor.fleet, self.store)
+        if found is None:
+            return False
+        self._conductor.refresh()
+        self._tell("canary", **found)
+        self.again = self._stopped = bool(found["called_off"])
+        return self.again
 
     def _publish_model(self, multicast: bool) -> None:
         data = self.blobs.get(self._conductor.fleet.model_digest)

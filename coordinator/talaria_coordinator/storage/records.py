@@ -25,6 +25,9 @@ class Life:
     model_digest: str = ""
     server: str = ""
     before: tuple[str, ...] = ()
+    canary: dict[str, Any] = field(default_factory=dict)
+    """While the present run is tried: ``members`` who try it, ``gate``, the round with which their gates are asked,
+    ``refused``, the share that may refuse, ``identity`` of the run, and what comes back where it is called off."""
 
     def to_json(self) -> str:
         """As it is stored."""

@@ -210,10 +210,12 @@ class Store:
             return longer.rounds
 
     def follow(
-        self, fleet: Fleet, run: Run, model_digest: str, server: str, given: Sequence[str], facts: Mapping[str, Any]
-    ) -> None:
+        self, fleet: Fleet, run: Run, model_digest: str, server: str, given: Sequence[str], facts: Mapping[str, Any],
+        canary: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Let the fleet learn ``run`` from now on, which goes on from what it has learned as ``model_digest`` and
-        ``server`` say; ``given`` are the identities that fleet.toml may give. Logged, with ``facts``."""
+        ``server`` say; ``given`` are the identities that fleet.toml may give; with ``canary`` (:class:`Life`) it is
+        tried first. Logged, with ``facts``."""
         with self._writing(fleet.name) as tx:
             mine = FLEETS.c.fleet == fleet.name
             now = fleet_of(tx.execute(select(FLEETS).where(mine)).one())
@@ -226,11 +228,29 @@ class Store:
                 model_digest=model_digest,
                 server=server,
                 before=(now.run, *now.life.before)[:GIVEN_KEPT],
+                canary=canary or {},
             )
             values = {"run": run.to_json(), "model_digest": model_digest, "server": server, "status": "running"}
             tx.execute(update(FLEETS).where(mine).values(life=life.to_json(), **values))
             detail = {"rounds": run.rounds, "model_digest": model_digest, "identity": run.identity, **facts}
             append(tx, "run-followed", detail, fleet=fleet.name)
+
+    def end_canary(self, fleet: str, back: Run | None, facts: Mapping[str, Any]) -> None:
+        """The present run was tried: it goes on with all, or (``back``) the run before it does, from its own last
+        model. Logged, with ``facts``."""
+        with self._writing(fleet) as tx:
+            mine = FLEETS.c.fleet == fleet
+            now = fleet_of(tx.execute(select(FLEETS).where(mine)).one())
+            tried, life = now.life.canary, replace(now.life, canary={})
+            values: dict[str, Any] = {}
+            if back is not None:
+                old = {name: tried[name] for name in ("model_digest", "server")}
+                life = replace(life, began=now.round, **old)
+                status = "done" if now.round >= back.rounds else "running"
+                values = {"run": back.to_json(), "status": status, **old}
+            tx.execute(update(FLEETS).where(mine).values(life=life.to_json(), **values))
+            kind = "canary-passed" if back is None else "canary-called-off"
+            append(tx, kind, {"members": tried["members"], **facts}, fleet=fleet)
 
     def set_roster(self, fleet: str, roster: Sequence[str]) -> None:
         """Fix the devices that cohorts are drawn from; logged."""

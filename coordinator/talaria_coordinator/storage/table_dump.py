@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from sqlalchemy import Connection, LargeBinary, MetaData, Table, insert, inspect, select, text
 
 from talaria.errors import StateError
+from talaria_coordinator.storage.records import Life
 from talaria_coordinator.storage.tables import ATTEMPTS, FLEETS, METADATA, UPDATES
 
 LONGEST_LINE = 1 << 28
@@ -20,8 +21,9 @@ BATCH = 500
 def in_use(tx: Connection) -> set[str]:
     """Digests that must be kept: every global model and server state of a round, and updates not yet folded."""
     keep: set[str | None] = set()
-    for row in tx.execute(select(FLEETS.c.model_digest, FLEETS.c.server)):
-        keep |= {row.model_digest, row.server}
+    for fleet in tx.execute(select(FLEETS.c.model_digest, FLEETS.c.server, FLEETS.c.life)):
+        canary = Life.of(fleet.life).canary  # what comes back where the run that is tried is called off
+        keep |= {fleet.model_digest, fleet.server, canary.get("model_digest"), canary.get("server")}
     for row in tx.execute(select(ATTEMPTS.c.base_digest, ATTEMPTS.c.model_digest)):
         keep |= {row.base_digest, row.model_digest}
     keep |= set(tx.execute(select(UPDATES.c.digest).where(UPDATES.c.status == "stored")).scalars())

@@ -20,6 +20,7 @@ from talaria.errors import StateError
 from talaria_coordinator.fleet.waiting import holding
 from talaria_coordinator.storage import update_summary
 from talaria_coordinator.storage.engine import open_engine
+from talaria_coordinator.storage.records import Life
 from talaria_coordinator.storage.tables import (
     ATTEMPTS,
     DEVICES,
@@ -203,6 +204,7 @@ def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
         quarantined=out,
         roster=len(json.loads(row.roster)) if row.roster else 0,
         waits_for=holding(machine),
+        canary=list(Life.of(row.life).canary.get("members", [])),
     )
 
 

@@ -19,7 +19,7 @@ class Spread:
 class FleetView:
     """A fleet after ``round`` of ``rounds`` committed rounds of learning, out of ``tried`` that were opened.
     ``waits_for`` names the first of those who keep the open round waiting, with how far each is (``phase``) and whether
-    it is ``online``."""
+    it is ``online``; ``canary`` names those who try the present run before all others, while they do."""
 
     name: str
     status: str
@@ -36,6 +36,7 @@ class FleetView:
     quarantined: int
     roster: int
     waits_for: list[dict[str, Any]]
+    canary: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from talaria.wire.chunks import Cut, chunk_within, describe
 from talaria.wire.mqtt import LinkDown, LinkUp, Will
 from talaria.wire.validity import validities, warnings, watch
 from talaria_edge import training_policy
+from talaria_edge.agent.asked import work_of
 from talaria_edge.agent.goodbye import Parting
 from talaria_edge.agent.training import Learner, equipped
 from talaria_edge.agent.training_window import TrainingWindow
@@ -330,11 +332,13 @@ class Agent:
     async def _learn(self, learner: Learner, action: a.Train) -> None:
         loop = asyncio.get_running_loop()
         try:
-            round, after = work_of(action.spec)
+            round, after, tries = work_of(action.spec)
             self._round = round
             if not await self._may_learn(action):
                 return
             self._tell("training", attempt=action.attempt, round=round)
+            if tries:
+                await self._try_out(learner, action.model_digest)
             begun = time.monotonic()
             work = partial(learner.learn, round, action.model_digest, after, action.epoch)
             trained, metrics = await loop.run_in_executor(self._worker, work)
@@ -356,6 +360,19 @@ class Agent:
         self._tell("trained", attempt=action.attempt, round=round, update_bytes=len(trained.update), metrics=metrics)
         cut = self._cut(trained.update)
         await self._driver.inbox.put(e.UpdateReady(time.monotonic(), action.attempt, action.version, cut))
+
+    async def _try_out(self, learner: Learner, model_digest: bytes) -> None:
+        """Serve the model of a run that this device tries for others, if its gate lets it. Whether it did is all that
+        is told, in the device's next birth, which is said at once."""
+        found = await asyncio.get_running_loop().run_in_executor(self._worker, learner.finish, model_digest)
+        self._tell_of_deployment(found)
+        if "deployed" not in found:
+            return
+        gate_said = {"run": learner.run.identity[:16], "deployed": bool(found["deployed"])}
+        profile = json.dumps({**self.config.profile, "gate": gate_said}).encode()
+        self._half = replace(self._half, profile=profile)
+        if self._state.linked:
+            self._feed(e.Connected(time.monotonic()))
 
     def _log_unforeseen(self, error: Exception, where: str) -> None:
         """The trace of an error that is none of ours, for whoever mends it."""
@@ -480,16 +497,3 @@ class Agent:
 def said(error: BaseException) -> str:
     """What went wrong, in words; of an error that was not foreseen, also its kind."""
     return str(error) if isinstance(error, TalariaError) else f"{type(error).__name__}: {str(error) or 'no reason'}"
-
-
-def work_of(spec: bytes) -> tuple[int, int | None]:
-    """The round that a request for work names; and in an asynchronous run this device's last round that
-    counted (0: none)."""
-    try:
-        asked = json.loads(spec)
-        round, after = asked["round"], asked.get("after")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        round = after = None
-    if type(round) is not int or round < 1:
-        raise ConfigError(f"the coordinator's request names no round ({spec[:60]!r}); update this device")
-    return round, after if type(after) is int else None

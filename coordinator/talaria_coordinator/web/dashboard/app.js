@@ -178,8 +178,12 @@ function show(about, rounds, devices, shut, events, overlap) {
     tile("kept", percent(closed && closed.kept && closed.kept.mean), "of channels kept, mean"),
     tile("overlap", percent(closed && closed.overlap), "mask overlap, mean"));
   const late = about.waits_for.map((d) => `${d.device} (${d.phase}${d.online ? "" : ", away"})`);
-  $("waits").hidden = !open || !late.length;
-  $("waits").textContent = open && late.length ? `Round ${open.round} waits for ${late.join(", ")}` : "";
+  const words = [
+    about.canary.length ? `This run is tried first by ${about.canary.join(", ")}.` : "",
+    open && late.length ? `Round ${open.round} waits for ${late.join(", ")}.` : "",
+  ].filter(Boolean);
+  $("waits").hidden = !words.length;
+  $("waits").textContent = words.join(" ");
   put("accuracy", accuracyPlot(oldest));
   put("bytes", bytesPlot(oldest));
   const masked = overlap && overlap.devices.length > 1;
