@@ -167,7 +167,7 @@ def install(
     typer.echo(f"{device.bundle} is bundle {state.current}; `talaria edge rollback` puts the one before it back.")
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a label
 def label(
     config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
     window: Annotated[str, typer.Argument(metavar="WINDOW", help="A file's name without .npz, or NAME/ROW.")],

@@ -8,10 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from talaria import time
 from talaria.errors import ConfigError, DataError
 from talaria_edge import Device, FolderSource, load_config
+from talaria_edge.cli import app
 from talaria_edge.data import NamedSource, checked, require_learnable
 from talaria_edge.recording import drift, labels
 
@@ -162,7 +164,7 @@ def test_drift_is_told_in_two_numbers(tmp_path, clock):
     assert FolderSource(folder).load().told  # begun anew
 
 
-def test_drift_reaches_the_operator_and_no_sample_does(tmp_path, house, run_all, a_run):
+def test_drift_goes_out_with_each_update(tmp_path, house, run_all, a_run):
     one = house(a_run("fedavg", rounds=1))
     for name in one.data:
         source = FolderSource(tmp_path / "windows" / name)
@@ -206,3 +208,15 @@ def test_a_function_of_a_package_gives_samples_where_it_is_allowed(monkeypatch):
         NamedSource("mypkg.data:load", "anna").load()
     with pytest.raises(DataError, match=r"source='mypkg.data:load' failed .*many"):
         NamedSource("mypkg.data:load", "anna", {"count": "many"}, ("mypkg",)).load()
+
+
+def test_a_label_by_hand(tmp_path):
+    path = tmp_path / "device.toml"
+    head = '[device]\nid = "a"\nlabels = ["rest", "walk"]\n[fleet]\nname = "watch"\nbroker = "mqtt://127.0.0.1"\n'
+    path.write_text(f'{head}[data]\nsource = "folder"\npath = "w"\n')
+    for window, said in (("a", "walk"), ("b", "0"), ("c/2", "-1"), ("d", "1.5")):
+        assert CliRunner().invoke(app, ["label", str(path), window, said], catch_exceptions=False).exit_code == 0
+    assert load_config(path).source.queue.read() == {"a": "walk", "b": 0, "c/2": -1, "d": 1.5}
+    path.write_text(f'{head}[data]\nsource = "smartwatch"\n')
+    with pytest.raises(ConfigError, match="no folder that fills"):
+        CliRunner().invoke(app, ["label", str(path), "a", "walk"], catch_exceptions=False)

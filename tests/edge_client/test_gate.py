@@ -165,3 +165,41 @@ def test_a_new_device_has_nothing_deployed(tmp_path: Path) -> None:
     gate.settle(tmp_path, tmp_path / "me.talaria")
     assert not (tmp_path / "me.talaria").exists()
     assert set(vars(Deployed()).values()) == {None}
+
+
+def test_a_bundle_waits_until_it_is_installed(tmp_path: Path) -> None:
+    bundle = tmp_path / "model.talaria"
+    with pytest.raises(StateError, match="no bundle waits"):
+        gate.install(tmp_path, bundle)
+    gate.deploy(tmp_path, b"one", bundle, "1" * 32)
+    held = gate.hold(tmp_path, b"two", "2" * 32, "better")
+    assert bundle.read_bytes() == b"one"
+    assert gate.waiting(tmp_path) == held
+    assert gate.install(tmp_path, bundle).model == "2" * 32
+    assert bundle.read_bytes() == b"two"
+    assert gate.waiting(tmp_path) is None
+    assert gate.rollback(tmp_path, bundle).refused == "2" * 32
+    assert bundle.read_bytes() == b"one"
+
+
+@pytest.mark.parametrize(
+    "ledger",
+    [
+        b"",
+        b"\xff",
+        b"[" * 5000,
+        b'{"digest": 3, "model": 4, "reason": 5}',
+        b'{"digest": "../../x", "model": "", "reason": ""}',
+    ],
+)
+def test_what_waits_and_is_damaged_is_never_installed(tmp_path: Path, ledger: bytes) -> None:
+    bundle = tmp_path / "model.talaria"
+    gate.deploy(tmp_path, b"one", bundle)
+    gate.hold(tmp_path, b"two", "2" * 32, "better")
+    (tmp_path / "waiting.talaria").write_bytes(b"three")
+    with pytest.raises(StateError, match="is not what was kept"):
+        gate.install(tmp_path, bundle)
+    (tmp_path / gate.WAITING).write_bytes(ledger)
+    with pytest.raises(StateError, match="no bundle waits"):
+        gate.install(tmp_path, bundle)
+    assert bundle.read_bytes() == b"one"
