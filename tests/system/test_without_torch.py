@@ -15,6 +15,9 @@ from servers import serving_small_packets
 from talaria import tensors
 from talaria.federated.rounds import layout_of
 from talaria.model.state import state_of
+from talaria_coordinator.cli.orders import given
+from talaria_coordinator.config.fleet import load_config
+from talaria_coordinator.fleet.operator_commands import Order
 from talaria_export.runtime.verify import verify_bundle
 
 RUNS = {"fedrep": {"head_epochs": 3, "final_epochs": 1}, "heart_pfl": {}}
@@ -161,6 +164,38 @@ def test_devices_without_torch_are_given_a_kit_and_learn_what_is_simulated(fleet
         assert done["deployed"]
         assert done["test"]["max_abs_diff"] <= 1e-4
         assert verify_bundle(done["bundle"]).ok
+
+
+def test_devices_without_torch_keep_their_kit_when_a_run_goes_on_and_get_the_next_runs(fleet, a_run):
+    one = fleet(a_run("fedper", rounds=1), devices=("anna",), engine="onnx")
+    config, kits = load_config(one.config), []
+
+    def learned():
+        coordinator = Coordinator(one.config)
+        try:
+            broker = coordinator.wait_for("ready")["broker"]
+            file = one.device_config("anna", broker)
+            file.write_text(file.read_text().replace('engine = "onnx"\n', ""))
+            agents = Agents([file])
+            try:
+                status, events, errors = agents.end()
+            finally:
+                agents.kill()
+            assert status == 0, (errors, events[-4:])
+            assert coordinator.process.wait(90) == 0
+        finally:
+            coordinator.close()
+        kits.append((one.state_of("anna") / "kit.bin").read_bytes())
+        return {told["event"] for told in events}
+
+    assert "kit-wanted" in learned()
+    given(config, Order("extend", rounds=1))
+    assert "kit-wanted" not in learned()
+    given(config, Order("next", rounds=1, classes=4))
+    one.write_data("anna", 0, classes=4)
+    assert "kit-wanted" in learned()
+    assert kits[0] == kits[1] != kits[2]
+    assert len(one.private("anna")["head.weight"]) == 4
 
 
 def test_where_nobody_has_torch_the_device_and_the_operator_are_told_what_to_do(fleet, a_run):
