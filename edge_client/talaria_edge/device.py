@@ -27,6 +27,7 @@ from talaria_edge.agent.supervisor import keep_running
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import Data, DataSource, DeviceData, NamedSource, checked, source_of
+from talaria_edge.home_assistant import HomeAssistant
 from talaria_edge.identity.connection import over_mqtt, require_safe
 from talaria_edge.recording.folder import FolderSource
 from talaria_edge.recording.labels import Label
@@ -322,6 +323,9 @@ def _fitting(settings: Mapping[str, Any]) -> dict[str, Any]:
             valid.number("device", name, settings[name], f"a number of seconds of at least {low}", low=low, high=high)
     if "engine" in settings:
         valid.among("device", "engine", settings["engine"], ENGINES)
+    home = settings.get("home_assistant")
+    if home is not None and not isinstance(home, HomeAssistant):
+        raise ConfigError(f"device: home_assistant={shown(home)} must be a talaria_edge.HomeAssistant, or left out")
     if "max_model" in settings:
         valid.whole("device", "max_model", settings["max_model"], 1)
     if "stay" in settings:

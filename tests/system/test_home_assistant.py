@@ -13,7 +13,7 @@ from keyed import FLEET, LEFT_SOCKETS
 
 from talaria.errors import ConfigError
 from talaria.wire.mqtt import Arrival, Mqtt
-from talaria_edge import HomeAssistant, load_config
+from talaria_edge import Device, HomeAssistant, load_config
 from talaria_edge import home_assistant as ha
 from talaria_edge.agent.supervisor import keep_running
 from talaria_edge.deployment import gate
@@ -183,3 +183,10 @@ def test_settings(tmp_path, line, says):
     path.write_text(f"{head}[home_assistant]\n{line}\n")
     with pytest.raises(ConfigError, match=says):
         load_config(path)
+
+
+def test_a_program_shows_its_device_too():
+    given = {"fleet": "watch", "data": lambda: None, "id": "a"}
+    assert Device("mqtt://127.0.0.1", **given, home_assistant=HomeAssistant(ask=True)).config.home_assistant.ask
+    with pytest.raises(ConfigError, match=r"home_assistant=True must be a talaria_edge.HomeAssistant"):
+        Device("mqtt://127.0.0.1", **given, home_assistant=True)
