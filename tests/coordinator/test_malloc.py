@@ -33,7 +33,14 @@ for _ in range(16):  # four at a time, as many updates are in memory at once
 again = faults() - before
 for block in [filled(size) for _ in range(64)]:
     libc.free(block)
-print(json.dumps({"faults": again, "heap_mib": brk() / 2**20}))
+def rss():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+pieces = [filled(1 << 20) for _ in range(48)]
+for block in pieces[:-1:2]:  # what is free lies between what is used
+    libc.free(block)
+full = rss()
+heap.give_back()
+print(json.dumps({"faults": again, "heap_mib": brk() / 2**20, "given_mib": (full - rss()) / 2**20}))
 """
 PAGES = 4 * 16 * 1024
 """Of all blocks together."""
@@ -51,4 +58,5 @@ def test_large_blocks_have_the_pages_of_those_before_them_and_the_rest_goes_back
     assert mapped["faults"] > PAGES / 2, "what the user set did not stay"
     found = counted("settle")
     assert found["faults"] < PAGES / 100
-    assert found["heap_mib"] < 64 + 32
+    assert found["heap_mib"] < 64 + 64
+    assert found["given_mib"] > 20

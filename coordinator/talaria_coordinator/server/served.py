@@ -23,7 +23,7 @@ from talaria_coordinator.fleet.life import as_it_is
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.identity.eviction import Barring
-from talaria_coordinator.server import kits
+from talaria_coordinator.server import kits, malloc
 from talaria_coordinator.server.open_state import open_blobs, open_store
 from talaria_coordinator.server.operator_server import Desk
 from talaria_coordinator.storage.store import SilentError
@@ -123,6 +123,8 @@ class Served:
     def _told(self, event: dict[str, Any]) -> None:
         """What the service tells, told on in the thread of :meth:`live`."""
         self._loop.call_soon_threadsafe(self._desk.report, event)
+        if event["event"] == "round-closed":  # its updates are folded, or their round is over
+            self._loop.call_soon_threadsafe(self._loop.run_in_executor, None, malloc.give_back)
 
     def _tell(self, facts: dict[str, Any]) -> None:
         self._desk.report({"at": time.time(), "fleet": self._config.name, **facts})
