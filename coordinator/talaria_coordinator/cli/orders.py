@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from talaria_coordinator.config.fleet import FleetConfig
-from talaria_coordinator.fleet.operator_commands import Order
+if TYPE_CHECKING:
+    from talaria_coordinator.config.fleet import FleetConfig
+    from talaria_coordinator.fleet.operator_commands import Order
 
 Config = Annotated[Path, typer.Argument(metavar="FLEET.TOML", help="The fleet's settings.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
@@ -17,17 +18,17 @@ Reason = Annotated[str, typer.Option(help="Why; it stands in the log.")]
 
 def pause(config: Config, reason: Reason = "", as_json: AsJson = False) -> None:
     """Open no further round, for a night or a season; the open one runs to its end. The model is served on."""
-    _give(config, Order("pause", reason=reason), as_json)
+    _give(config, as_json, "pause", reason=reason)
 
 
 def resume(config: Config, reason: Reason = "", as_json: AsJson = False) -> None:
     """Go on from the last committed model."""
-    _give(config, Order("resume", reason=reason), as_json)
+    _give(config, as_json, "resume", reason=reason)
 
 
 def abort(config: Config, reason: Reason = "", as_json: AsJson = False) -> None:
     """Call the open round off, and open no further one; `resume` goes on."""
-    _give(config, Order("abort", reason=reason), as_json)
+    _give(config, as_json, "abort", reason=reason)
 
 
 def extend(
@@ -41,18 +42,18 @@ def extend(
     Devices need not be told: those that stay go on at once, and others when they come again. What they keep for
     themselves stays theirs. fleet.toml may keep its old rounds; the store has the new ones.
     """
-    _give(config, Order("extend", reason=reason, rounds=rounds), as_json)
+    _give(config, as_json, "extend", reason=reason, rounds=rounds)
 
 
 def retire(config: Config, device: Device, reason: Reason = "", as_json: AsJson = False) -> None:
     """Let a device leave for good: no round asks it or waits for it any more. What it gave stays in the model. Its keys
     are another matter: `talaria fleet revoke`."""
-    _give(config, Order("retire", device, reason), as_json)
+    _give(config, as_json, "retire", device, reason)
 
 
 def readmit(config: Config, device: Device, reason: Reason = "", as_json: AsJson = False) -> None:
     """Take a device that left in again, from the next round on."""
-    _give(config, Order("readmit", device, reason), as_json)
+    _give(config, as_json, "readmit", device, reason)
 
 
 def next_run(
@@ -77,13 +78,14 @@ def next_run(
         known = store.fleet(given_.name)
         new = known is not None and as_it_is(given_, store).run.to_json() != known.run
     run = given_.run.to_json() if new else ""
-    _give(config, Order("next", reason=reason, rounds=rounds, run=run, classes=classes), as_json)
+    _give(config, as_json, "next", reason=reason, rounds=rounds, run=run, classes=classes)
 
 
-def _give(path: Path, order: Order, as_json: bool) -> None:
+def _give(path: Path, as_json: bool, *words: Any, **facts: Any) -> None:
     from talaria_coordinator.config.fleet import load_config
+    from talaria_coordinator.fleet.operator_commands import Order
 
-    config = load_config(path)
+    config, order = load_config(path), Order(*words, **facts)
     status = given(config, order)
     if as_json:
         typer.echo(json.dumps({"fleet": config.name, "order": order.verb, "status": status}))
@@ -91,7 +93,7 @@ def _give(path: Path, order: Order, as_json: bool) -> None:
         typer.echo(f"fleet {config.name}: {order.verb}; it is {status}.")
 
 
-def given(config: FleetConfig, order: Order) -> str:
+def given(config: "FleetConfig", order: "Order") -> str:
     """Hand the order to the coordinator that serves the fleet, or carry it out where none does; the status after it.
 
     Raises :class:`~talaria.errors.TalariaError` where it is refused, or nobody answers."""
