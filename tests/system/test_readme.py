@@ -17,6 +17,8 @@ from talaria import data
 
 PORT = "1883"
 """The broker's, in the programs; the tests take a free one instead."""
+IN_FLOWER = {name for name in programs() if name.startswith("flower.md")}
+"""What tests/flower/test_programs.py runs, where flwr is (`make flower`)."""
 IN_WHEEL = {name for name, text in programs().items() if name.startswith("README") and "talaria.resume(" in text}
 """What test_wheel.py runs."""
 SERVED = {name for name, text in programs().items() if PORT in text or "talaria_coordinator" in text}
@@ -75,7 +77,7 @@ def test_the_readme_shows_every_way_of_use():
 
 
 ALONE = "alone.py"
-ALL = [*sorted(set(programs()) - SERVED - IN_WHEEL), ALONE]
+ALL = [*sorted(set(programs()) - SERVED - IN_WHEEL - IN_FLOWER), ALONE]
 
 
 @pytest.fixture(scope="module")

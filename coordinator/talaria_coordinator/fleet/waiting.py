@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from talaria.errors import StateError
 from talaria.protocol.coordinator.state import LIVE, CoordinatorState
 from talaria_coordinator.config.fleet import Draw
 from talaria_coordinator.fleet import cohort
@@ -67,10 +68,13 @@ def waits(
 
 def holding(machine: bytes | None) -> list[dict[str, Any]]:
     """Who keeps the open round waiting, by name: how far each is, and whether it is here. Of a saved machine as large
-    as that of a great fleet, nobody is told."""
+    as that of a great fleet, or a damaged one, which its coordinator tells of, nobody is told."""
     if machine is None or len(machine) > READABLE:
         return []
-    state = CoordinatorState.load(machine)
+    try:
+        state = CoordinatorState.load(machine)
+    except StateError:
+        return []
     attempt = None if state.current is None else state.attempts.get(state.current)
     if attempt is None or attempt.phase != "open":
         return []
