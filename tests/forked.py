@@ -6,12 +6,13 @@ import subprocess
 import sys
 
 FORKS = """
-import json, os, runpy, sys, traceback
+import gc, json, os, runpy, sys, traceback
 import torch
 if "exports" in sys.argv:  # what an export imports and builds once
     from talaria_export.convert import onnx
     onnx.export_onnx(torch.nn.Linear(2, 2), torch.zeros(2, 2))
 
+gc.collect(), gc.freeze()  # what stands here is no program's garbage
 for line in sys.stdin:
     said, folder, script, *words = json.loads(line)
     if child := os.fork():

@@ -10,6 +10,7 @@ Linux's and other Unixes' own; the nursery must have no threads.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import mmap
 import os
@@ -176,6 +177,8 @@ def _warm() -> None:
     samples = Samples(x, y)
     shared, _ = rounds.start(run)
     rounds.participate(run, Member("nobody", samples, samples), shared, None, 1)
+    gc.collect()
+    gc.freeze()  # what stands here is no program's garbage: looked through, each would copy it all
 
 
 def _become(asked: dict[str, Any], fds: list[int]) -> None:
