@@ -2,19 +2,22 @@
 
 Two variants that must be named: ``tune="full"`` trains everything, ``tune="head"`` freezes the body (the form in
 the tables of Collins et al., ICML 2021). The shared model is never changed by fine-tuning.
+
+``mix`` below 1 serves a point on the way from the shared model to the tuned one (Wortsman et al., CVPR 2022,
+arXiv:2109.01903): with few labels fine-tuning learns their noise too, and half of the way has less of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
-from talaria.algorithms.finetune import Tune, TuneOn, tuned
-from talaria.algorithms.hparams import Epochs, Rate, check
+from talaria.algorithms.finetune import Tune, TuneOn, between, tuned
+from talaria.algorithms.hparams import Epochs, Rate, check, within
 from talaria.model.split import Split
 from talaria.model.weights import Model
 from talaria.tensors import Tensors
@@ -32,6 +35,8 @@ class FedAvgFT:
     """0 takes the recipe's learning rate."""
     tune_on: TuneOn = "train"
     """"all" learns from the validation samples too."""
+    mix: Annotated[float, within("[0, 1]", ": the share of the way to the tuned model")] = 1.0
+    """0 serves the shared model, 1 the tuned one."""
     aggregator: Aggregator = field(default_factory=MaskedMean, repr=False)
 
     card: ClassVar[Card] = Card(
@@ -55,4 +60,5 @@ class FedAvgFT:
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         state = ready(task, {**shared, **private})
-        return served(task, tuned(task, state, self.tune, self.tune_epochs, self.tune_lr, self.tune_on))
+        own = tuned(task, state, self.tune, self.tune_epochs, self.tune_lr, self.tune_on)
+        return served(task, own if self.mix == 1 else between(state, own, self.mix))

@@ -30,6 +30,14 @@ def tuned(task: Task, state: Tensors, tune: str, epochs: int, lr: float = 0.0, s
     return train_upper(task, state, only=only, recipe=recipe, samples=known, purpose="tune")
 
 
+def between(state: Tensors, own: Tensors, share: float) -> Tensors:
+    """The values that ``share`` of the way from ``state`` to ``own`` lead to; counters are those of ``own``."""
+    return {
+        key: (state[key] + share * (value - state[key])).astype(value.dtype) if value.dtype.kind == "f" else value
+        for key, value in own.items()
+    }
+
+
 def labelled(task: Task, samples: str) -> Samples:
     """The training samples, or with ``"all"`` the validation samples behind them."""
     return Samples.joined([task.train, task.val]) if samples == "all" else task.train

@@ -60,7 +60,14 @@ def read(path: Path) -> tuple[dict[str, tuple[Array, Array]], ...]:
     return tuple(_people(_bytes(path, name), digest, path) for name, digest in FILES.items())
 
 
-def load(*, newcomer_hours: int = 24, path: Path | None = None) -> Federated:
+def people(path: Path | None = None) -> tuple[str, ...]:
+    """The names of the 19; ``path`` as :func:`read` takes it."""
+    return tuple(read(find_folder() if path is None else path)[0])
+
+
+def load(
+    *, newcomers: tuple[str, ...] | None = None, newcomer_hours: int | None = 24, path: Path | None = None
+) -> Federated:
     """Regression: windows float32 (24,) of two hours, targets float32 (N, 1) in mg/dl, the reading in half an hour less
     the present one. Always saying 0 is to say that glucose stays as it is; R² is how much of that error is removed.
 
@@ -68,20 +75,29 @@ def load(*, newcomer_hours: int = 24, path: Path | None = None) -> Federated:
     one, by the same standard deviation. Mean and deviation come from the members' training readings alone. A gap of up
     to 15 minutes is filled by a straight line between readings of the past; present and target are always read.
 
-    Members train on the first 60 % of their readings, the next 15 % validate, the last 25 % test; a newcomer has labels
-    for its first ``newcomer_hours`` (6 to 72), of which the last quarter validates, and is tested on its last 25 % too.
+    ``newcomers``: those of the 19 who stay out of the training; None: nobody of them, and the five of the other table
+    come as newcomers, who are left out otherwise. Members train on the first 60 % of their readings, the next 15 %
+    validate, the last 25 % test; a newcomer has labels for its first ``newcomer_hours`` (6 to 72), of which the last
+    quarter validates, or (None) for as much as a member, and is tested on its last 25 % too.
     No reading is in windows of two parts. ``path``: as :func:`read` takes it, where the package is not installed.
     """
-    if not 6 <= newcomer_hours <= 72:
-        raise ConfigError(f"glucose: newcomer_hours={newcomer_hours} must be 6 to 72")
-    members, newcomers = read(find_folder() if path is None else path)
+    if newcomer_hours is not None and not 6 <= newcomer_hours <= 72:
+        raise ConfigError(f"glucose: newcomer_hours={newcomer_hours} must be 6 to 72, or None for all")
+    everybody, away = read(find_folder() if path is None else path)
+    if newcomers is not None:
+        if not set(newcomers) < set(everybody):
+            raise ConfigError(
+                f"glucose: newcomers={tuple(newcomers)} must be among {', '.join(everybody)}, and not all of them"
+            )
+        away = {name: everybody[name] for name in newcomers}
+    members = {name: one for name, one in everybody.items() if name not in away}
     seen = np.concatenate([values[: int(TRAIN * len(values))] for _, values in members.values()])
     mean, sd = float(seen.mean()), float(seen.std())
-    known = newcomer_hours * 60 // MINUTES
+    known = None if newcomer_hours is None else newcomer_hours * 60 // MINUTES
     return Federated(
         name="glucose",
         clients={name: _client(*one, (mean, sd), None) for name, one in members.items()},
-        newcomers={name: _client(*one, (mean, sd), known) for name, one in newcomers.items()},
+        newcomers={name: _client(*one, (mean, sd), known) for name, one in away.items()},
         labels=("change in half an hour, mg/dl",),
         input_shape=(PAST,),
         task="regression",

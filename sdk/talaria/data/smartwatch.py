@@ -98,7 +98,7 @@ def read(path: Path) -> Recordings:
 def load(
     *,
     newcomers: tuple[int, ...] = (9, 10),
-    newcomer_windows: int = 8,
+    newcomer_windows: int | None = 8,
     newcomer_holdout: int = 1,
     member_windows: int | None = None,
     path: Path | None = None,
@@ -108,7 +108,8 @@ def load(
     ``newcomers``: the subjects whose two wrists stay out of the training, by default the last two, chosen before
     anything was measured. They have labels for their first ``newcomer_windows`` windows per exercise (8: 63 s in
     all) and not one more: the last ``newcomer_holdout`` of these validate, the windows that share a sample with
-    them are dropped, the others train. With ``newcomer_holdout=0`` all of them train and ``val`` is empty.
+    them are dropped, the others train. With ``newcomer_holdout=0`` all of them train and ``val`` is empty. With
+    ``newcomer_windows=None`` they have as many labels as a member.
     ``member_windows`` cuts the members' training to their first windows per exercise (None: all of them).
 
     Mean and standard deviation come from the members' training samples alone, as far as ``member_windows`` lets
@@ -124,7 +125,9 @@ def load(
         name="smartwatch",
         clients={user: _member(xs, member_windows) for user, xs in scaled.items() if user not in away},
         newcomers={
-            user: _newcomer(xs, newcomer_windows, newcomer_holdout) for user, xs in scaled.items() if user in away
+            user: _member(xs, None) if newcomer_windows is None else _newcomer(xs, newcomer_windows, newcomer_holdout)
+            for user, xs in scaled.items()
+            if user in away
         },
         labels=record.labels,
         input_shape=(len(record.channels), WINDOW),
@@ -148,19 +151,19 @@ def _subject(user: str) -> int:
 
 
 def _check(
-    newcomers: tuple[int, ...], subjects: list[int], windows: int, holdout: int, member_windows: int | None
+    newcomers: tuple[int, ...], subjects: list[int], windows: int | None, holdout: int, member_windows: int | None
 ) -> None:
     odd = [s for s in newcomers if s not in subjects]
     if odd or len(set(newcomers)) >= len(subjects):
         raise ConfigError(
             f"smartwatch: newcomers={tuple(newcomers)} must be subjects among {subjects}, and not all of them"
         )
-    if windows < 1 or not 0 <= holdout < windows:
+    if windows is not None and (windows < 1 or not 0 <= holdout < windows):
         raise ConfigError(
-            f"smartwatch: newcomer_windows={windows} must be at least 1 and newcomer_holdout={holdout} "
-            f"at least 0 and below it"
+            f"smartwatch: newcomer_windows={windows} must be at least 1, or None for all, and "
+            f"newcomer_holdout={holdout} at least 0 and below it"
         )
-    if holdout and windows - holdout - _overlap() < 1:
+    if windows is not None and holdout and windows - holdout - _overlap() < 1:
         raise ConfigError(
             f"smartwatch: newcomer_windows={windows} leaves no window to train on beside newcomer_holdout={holdout} "
             f"and the {_overlap()} that would share samples with it; use newcomer_holdout=0 or more windows"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from tests.tolerance import roundings
 
 from talaria.algorithms.apfl import ALPHA, APFL
 from talaria.algorithms.base import Algorithm
@@ -116,6 +117,19 @@ def test_no_tuning_is_fedavg(tiny: Tiny, rounds: Rounds, net: dict[str, object])
     served = algorithm.personal(task, shared, private)
     assert equal(state_of(served), state_of(FedAvg().personal(task, shared, private)))
     assert equal({**shared, **private}, whole(rounds, FedAvg(), tiny(**net)))
+
+
+@nets
+def test_none_of_the_way_to_the_tuned_model_is_fedavg(tiny: Tiny, rounds: Rounds, net: dict[str, object]) -> None:
+    task = tiny(**net)
+    _, shared, private = rounds(FedAvgFT(), task)
+    none, half, every = (state_of(FedAvgFT(mix=mix).personal(task, shared, private)) for mix in (0.0, 0.5, 1.0))
+    plain = state_of(FedAvg().personal(task, shared, private))
+    weights = task.split.parameters("body", "adapters", "head")
+    assert equal(only(none, weights), only(plain, weights))
+    assert not equal(only(every, weights), only(plain, weights))
+    for key in weights:
+        assert roundings(half[key], (plain[key] + every[key]) / 2) <= 4
 
 
 @nets

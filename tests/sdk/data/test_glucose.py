@@ -79,6 +79,17 @@ def test_the_wheel_is_read_as_a_file_and_nothing_is_run(people: Federated, tmp_p
         glucose.load(path=tmp_path / "none")
     with pytest.raises(ConfigError, match="newcomer_hours=5 must be 6 to 72"):
         load("glucose", newcomer_hours=5)
+    with pytest.raises(ConfigError, match=r"newcomers=\('anna',\) must be among 1636-69-001, "):
+        load("glucose", newcomers=("anna",))
+
+
+def test_one_of_the_nineteen_comes_later_with_as_many_labels_as_a_member(people: Federated) -> None:
+    found = load("glucose", newcomers=("2133-018",), newcomer_hours=None)
+    assert (len(found.clients), list(found.newcomers)) == (18, ["2133-018"])
+    one, other = found.newcomers["2133-018"], people.clients["2133-018"]
+    assert np.array_equal(one.train.y, other.train.y)
+    assert np.array_equal(one.test.y, other.test.y)
+    assert not np.array_equal(one.train.x, other.train.x)  # it no longer counts in how inputs are scaled
 
 
 def test_forecasting_together_is_better_than_saying_that_nothing_changes(people: Federated) -> None:

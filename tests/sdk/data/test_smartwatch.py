@@ -116,6 +116,10 @@ def test_other_newcomers(watch: Federated) -> None:
     assert list(other.newcomers) == ["s01-left", "s01-right"]
     assert len(other.clients) == 18
     assert load("smartwatch", newcomers=()).newcomers == {}
+    every = load("smartwatch", newcomers=(1,), newcomer_windows=None).newcomers["s01-left"]
+    assert [len(part) for part in (every.train, every.val)] == [
+        len(part) for part in (watch.clients["s01-left"].train, watch.clients["s01-left"].val)
+    ]
 
 
 @pytest.mark.parametrize(
