@@ -45,6 +45,10 @@ only_charging = false
 # hours = "22:00-06:30"       # local time; always unless given
 every_s = 10                  # how often to look again
 
+[privacy]                     # leave the table out to take part in any round
+secure = true                 # decline rounds in which the coordinator could see this device's update; needs keys
+least = 3                     # devices, this one among them, that a secure sum must have
+
 [home_assistant]              # show this device there, over the same broker; leave the table out for not
 prefix = "homeassistant"      # what its discovery listens to
 name = "Anna's watch"         # what the device is called there; leave out for its id
@@ -118,6 +122,10 @@ class DeviceConfig:
     guard: Rules | None = None
     """When this device may train; None for always."""
     guard_every_s: float = 10.0
+    secure: bool = False
+    """Whether rounds are declined in which the coordinator could see this device's update."""
+    least: int = 3
+    """Devices, this one among them, that a secure sum must have."""
     home_assistant: HomeAssistant | None = None
     """How this device appears in Home Assistant; None: it does not."""
     profile: Mapping[str, Any] = field(default_factory=dict)
@@ -181,7 +189,7 @@ def load_config(path: str | Path) -> DeviceConfig:
     top = read_toml(Path(path))
     device, fleet, data, plan = top.table("device"), top.table("fleet"), top.table("data"), top.table("plan")
     identity, guard, code = top.table("identity"), top.table("guard"), top.table("code")
-    home = top.table("home_assistant")
+    home, privacy = top.table("home_assistant"), top.table("privacy")
     name = device.text("id")
     config = DeviceConfig(
         device=name,
@@ -200,6 +208,8 @@ def load_config(path: str | Path) -> DeviceConfig:
         kit=device.path("kit", None),
         allow=code.names("allow", ()),
         guard=_rules(guard) if "guard" in top.values else None,
+        secure=privacy.flag("secure", False),
+        least=privacy.whole("least", 3, low=3, high=1024),
         guard_every_s=guard.number("every_s", 10.0, low=0.05, high=3600),
         home_assistant=_home(home) if "home_assistant" in top.values else None,
         profile=dict(top.table("profile").values),
@@ -208,7 +218,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         patience_s=fleet.number("patience_s", 0.0),
         stay=device.flag("stay", False),
     )
-    for section in (top, device, fleet, identity, data, plan, guard, code, home):
+    for section in (top, device, fleet, identity, data, plan, guard, code, home, privacy):
         section.done()
     return config
 

@@ -360,8 +360,9 @@ class Device {
     if (current().attempt !== attempt || current().phase !== "training") return;
     let update;
     try {
-      const { round, after } = JSON.parse(spec);
+      const { round, after, secure } = JSON.parse(spec);
       if (!Number.isInteger(round) || round < 1) throw new Error(`the request for work names no round (${spec.slice(0, 60)})`);
+      if (secure) throw new Error("a secure round, which this device knows nothing of: it would show its update bare");
       this.tell("training", { attempt, round });
       update = await learner.learn(round, digest.toString("hex"), after, epoch);
     } catch (problem) {

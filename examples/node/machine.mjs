@@ -295,6 +295,9 @@ export class Machine {
         this.world.save();
         this.world.receipt(job);
         break;
+      case "told":
+      case "heard":
+        break; // of a secure round, which was declined
       case "farewell":
         this.world.released();
         break;

@@ -35,6 +35,7 @@ const parcel = {
   hashes: bytes(32, 32 * MAX_CHUNKS),
   nonce: bytes(16, 16),
 };
+const part = { attempt: whole(), step: whole(0, 4), part: whole(0, 63), parts: whole(1, 64), data: bytes(1, 64 * 1024) };
 const window = { attempt: whole(), xfer: text(32), bitmap: bytes(1, MAX_CHUNKS / 8), credit: whole(1, 64) };
 
 /** Each message's fields, in the order in which they are written. */
@@ -74,6 +75,9 @@ export const MESSAGES = {
   rebirth: { above: whole() },
   want: { model_digest: bytes(32, 32), bitmap: bytes(0, MAX_CHUNKS / 8) },
   wantkit: { sha256: bytes(0, 32), bitmap: bytes(0, MAX_CHUNKS / 8) },
+  word: part, // of a secure round, as the next two
+  told: part,
+  heard: { attempt: whole(), step: whole(0, 4) },
   error: { attempt: whole(), reason: text() },
   goodbye: { version: whole() },
   farewell: {},

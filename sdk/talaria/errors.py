@@ -79,3 +79,10 @@ def so_that_it_can_be_written(error: OSError) -> str:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return "make that folder"
     return "check that disk"
+
+
+def said(error: BaseException) -> str:
+    """What went wrong, in words; of an error that was not foreseen, also its kind."""
+    return (
+        str(error) if isinstance(error, TalariaError) else f"{type(error).__name__}: {str(error)[:300] or 'no reason'}"
+    )

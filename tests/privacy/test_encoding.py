@@ -51,7 +51,20 @@ def test_rows_are_what_masks_keep(seed: int) -> None:
     other = COORDINATES.rows(mask(rng))
     rows = COORDINATES.rows(one)
     at = COORDINATES.within(rows, rows & other)
-    assert np.array_equal(compact if at is None else compact[at], flat[COORDINATES.values(rows & other)])
+    both = flat[COORDINATES.values(rows & other)]
+    assert np.array_equal(compact if at is None else compact[at], both)
+    for long in (0, 1024):  # as runs, and as indices
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("talaria.privacy.coordinates._LONG", long)
+            places = COORDINATES.places(rows, rows & other)
+        assert np.array_equal(roster.taken(compact, places), both)
+        whole = np.arange(len(compact), dtype=np.uint32)
+        expected = whole.copy()
+        expected[slice(None) if at is None else at] += np.uint32(7)
+        roster.sign(whole, places, np.full(len(both), 7, np.uint32), plus=True)
+        assert np.array_equal(whole, expected)
+        roster.sign(whole, places, np.full(len(both), 7, np.uint32), plus=False)
+        assert np.array_equal(whole, np.arange(len(compact)))
     assert roster.mask_of(LAYOUT, roster.packed(one)) == (None if one.is_full else one)
 
 

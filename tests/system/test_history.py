@@ -11,13 +11,14 @@ from talaria import time
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria_bench.history.bench import live, shortest
-from talaria_bench.history.faults import KINDS, Fault, Plan, draw
+from talaria_bench.history.disks import KilledError
+from talaria_bench.history.faults import KINDS, LIFE, Fault, Plan, draw, still
 from talaria_bench.history.shorten import shortened
 from talaria_edge.storage import tensor_files
 
 
-def plan(*faults, devices=("anna", "bela", "carl"), keyed=False):
-    return Plan(1, devices, keyed, tuple(replace(fault, number=n) for n, fault in enumerate(faults)))
+def plan(*faults, devices=("anna", "bela", "carl"), keyed=False, **more):
+    return Plan(1, devices, keyed, tuple(replace(fault, number=n) for n, fault in enumerate(faults)), **more)
 
 
 def fault(at, kind, target, seconds=3.0, strength=0.0, how=""):
@@ -32,9 +33,74 @@ def kept(outcome):
 # ---- what must be kept ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [*range(6), 31, 47, 66, 103, 150, 171, 225, 811])
+@pytest.mark.parametrize("seed", [0, 3, 31, 47, 66, 103, 150, 171, 225, 811])
 def test_a_fleet_keeps_its_promises_whatever_a_seed_draws(seed):
+    kept(live(still(seed)))
+
+
+@pytest.mark.parametrize("seed", [5, 8, 14])
+def test_a_fleet_that_lives_keeps_its_promises(seed):
+    """Extended, warm-started, paused, joined and left, with whatever else the seed draws."""
+    assert draw(seed) != still(seed)
     kept(live(draw(seed)))
+
+
+def test_a_fleet_whose_settings_name_its_first_run_still_starts_after_many_others():
+    orders = [fault(2.0 + 15 * n, "next", "co", 0.0, 1.0) for n in range(5)]
+    found = kept(live(plan(*orders, fault(80.0, "stop", "co"), devices=("anna", "bela"), rounds=1), keep=10_000))
+    assert sum(" ordered verb=next" in line for line in found.last) == 5
+
+
+def test_members_a_called_off_run_and_a_restore_in_one_story_lose_nothing():
+    story = (
+        fault(8.0, "join", "dora"),
+        fault(20.0, "next", "co", 0.0, 4.0, "yes"),
+        fault(55.0, "retire", "bela"),
+        fault(60.0, "backup", "co"),
+        fault(62.0, "next", "co", 0.0, 4.0, "no"),
+        fault(110.0, "readmit", "bela"),
+        fault(120.0, "restore", "co", 2.0, how="first"),
+        fault(135.0, "next", "co", 0.0, 3.0, "yes"),
+    )
+    lives = plan(*story, devices=("anna", "bela", "carl", "dora"), rounds=200, grows=True, canary=True)
+    said = "\n".join(kept(live(lives, keep=100_000)).last)
+    for word in ("'dora']", "called_off=False", "called_off=True", "verb=retire", "verb=readmit", " restored "):
+        assert word in said, word
+
+
+def tried(gates, *more, flaw=None, devices=("anna", "bela", "carl")):
+    begins = plan(fault(2.0, "next", "co", 0.0, 2.0, gates), *more, devices=devices, rounds=3, canary=True)
+    found = kept(live(begins, keep=10_000, flaw=flaw))
+    (said,) = [n for n, line in enumerate(found.last) if " canary called_off=" in line]
+    assert sum(" round-closed " in line for line in found.last[:said]) == 3  # it is judged at once
+    return found.last[said]
+
+
+@pytest.mark.parametrize(("gates", "off"), [("yes", False), ("no", True)])
+def test_a_trial_ends_as_its_gates_say_though_the_coordinator_dies_before_it_has_judged(gates, off):
+    lives = [2]
+
+    def dies_once(service):
+        judge = service._is_called_off
+
+        def judged():
+            fleet = service._conductor.fleet
+            if fleet.life.canary and fleet.round >= fleet.life.canary["gate"]:
+                lives.pop()
+                if lives:
+                    raise KilledError("after the round of the gates was committed")
+            return judge()
+
+        service._is_called_off = judged
+
+    lives.append(1)
+    assert f"called_off={off} asked=2 answered=2" in tried(gates, flaw=dies_once)
+    assert not lives
+
+
+@pytest.mark.parametrize("name", ["anna", "bela"])
+def test_a_trial_goes_on_with_others_where_who_tries_is_gone_for_good(name):
+    assert "asked=1 answered=1" in tried("yes", fault(11.5, "gone", name, 0.0), devices=("anna", "bela"))
 
 
 def test_a_fleet_that_nothing_happens_to_learns():
@@ -63,7 +129,7 @@ def test_a_seed_replays_to_the_byte_in_any_process(command, monkeypatch):
 
 def test_every_kind_of_fault_is_drawn_and_can_be_told():
     faults = [fault for seed in range(300) for fault in draw(seed).faults]
-    assert {fault.kind for fault in faults} == set(KINDS)
+    assert {fault.kind for fault in faults} == {*KINDS, *LIFE, "readmit"}
     assert all(str(fault) for fault in faults)
     assert draw(5) == draw(5)
     times = [[fault.at for fault in draw(seed).faults] for seed in range(50)]

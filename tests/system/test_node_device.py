@@ -19,7 +19,9 @@ from servers import serving_small_packets
 from talaria import tensors
 from talaria.federated import kit as kits
 from talaria.federated.make_kit import kit_of
+from talaria.privacy.rule import Privacy
 from talaria.wire import strict_safetensors
+from talaria_coordinator.config.privacy import PrivacyConfig
 from talaria_coordinator.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -201,26 +203,38 @@ def test_a_run_that_it_cannot_learn_is_declined_with_the_reason(fleet, a_run, ex
     assert "ditto cannot be learned here" in told["reason"]
 
 
-@LEFT_SOCKETS
-def test_with_keys_and_tls(keyed, tmp_path, example):
-    one = keyed(2)
+async def beside(one, tmp_path, example):
+    """The fleet's first member in JavaScript beside the others in Python, over TLS; what it said, until it ends."""
     (tmp_path / "watch.kit").write_bytes(kits.encode(kit_of(one.run)))
     data = data_of(0)
     arrays = {f"{k}_{part}": getattr(s, k) for part, s in (("train", data.train), ("val", data.val)) for k in "xy"}
     samples(tmp_path, arrays)
     path = written(tmp_path, one.url, identity="id-anna", state="node-state", mqtt=5)
+    async with one._within(120), asyncio.TaskGroup() as group:
+        serving = group.create_task(one.serve())
+        await one.told_of("ready")
+        others = [group.create_task(one.agent(name).run()) for name in one.members[1:]]
+        anna = await asyncio.create_subprocess_exec(
+            found("node", "nodejs"), str(example / "device.mjs"), str(path), stdout=subprocess.PIPE
+        )
+        out, _ = await anna.communicate()
+        assert anna.returncode == 0, out
+        await asyncio.gather(*others, serving)
+    return [json.loads(line) for line in out.splitlines()]
 
-    async def story():
-        async with one._within(120), asyncio.TaskGroup() as group:
-            serving = group.create_task(one.serve())
-            await one.told_of("ready")
-            bela = group.create_task(one.agent("bela").run())
-            anna = await asyncio.create_subprocess_exec(
-                found("node", "nodejs"), str(example / "device.mjs"), str(path), stdout=subprocess.PIPE
-            )
-            out, _ = await anna.communicate()
-            assert anna.returncode == 0, out
-            await asyncio.gather(bela, serving)
 
-    asyncio.run(story())
+@LEFT_SOCKETS
+def test_with_keys_and_tls(keyed, tmp_path, example):
+    one = keyed(2)
+    asyncio.run(beside(one, tmp_path, example))
     assert one.counted() == {1: ["anna", "bela"], 2: ["anna", "bela"]}
+
+
+@LEFT_SOCKETS
+def test_a_secure_round_goes_on_without_it(keyed, tmp_path, example):
+    secure = PrivacyConfig(rule=Privacy(secure=True, most_weight=64), step_s=30.0)
+    one = keyed(1, members=("anna", "bela", "carl", "dora"), privacy=secure)
+    said = asyncio.run(beside(one, tmp_path, example))
+    assert any("a secure round" in event.get("error", "") for event in said)
+    assert "a secure round" in one.of("progress", device="anna", phase="declined")[0]["reason"]
+    assert one.counted() == {1: ["bela", "carl", "dora"]}

@@ -30,7 +30,7 @@ from talaria import valid
 from talaria.federated.run import ENGINES, Engine
 from talaria_bench.fleet import faults as f
 from talaria_bench.fleet import files as fl
-from talaria_bench.fleet import replay
+from talaria_bench.fleet import keys, replay
 from talaria_bench.fleet.forkserver import Nursery
 from talaria_bench.fleet.programs import Program
 from talaria_bench.fleet.proxy import Proxy, Trouble
@@ -47,7 +47,8 @@ def chaos(
     seed: Annotated[int, typer.Option(help="Decides which, when and to whom; a failing run is run again by it.")] = 1,
     devices: Annotated[int, typer.Option(help="Agents, each a process.", min=2, max=64)] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of learning; 0: half as many as faults.", min=0)] = 0,
-    algorithm: Annotated[str, typer.Option(help="What is learned.")] = "fedper",
+    algorithm: Annotated[str, typer.Option(help="What is learned; fedper, and fedavg where sums are secure.")] = "",
+    secure: Annotated[bool, typer.Option(help="Devices with keys, whose updates open only as a sum.")] = False,
     engine: Annotated[str, typer.Option(help="Who trains in the agents: torch, onnx, or both in turn.")] = "torch",
     fresh: Annotated[bool, typer.Option(help="Start each program anew instead of forking a warm one.")] = False,
     folder: Annotated[Path | None, typer.Option(help="Keep all state and journals here; a new folder.")] = None,
@@ -64,7 +65,10 @@ def chaos(
     place = Path(tempfile.mkdtemp(prefix="talaria-chaos-")) if folder is None else folder
     if folder is None:
         place.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
-    found = asyncio.run(Chaos(place, faults, seed, devices, count, algorithm, told, fresh, engine).run())
+    if secure:
+        keys.require(algorithm or keys.LEARNED, devices)
+    learned = algorithm or (keys.LEARNED if secure else "fedper")
+    found = asyncio.run(Chaos(place, faults, seed, devices, count, learned, told, fresh, engine, secure).run())
     if folder is None and found["kept"]:
         shutil.rmtree(place)
     elif not found["kept"]:
@@ -90,9 +94,10 @@ class Chaos:
         told: Callable[[str], None],
         fresh: bool = False,
         engine: str = "torch",
+        secure: bool = False,
     ) -> None:
         self._nursery = None if fresh else Nursery()
-        self.folder, self.seed, self._say, self._engine = folder, seed, told, engine
+        self.folder, self.seed, self._say, self._engine, self._secure = folder, seed, told, engine, secure
         self.devices = tuple(f"edge-{i:02}" for i in range(devices))
         in_turn = ENGINES if engine == "both" else (cast(Engine, engine),)
         self._trains = {name: in_turn[i % len(in_turn)] for i, name in enumerate(self.devices)}
@@ -144,23 +149,27 @@ class Chaos:
         ledger = await asyncio.to_thread(
             replay.audit,
             self.folder / "state", fl.FLEET, self._fleet_run, members, self.folder / "state", self._receipts,
-            self._began,
+            self._began, keys.PRIVACY if self._secure else None,
         )  # fmt: skip
         return self._report(ledger, stuck, lived, time.process_time() - cpu)
 
     def _write(self) -> None:
         url = f"mqtt://127.0.0.1:{self._proxy.port}"
+        more = keys.made(self.folder, self.devices, url) if self._secure else {}
         config = fl.write_fleet(
             self.folder,
             self._fleet_run,
             url,
             fleet={"members": list(self.devices)},
             rounds={"deadline_s": DEADLINE_S, "quorum": 0.5, "retry_s": RETRY_S},
+            more=more,
         )
         self._add(f.COORDINATOR, "coordinator", "serve", str(config), "--json")
         for number, name in enumerate(self.devices):
             fl.write_data(self.folder / f"{name}.npz", 1000 * self.seed + number)
             path = fl.write_device(self.folder, name, url, retry_s=RETRY_S, engine=self._trains[name])
+            if self._secure:
+                keys.given(path, name)
             self._add(name, "edge", "run", str(path), "--json", "--threads", "1")
 
     def _add(self, name: str, *arguments: str) -> None:
@@ -294,6 +303,7 @@ class Chaos:
             "seed": self.seed,
             "algorithm": self._fleet_run.algorithm,
             "engine": self._engine,
+            "secure": self._secure,
             "devices": len(self.devices),
             "faults": len(happened),
             "by_kind": f.tally(happened),

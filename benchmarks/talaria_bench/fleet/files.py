@@ -41,8 +41,12 @@ def member(path: Path, device: str, engine: Engine = "torch") -> Member:
     return Member(device, train, val, engine=engine)
 
 
-def write_fleet(folder: Path, run: Run, url: str, *, fleet: Mapping[str, Any], rounds: Mapping[str, Any]) -> Path:
-    """``fleet.toml`` in ``folder``, with what ``[fleet]`` says beside the name, and what ``[rounds]`` does."""
+def write_fleet(
+    folder: Path, run: Run, url: str, *, fleet: Mapping[str, Any], rounds: Mapping[str, Any],
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Path:  # fmt: skip
+    """``fleet.toml`` in ``folder``, with what ``[fleet]`` says beside the name, what ``[rounds]`` does, and ``more``
+    tables."""
     spec, recipe = run.spec, run.recipe
     learned = {"algorithm": run.algorithm, "rounds": run.rounds, "seed": run.seed, "fraction": run.fraction}
     shape = list(spec.input_shape)
@@ -54,6 +58,8 @@ def write_fleet(folder: Path, run: Run, url: str, *, fleet: Mapping[str, Any], r
         "run.spec": {"name": spec.name, "input_shape": shape, "classes": spec.classes, "seed": spec.seed},
         "run.recipe": {"epochs": recipe.epochs, "batch": recipe.batch},
     }
+    for name, values in (more or {}).items():
+        tables[name] = {**tables.get(name, {}), **values}
     path = folder / "fleet.toml"
     # Plain values read alike in TOML and JSON.
     lines = ([f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in values.items())] for table, values in tables.items())

@@ -13,9 +13,13 @@ import torch
 from safetensors.numpy import load_file
 
 from talaria import tensors
+from talaria.aggregate.base import Aggregator
 from talaria.errors import StateError
 from talaria.federated import global_model, rounds
+from talaria.federated.private_rule import coordinates_of
 from talaria.federated.run import Member, Run
+from talaria.privacy.in_process import plain_sum
+from talaria.privacy.rule import Privacy, contribution, inner_of, with_sum
 from talaria.tensors import Tensors
 from talaria.types import Update
 from talaria.wire import codec
@@ -63,9 +67,11 @@ def audit(
     devices: Path,
     receipts: Iterable[Receipt],
     began: Collection[tuple[str, int]],
+    privacy: Privacy | None = None,
 ) -> Ledger:
     """The ledger of the fleet in the folder ``state``, whose devices' own folders lie in ``devices``. ``began`` says
-    which device told that it trains in which round."""
+    which device told that it trains in which round. With ``privacy`` nobody can read a single update: the sums are
+    compared, made in the open of the same whole numbers."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as the programs train: sums may depend on it
     try:
@@ -75,7 +81,7 @@ def audit(
                 ledger.log = store.verify_log()
             except StateError as error:
                 ledger.wrong.append(str(error))
-            learning = Learning(run, FolderBlobs(state / "blobs"))
+            learning = Learning(run, FolderBlobs(state / "blobs"), privacy=privacy)
             private = _replay(ledger, learning, members, every, updates, began)
             _private(ledger, private, devices)
     finally:
@@ -167,7 +173,10 @@ def _replay(
             if not told and (name, row.round) not in began:
                 continue  # it was away
             learned = [(state, _learn(run, members[name], shared, state, row.round)) for state in private[name]]
-            if told:
+            if told and learning.privacy is not None:
+                private[name] = _distinct(own for _, (_, own) in learned)
+                counted[name] = learning.checked(learned[0][1][0], name, row.round, row.base_digest)
+            elif told:
                 after = [(data, own) for _, (data, own) in learned if hashlib.sha256(data).hexdigest() in told]
                 ledger.updates_equal += bool(after)
                 if not after:
@@ -181,7 +190,9 @@ def _replay(
         if missing := [device for device in named if device not in counted]:
             ledger.wrong.append(f"attempt {row.attempt}: counted {missing}, of whom no update is stored")
             continue
-        shared, server = rounds.close(run, shared, server, [counted[device] for device in named])
+        if named:
+            rule = learning.aggregator if learning.privacy is None else _in_the_open(learning, shared, row, counted)
+            shared, server = rounds.close(run, shared, server, [counted[device] for device in named], rule)
         ledger.models += 1
         ledger.final = hashlib.sha256(global_model.encode_model(shared)).hexdigest()
         if ledger.final == row.model_digest:
@@ -191,6 +202,18 @@ def _replay(
                 f"attempt {row.attempt}: its model is {str(row.model_digest)[:16]}, undisturbed {ledger.final[:16]}"
             )
     return private
+
+
+def _in_the_open(learning: Learning, shared: Tensors, row: Attempt, counted: Mapping[str, Update]) -> Aggregator:
+    """The rule of a secure round, given the sum that its whole numbers come to."""
+    rule, coordinates = learning.aggregator, coordinates_of(learning.run)
+    if rule is None:
+        raise StateError("chaos: a secure run has a private rule")
+    mean, named = inner_of(rule), sorted(device for _, device in row.counted or ())
+    most = mean.privacy.most_weight or 0
+    terms = mean.terms(coordinates, len(row.cohort), most, fleet="bench", round=row.round, attempt=row.attempt)
+    given = {name: contribution(shared, coordinates, terms, counted[name]) for name in named}
+    return with_sum(rule, coordinates, plain_sum(terms, coordinates, given), [given[name].mask for name in named], 0)
 
 
 def _learn(run: Run, member: Member, shared: Tensors, state: Tensors | None, round: int) -> tuple[bytes, Tensors]:

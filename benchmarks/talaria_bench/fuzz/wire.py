@@ -69,6 +69,9 @@ def every_message() -> list[messages.Message]:
         messages.KitManifest(**parcel),  # type: ignore[arg-type]
         messages.NoKit(reason="there is none"),
         messages.WantKit(sha256=CUT.sha256, bitmap=b"\x0f"),
+        messages.Word(attempt=1, step=0, part=0, parts=1, data=b"word"),
+        messages.Told(attempt=1, step=1, part=0, parts=2, data=b"told"),
+        messages.Heard(attempt=1, step=0),
         messages.Trouble(**told),  # type: ignore[arg-type]
         messages.Goodbye(version=1),
         messages.Farewell(),

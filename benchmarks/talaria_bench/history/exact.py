@@ -10,17 +10,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from talaria.errors import WireError
 from talaria.federated.run import Run
+from talaria.federated.warm_start import Carried
 from talaria.model.spec import ModelSpec
 from talaria.tensors import Tensors
 from talaria.types import Update
 from talaria.wire import codec
 from talaria_coordinator.fleet.aggregation import Learning
 from talaria_edge.agent.training import Learner
+from talaria_edge.storage.state import Private
 
 NAMES = ("anna", "bela", "carl", "dora", "emil", "fred")
 ZERO: Tensors = {"marks": np.zeros(len(NAMES)), "notes": np.zeros(2)}
@@ -76,6 +80,12 @@ class ExactLearning(Learning):
     def _start(self) -> tuple[Tensors, Tensors]:
         return dict(ZERO), {}
 
+    def _carried(self, old: Run, data: bytes, state: Path) -> Carried:
+        return Carried(opened(data), (), (), ())
+
+    def _first_server(self, shared: Tensors) -> Tensors:
+        return {}
+
     def _model(self, data: bytes) -> Tensors:
         return opened(data)
 
@@ -96,9 +106,23 @@ class ExactLearning(Learning):
 
 @dataclass(frozen=True)
 class ExactLearner(Learner):
-    """A device's side; ``lie`` says what is wrong with its updates from now on, if anything."""
+    """A device's side; ``lie`` says what is wrong with its updates from now on, if anything, and ``refuses`` whether
+    its gate lets the bundle of this run not pass."""
 
     lie: Callable[[], str] = field(default=lambda: "", compare=False)
+    refuses: Callable[[Run], bool] = field(default=lambda run: False, compare=False)
+
+    def _own(self, private: Private | None, model_digest: bytes) -> Tensors | None:
+        return None if private is None else private.tensors
+
+    def finish(self, model_digest: bytes) -> dict[str, Any]:
+        """What the gate says of the model, after all that a device does before it on flash."""
+        self.store.publish()
+        private = self.private()
+        if hashlib.sha256(self.store.model()).digest() != model_digest:
+            raise WireError("the global model on flash is another one by now; the coordinator will ask again")
+        deployed = not self.refuses(self.run)
+        return {"rounds": 0 if private is None else private.round, "deployed": deployed, "why": "as the history says"}
 
     def _trained(self, round: int, model: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
         data = self.store.model()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from talaria_bench.history.exact import NAMES
@@ -37,6 +37,8 @@ KINDS: dict[str, int] = {
     "rubbish": 1,
 }
 """Each kind, and how often it is drawn in relation to the others."""
+LIFE: dict[str, int] = {"extend": 3, "next": 4, "retire": 3, "pause": 2, "join": 2}
+"""What an operator does to a fleet that lives, in the same way. Who was retired is mostly taken in again."""
 _OF_COORDINATOR = ("damage", "backup", "restore", "lost-state", "second")
 _OF_DEVICE = ("gone", "reimage", "old-copy", "no-protocol", "new-keys", "lie", "rubbish")
 _LIES = ("poison", "huge", "base", "name", "replay")
@@ -83,6 +85,13 @@ class Fault:
             "new-keys": f"{who} gets an empty disk and is enrolled anew with new keys",
             "clock": f"the wall clock of {who} is set by {self.strength:+.0f} s",
             "lie": f"{who} lies from now on ({self.how})",
+            "extend": f"the operator extends the run by {self.strength:.0f} rounds",
+            "next": f"the operator begins another run, of {self.strength:.0f} rounds, from the last model"
+            + {"": "", "yes": "; gates let it pass", "no": "; gates refuse it"}.get(self.how, ""),
+            "retire": f"the operator lets {who} leave for good",
+            "readmit": f"the operator takes {who} in again",
+            "pause": f"the operator pauses the fleet for {self.seconds:.0f} s",
+            "join": f"{who} comes for the first time",
             "rubbish": f"{who} says rubbish on its own topics",
         }
         return f"{self.at:6.1f} s  {words[self.kind]}"
@@ -90,20 +99,69 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """A history before it happens: who takes part, and what goes wrong."""
+    """A history before it happens: who takes part, and what goes wrong. The first run has ``rounds``; where it
+    ``grows``, whoever is to ``join`` comes later. A device that is away for ``away_s`` virtual seconds (0: any time) is
+    not drawn; with ``canary`` each further run is tried by some first."""
 
     seed: int
     devices: tuple[str, ...]
     keyed: bool
     faults: tuple[Fault, ...]
+    rounds: int = 1_000_000
+    grows: bool = False
+    away_s: float = 0.0
+    canary: bool = False
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The devices that are there from the beginning."""
+        late = {fault.target for fault in self.faults if fault.kind == "join"}
+        return tuple(name for name in self.devices if name not in late)
 
     def only(self, numbers: frozenset[int]) -> Plan:
         """With these faults and no others."""
-        return Plan(self.seed, self.devices, self.keyed, tuple(f for f in self.faults if f.number in numbers))
+        return replace(self, faults=tuple(f for f in self.faults if f.number in numbers))
 
 
 def draw(seed: int) -> Plan:
-    """The plan of ``seed``."""
+    """The plan of ``seed``: half of them have an operator, and a fleet that lives."""
+    plan, random = still(seed), Random(f"{seed}/life")
+    if random.random() < 0.5:
+        return plan
+    grows, canary = random.random() < 0.4 and len(plan.devices) > 2, random.random() < 0.6
+    away_s = random.choice((0.0, 0.0, 30.0, 90.0))
+    kinds = random.choices(list(LIFE), list(LIFE.values()), k=random.randint(2, 6))
+    bad = {f.target for f in plan.faults if f.kind in ("gone", "lie", "rubbish")}
+    found, retired, late = list(plan.faults), set[str](), set[str]()
+
+    def add(at: float, kind: str, target: str, seconds: float = 0.0, strength: float = 0.0, how: str = "") -> None:
+        found.append(Fault(1000 + len(found), round(at, 1), kind, target, seconds, strength, how))
+
+    for kind in kinds:
+        at, name = random.uniform(4.0, SPAN_S), random.choice(plan.devices)
+        if kind == "extend":
+            add(at, kind, COORDINATOR, strength=float(random.randint(1, 6)))
+        elif kind == "next":
+            how = random.choice(("yes", "no")) if canary else ""
+            add(at, kind, COORDINATOR, strength=float(random.randint(2, 4)), how=how)
+        elif kind == "pause":
+            add(at, kind, COORDINATOR, round(random.uniform(1.0, 20.0), 1))
+        elif kind == "retire" and 3 * len(bad) <= len(plan.devices) - len(retired) - 2 and name not in bad | retired:
+            retired.add(name)
+            add(at, kind, name)
+            if random.random() < 0.7:
+                add(random.uniform(at, SPAN_S + 5.0), "readmit", name)
+        elif kind == "join" and grows and not late and name not in bad:
+            late.add(name)
+            found = [f for f in found if f.target != name or f.at > at + 1.0]
+            add(at, kind, name)
+    found.sort(key=lambda fault: (fault.at, fault.number))
+    rounds = random.choice((2, 4, 8, plan.rounds))
+    return replace(plan, faults=tuple(found), rounds=rounds, grows=grows, away_s=away_s, canary=canary)
+
+
+def still(seed: int) -> Plan:
+    """What goes wrong by ``seed``, in a fleet of one run that nobody ends."""
     random = Random(f"{seed}/faults")
     devices = NAMES[: random.choice((2, 3, 3, 4, 5))]
     keyed = random.random() < 0.5

@@ -33,6 +33,10 @@ class Record:
     """The round up to which rounds were looked at."""
     round: int = 0
     model: Tensors = field(default_factory=lambda: dict(exact.ZERO), repr=False)
+    digest: str = ""
+    """That of the last global model."""
+    off: int = 0
+    """In the log: the last run that was called off."""
     counted: frozenset[tuple[str, str]] = frozenset()
     """(device, digest) of all updates that counted."""
     receipts: frozenset[tuple[int, str, str]] = frozenset()
@@ -47,6 +51,8 @@ class Promises:
         self.record = Record()
         self.damaged: set[str] = set()
         """Digests of updates that a fault damaged: these alone may be left out, and their rounds may fail."""
+        self.refused: set[str] = set()
+        """Identities of runs that no gate lets pass."""
         self.since: Counter[str] = Counter()
         """By device, how often it counted since :meth:`forget`."""
         self.commits = 0
@@ -88,6 +94,7 @@ class Promises:
             if row.closed is None:
                 break
             if row.counted is not None:
+                self._begins(store, blobs, row.attempt, row.base_digest)
                 self._committed(store, blobs, row.attempt, row.round, str(row.model_digest), row.counted)
             self.record = replace(self.record, checked=row.attempt)
         for number, device, digest in sorted(self._unsettled):
@@ -110,6 +117,16 @@ class Promises:
         if digest not in self.damaged:
             raise BrokenError("lost", f"{device} was told that its update of attempt {number} is stored, but {why}")
         self._unsettled.discard((number, device, digest))
+
+    def _begins(self, store: Store, blobs: Blobs, number: int, base: str) -> None:
+        """A round begins from the last global model; after a run that was called off, from the one before its trial."""
+        if base == self.record.digest or not self.record.digest:
+            return
+        off = [e for e in store.events(self.fleet, 10_000) if e["kind"] == "canary-called-off"]
+        if not off or off[-1]["seq"] <= self.record.off or off[-1]["model_digest"] != base:
+            raise BrokenError("model", f"attempt {number} begins from {base[:12]}, which is not the last global model")
+        model = exact.opened(blobs.get(base))
+        self.record = replace(self.record, model=model, digest=base, off=off[-1]["seq"])
 
     def _committed(
         self,
@@ -135,7 +152,7 @@ class Promises:
             self.since[device] += 1
         self._same(number, exact.opened(blobs.get(model_digest)), now)
         self.commits += 1
-        self.record = replace(self.record, round=round, model=now, counted=seen)
+        self.record = replace(self.record, round=round, model=now, digest=model_digest, counted=seen)
 
     def finally_(self, store: Store, blobs: Blobs) -> None:
         """The whole record once more, from its beginning, and the chain of its log."""
@@ -144,6 +161,11 @@ class Promises:
             store.verify_log()
         except StateError as error:
             raise BrokenError("model", str(error)) from None
+        for event in store.events(self.fleet, 10_000):
+            if event["kind"] == "canary-passed" and event["identity"] in self.refused:
+                raise BrokenError(
+                    "canary", f"all gates refuse the run {event['identity'][:12]}, and it passed its trial"
+                )
         before = dict(exact.ZERO)
         for row in store.attempts(self.fleet):
             if row.model_digest is None or row.counted is None:
@@ -152,7 +174,7 @@ class Promises:
             after = exact.opened(blobs.get(row.model_digest))
             # A backup holds global models, and no updates that are folded into them.
             if all(blobs.has(u.digest) and u.digest not in self.damaged for u in mine):
-                made = before
+                made = exact.opened(blobs.get(row.base_digest)) if blobs.has(row.base_digest) else before
                 for u in mine:
                     made = exact.added(made, exact.checked(blobs.get(u.digest), u.device))
                 self._same(row.attempt, after, made)

@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,6 +25,7 @@ from sqlalchemy.exc import OperationalError
 
 from talaria import time
 from talaria.errors import StateError, TalariaError
+from talaria.federated.run import Run
 from talaria.identity import credentials
 from talaria.wire.signing import Signer
 from talaria.wire.topics import coordinator_filters, device_filters
@@ -35,20 +36,29 @@ from talaria_bench.history.disks import Disk, Disks, KilledError
 from talaria_bench.history.faults import COORDINATOR, SPAN_S, Fault, Plan
 from talaria_bench.history.promises import BrokenError, Promises, Record
 from talaria_bench.history.virtual import StalledError, VirtualLoop
-from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.config.fleet import Canary, FleetConfig
+from talaria_coordinator.fleet.life import carry_out
+from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.identity.membership import EnrolledDevice, Membership
 from talaria_coordinator.maintenance.backup import back_up
 from talaria_coordinator.maintenance.restore import restore
 from talaria_coordinator.server.open_state import held, open_blobs, open_store
 from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.records import Fleet
 from talaria_coordinator.storage.store import Store
 from talaria_edge.agent.agent import Agent
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData
 
 FLEET = "watch"
-ROUNDS = 1_000_000
+MANY = 1_000_000
+"""Rounds by which the operator extends a run at last, so that learning can go on."""
+SHARE, REFUSED = 0.4, 0.4
+"""Of a canary: of the members who try, and of the gates that may refuse."""
+ORDER_S = 60.0
+"""So many virtual seconds an operator tries to give an order."""
+DAY_S = 86400.0
 DEADLINE_S = 600.0
 BOUND_S = 400.0
 """So many virtual seconds after the last fault ended, learning must have gone on: links retry after at most a minute,
@@ -80,6 +90,9 @@ class Machine:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     stop: Callable[[], None] | None = None
     killed: bool = False
+    leaves: bool = False
+    """Whether it was told to stop in good order."""
+    service: Service | None = None
     between: list[Callable[[], None]] = field(default_factory=list)
     """What is done to it while it is off."""
 
@@ -131,9 +144,15 @@ class World:
         self._readers: dict[Path, Store] = {}
         self._backups: list[tuple[Path, Record]] = []
         self._second: asyncio.Task[None] | None = None
+        self._second_machine: Machine | None = None
         self._worker = ThreadPoolExecutor(1)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._run = exact.run_of(ROUNDS)
+        self._run = exact.run_of(plan.rounds)
+        self._runs = 0
+        """Runs that the operator has begun after the first."""
+        self._refuses: set[int] = set()
+        """Seeds of the runs that no gate lets pass."""
+        self._orders: asyncio.Queue[Fault] = asyncio.Queue()
         self._state = "co"
         self.machines = {name: self._machine(name) for name in (COORDINATOR, *plan.devices)}
         self._keys = {name: hashlib.sha256(f"{plan.seed}/key/{name}".encode()).digest() for name in self.machines}
@@ -193,8 +212,9 @@ class World:
     async def _story(self) -> float:
         self._enrol()
         self._new_state()
-        for machine in self.machines.values():
-            self._behind(self._lives(machine))
+        for name in (COORDINATOR, *self.plan.first):
+            self._behind(self._lives(self.machines[name]))
+        operator = self._behind(self._operates())
         for fault in self.plan.faults:
             if fault.kind == "old-copy":
                 self.loop.call_later(fault.at / 2, self._copy, fault.target)
@@ -207,6 +227,9 @@ class World:
             end = max(end, fault.at + fault.seconds)
         await self._until(max(end, SPAN_S / 3) + 1.0)
         self._calm()
+        operator.cancel()
+        await self._set_going()
+        self.promises.forget()
         found = await self._recovered(self.loop.time())
         watch.cancel()
         self._look()
@@ -235,13 +258,12 @@ class World:
         self.broker.rise()
         for machine in self.machines.values():
             machine.disk.full, machine.disk.fail_in, machine.disk.die_in = False, 0, 0
-        self.promises.forget()
         self._tell("history", "calm")
 
     async def _recovered(self, since: float) -> float:
         """Wait until learning has gone on."""
-        there = sorted(self.promises.honest - self._gone)
         while True:
+            there = sorted(self.promises.honest - self._gone - self._retired())
             if self._broken is not None:
                 raise self._broken
             missing = [name for name in there if not self.promises.since[name]]
@@ -259,6 +281,11 @@ class World:
         online = {row.device for row in record[0].devices(FLEET) if row.online}
         return set(there) <= online and not self._gone & online
 
+    def _retired(self) -> set[str]:
+        """Who has left for good, by the record."""
+        record = self._record()
+        return set() if record is None else {d.device for d in record[0].devices(FLEET) if d.retired is not None}
+
     def _stuck(self, missing: list[str]) -> str:
         commits = self.promises.commits
         if self.machines[COORDINATOR].retired and (self._second is None or self._second.done()):
@@ -275,6 +302,7 @@ class World:
         """Start a program again and again, as an operator or a supervisor would."""
         while not machine.retired:
             machine.killed, machine.disk.dead, machine.back = False, False, OPERATOR_S
+            machine.leaves = False
             machine.ended.clear()
             work = self._serve(machine) if machine.name == COORDINATOR else self._agent(machine)
             with time.told_by(self._clocks(machine)):
@@ -316,19 +344,28 @@ class World:
             name=FLEET,
             run=self._run,
             state=self.folder / COORDINATOR / self._state,
-            members=self.plan.devices,
+            members=() if self.plan.grows else self.plan.devices,
+            devices=len(self.plan.first) if self.plan.grows else 0,
+            grows=self.plan.grows,
+            away_days=self.plan.away_s / DAY_S,
+            canary=Canary(share=SHARE, refused=REFUSED, rounds=1) if self.plan.canary else None,
             deadline_s=DEADLINE_S,
             identity=self.folder / "identity" if self.plan.keyed else None,
         )
 
     async def _serve(self, machine: Machine) -> None:
         config = self._config()
+        again = True
         with held(config.state):
-            store = self._opened(config, machine)
-            try:
-                await self._service(machine, config, store, open_blobs(config)).run("history")
-            finally:
-                store.close()
+            while again and not machine.leaves:  # what it learns may change, as talaria_coordinator.server.served says
+                store = self._opened(config, machine)
+                try:
+                    machine.service = self._service(machine, config, store, open_blobs(config))
+                    await machine.service.run("history")
+                    again = machine.service.again
+                finally:
+                    machine.service = None
+                    store.close()
 
     def _opened(self, config: FleetConfig, machine: Machine) -> Store:
         store = open_store(config)
@@ -361,7 +398,12 @@ class World:
         )
         if self._flaw is not None:
             self._flaw(service)
-        machine.stop = service.stop
+
+        def stop() -> None:
+            machine.leaves = True
+            service.stop()
+
+        machine.stop = stop
         return service
 
     async def _agent(self, machine: Machine) -> None:
@@ -386,7 +428,11 @@ class World:
             worker=self._worker,
             open_transport=opened,
             learn=lambda config, store, run: exact.ExactLearner(
-                config, store, run, lie=lambda: self._lies.get(name, "")
+                config,
+                store,
+                run,
+                lie=lambda: self._lies.get(name, ""),
+                refuses=lambda run: run.seed in self._refuses,
             ),
         )
         await agent.run()
@@ -422,6 +468,7 @@ class World:
     def _look(self) -> None:
         if self._broken is not None:
             return
+        self._fleet()
         record = self._record()
         if record is not None:
             try:
@@ -445,6 +492,109 @@ class World:
         store = self._readers[config.state]
         return None if store.fleet(FLEET) is None else (store, FolderBlobs(config.state / "blobs"))
 
+    # -- what the operator does
+
+    async def _operates(self) -> None:
+        """One order after the other, as faults ask for them."""
+        while True:
+            fault = await self._orders.get()
+            match fault.kind:
+                case "extend":
+                    await self._insist(Order("extend", rounds=int(fault.strength)))
+                case "retire" | "readmit":
+                    await self._insist(Order(fault.kind, fault.target))
+                case "pause":
+                    await self._insist(Order("pause"))
+                    await asyncio.sleep(fault.seconds)
+                    await self._insist(Order("resume"))
+                case "next":
+                    await self._next_run(fault.how, int(fault.strength))
+
+    async def _next_run(self, how: str, rounds: int) -> bool:
+        """Begin another run, once the last is done or paused with its round closed; False where it could not be."""
+        self._runs += 1
+        run = replace(exact.run_of(rounds), seed=self._runs)
+        if how == "no":
+            self._refuses.add(run.seed)
+        fleet = self._fleet()
+        if fleet is None or fleet.status != "done":
+            await self._insist(Order("pause"))
+        begun = await self._insist(Order("next", rounds=rounds, run=run.to_json()))
+        if not begun:
+            await self._insist(Order("resume"))
+        return begun
+
+    async def _set_going(self) -> None:
+        """After all that happened an operator sees that learning goes on."""
+        end = self.loop.time() + BOUND_S
+        while self.loop.time() < end and self._broken is None:
+            fleet = self._fleet()
+            if fleet is not None and fleet.status in ("paused", "aborted"):
+                await self._insist(Order("resume"))
+            elif fleet is not None and Run.from_json(fleet.run).rounds < MANY:
+                await self._insist(Order("extend", rounds=MANY))
+            elif fleet is not None:
+                return
+            await asyncio.sleep(1.0)
+        if self._broken is None:
+            raise BrokenError("stuck", "the operator's orders are refused, or nobody takes them")
+
+    async def _insist(self, order: Order) -> bool:
+        """Give an order until it is carried out; False where it is not in :data:`ORDER_S`."""
+        end, told = self.loop.time() + ORDER_S, ""
+        while self.loop.time() < end:
+            given = replace(order, answer=Future())
+            try:
+                with time.told_by(self._clocks(self.machines[COORDINATOR])):
+                    status = await self._give(given)
+            except TalariaError as error:
+                if str(error) != told:
+                    told = str(error)
+                    self._tell("operator", "refused-order", verb=given.verb, error=told)
+            except KilledError:
+                self._tell("operator", "order-lost", verb=given.verb)
+            else:
+                self._tell("operator", "ordered", verb=given.verb, device=given.device, status=status)
+                return True
+            await asyncio.sleep(2.0)
+        return False
+
+    async def _give(self, order: Order) -> str:
+        """To the coordinator that serves; where none does, and its machine is on, to the store."""
+        machine = self.machines[COORDINATOR]
+        second = self._second_machine
+        serving = second.service if machine.retired and second is not None else machine.service
+        if serving is not None:
+            await serving.order(order)
+            for _ in range(100):
+                if order.answer.done():
+                    return order.answer.result()
+                await asyncio.sleep(0.1)
+            raise StateError("the coordinator did not take the order")
+        if machine.disk.dead or machine.retired:
+            raise StateError("the coordinator's machine is off")
+        config = self._config()
+        with held(config.state):
+            store = self._opened(config, machine)
+            try:
+                fleet = store.fleet(FLEET)
+                if fleet is None:
+                    raise StateError("the fleet was never served")
+                carry_out(order, fleet, config, store, open_blobs(config), exact.ExactLearning)
+                return "carried out"
+            finally:
+                store.close()
+
+    def _fleet(self) -> Fleet | None:
+        """The fleet's record; the runs that its gates refuse are known by it."""
+        record = self._record()
+        fleet = None if record is None else record[0].fleet(FLEET)
+        if fleet is not None:
+            run = Run.from_json(fleet.run)
+            if run.seed in self._refuses:
+                self.promises.refused.add(run.identity)
+        return fleet
+
     # -- what happens
 
     def _happen(self, fault: Fault) -> None:
@@ -466,6 +616,10 @@ class World:
                 self._damage()
             case "backup":
                 self._back_up()
+            case "join" if machine is not None:
+                self._behind(self._lives(machine))
+            case "extend" | "next" | "retire" | "readmit" | "pause":
+                self._orders.put_nowait(fault)
             case _ if machine is not None and not machine.retired:
                 self._to(machine, fault)
 
@@ -612,16 +766,24 @@ class World:
             return
         config = self._config()
         machine = Machine("second", first.disk, first.random)
-        blobs = config.state / ("other-blobs" if wrong else "blobs")
-        store = Store(config.database)
-        self._stores.append(store)
-        with time.told_by(self._clocks(first)):
-            service = self._service(machine, replace(config, state=self.folder / "second"), store, FolderBlobs(blobs))
-            self._second = self._behind(self._second_life(machine, service))
+        blobs = FolderBlobs(config.state / ("other-blobs" if wrong else "blobs"))
 
-    async def _second_life(self, machine: Machine, service: Service) -> None:
+        def made() -> Service:
+            store = Store(config.database)
+            self._stores.append(store)
+            return self._service(machine, replace(config, state=self.folder / "second"), store, blobs)
+
+        self._second_machine = machine
+        with time.told_by(self._clocks(first)):
+            self._second = self._behind(self._second_life(machine, made))
+
+    async def _second_life(self, machine: Machine, made: Callable[[], Service]) -> None:
         try:
-            await service.run("history")
+            machine.service = made()
+            await machine.service.run("history")
+            while machine.service.again and not machine.leaves:
+                machine.service = made()
+                await machine.service.run("history")
         except TalariaError as error:
             self._tell("second", "ended", error=str(error))
             if machine.wire is not None:
@@ -630,6 +792,8 @@ class World:
             self._tell("second", "dead")
             if machine.wire is not None:
                 machine.wire.die(0.0)
+        finally:
+            machine.service = None
 
     def _rubbish(self, name: str, random: Random) -> None:
         for kind in ("evt", "state", "up/0123456789abcdef"):

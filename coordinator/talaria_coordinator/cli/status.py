@@ -49,6 +49,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
             "waits_for": holding(store.machine(config.name)) if fleet.status != "done" else [],
             "resting": sorted(rest),
             "canary": fleet.life.canary.get("members", []),
+            "privacy": None if fleet.spent is None else vars(fleet.spent),
             "history": [
                 {
                     "attempt": r.attempt,
@@ -111,6 +112,8 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         console.print(_plain(f"the open round waits for: {late}"), highlight=False, soft_wrap=True)
     if found["canary"]:
         console.print(_plain(f"tried first by: {', '.join(found['canary'])}"), highlight=False, soft_wrap=True)
+    if found["privacy"] is not None:
+        console.print(_plain(_spent(found["privacy"])), highlight=False, soft_wrap=True)
     if found["resting"]:
         text = f"away for long, and not drawn until they come: {', '.join(found['resting'])}"
         console.print(_plain(text), highlight=False, soft_wrap=True)
@@ -150,6 +153,14 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
             _plain(row["quarantine"]),
         )
     console.print(devices)
+
+
+def _spent(privacy: dict[str, Any]) -> str:
+    budget = "" if privacy["budget"] is None else f" of {privacy['budget']:g}"
+    return (
+        f"privacy: epsilon {privacy['epsilon']:.4g}{budget} at delta {privacy['delta']:g}, of the device counted most "
+        f"often ({max(privacy['rounds'].values(), default=0)} rounds)"
+    )
 
 
 def _plain(text: str | None) -> str:

@@ -34,6 +34,13 @@ share = 0.2                 # of the members, at least one
 refused = 0.3               # called off where more than this share of their gates refuse its model
     # rounds = 1                # that they learn before their gates are asked
 
+[privacy]                   # leave out for none; docs/privacy.md has the other settings
+secure = true               # updates are added up so that only their sum opens; needs [identity]
+    # clip = 1.0                # the L2 length that each device's update is cut to; all then weigh the same
+    # epsilon = 8.0             # with clip: the budget of differential privacy that no round may exceed, at
+    # delta = 1e-5
+    # step_s = 60               # that devices have for each step of a secure round
+
 [store]                     # leave out for SQLite and a folder of blobs in the state folder
 database = "postgresql+psycopg://talaria@db.example/talaria?sslmode=verify-full"
 password_file = "db.password"   # or as libpq looks for it: PGPASSFILE, PGPASSWORD
@@ -76,6 +83,7 @@ from sqlalchemy import URL
 from talaria.config import Section, read_toml
 from talaria.errors import ConfigError
 from talaria.federated.fedbuff_run import Buffering
+from talaria.federated.private_rule import private_rule
 from talaria.federated.rounds import check_over, require_travels
 from talaria.federated.run import Run
 from talaria.federated.run_file import run_of
@@ -84,6 +92,7 @@ from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME, FLEET_RULE
 from talaria_coordinator.config.api import ApiConfig, api_of
+from talaria_coordinator.config.privacy import PrivacyConfig, privacy_of, require_secure
 from talaria_coordinator.config.store import StoreConfig, store_of
 
 MODES = ("synchronous", "asynchronous")
@@ -103,6 +112,7 @@ class Draw:
     over: float
     least: int
     buffering: Buffering | None
+    privacy: PrivacyConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +166,8 @@ class FleetConfig:
     """A rule instead of the algorithm's own, as :func:`talaria.federated.server_rule.rule_named` reads it."""
     canary: Canary | None = None
     """How a new run is tried first; None: by all at once."""
+    privacy: PrivacyConfig | None = None
+    """Secure sums and a privacy budget; None: updates are seen as they are."""
     retry_s: float = 2.0
     max_update: int = 64 << 20
     kit: Path | None = None
@@ -195,7 +207,10 @@ class FleetConfig:
         require_travels(self.run)
         check_over(self.run, self.over)
         require_mode(self.run, self.buffering, self.expected, self.deadline_s)
-        aggregator_of(self.run, self.aggregator, self.buffering)
+        rule = aggregator_of(self.run, self.aggregator, self.buffering)
+        if self.privacy is not None:
+            require_secure(self.privacy, self.run, self.identity is not None, self.expected, self.over)
+            private_rule(self.run, rule, self.privacy.rule, 0)
 
     @property
     def expected(self) -> int:
@@ -206,7 +221,7 @@ class FleetConfig:
     def draw(self) -> Draw:
         """Whom its rounds ask."""
         least = least_of(self.run, aggregator_of(self.run, self.aggregator, self.buffering))
-        return Draw(self.run, self.members, self.expected, self.quorum, self.over, least, self.buffering)
+        return Draw(self.run, self.members, self.expected, self.quorum, self.over, least, self.buffering, self.privacy)
 
     @property
     def database(self) -> Path | URL:
@@ -262,6 +277,7 @@ def load_config(path: str | Path) -> FleetConfig:
         aggregator=None if rule is None else located(rule, path.parent),
         max_update=rounds.whole("max_update", 64 << 20, low=1024, high=2**32),
         canary=canary_of(top.table("canary")) if "canary" in top.values else None,
+        privacy=privacy_of(top.table("privacy"), run) if "privacy" in top.values else None,
         store=store_of(top.table("store")),
         api=api_of(top.table("api")) if "api" in top.values else None,
     )

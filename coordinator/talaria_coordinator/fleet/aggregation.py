@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from talaria.aggregate.base import Aggregator
 from talaria.errors import AggregationError, StateError, TalariaError, WireError
-from talaria.federated import global_model, rounds
+from talaria.federated import global_model, rounds, warm_start
 from talaria.federated.fedbuff_run import Buffering
+from talaria.federated.private_rule import private_rule
 from talaria.federated.run import Run
 from talaria.federated.server_rule import aggregator_of, least_of
+from talaria.privacy.accounting import epsilon, ledger_in
+from talaria.privacy.rule import Privacy
 from talaria.protocol.actions import Counted
 from talaria.tensors import Tensors
 from talaria.types import Update
 from talaria.wire import codec
+from talaria_coordinator.fleet import blueprints
 from talaria_coordinator.fleet.culprits import culprits
+from talaria_coordinator.fleet.secure import Secure
 from talaria_coordinator.storage.blobs import BlobLost, Blobs
-from talaria_coordinator.storage.records import Fleet
+from talaria_coordinator.storage.records import Fleet, Spent
 
 
 @dataclass(frozen=True)
@@ -33,12 +40,15 @@ class Learning:
     rule: str | None = None
     max_update: int = 64 << 20
     buffering: Buffering | None = None
+    privacy: Privacy | None = None
     _latest: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def aggregator(self) -> Aggregator | None:
         """What replaces the algorithm's own rule, if anything does."""
-        return aggregator_of(self.run, self.rule, self.buffering)
+        named = aggregator_of(self.run, self.rule, self.buffering)
+        # The noise of each process is its own: nobody could draw it again.
+        return private_rule(self.run, named, self.privacy, secrets.randbits(62))
 
     @cached_property
     def dense(self) -> int:
@@ -50,6 +60,19 @@ class Learning:
         """The digests of the first global model and server state."""
         shared, server = self._start()
         return self.blobs.put(global_model.encode_model(shared)), self.blobs.put(codec.encode_tensors(server))
+
+    def after(self, old: Run, fleet: Fleet, state: Path) -> tuple[str, str, dict[str, list[str]]]:
+        """What this run begins from after ``old``, which ``fleet`` has learned: the digests of global model and server
+        state, and what of the model is new, as it is logged. What privacy has cost stays counted. What is worked out
+        about the models lies in the folder ``state``.
+
+        Raises :class:`~talaria.errors.ConfigError`, naming what cannot be carried over."""
+        found = self._carried(old, self.blobs.get(fleet.model_digest), state)
+        server, ledger = self._first_server(found.tensors), ledger_in(self._server(fleet))
+        if ledger is not None:
+            server = ledger.within(server)
+        model = self.blobs.put(global_model.encode_model(found.tensors))
+        return model, self.blobs.put(codec.encode_tensors(server)), found.facts()
 
     def require(self, fleet: Fleet) -> None:
         """Read what the next round begins from. Raises :class:`~talaria.errors.StateError` where it is missing or
@@ -113,6 +136,14 @@ class Learning:
     def _start(self) -> tuple[Tensors, Tensors]:
         return rounds.start(self.run, self.aggregator)
 
+    def _carried(self, old: Run, data: bytes, state: Path) -> warm_start.Carried:
+        for run in (old, self.run):
+            blueprints.prepare(run, state)
+        return warm_start.carried(old, self.run, global_model.decode_model(old, data))
+
+    def _first_server(self, shared: Tensors) -> Tensors:
+        return rounds.rule_of(self.run, self.aggregator).init(shared)
+
     def _model(self, data: bytes) -> Tensors:
         return global_model.decode_model(self.run, data)
 
@@ -132,7 +163,7 @@ class Learning:
         :class:`NothingLeft` where too few stay.
         """
         shared = self._model(self.blobs.get(fleet.model_digest))
-        server = codec.decode_tensors(self.blobs.get(fleet.server), schema=None)
+        server = self._server(fleet)
         kept, left = list(counted), list[LeftOut]()
 
         def folded(entries: Sequence[Counted]) -> tuple[Tensors, Tensors]:
@@ -154,6 +185,63 @@ class Learning:
                 return Made(new, self.blobs.put(codec.encode_tensors(state)), tuple(kept), tuple(left))
         raise NothingLeft(
             f"{len(kept)} of {len(counted)} updates can be folded, and {self.least} are needed", tuple(left)
+        )
+
+    def fold_sum(self, fleet: Fleet, counted: Sequence[Counted], secure: Secure, attempt: int) -> Made:
+        """As :meth:`fold`, of updates that nobody can read but as a sum. Where that cannot be used, what garbage in one
+        of them does, the global model stays as it is: to add up almost the same once more would tell of single ones."""
+        shared = self._model(self.blobs.get(fleet.model_digest))
+        server = self._server(fleet)
+        try:
+            after, state, survivors = secure.fold(attempt, shared, server)
+        except AggregationError as error:
+            left = tuple(LeftOut(entry, str(error), liar=False) for entry in counted)
+            return Made(fleet.model_digest, fleet.server, (), left)
+        kept = tuple(entry for entry in counted if entry.device in survivors)
+        if len(kept) != len(survivors):
+            raise StateError(
+                f"attempt {attempt}: {len(survivors)} updates are in the sum, and {len(kept)} in the store"
+            )
+        new = self.blobs.put(global_model.encode_model(after))
+        return Made(new, self.blobs.put(codec.encode_tensors(state)), kept, ())
+
+    def unaffordable(self, fleet: Fleet, devices: Sequence[str]) -> str:
+        """Why no round of ``devices`` may be opened any more, empty where one may: the budget of privacy."""
+        if self.privacy is None or self.privacy.epsilon is None:
+            return ""
+        ledger = ledger_in(self._server(fleet))
+        try:
+            if ledger is not None:
+                ledger.after(devices).require(self.privacy.epsilon)
+        except AggregationError as error:
+            return str(error)
+        return ""
+
+    def promises(self, fleet: Fleet, devices: Sequence[str]) -> dict[str, dict[str, float]]:
+        """By device, what it will have spent once it is counted in the next round; empty where nothing is counted."""
+        ledger = ledger_in(self._server(fleet))
+        if ledger is None or not ledger.noise:
+            return {}
+        often = {name: ledger.rounds.get(name, 0) + 1 for name in devices}
+        cost = {n: epsilon(ledger.noise, n, ledger.delta) for n in set(often.values())}
+        return {name: {"epsilon": cost[n], "delta": ledger.delta} for name, n in often.items()}
+
+    def spent(self, server: str) -> Spent | None:
+        """What differential privacy has cost by this server state; None where nothing is counted."""
+        ledger = ledger_in(codec.decode_tensors(self.blobs.get(server), schema=None))
+        if ledger is None or self.privacy is None or not ledger.noise:
+            return None
+        return Spent(
+            epsilon=ledger.epsilon, delta=ledger.delta, budget=self.privacy.epsilon, noise=ledger.noise,
+            secure=self.privacy.secure, rounds=dict(ledger.rounds), version=ledger.version,
+        )  # fmt: skip
+
+    def _server(self, fleet: Fleet) -> Tensors:
+        """The server's state that the next round begins from; its ledger also knows what was learned and called off."""
+        server = codec.decode_tensors(self.blobs.get(fleet.server), schema=None)
+        ledger, known = ledger_in(server), fleet.spent
+        return (
+            server if ledger is None or known is None else ledger.with_past(known.rounds, known.version).within(server)
         )
 
     def _unfit(self, kept: Sequence[Counted], shared: Tensors, error: Exception) -> list[LeftOut]:

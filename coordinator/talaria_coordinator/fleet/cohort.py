@@ -103,5 +103,6 @@ def wanted(draw: Draw, round: int, members: Sequence[str], online: Collection[st
         return Asked(round, cohort, 1, here, draw.buffering.buffer, draw.buffering.max_staleness)
     target = min(len(cohort), rounds.needed(draw.run, len(members))) if draw.over else len(cohort)
     # Fewer than the rule can fold would be no quorum: the round could only fail.
-    quorum = min(target, max(1, math.ceil(draw.quorum * target), draw.least))
+    private = 1 if draw.privacy is None else draw.privacy.needed(len(cohort))
+    quorum = max(min(target, max(1, math.ceil(draw.quorum * target), draw.least)), private)
     return Asked(round, cohort, quorum, here, target)

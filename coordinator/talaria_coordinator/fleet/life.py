@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from talaria import seeds
 from talaria.errors import ConfigError
-from talaria.federated import rounds, warm_start
-from talaria.federated.global_model import decode_model, encode_model
+from talaria.federated import warm_start
 from talaria.federated.run import MOST_ROUNDS, Run
-from talaria.federated.server_rule import aggregator_of
 from talaria.protocol.coordinator.machine import CoordinatorState
-from talaria.wire import codec
 from talaria_coordinator.config.fleet import Canary, FleetConfig
-from talaria_coordinator.fleet import blueprints
+from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.fleet.operator_commands import Order, decide
 from talaria_coordinator.storage.blobs import Blobs
 from talaria_coordinator.storage.records import Fleet
@@ -29,7 +27,8 @@ def as_it_is(config: FleetConfig, store: Store) -> FleetConfig:
     if known is None or config.run.identity not in known.life.given:
         return config
     run = Run.from_json(known.run, allow=None)
-    return config if config.run.rounds > run.rounds else replace(config, run=run)
+    longer = config.run.identity == run.identity and config.run.rounds > run.rounds
+    return config if longer else replace(config, run=run)
 
 
 def require_room(fleet: Fleet, rounds: int) -> None:
@@ -43,7 +42,18 @@ def require_room(fleet: Fleet, rounds: int) -> None:
         raise ConfigError(f"fleet {fleet.name!r} was called off; `resume` it, and then extend it")
 
 
-def follow(order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs: Blobs) -> None:
+Learn = Callable[..., Learning]
+
+
+def learning_of(config: FleetConfig, run: Run, blobs: Blobs, learn: Learn = Learning) -> Learning:
+    """What checks and folds the updates of ``run``, which is that of ``config`` or follows it."""
+    rule = None if config.privacy is None else config.privacy.rule
+    return learn(run, blobs, config.aggregator, config.max_update, config.buffering, rule)
+
+
+def follow(
+    order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs: Blobs, learn: Learn = Learning
+) -> None:
     """Begin another run from the fleet's last model, as ``order`` says; it may take seconds.
 
     Raises :class:`~talaria.errors.ConfigError`, naming what cannot be carried over, or where a round is open."""
@@ -53,6 +63,12 @@ def follow(order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs:
         raise ConfigError(
             f"fleet {fleet.name!r} is {fleet.status}, or its last round is not closed yet; `pause` it, and try again "
             "when the round is over"
+        )
+    tried = fleet.life.canary
+    if tried:
+        raise ConfigError(
+            f"fleet {fleet.name!r}: its run is being tried by {', '.join(tried['members'])} until round "
+            f"{tried['gate']}; `resume` it, and begin another when the gates have answered"
         )
     old = Run.from_json(fleet.run, allow=None)
     run = given = Run.from_json(order.run, allow=None) if order.run else replace(old, follows=())
@@ -68,13 +84,8 @@ def follow(order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs:
             f"next: [fleet] kit={config.kit} is of the run before; leave it out and start the coordinator again: it "
             "makes the new one when a device asks"
         )
-    for one in (old, run):
-        blueprints.prepare(one, config.state)
-    found = warm_start.carried(old, run, decode_model(old, blobs.get(fleet.model_digest)))
-    rule = rounds.rule_of(run, aggregator_of(run, config.aggregator, config.buffering))
-    model = blobs.put(encode_model(found.tensors))
-    server = blobs.put(codec.encode_tensors(rule.init(found.tensors)))
-    store.follow(fleet, run, model, server, (given.identity, old.identity), found.facts(), canary)
+    model, server, facts = learning_of(config, run, blobs, learn).after(old, fleet, config.state)
+    store.follow(fleet, run, model, server, (given.identity, old.identity), facts, canary)
 
 
 def _tried_by(config: FleetConfig, canary: Canary, fleet: Fleet, run: Run) -> dict[str, Any]:
@@ -130,12 +141,14 @@ def retire(order: Order, fleet: Fleet, store: Store) -> None:
     store.retire(fleet.name, order.device, order.verb == "retire")
 
 
-def carry_out(order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs: Blobs) -> None:
+def carry_out(
+    order: Order, fleet: Fleet, config: FleetConfig, store: Store, blobs: Blobs, learn: Learn = Learning
+) -> None:
     """What an order does to the record of a fleet that no coordinator serves now.
 
     Raises :class:`~talaria.errors.ConfigError` where it does not fit what is."""
     if order.verb == "next":
-        follow(order, fleet, config, store, blobs)
+        follow(order, fleet, config, store, blobs, learn)
         return
     if order.verb in ("retire", "readmit"):
         retire(order, fleet, store)

@@ -7,49 +7,44 @@ a version.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from talaria import time
-from talaria.errors import StateError, TalariaError
+from talaria import seeds, time
+from talaria.errors import StateError, said
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
-from talaria.protocol.coordinator.state import Peer
+from talaria.protocol.coordinator.state import LIVE, Attempt, Peer
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import cohort
 from talaria_coordinator.fleet.aggregation import Learning, LeftOut, Made, NothingLeft, passing
+from talaria_coordinator.fleet.hands import AGAIN_S, Hands
 from talaria_coordinator.fleet.notices import Folded, FoldFailed
+from talaria_coordinator.fleet.secure import Secure
 from talaria_coordinator.fleet.waiting import Gathering, Patience, waits
 from talaria_coordinator.storage.records import Fleet
 from talaria_coordinator.storage.store import Store, require_same_run
 
-AGAIN_S = (2.0, 120.0)
-"""Seconds until something that failed is tried again, at first and at most."""
+AWAY_S = 120.0
+"""Seconds after which somebody else tries a run in the place of a device that is away."""
 REST_S = 60.0
 """Seconds after which it is looked again who is away for a season."""
-
-
-@dataclass(frozen=True)
-class Hands:
-    """What the service does for its conductor: give the machine an event, tell the journal, start a task, and put
-    something into the service's own line."""
-
-    feed: Callable[[object], None]
-    tell: Callable[..., None]
-    spawn: Callable[[Coroutine[Any, Any, None]], object]
-    put: Callable[[object], Coroutine[Any, Any, None]]
 
 
 class Conductor:
     """One fleet's rounds. ``fleet`` is its record as it was last read."""
 
-    def __init__(self, config: FleetConfig, store: Store, learning: Learning, hands: Hands, grace: float) -> None:
-        """A device that has been away for ``grace`` seconds has left."""
+    def __init__(
+        self, config: FleetConfig, store: Store, learning: Learning, hands: Hands, grace: float,
+        secure: Secure | None = None,
+    ) -> None:  # fmt: skip
+        """A device that has been away for ``grace`` seconds has left. With ``secure`` nobody sees single updates."""
         self.config, self.store, self._learning, self._hands = config, store, learning, hands
-        self._draw = config.draw
+        self._draw, self._secure = config.draw, secure
         self._grace, self._not_before = grace, 0.0
         self._failures = 0
         self._called_off: set[int] = set()
@@ -137,6 +132,8 @@ class Conductor:
         """Open the next round where nothing stands in the way."""
         current = None if state.current is None else state.attempts.get(state.current)
         busy = current is not None and current.phase in ("open", "closed")
+        if current is not None and current.phase == "open" and self.fleet.life.canary:
+            self._relieve(state, current)
         if busy or self.over or self.fleet.status != "running" or time.monotonic() < self._not_before:
             return
         online = {name for name, peer in state.peers.items() if peer.online}
@@ -145,7 +142,7 @@ class Conductor:
         roster = self._awake(self._refilled() or self._gathered(), now)
         tried, draw = self.fleet.life.canary, self._draw
         if tried:
-            roster = tuple(name for name in roster if name in tried["members"])
+            roster = self._trying(roster, state, now)
             draw = replace(draw, run=replace(draw.run, fraction=1.0), over=0.0)
         gone = {name for name in roster if name not in state.peers or state.peers[name].away(now, self._grace)}
         asked = cohort.ask(draw, self.fleet.round + 1, roster, online, state.quarantined(), gone)
@@ -153,14 +150,32 @@ class Conductor:
             self._wait(roster)
             return
         self._waiting.over(time.monotonic())
+        reason = self._learning.unaffordable(self.fleet, asked.cohort)
+        if reason:
+            self._end(reason)
+            return
         row = self.store.open_attempt(self.config.name, asked.round, asked.cohort, self.fleet.model_digest)
         self._hands.tell(
             "round-opened", attempt=row.attempt, round=asked.round, cohort=len(asked.cohort), online=asked.online
         )
-        told, seconds = self._told(asked), self.config.deadline_s or None
+        told, seconds = self._told(asked, self._terms(row.attempt, asked)), self.config.deadline_s or None
+        step_s = 0.0 if self._secure is None or self.config.privacy is None else self.config.privacy.step_s
         self._hands.feed(
-            e.OpenRound(time.monotonic(), row.attempt, told, seconds, asked.quorum, asked.target, asked.stale)
+            e.OpenRound(time.monotonic(), row.attempt, told, seconds, asked.quorum, asked.target, asked.stale, step_s)
         )
+
+    def _terms(self, attempt: int, asked: cohort.Asked) -> dict[str, str]:
+        """What all devices of a secure round agree on, as they are told it."""
+        if self._secure is None:
+            return {}
+        terms = self._secure.begin(attempt, asked.round, len(asked.cohort))
+        return {"secure": base64.b64encode(terms.encode()).decode()}
+
+    def _end(self, reason: str) -> None:
+        """No round follows, though some were asked for: the fleet serves what it has learned."""
+        self.store.set_status(self.config.name, "paused")
+        self.refresh()
+        self._hands.tell("budget-spent", round=self.fleet.round, reason=reason)
 
     def _wait(self, roster: Sequence[str]) -> None:
         """Tell what is waited for: nobody should have to guess who is missing."""
@@ -171,12 +186,15 @@ class Conductor:
         if found is not None:
             self._hands.tell("waiting", **found.facts())
 
-    def _told(self, asked: cohort.Asked) -> dict[str, bytes]:
+    def _told(self, asked: cohort.Asked, terms: Mapping[str, str]) -> dict[str, bytes]:
         """What each device is told with the request for work: the round, and, asynchronously, the last one of
         its own that counted, so that its private part goes on from there."""
         if not asked.stale:
             gate = {"gate": True} if asked.round == self.fleet.life.canary.get("gate") else {}
-            return dict.fromkeys(asked.cohort, json.dumps({"round": asked.round, **gate}).encode())
+            said = {"round": asked.round, **gate, **terms}
+            spent = self._learning.promises(self.fleet, asked.cohort)
+            told = {name: {**said, "privacy": spent[name]} if spent else said for name in asked.cohort}
+            return {name: json.dumps(one).encode() for name, one in told.items()}
         last = self.store.counted_rounds(self.config.name)
         return {name: json.dumps({"round": asked.round, "after": last.get(name, 0)}).encode() for name in asked.cohort}
 
@@ -205,6 +223,31 @@ class Conductor:
                 self._hands.tell("resting", devices=sorted(found))
             self._resting = found
         return tuple(name for name in roster if name not in self._resting or name in self._here)
+
+    def _relieve(self, state: CoordinatorState, current: Attempt) -> None:
+        """Call off a trial's round that waits for nobody but devices that are gone: others try in their place."""
+        now = time.monotonic()
+        late = [name for name, part in current.cohort.items() if part.phase in LIVE]
+        others = {name for name in self.fleet.roster if name in state.peers and state.peers[name].online}
+        if late and others - set(current.cohort) and all(_is_away(state, name, now) for name in late):
+            reason = f"{', '.join(late)} of those who try the run are away; others try it in their place"
+            if self.call_off(current.number, reason):
+                self._hands.feed(e.AbortRound(now, current.number, reason))
+
+    def _trying(self, roster: tuple[str, ...], state: CoordinatorState, now: float) -> tuple[str, ...]:
+        """Those of the roster who try the run. Whoever of them left for good, was shut out or has been away for a good
+        while gives its place to another that is here: a trial by nobody would never end."""
+        mine = set(self.fleet.life.canary["members"])
+        away = {name for name in mine if _is_away(state, name, now)}
+        stay = (mine & set(roster)) - self._shut_out - away
+        free = sorted((set(roster) & self._here) - mine - self._shut_out)
+        if len(stay) < len(mine) and free:
+            order = seeds.order(len(free), self.config.run.seed, "", self.fleet.round + 1, "canary")
+            mine = stay | {free[i] for i in order[: len(mine) - len(stay)]}
+            self.store.replace_canary(self.config.name, sorted(mine))
+            self.refresh()
+            self._hands.tell("canary-members", members=sorted(mine))
+        return tuple(name for name in roster if name in mine)
 
     def _fix(self, roster: tuple[str, ...]) -> None:
         self.store.set_roster(self.config.name, roster)
@@ -255,12 +298,12 @@ class Conductor:
                     return
                 if not passing(error):
                     left = error.left if isinstance(error, NothingLeft) else ()
-                    await self._hands.put(FoldFailed(action.attempt, _said(error), left))
+                    await self._hands.put(FoldFailed(action.attempt, said(error), left))
                     return
                 now = self.store.fleet(self.config.name)
                 if now is None or now.epoch != self.fleet.epoch:
                     raise
-                self._hands.tell("error", attempt=action.attempt, error=_said(error))
+                self._hands.tell("error", attempt=action.attempt, error=said(error))
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, AGAIN_S[1])
             else:
@@ -268,19 +311,26 @@ class Conductor:
                 return
 
     def _commit(self, action: a.RoundClosed) -> Made:
-        made = self._learning.fold(self.fleet, action.counted)
+        if self._secure is None:
+            made = self._learning.fold(self.fleet, action.counted)
+        else:
+            made = self._learning.fold_sum(self.fleet, action.counted, self._secure, action.attempt)
+        self._record(action.attempt, made)
+        return made
+
+    def _record(self, attempt: int, made: Made) -> None:
         for out in made.left:
             self.store.leave_out(self.config.name, out.entry.attempt, out.entry.device, out.reason)
         self.store.commit_attempt(
             self.config.name,
-            action.attempt,
+            attempt,
             epoch=self.fleet.epoch,
             counted=[(entry.attempt, entry.device) for entry in made.counted],
             model_digest=made.model_digest,
             server=made.server,
+            spent=self._learning.spent(made.server),
             last=self.fleet.round + 1 >= self.config.run.rounds,
         )
-        return made
 
     def folded(self, event: Folded) -> None:
         """A round is committed."""
@@ -322,6 +372,12 @@ class Conductor:
 
     def failed(self, number: int, reason: str) -> None:
         """Retry after a pause, under a new number; each failure in a row doubles the pause."""
+        if self._secure is not None and number not in self._called_off and self._secure.is_agreed(number):
+            # Devices have opened their sum, or some of them: with almost the same ones it must not be made again.
+            self._hands.tell("round-passed", attempt=number, reason=reason)
+            self._record(number, Made(self.fleet.model_digest, self.fleet.server, (), ()))
+            self.refresh()
+            return
         self.store.fail_attempt(self.config.name, number, reason)
         wait = min(AGAIN_S[1], AGAIN_S[0] * 2**self._failures)
         self._failures += 1
@@ -329,6 +385,5 @@ class Conductor:
         self._hands.tell("round-failed", attempt=number, reason=reason, again_in_s=wait)
 
 
-def _said(error: Exception) -> str:
-    """What went wrong, in words; of an error that was not foreseen, also its kind."""
-    return str(error) if isinstance(error, TalariaError) else f"{type(error).__name__}: {str(error)[:300]}"
+def _is_away(state: CoordinatorState, device: str, now: float) -> bool:
+    return device not in state.peers or state.peers[device].away(now, AWAY_S)

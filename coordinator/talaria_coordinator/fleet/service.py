@@ -25,18 +25,21 @@ from talaria.wire.mqtt import LinkDown, LinkUp, Transport, Will
 from talaria.wire.topics import Topic
 from talaria.wire.validity import watch
 from talaria_coordinator.config.fleet import FleetConfig
-from talaria_coordinator.fleet.aggregation import Learning, passing
+from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.fleet.allowlist import Members
 from talaria_coordinator.fleet.connection import Open, over_mqtt
+from talaria_coordinator.fleet.conversation import Conversation
 from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing
 from talaria_coordinator.fleet.drain import Leaving
-from talaria_coordinator.fleet.life import as_it_is, carry_out, follow, judge
+from talaria_coordinator.fleet.hands import Hands, insist
+from talaria_coordinator.fleet.life import as_it_is, carry_out, follow, judge, learning_of
 from talaria_coordinator.fleet.link_health import Footing
 from talaria_coordinator.fleet.notices import Enrolled, Folded, FoldFailed, Stop
 from talaria_coordinator.fleet.operator_commands import Order, decide
 from talaria_coordinator.fleet.order_box import take
 from talaria_coordinator.fleet.refusals import Refusals
-from talaria_coordinator.fleet.scheduler import AGAIN_S, Conductor, Hands
+from talaria_coordinator.fleet.scheduler import Conductor
+from talaria_coordinator.fleet.secure import secure_of
 from talaria_coordinator.fleet.uploads import Uploads, receive
 from talaria_coordinator.fleet.vacancy import look
 from talaria_coordinator.fleet.witness import witness
@@ -81,7 +84,8 @@ class Service:
         it. ``kit`` gives the run's kit, and may take long; it is asked once, when a device needs it."""
         self.config, self.store, self.blobs = (config := as_it_is(config, store)), store, blobs
         self._report, self._open, self._observe = report, open_transport, observe
-        self._learning = learn(config.run, blobs, config.aggregator, config.max_update, config.buffering)
+        self._learning, self._learn = learning_of(config, config.run, blobs, learn), learn
+        self._secure = secure_of(config, self._learning.aggregator, store, blobs)
         spec = config.run.to_json().encode()
         rules = Rules(
             retry=config.retry_s, max_update=config.max_update, stall=max(30.0, config.retry_s),
@@ -98,13 +102,9 @@ class Service:
         self._uploads = Uploads(config.state / "uploads", config.max_update)
         self._model: tuple[Cut, bytes] | None = None
         self._make_kit, self._kit, self._seeks_kit = kit, b"", False
-        self._conductor = Conductor(
-            config,
-            store,
-            self._learning,
-            Hands(self._feed, self._tell, self._driver.spawn, self._driver.inbox.put),
-            rules.grace,
-        )
+        hands = Hands(self._feed, self._tell, self._driver.spawn, self._driver.inbox.put)
+        self._conductor = Conductor(config, store, self._learning, hands, rules.grace, self._secure)
+        self._talk = Conversation(self._secure, hands)
         self.begun = False
         """Whether it has entered its fleet."""
         self.again = False
@@ -203,8 +203,11 @@ class Service:
         }
         self._tell("started", **facts, chunks=kept)
         self._feed(e.Start(now, self._conductor.fleet.epoch, chunks, stored))
+        if self._is_called_off():  # by gates that had answered before a crash
+            return
         self._publish_model(multicast=False)
         self._settle_members()
+        self._talk.resume(self._state)
         self._conductor.settle(self._state)
 
     def _settle_members(self) -> None:
@@ -337,6 +340,10 @@ class Service:
                 self._keep(action)
             case a.Complete():
                 self._driver.spawn(self._take(action))
+            case a.WordSaid():
+                self._driver.spawn(self._talk.listen(action))
+            case a.StepOver():
+                self._driver.spawn(self._talk.go_on(action))
             case a.Discard():
                 self._uploads.drop((action.device, action.xfer))
             case a.RoundClosed():
@@ -380,19 +387,12 @@ class Service:
 
     async def _take(self, action: a.Complete) -> None:
         """A complete upload: check it, make it durable, and only then let the receipt go out."""
-        wait, name = AGAIN_S[0], self.config.name
+        name, secure = self.config.name, self._secure
         with self._uploads.take((action.device, action.xfer), action.cut) as part:
-            while True:
-                try:
-                    answer = await asyncio.to_thread(receive, name, action, part, self._learning, self.store)
-                except Exception as error:
-                    if not passing(error):
-                        raise
-                    self._tell("error", attempt=action.attempt, device=action.device, error=str(error))
-                    await asyncio.sleep(wait)
-                    wait = min(2 * wait, AGAIN_S[1])
-                else:
-                    break
+            answer = await insist(
+                lambda: receive(name, action, part, self._learning, self.store, secure),
+                lambda error: self._tell("error", attempt=action.attempt, device=action.device, error=error),
+            )
         if isinstance(answer, e.UpdateRejected):
             self._tell("rejected", attempt=action.attempt, device=action.device, reason=answer.reason)
         await self._driver.inbox.put(answer)
@@ -452,7 +452,7 @@ class Service:
         """Begin another run from the last model, and then begin anew with it."""
         with order.answering():
             fleet = self._conductor.fleet
-            await asyncio.to_thread(follow, order, fleet, self.config, self.store, self.blobs)
+            await asyncio.to_thread(follow, order, fleet, self.config, self.store, self.blobs, self._learn)
             self._conductor.refresh()
             self._tell("next", round=fleet.round, rounds=order.rounds, reason=order.reason)
             self.again = True

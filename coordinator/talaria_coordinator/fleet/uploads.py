@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from talaria import time
-from talaria.errors import StateError, WireError
+from talaria.errors import AggregationError, StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.wire.chunks import Assemblies, Cut, FileAssembly
 from talaria_coordinator.fleet.aggregation import Learning
+from talaria_coordinator.fleet.secure import LateError, Secure, findings
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.storage.update_summary import findings_of
 
@@ -36,7 +37,7 @@ class Uploads(Assemblies[tuple[str, str]]):
 
 
 def receive(
-    fleet: str, upload: a.Complete, part: FileAssembly, learning: Learning, store: Store
+    fleet: str, upload: a.Complete, part: FileAssembly, learning: Learning, store: Store, secure: Secure | None = None
 ) -> e.Stored | e.UpdateRejected | e.Damaged:
     """Check a complete upload and enter it: the answer for the machine, which sends the receipt.
 
@@ -52,6 +53,8 @@ def receive(
     tried = store.begun(fleet, upload.attempt)
     if tried is None:
         raise StateError(f"fleet {fleet!r}: attempt {upload.attempt} is not in the store; restore it from a backup")
+    if secure is not None:
+        return _receive_masked(fleet, upload, data, learning, store, secure)
     try:
         update = learning.checked(data, upload.device, *tried)
     except WireError as error:
@@ -64,4 +67,26 @@ def receive(
         return e.UpdateRejected(
             now, upload.attempt, upload.device, row.reason or "another update of this round came first"
         )
+    return e.Stored(now, upload.attempt, upload.device, upload.cut.sha256)
+
+
+def _receive_masked(
+    fleet: str, upload: a.Complete, data: bytes, learning: Learning, store: Store, secure: Secure
+) -> e.Stored | e.UpdateRejected:
+    """As :func:`receive`, of an update that is masked: its size and its device's signature are all that can be seen."""
+    digest, now = upload.cut.sha256.hex(), time.monotonic()
+    facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base_version": upload.base_version}
+    with secure.line():
+        try:
+            mask = secure.masked(upload.attempt, upload.device, data)
+        except LateError:
+            return e.Stored(now, upload.attempt, upload.device, upload.cut.sha256)  # which the machine finds late
+        except (WireError, AggregationError) as error:
+            store.reject_update(fleet, upload.attempt, upload.device, reason=str(error), **facts)
+            return e.UpdateRejected(now, upload.attempt, upload.device, str(error))
+        learning.blobs.put(data, digest)
+        row = store.keep_update(fleet, upload.attempt, upload.device, found=findings(mask, learning.dense), **facts)
+        if row.digest != digest or row.status == "rejected":
+            raise StateError(f"attempt {upload.attempt}: the store holds another update of {upload.device!r}")
+        secure.keep_masked(upload.attempt, upload.device, digest)
     return e.Stored(now, upload.attempt, upload.device, upload.cut.sha256)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from talaria.errors import ConfigError
-from talaria.identity import credentials
+from talaria.identity import badges, credentials
 
 AUTHORITY_DAYS, LEAF_DAYS = 3650, 397
 _SKEW = dt.timedelta(hours=1)
@@ -76,8 +76,10 @@ class Authority:
         server: bool = False,
         hosts: Sequence[str] = (),
         days: float = LEAF_DAYS,
+        badge: tuple[str, bytes] | None = None,
     ) -> x509.Certificate:
-        """A leaf for 397 days: for a client called ``name``, or for a server reached under ``hosts``."""
+        """A leaf for 397 days: for a client called ``name``, or for a server reached under ``hosts``. ``badge``: the
+        fleet, and the Ed25519 key that is vouched for in it."""
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
         issuer = self.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
         builder = (
@@ -90,6 +92,10 @@ class Authority:
         )
         if hosts:
             builder = builder.add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
+        if badge is not None:
+            fleet, key = badge
+            own = badges.extension(badges.badge_signer(self._key), fleet, name, key)
+            builder = builder.add_extension(own, critical=False)
         return builder.sign(self._key, hashes.SHA256())
 
     def revoked(self, serials: Iterable[int]) -> bytes:

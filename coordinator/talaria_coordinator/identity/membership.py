@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from talaria import durable
 from talaria.errors import ConfigError
 from talaria.foreign import shown
-from talaria.identity import credentials
+from talaria.identity import badges, credentials
 from talaria.identity.enrolment import Answer, Code, Request, fingerprint, named
 from talaria.wire.broker_url import Tls
 from talaria.wire.signing import KEY_BYTES, Signer
@@ -124,7 +124,8 @@ def renew(folder: Path, roll: Membership) -> None:
         (folder / "coordinator", COORDINATOR, ()),
     ):
         key = ca.new_key()
-        certificate = signed_by.sign(key.public_key(), name, server=bool(hosts), hosts=hosts)
+        badge = None if hosts else (roll.fleet, load_signer(folder).public)
+        certificate = signed_by.sign(key.public_key(), name, server=bool(hosts), hosts=hosts, badge=badge)
         credentials.write_pair(path, credentials.pem(key), ca.to_pem(certificate))
     credentials.write(folder / "broker" / "ca.crt", ca.to_pem(signed_by.certificate))
 
@@ -236,7 +237,8 @@ def admit(folder: Path, data: bytes) -> Answer:
                 f"admit: the code of {device!r} has expired; run `talaria fleet enroll {folder} {device}` for a new one"
             )
         signed_by = Authority.load(folder)
-        certificate = signed_by.sign(ca.requested_key(request.csr), device)
+        badge = (roll.fleet, request.key)
+        certificate = signed_by.sign(ca.requested_key(request.csr), device, badge=badge)
         before = roll.members.get(device)
         change.roll = replace(
             roll,
@@ -272,6 +274,12 @@ def revoke(folder: Path, device: str) -> None:
 def load_signer(folder: Path) -> Signer:
     """The coordinator's signing key."""
     return credentials.load_signer(folder / "sign.key")
+
+
+def badge_key(folder: Path, fleet: str) -> bytes:
+    """The public key that members' badges are signed by. Raises :class:`ConfigError` where this fleet has none."""
+    _, public = badges.read(folder / "coordinator.crt", folder / "ca.crt", fleet, COORDINATOR)
+    return public
 
 
 def tls(folder: Path) -> Tls:

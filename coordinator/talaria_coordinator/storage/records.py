@@ -40,6 +40,30 @@ class Life:
         return Life(**values | {name: tuple(values.get(name, ())) for name in ("given", "before")})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What differential privacy has cost until now: epsilon at ``delta`` of the device that was counted most, out of
+    ``budget`` (None: no bound). ``rounds`` says in how many rounds each device was counted, with noise ``noise``; what
+    a canary learned that was called off, and a run before this one, is among them."""
+
+    epsilon: float
+    delta: float
+    budget: float | None
+    noise: float
+    secure: bool
+    rounds: dict[str, int]
+    version: int
+
+    def to_json(self) -> str:
+        """As it is stored."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def of(text: str | None) -> Spent | None:
+        """What was stored; None for NULL."""
+        return None if text is None else Spent(**json.loads(text))
+
+
 @dataclass(frozen=True)
 class Fleet:
     """A fleet after ``round`` committed rounds of learning, out of ``tried`` that were opened.
@@ -57,6 +81,7 @@ class Fleet:
     server: str
     roster: tuple[str, ...]
     life: Life = field(default_factory=Life)
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +134,7 @@ def fleet_of(row: Row[Any]) -> Fleet:
     roster = tuple(json.loads(row.roster)) if row.roster else ()
     return Fleet(
         row.fleet, row.run, row.epoch, row.round, row.tried, row.status, row.model_digest, row.server, roster,
-        Life.of(row.life),
+        Life.of(row.life), Spent.of(row.privacy),
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError
-from talaria.federated.run import Run
+from talaria.federated.run import MOST_ROUNDS, Run
 from talaria_coordinator.storage import migrate
 from talaria_coordinator.storage.audit import Told, append, append_all, verify
 from talaria_coordinator.storage.engine import open_engine, snapshots
@@ -38,6 +38,7 @@ from talaria_coordinator.storage.records import (
     Fleet,
     Life,
     Received,
+    Spent,
     attempt_of,
     device_of,
     fleet_of,
@@ -54,11 +55,14 @@ from talaria_coordinator.storage.tables import (
     FLEETS,
     MACHINES,
     UPDATES,
+    WORDS,
     of_attempt,
 )
 
-GIVEN_KEPT = 8
-"""So many runs, newest first, may stand in fleet.toml still, though the fleet has gone on."""
+GIVEN_KEPT = 64
+"""So many runs, the newest and the first, may stand in fleet.toml still, though the fleet has gone on."""
+BEFORE_KEPT = 8
+"""So many runs before the present one are known whole, newest first."""
 FAILED_KEPT = 100
 """So many rounds back, those that failed and got no update are kept with their cohorts."""
 
@@ -202,7 +206,11 @@ class Store:
             row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one()
             life, run = Life.of(row.life), Run.from_json(row.run, allow=None)
             longer = replace(run, rounds=run.rounds + rounds)
-            given = tuple(dict.fromkeys((run.identity, *life.given)))[:GIVEN_KEPT]
+            given = _recent(tuple(dict.fromkeys((run.identity, *life.given))))
+            if life.canary:  # they are the fleet's, also where the run that is tried is called off
+                back = Run.from_json(life.canary["run"], allow=None)
+                back = replace(back, rounds=min(MOST_ROUNDS, back.rounds + rounds))
+                life = replace(life, canary={**life.canary, "run": back.to_json()})
             status = "running" if row.status == "done" else row.status
             values = {"run": longer.to_json(), "life": replace(life, given=given).to_json(), "status": status}
             tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(**values))
@@ -221,19 +229,29 @@ class Store:
             now = fleet_of(tx.execute(select(FLEETS).where(mine)).one())
             if (now.run, now.round) != (fleet.run, fleet.round):
                 raise StateError(f"fleet {fleet.name!r}: it has learned on meanwhile; try again")
-            known = tuple(dict.fromkeys((*given, *now.life.given)))[:GIVEN_KEPT]
+            known = _recent(tuple(dict.fromkeys((*given, *now.life.given))))
             life = Life(
                 given=known,
                 began=now.round,
                 model_digest=model_digest,
                 server=server,
-                before=(now.run, *now.life.before)[:GIVEN_KEPT],
+                before=(now.run, *now.life.before)[:BEFORE_KEPT],
                 canary=canary or {},
             )
             values = {"run": run.to_json(), "model_digest": model_digest, "server": server, "status": "running"}
             tx.execute(update(FLEETS).where(mine).values(life=life.to_json(), **values))
             detail = {"rounds": run.rounds, "model_digest": model_digest, "identity": run.identity, **facts}
+            detail |= {"round": now.round} | ({} if canary is None else {"tried_by": canary["members"]})
             append(tx, "run-followed", detail, fleet=fleet.name)
+
+    def replace_canary(self, fleet: str, members: Sequence[str]) -> None:
+        """Others try the present run than were drawn, where some of those have left; logged."""
+        with self._writing(fleet) as tx:
+            mine = FLEETS.c.fleet == fleet
+            now = fleet_of(tx.execute(select(FLEETS).where(mine)).one())
+            life = replace(now.life, canary={**now.life.canary, "members": sorted(members)})
+            tx.execute(update(FLEETS).where(mine).values(life=life.to_json()))
+            append(tx, "canary-members", {"members": sorted(members)}, fleet=fleet)
 
     def end_canary(self, fleet: str, back: Run | None, facts: Mapping[str, Any]) -> None:
         """The present run was tried: it goes on with all, or (``back``) the run before it does, from its own last
@@ -250,7 +268,9 @@ class Store:
                 values = {"run": back.to_json(), "status": status, **old}
             tx.execute(update(FLEETS).where(mine).values(life=life.to_json(), **values))
             kind = "canary-passed" if back is None else "canary-called-off"
-            append(tx, kind, {"members": tried["members"], **facts}, fleet=fleet)
+            facts = {"members": tried["members"], "identity": tried["identity"], "round": now.round, **facts}
+            model = now.model_digest if back is None else tried["model_digest"]
+            append(tx, kind, {**facts, "model_digest": model}, fleet=fleet)
 
     def set_roster(self, fleet: str, roster: Sequence[str]) -> None:
         """Fix the devices that cohorts are drawn from; logged."""
@@ -357,9 +377,11 @@ class Store:
         model_digest: str,
         server: str,
         last: bool,
+        spent: Spent | None = None,
     ) -> None:
-        """Commit the new global model and the exact set of updates in it, as (round, device), at once. What is
-        committed already just so, stays: a database may fall silent after it did what it was asked.
+        """Commit the new global model and the exact set of updates in it, as (round, device), at once, and what privacy
+        has cost with it. What is committed already just so, stays: a database may fall silent after it did what it was
+        asked.
 
         Raises :class:`~talaria.errors.StateError` where another coordinator has taken the fleet over, the round
         is closed already, or an update is not stored.
@@ -394,10 +416,11 @@ class Store:
             }
             tx.execute(update(ATTEMPTS).where(mine).values(**values))
             status = "done" if last else row.status
+            paid = {} if spent is None else {"privacy": spent.to_json()}
             tx.execute(
                 update(FLEETS)
                 .where(FLEETS.c.fleet == fleet)
-                .values(round=round, model_digest=model_digest, server=server, status=status)
+                .values(round=round, model_digest=model_digest, server=server, status=status, **paid)
             )
             append(
                 tx,
@@ -440,7 +463,9 @@ class Store:
                 )  # fmt: skip
                 append(tx, "device-joined", {"boot": boot}, fleet=fleet, device=device)
             else:
-                kept = json.dumps(profile) if profile else row.profile
+                old = json.loads(row.profile)
+                gate = {"gate": old["gate"]} if "gate" in old else {}  # said once, also by who boots again after it
+                kept = json.dumps({**gate, **profile}) if profile else row.profile
                 tx.execute(update(DEVICES).where(where).values(boot=boot, online=int(online), profile=kept, seen=now))
             return device_of(tx.execute(select(DEVICES).where(where)).one())
 
@@ -562,6 +587,25 @@ class Store:
             rows = tx.execute(select(EQUIVOCATIONS).where(EQUIVOCATIONS.c.fleet == fleet))
             return sorted((row.attempt, row.device, row.digest) for row in rows)
 
+    # -- what is said in a secure round
+
+    def keep_word(self, fleet: str, attempt: int, step: int, device: str, data: bytes) -> None:
+        """Keep what was said, after all that was said before it. The first of an attempt puts those of others away."""
+        with self._writing(fleet) as tx:
+            mine = of_attempt(WORDS, fleet, attempt)
+            last = tx.execute(select(func.max(WORDS.c.seq)).where(mine)).scalar_one()
+            if last is None:
+                tx.execute(delete(WORDS).where((WORDS.c.fleet == fleet) & (WORDS.c.attempt != attempt)))
+            seq = 0 if last is None else last + 1
+            row = {"fleet": fleet, "attempt": attempt, "seq": seq, "step": step, "device": device, "data": data}
+            tx.execute(insert(WORDS).values(**row))
+
+    def words(self, fleet: str, attempt: int) -> list[tuple[int, str, bytes]]:
+        """What was said in this attempt, in order: step, device and word."""
+        with self.reading() as tx:
+            rows = tx.execute(select(WORDS).where(of_attempt(WORDS, fleet, attempt)).order_by(WORDS.c.seq))
+            return [(row.step, row.device, row.data) for row in rows]
+
     # -- blobs in use and the audit log
 
     def blobs_in_use(self) -> set[str]:
@@ -596,6 +640,11 @@ class Store:
         """Walk the whole hash chain; the number of events. Raises StateError at the first that was altered."""
         with self.reading() as tx:
             return verify(tx)
+
+
+def _recent(given: tuple[str, ...]) -> tuple[str, ...]:
+    """As many identities, newest first, as are kept; the first run's, which fleet.toml may name for ever, with them."""
+    return given if len(given) <= GIVEN_KEPT else (*given[: GIVEN_KEPT - 1], given[-1])
 
 
 @contextmanager

@@ -22,6 +22,7 @@ CLAIMED = Integer().with_variant(BigInteger(), "postgresql")
 
 # `round` counts the rounds of learning that are committed, `tried` the rounds that were opened: a round without
 # quorum is tried again under a new number. `model_digest` and `server` are digests of what `round` rounds have learned.
+# `privacy` is small JSON of what differential privacy has cost (records.Spent); NULL where nothing is counted.
 # `life` is small JSON of what became of the run since (records.Life); NULL where it is the one that fleet.toml gave.
 FLEETS = Table(
     "fleets",
@@ -37,6 +38,7 @@ FLEETS = Table(
     Column("server", String(64), nullable=False),
     Column("created", Float, nullable=False),
     Column("life", Text),
+    Column("privacy", Text),
 )
 
 ATTEMPTS = Table(
@@ -117,6 +119,19 @@ EQUIVOCATIONS = Table(
     Column("device", String(36), primary_key=True),
     Column("digest", String(64), primary_key=True),
     Column("seen", Float, nullable=False),
+)
+
+# What is said in a secure round, in this order, until another one begins: its terms (step -1), devices' words, and whom
+# each step went on with (no device).
+WORDS = Table(
+    "words",
+    METADATA,
+    Column("fleet", String(36), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("seq", Integer, primary_key=True),
+    Column("step", Integer, nullable=False),
+    Column("device", String(36), nullable=False),
+    Column("data", LargeBinary, nullable=False),
 )
 
 EVENTS = Table(

@@ -235,6 +235,12 @@ class _Read:
         yield self._gauge("devices", "Devices that ever came", fleet.devices)
         yield self._gauge("devices_online", "Devices that are here now", fleet.online)
         yield self._gauge("devices_quarantined", "Devices that are shut out now", fleet.quarantined)
+        if fleet.privacy is not None:
+            yield self._gauge(
+                "epsilon", "What privacy has cost the device that was counted most", fleet.privacy.epsilon
+            )
+            if fleet.privacy.budget is not None:
+                yield self._gauge("epsilon_budget", "What it may cost at most", fleet.privacy.budget)
         asked, came = (0, 0) if open_ is None else (open_.cohort, open_.stored)
         yield self._gauge("round_cohort", "Devices asked in the open round", asked)
         yield self._gauge("round_stored", "Updates stored in the open round", came)

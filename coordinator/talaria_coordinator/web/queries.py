@@ -20,7 +20,7 @@ from talaria.errors import StateError
 from talaria_coordinator.fleet.waiting import holding
 from talaria_coordinator.storage import update_summary
 from talaria_coordinator.storage.engine import open_engine
-from talaria_coordinator.storage.records import Life
+from talaria_coordinator.storage.records import Life, Spent
 from talaria_coordinator.storage.tables import (
     ATTEMPTS,
     DEVICES,
@@ -39,6 +39,7 @@ from talaria_coordinator.web.schemas import (
     EventView,
     FleetView,
     OverlapView,
+    SpentView,
     Spread,
     UpdateView,
 )
@@ -205,7 +206,18 @@ def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
         roster=len(json.loads(row.roster)) if row.roster else 0,
         waits_for=holding(machine),
         canary=list(Life.of(row.life).canary.get("members", [])),
+        privacy=spent_view(Spent.of(row.privacy)),
     )
+
+
+def spent_view(spent: Spent | None) -> SpentView | None:
+    """What privacy has cost, as it is told."""
+    if spent is None:
+        return None
+    most = max(spent.rounds.values(), default=0)
+    form = "central: the coordinator adds the noise to the sum"
+    facts = {name: getattr(spent, name) for name in ("epsilon", "delta", "budget", "noise", "secure")}
+    return SpentView(**facts, rounds=most, form=form)
 
 
 def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:

@@ -16,10 +16,25 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpentView:
+    """What differential privacy has cost the device that was counted most, in ``rounds`` rounds: ``epsilon`` at
+    ``delta``, out of ``budget`` (null: no bound). ``form`` says who adds the noise."""
+
+    epsilon: float
+    delta: float
+    budget: float | None
+    noise: float
+    rounds: int
+    secure: bool
+    form: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class FleetView:
     """A fleet after ``round`` of ``rounds`` committed rounds of learning, out of ``tried`` that were opened.
     ``waits_for`` names the first of those who keep the open round waiting, with how far each is (``phase``) and whether
-    it is ``online``; ``canary`` names those who try the present run before all others, while they do."""
+    it is ``online``; ``canary`` names those who try the present run before all others, while they do.
+    ``privacy`` is null where no noise is added."""
 
     name: str
     status: str
@@ -37,6 +52,7 @@ class FleetView:
     roster: int
     waits_for: list[dict[str, Any]]
     canary: list[str]
+    privacy: SpentView | None
 
 
 @dataclass(frozen=True, kw_only=True)

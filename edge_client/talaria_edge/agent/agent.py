@@ -18,29 +18,31 @@ from functools import partial
 from typing import Any, Literal
 
 from talaria import time
-from talaria.errors import ConfigError, StateError, TalariaError, WireError
-from talaria.federated import rounds
+from talaria.errors import ConfigError, StateError, TalariaError, WireError, said
 from talaria.federated.run import Run
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine
 from talaria.protocol.driver import Driver
+from talaria.protocol.words import UPLOAD
 from talaria.wire.chunks import Cut, chunk_within, describe
 from talaria.wire.mqtt import LinkDown, LinkUp, Will
 from talaria.wire.validity import validities, warnings, watch
 from talaria_edge import training_policy
-from talaria_edge.agent.asked import work_of
+from talaria_edge.agent.asked import asked_of
 from talaria_edge.agent.goodbye import Parting
+from talaria_edge.agent.misfits import misfits
+from talaria_edge.agent.secure import Part, Said
 from talaria_edge.agent.training import Learner, equipped
-from talaria_edge.agent.training_window import TrainingWindow
+from talaria_edge.agent.training_window import Left, TrainingWindow
 from talaria_edge.config import DeviceConfig, has_torch
-from talaria_edge.data import DeviceData, checked
+from talaria_edge.data import DeviceData
 from talaria_edge.deployment import gate
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, reach
 from talaria_edge.storage import tensor_files
 from talaria_edge.storage.downloads import Arrivals, Kits
 from talaria_edge.storage.state import DeviceStore
-from talaria_edge.training_policy import Allowed, Reading
+from talaria_edge.training_policy import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,7 @@ class Agent:
         self._cannot = ""
         """Why the run cannot be learned here; empty where it can, or is not known yet."""
         self._upload = b""
+        self._part = Part(config)
         self._round = 1
         """The round that traffic is counted for: the one trained, or the next."""
         self._took = 0.0
@@ -157,9 +160,11 @@ class Agent:
             chunks = self._arrivals.found(*partial)
         self._store.clear_parts(keep=partial[0] if partial else "")
         done = self._store.trained()
-        self._upload = done.update if done else b""
-        update = hashlib.sha256(self._upload).digest() if done else b""
-        self._feed(e.Boot(time.monotonic(), self._store.model_digest(), chunks, update))
+        job = self._state.job
+        masked = b"" if job is None else self._part.upload(job.attempt)
+        self._upload = masked or (done.update if done else b"")
+        digest = hashlib.sha256(self._upload).digest() if self._upload else b""
+        self._feed(e.Boot(time.monotonic(), self._store.model_digest(), chunks, digest))
 
     def _will(self) -> Will:
         """Called before each attempt to connect: counts the boot, so that births and deaths pair up."""
@@ -235,6 +240,9 @@ class Agent:
             case a.Train():
                 self._called, self._finishing = action, False
                 self._begin()
+            case a.WordCame() if self._learner is not None and self._state.job is not None:
+                answer = partial(self._part.answer, self._learner.run, action.attempt, action.data)
+                self._driver.spawn(self._say(action.attempt, self._state.job.version, answer))
             case a.Reconnect():
                 self._tell("catching-up", reason=action.reason)
                 self._transport.renew(action.reason)
@@ -281,8 +289,9 @@ class Agent:
         """From now on this is what is learned here."""
         self._learner = self._learner_of(self.config, self._store, run)
         self._learner.private()
-        self._look_at_plan(run)
-        self._look_at_data(run)
+        looked, self._looked = self._looked, None
+        for event, facts in misfits(self.config, run, looked):
+            self._tell(event, **facts)
         self._begin()
 
     # -- the run's kit
@@ -305,24 +314,6 @@ class Agent:
         self._tell("kit", bytes=action.cut.size)
         self._take_up(run)
 
-    def _look_at_plan(self, run: Run) -> None:
-        """Say at once what else each round would say: that this device's plan or engine is not for this run."""
-        try:
-            rounds.require_engine(run, self.config.engine)
-            if self.config.plan is not None:
-                rounds.require_plan(run, self.config.plan)
-        except TalariaError as error:
-            self._tell("error", error=str(error))
-
-    def _look_at_data(self, run: Run) -> None:
-        """Say at once what else the first round would say: that these samples are not for this run's model."""
-        looked, self._looked = self._looked, None
-        try:
-            if looked is not None:
-                checked(looked, run.spec.input_shape, run.spec.classes, run.task)
-        except TalariaError as error:
-            self._tell("data", error=str(error), mend="rounds are declined until then")
-
     def _begin(self) -> None:
         """Learn what was asked for, once the run is known (after a reboot the request may come first)."""
         if self._called is not None and self._learner is not None:
@@ -332,15 +323,18 @@ class Agent:
     async def _learn(self, learner: Learner, action: a.Train) -> None:
         loop = asyncio.get_running_loop()
         try:
-            round, after, tries = work_of(action.spec)
-            self._round = round
+            asked = asked_of(action.spec)
+            self._round = round = asked.round
+            if self.config.secure and not asked.terms:
+                raise ConfigError("this device's owner wants secure rounds ([privacy] secure), and this is none")
             if not await self._may_learn(action):
                 return
             self._tell("training", attempt=action.attempt, round=round)
-            if tries:
+            if asked.tries:
                 await self._try_out(learner, action.model_digest)
             begun = time.monotonic()
-            work = partial(learner.learn, round, action.model_digest, after, action.epoch)
+            self._store.keep_spent(asked.spent)
+            work = partial(learner.learn, round, action.model_digest, asked.after, action.epoch)
             trained, metrics = await loop.run_in_executor(self._worker, work)
             self._took = time.monotonic() - begun
         except WireError as error:
@@ -348,18 +342,35 @@ class Agent:
             # Nobody else knows that this global model is gone from here; declined, it is asked again for the newer one.
             await self._driver.inbox.put(e.DeclineRound(time.monotonic(), action.attempt, str(error)))
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and not the agent's end
-            self._log_unforeseen(error, f"attempt {action.attempt}")
-            self._tell("error", attempt=action.attempt, error=said(error))
-            await self._driver.inbox.put(e.DeclineRound(time.monotonic(), action.attempt, said(error)[:300]))
+        except Exception as error:  # noqa: BLE001 - see _give_up
+            await self._give_up(action.attempt, error)
             return
         job = self._state.job
         if job is None or (job.attempt, job.model_digest) != (action.attempt, action.model_digest):
             return  # another round began meanwhile
-        self._upload = trained.update
         self._tell("trained", attempt=action.attempt, round=round, update_bytes=len(trained.update), metrics=metrics)
-        cut = self._cut(trained.update)
-        await self._driver.inbox.put(e.UpdateReady(time.monotonic(), action.attempt, action.version, cut))
+        if not asked.terms:
+            await self._offer(action.attempt, action.version, trained.update)
+            return
+        bring, base = partial(learner.contribution, action.model_digest, trained.update), action.model_digest.hex()
+        begin = partial(self._part.begin, learner.run, asked.terms, action.attempt, round, base, bring)
+        await self._say(action.attempt, action.version, begin)
+
+    async def _offer(self, attempt: int, version: int, update: bytes) -> None:
+        self._upload = update
+        await self._driver.inbox.put(e.UpdateReady(time.monotonic(), attempt, version, self._cut(update)))
+
+    async def _say(self, attempt: int, version: int, word: Callable[[], Said | None]) -> None:
+        """This device's next word in a secure round, or its masked update; without, it takes part no more."""
+        try:
+            spoken = await asyncio.to_thread(word)
+        except Exception as error:  # noqa: BLE001 - see _give_up
+            await self._give_up(attempt, error)
+            return
+        if spoken is not None and spoken.step == UPLOAD:
+            await self._offer(attempt, version, spoken.data)
+        elif spoken is not None:
+            await self._driver.inbox.put(e.SayWord(time.monotonic(), attempt, spoken.step, spoken.data))
 
     async def _try_out(self, learner: Learner, model_digest: bytes) -> None:
         """Serve the model of a run that this device tries for others, if its gate lets it. Whether it did is all that
@@ -380,29 +391,24 @@ class Agent:
             logger.error("%s: %s: not foreseen", self.config.device, where, exc_info=error)
 
     async def _may_learn(self, action: a.Train) -> bool:
-        """Wait for the guard's leave while the round leaves time to train after it; decline where it does not come.
+        """Wait for the guard's leave while the round leaves time to train after it; decline where it does not come."""
 
-        A decline costs the round this device's update; a late update would cost it the training as well. A tenth of the
-        time stays for the word to arrive.
-        """
-        asked = time.monotonic()
-
-        def left() -> float:
+        def left() -> Left | None:
             job = self._state.job
-            if job is None or job.attempt != action.attempt or job.phase != "training":
-                return 0.0
-            if job.deadline is None:
-                return math.inf
-            return job.deadline - time.monotonic() - max(1.25 * self._took, 0.1 * (job.deadline - asked))
+            asked = job is not None and job.attempt == action.attempt and job.phase == "training"
+            return Left(None if job is None else job.deadline, self._took) if asked else None
 
-        decision: Allowed = await self._leave.wait(partial(self._tell, attempt=action.attempt), left)
-        job = self._state.job
-        if job is None or job.attempt != action.attempt or job.phase != "training":
-            return False
-        if not decision:
+        decision = await self._leave.within(partial(self._tell, attempt=action.attempt), left)
+        if decision is not None and not decision:
             self._tell("declined", attempt=action.attempt, reason=decision.reason)
             await self._driver.inbox.put(e.DeclineRound(time.monotonic(), action.attempt, decision.reason))
-        return decision.ok
+        return decision is not None and decision.ok
+
+    async def _give_up(self, attempt: int, error: Exception) -> None:
+        """Whatever it is, it is this round's, and not the agent's end."""
+        self._log_unforeseen(error, f"attempt {attempt}")
+        self._tell("error", attempt=attempt, error=said(error))
+        await self._driver.inbox.put(e.DeclineRound(time.monotonic(), attempt, said(error)[:300]))
 
     def _cut(self, update: bytes) -> Cut:
         """How an update is sent: in chunks that the coordinator takes, and our broker."""
@@ -492,8 +498,3 @@ class Agent:
 
     def _tell(self, event: str, **facts: Any) -> None:
         self._report({"at": time.time(), "device": self.config.device, "event": event, **facts})
-
-
-def said(error: BaseException) -> str:
-    """What went wrong, in words; of an error that was not foreseen, also its kind."""
-    return str(error) if isinstance(error, TalariaError) else f"{type(error).__name__}: {str(error) or 'no reason'}"

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from talaria.errors import ConfigError
 
 
-def work_of(spec: bytes) -> tuple[int, int | None, bool]:
-    """The round that a request for work names; in an asynchronous run this device's last round that counted (0: none);
-    and whether the model is to be tried here before others get it."""
+@dataclass(frozen=True)
+class Asked:
+    """The round; in an asynchronous run this device's last round that counted (0: none); whether the model is to be
+    tried here before others get it; the terms of a secure round, empty where it is none; and what differential privacy
+    will have cost this device then (``epsilon`` at ``delta``), empty where nothing is counted."""
+
+    round: int
+    after: int | None = None
+    tries: bool = False
+    terms: bytes = field(default=b"", repr=False)
+    spent: Mapping[str, float] = field(default_factory=dict)
+
+
+def asked_of(spec: bytes) -> Asked:
+    """What a request for work says. Raises :class:`ConfigError` where it names no round."""
     try:
-        asked = json.loads(spec)
-        round, after, tries = asked["round"], asked.get("after"), asked.get("gate") is True
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        round, after, tries = None, None, False
+        found = json.loads(spec)
+        round, after, tries = found["round"], found.get("after"), found.get("gate") is True
+        terms = base64.b64decode(found.get("secure", ""), validate=True)
+        cost = found.get("privacy") or {}
+        spent = {name: float(cost[name]) for name in ("epsilon", "delta")} if cost else {}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
+        round, after, tries, terms, spent = None, None, False, b"", {}
     if type(round) is not int or round < 1:
         raise ConfigError(f"the coordinator's request names no round ({spec[:60]!r}); update this device")
-    return round, after if type(after) is int else None, tries
+    return Asked(round, after if type(after) is int else None, tries, terms, spent)

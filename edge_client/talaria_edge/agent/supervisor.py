@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from talaria.errors import ConfigError, TalariaError
+from talaria.errors import ConfigError, TalariaError, said
 from talaria.federated.run import Run
-from talaria_edge.agent.agent import Agent, Report, said
+from talaria_edge.agent.agent import Agent, Report
 from talaria_edge.agent.home_link import at_home
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig

@@ -12,11 +12,15 @@ from talaria.errors import AggregationError, ConfigError, DataError, ModelError,
 from talaria.federated import rounds, warm_start
 from talaria.federated.global_model import decode_model
 from talaria.federated.kit import open_kit
+from talaria.federated.private_rule import coordinates_of
 from talaria.federated.run import Member, Run
 from talaria.model.weights import Model, Served
 from talaria.model.widths import widths_of
 from talaria.planning.budget import AccuracyCheck
 from talaria.planning.plan import Plan
+from talaria.privacy.in_process import Contribution
+from talaria.privacy.rule import contribution
+from talaria.privacy.terms import Terms
 from talaria.tensors import Tensors
 from talaria.training.engine import state_of
 from talaria.training.evaluation import evaluate
@@ -113,6 +117,12 @@ class Learner:
         self._require_sound(shared, data)
         return data, moved, dict(update.metrics)
 
+    def contribution(self, model_digest: bytes, update: bytes, terms: Terms) -> Contribution:
+        """What this device brings to a secure round of an update that it made from this global model."""
+        schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
+        sent = codec.decode_update(update, schema=schema, layout=layout, client=self.config.device)
+        return contribution(self._shared(model_digest), coordinates_of(self.run), terms, sent)
+
     def _own(self, private: Private | None, model_digest: bytes) -> Tensors | None:
         """The private tensors as this run has them: of a run before it, what fits is carried over."""
         if private is None or self.run.is_named(private.run):
@@ -178,6 +188,8 @@ class Learner:
             "plan": None if self.config.plan is None else self.config.plan.to_json(),
             "planned": plan,
         }
+        if spent := self.store.spent():
+            card["privacy"] = spent
         path = self.store.folder / "personal.safetensors"
         facts = {"device": self.config.device, "run": self.digest, "labels": list(self.config.labels), "card": card}
         packed = tensor_files.pack(state, facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,14 @@ from talaria_edge import training_policy
 from talaria_edge.training_policy import Allowed, Reading, Rules
 
 TELL_AGAIN_S = 600.0
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a round leaves: its end, None where it has none, and the seconds that training took before."""
+
+    deadline: float | None
+    took: float
 
 
 @dataclass(frozen=True)
@@ -40,3 +49,22 @@ class TrainingWindow:
                 told = time.monotonic()
                 tell("waiting", reason=decision.reason)
             await asyncio.sleep(min(self.every_s, remaining))
+
+    async def within(self, tell: Callable[..., Any], left: Callable[[], Left | None]) -> Allowed | None:
+        """As :meth:`wait`, while a round leaves time to train after it; None where ``left()`` is None: it is over.
+
+        A decline costs the round this device's update; a late update would cost it the training as well. A tenth of the
+        time stays for the word to arrive.
+        """
+        begun = time.monotonic()
+
+        def seconds() -> float:
+            round_ = left()
+            if round_ is None:
+                return 0.0
+            if round_.deadline is None:
+                return math.inf
+            return round_.deadline - time.monotonic() - max(1.25 * round_.took, 0.1 * (round_.deadline - begun))
+
+        decision = await self.wait(tell, seconds)
+        return None if left() is None else decision

@@ -9,6 +9,8 @@ protocol.
     kit.bin, kit-*.part           the run's kit, where this device learns from one that the coordinator gave it
     protocol.bin                  the protocol's memory (boot counter, round, transfer)
     traffic.json                  bytes up and down by round
+    privacy.json                  what differential privacy has cost this device
+    secure.bin                    its part in a secure round
     lock                          held by the process that uses the folder
 
 Of all this only the update leaves the device.
@@ -77,7 +79,7 @@ class DeviceStore:
         self._model = folder / "model.bin"
         self.kit_path = folder / "kit.bin"
         self._protocol = folder / "protocol.bin"
-        self._traffic = folder / "traffic.json"
+        self._traffic, self._spent = folder / "traffic.json", folder / "privacy.json"
         self._staging = threading.Lock()  # a round is staged by the worker, and its end may be told meanwhile
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -282,6 +284,18 @@ class DeviceStore:
         """Keep the protocol's memory, durably."""
         data = state.dump()
         tensor_files.write(self._protocol, hashlib.sha256(data).digest() + data)
+
+    def spent(self) -> dict[str, float]:
+        """What differential privacy has cost this device, as its coordinator counts; empty where nothing is counted."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            found = json.loads(self._spent.read_text())
+            return {name: float(found[name]) for name in ("epsilon", "delta")}
+        return {}
+
+    def keep_spent(self, spent: Mapping[str, float]) -> None:
+        """Keep what the next round will have cost; nothing where nothing is counted."""
+        if spent and spent != self.spent():
+            tensor_files.write(self._spent, json.dumps(dict(spent)).encode())
 
     def traffic(self) -> dict[int, dict[str, int]]:
         """Bytes ``up`` and ``down`` by round; the global model that a round begins from is its own download, and the

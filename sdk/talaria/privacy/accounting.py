@@ -80,6 +80,16 @@ class Ledger:
                 "run here, or begin one with more noise or a larger budget"
             )
 
+    def with_past(self, rounds: Mapping[str, int], version: int) -> Ledger:
+        """Where another record knows of more: by device, the larger count."""
+        known = {**self.rounds, **{name: max(n, self.rounds.get(name, 0)) for name, n in rounds.items()}}
+        return Ledger(self.noise, self.delta, dict(sorted(known.items())), max(self.version, version))
+
+    def within(self, state: Tensors) -> Tensors:
+        """A server's state with this ledger in the place of its own."""
+        mine = self.as_tensors()[KEY]
+        return {name: mine if name.endswith(KEY) else value for name, value in state.items()}
+
     def as_tensors(self) -> Tensors:
         """The ledger as a server's state keeps it."""
         text = json.dumps(

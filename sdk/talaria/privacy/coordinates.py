@@ -16,10 +16,16 @@ from math import prod
 
 import numpy as np
 
-from talaria.aggregate.validation import is_statistic, trained
+from talaria.aggregate.validation import is_reserved, is_statistic, trained
 from talaria.errors import AggregationError
 from talaria.model.masks import ChannelLayout, ChannelMask, compact_shape
 from talaria.tensors import Array, Tensors
+from talaria.wire.tensor_codecs import TensorSpec
+
+Places = Array | tuple[slice, ...] | None
+"""Where values stand among others, in order: at these indices (int64), in these runs, or everywhere."""
+_LONG = 1024
+"""Values of a run on average, from which on runs are faster than indices: 1 us a run against 1 ns a value."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,12 @@ class Coordinates:
     def of(shared: Tensors, layout: ChannelLayout | None) -> Coordinates:
         """Those of the floating-point tensors of ``shared`` that updates carry."""
         return Coordinates({name: tuple(shared[name].shape) for name in trained(shared)}, layout)
+
+    @staticmethod
+    def of_schema(schema: Mapping[str, TensorSpec], layout: ChannelLayout | None) -> Coordinates:
+        """As :meth:`of`, of shapes and dtypes alone."""
+        named = {name: one.shape for name, one in schema.items() if one.dtype.kind == "f" and not is_reserved(name)}
+        return Coordinates(named, layout)
 
     @cached_property
     def digest(self) -> bytes:
@@ -94,6 +106,18 @@ class Coordinates:
         all of them."""
         chosen = part[rows]
         return None if chosen.all() else np.flatnonzero(np.repeat(chosen, self.widths[rows]))
+
+    def places(self, rows: Array, part: Array) -> Places:
+        """As :meth:`within`, but where rows stand together in long runs, these: half the time to add to them."""
+        chosen = part[rows]
+        if chosen.all():
+            return None
+        ends = np.cumsum(self.widths[rows])
+        turns = np.flatnonzero(np.diff(chosen, prepend=False, append=False))  # first rows of runs, and those after
+        if not len(turns) or self.count(part) < _LONG * len(turns) // 2:
+            return np.flatnonzero(np.repeat(chosen, self.widths[rows]))
+        bounds = np.concatenate([[0], ends])[turns].tolist()
+        return tuple(slice(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True))
 
     def count(self, rows: Array) -> int:
         """How many values the marked ``rows`` have."""

@@ -17,9 +17,10 @@ import msgpack
 import numpy as np
 
 from talaria.errors import AggregationError, StateError, WireError
+from talaria.model.masks import ChannelMask
 from talaria.privacy import keystream, shamir
 from talaria.privacy.blocks import Blocks
-from talaria.privacy.coordinates import Coordinates
+from talaria.privacy.coordinates import Coordinates, Places
 from talaria.privacy.device import commitment
 from talaria.privacy.messages import (
     Advert,
@@ -103,7 +104,7 @@ class CoordinatorHalf:
         self._state = state or _State()
         self._values: Array | None = None
         self._side: Array | None = None
-        self._places: dict[int, Array | None] = {}
+        self._places: dict[int, Places] = {}
         """Where the values of each mask class stand among all."""
 
     @property
@@ -115,6 +116,11 @@ class CoordinatorHalf:
     def came(self) -> tuple[str, ...]:
         """Whose word of this phase came."""
         return tuple(sorted(self._phase_of()))
+
+    @property
+    def masks(self) -> Mapping[str, ChannelMask | None]:
+        """By device of the cohort, the mask that it said. For the second phase and those after it."""
+        return self._roster.masks
 
     @property
     def complete(self) -> bool:
@@ -186,7 +192,7 @@ class CoordinatorHalf:
         values, side = self._totals()
         found = self._class_of(message.device)
         if found not in self._places:
-            self._places[found] = self.coordinates.within(self._every, self._blocks.of(message.device))
+            self._places[found] = self.coordinates.places(self._every, self._blocks.of(message.device))
         sign(values, self._places[found], np.frombuffer(message.values, self._dtype.newbyteorder("<")), plus=True)
         side += np.frombuffer(message.side, "<u4")
 
@@ -280,10 +286,11 @@ class CoordinatorHalf:
         shared: dict[tuple[int, int], list[tuple[bytes, bool]]] = {}
         survivors = set(self._survivors.names)
         for name, key in keys.items():
+            agree = keystream.agreeing(key)
             for other in roster.neighbours[name]:
                 if other not in survivors:
                     continue
-                common, plus = keystream.agreed(key, roster.adverts[other].mask_key), other < name
+                common, plus = agree(roster.adverts[other].mask_key), other < name
                 stream = pair_key(common, digest, "values", name, other)
                 classes = sorted((self._class_of(name), self._class_of(other)))
                 shared.setdefault((classes[0], classes[1]), []).append((stream, plus))
@@ -295,7 +302,7 @@ class CoordinatorHalf:
     def _subtract(self, values: Array, rows: Array, streams: Sequence[tuple[bytes, bool]]) -> None:
         """Take the signed sum of masks over ``rows`` out of all values: added up first, put in place once."""
         total = keystream.summed(streams, self.coordinates.count(rows), self._dtype)
-        sign(values, self.coordinates.within(self._every, rows), total, plus=False)
+        sign(values, self.coordinates.places(self._every, rows), total, plus=False)
 
     def _class_of(self, name: str) -> int:
         return self._blocks.classes[self._blocks.members.index(name)]

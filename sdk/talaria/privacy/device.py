@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,6 @@ from talaria.privacy.messages import (
     Advert,
     Agreed,
     Agreement,
-    Badge,
     Cohort,
     Delivery,
     Masked,
@@ -38,9 +37,10 @@ from talaria.privacy.messages import (
     Survivors,
     decode,
 )
-from talaria.privacy.roster import Roster, packed, pair_key, seed_key, sign
+from talaria.privacy.roster import Roster, packed, pair_key, seed_key, sign, taken
 from talaria.privacy.terms import Terms
 from talaria.tensors import Array, Tensors
+from talaria.wire.badge import Badge
 from talaria.wire.signing import Signer
 
 FORMAT = 1
@@ -176,9 +176,23 @@ class DeviceHalf:
 
     def _box_key(self, roster: Roster, source: str, target: str) -> tuple[bytes, bytes]:
         other = target if source == self.device else source
-        common = keystream.agreed(self._secret("share key"), roster.adverts[other].share_key)
+        common = self._common(roster.adverts[other].share_key)
         context = msgpack.packb(["box", self.terms.digest, roster.digest, source, target])
         return keystream.derived(common, roster.digest, "box", source, target), context
+
+    def _common(self, public: bytes) -> bytes:
+        """What this device's share key and another's ``public`` one agree on; there and back it is the same."""
+        if public not in self._commons:
+            self._commons[public] = self._agree_on_shares(public)
+        return self._commons[public]
+
+    @cached_property
+    def _commons(self) -> dict[bytes, bytes]:
+        return {}
+
+    @cached_property
+    def _agree_on_shares(self) -> Callable[[bytes], bytes]:
+        return keystream.agreeing(self._secret("share key"))
 
     # Masking: the update, under its own masks and those shared with each neighbour.
 
@@ -219,41 +233,34 @@ class DeviceHalf:
         dtype = self.terms.grid.dtype
         by_class: dict[int, list[tuple[bytes, bool]]] = {}
         beside = []
-        secret = self._secret("mask key")
+        agree = keystream.agreeing(self._secret("mask key"))
         for other in roster.neighbours[self.device]:
             if other in members:
-                common, plus = keystream.agreed(secret, roster.adverts[other].mask_key), self.device < other
+                common, plus = agree(roster.adverts[other].mask_key), self.device < other
                 key = pair_key(common, digest, "values", self.device, other)
                 by_class.setdefault(blocks.classes[members.index(other)], []).append((key, plus))
                 beside.append((pair_key(common, digest, "side", self.device, other), plus))
         for kept, streams in ((blocks.kept[c], streams) for c, streams in by_class.items()):
             both = sent & kept
             count = self.coordinates.count(both)
-            sign(values, self.coordinates.within(sent, both), keystream.summed(streams, count, dtype), plus=True)
+            sign(values, self.coordinates.places(sent, both), keystream.summed(streams, count, dtype), plus=True)
         seeds = self._seeds()
         for tier in range(self.terms.tiers):
             part = np.asarray(mine & (blocks.tier == tier))
             own = keystream.stream(seed_key(seeds[tier], digest), self.coordinates.count(part), dtype)
-            sign(values, self.coordinates.within(sent, part), own, plus=True)
+            sign(values, self.coordinates.places(sent, part), own, plus=True)
         beside.append((seed_key(seeds[-1], digest), True))
         side += keystream.summed(beside, len(side), side.dtype)
-        little = dtype.newbyteorder("<")
-        said = Masked(
-            self.device,
-            self.terms.digest,
-            digest,
-            values.astype(little).tobytes(),
-            side.astype("<u4").tobytes(),
-        )
+        little = values.astype(dtype.newbyteorder("<"), copy=False).tobytes()
+        said = Masked(self.device, self.terms.digest, digest, little, side.astype("<u4").tobytes())
         return said.signed(self.identity.signer)
 
     def _plain(self, blocks: Blocks) -> tuple[Array, Array]:
         """The encoded values of the rows that are sent, and what stands beside them."""
         grid = self.terms.grid
-        whole = np.frombuffer(self._state.values, grid.dtype.newbyteorder("<")).astype(grid.dtype)
+        whole = np.frombuffer(self._state.values, grid.dtype.newbyteorder("<"))
         mine = blocks.kept[blocks.classes[blocks.members.index(self.device)]]
-        at = self.coordinates.within(mine, blocks.of(self.device))
-        values = whole if at is None else whole[at]
+        values = taken(whole, self.coordinates.places(mine, blocks.of(self.device))).astype(grid.dtype, copy=False)
         weights = [0] * (len(blocks.kept) if self.terms.most_weight else 0)
         if weights:
             weights[blocks.classes[blocks.members.index(self.device)]] = self._state.weight
@@ -397,7 +404,10 @@ def begun(
             )
         share = whole / terms.most_weight
     bounds = coordinates.bounds(terms.bound, terms.statistics_bound)
-    parts = [grid.encode(value, bounds[name], share) for name, value in coordinates.flat(tensors, mask)]
+    flat = coordinates.flat(tensors, mask)
+    values, start = np.empty(sum(value.size for _, value in flat), grid.dtype.newbyteorder("<")), 0
+    for name, value in flat:
+        grid.encode(value, bounds[name], share, values[start : start + value.size])
+        start += value.size
     told = [int(side.signed(side.encode(np.array([metrics[n]]), terms.metric_bound, 1.0))[0]) for n in terms.metrics]
-    values = np.concatenate(parts).astype(grid.dtype.newbyteorder("<")).tobytes()
-    return _State(secrets.token_bytes(32), packed(mask), values, int(whole), told)
+    return _State(secrets.token_bytes(32), packed(mask), values.tobytes(), int(whole), told)

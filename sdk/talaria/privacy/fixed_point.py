@@ -15,7 +15,7 @@ import numpy as np
 from talaria.errors import AggregationError, ConfigError
 from talaria.tensors import Array
 
-_BLOCK = 1 << 14
+_BLOCK = 1 << 13
 """Values at once: their float64 copies stay in the cache."""
 
 
@@ -44,23 +44,30 @@ class Grid:
         """Unsigned numbers of these bits; their addition is that of the modulus."""
         return np.dtype(np.uint16 if self.bits == 16 else np.uint32)
 
-    def encode(self, values: Array, bound: float, share: float) -> Array:
+    def encode(self, values: Array, bound: float, share: float, out: Array | None = None) -> Array:
         """``values`` (floating point, any shape) as numbers of :attr:`dtype`; beyond ``bound`` they are cut.
 
-        ``share`` is the device's weight over the largest, in (0, 1]. Raises :class:`AggregationError` for NaN.
+        ``share`` is the device's weight over the largest, in (0, 1]. ``out`` (as many values, of this dtype's width,
+        contiguous) takes them. Raises :class:`AggregationError` for NaN.
         """
         flat, scale = np.ascontiguousarray(values).reshape(-1), share * self.unit / bound
-        out = np.empty(len(flat), self.dtype)
+        if out is None:
+            out = np.empty(values.shape, self.dtype)
+        # Two's complement: a signed number is written where the unsigned one is read.
+        into = out.reshape(-1).view(out.dtype.str.replace("u", "i"))
+        room, unit = np.empty(min(len(flat), _BLOCK)), float(self.unit)
         for start in range(0, len(flat), _BLOCK):
-            part = flat[start : start + _BLOCK].astype(np.float64)
-            if not np.isfinite(part).all():
+            given = flat[start : start + _BLOCK]
+            part = room[: len(given)]
+            np.copyto(part, given)
+            if not np.isfinite(part.dot(part)) and not np.isfinite(part).all():  # finite squares: all are finite
                 raise AggregationError("fixed point: the update holds NaN or infinity; lower the learning rate")
             np.clip(part, -bound, bound, out=part)
             part *= scale
             np.rint(part, out=part)
-            np.clip(part, -self.unit, self.unit, out=part)
-            out[start : start + _BLOCK] = part.astype(np.int64).astype(self.dtype)
-        return out.reshape(values.shape)
+            np.clip(part, -unit, unit, out=part)
+            np.copyto(into[start : start + _BLOCK], part, casting="unsafe")
+        return out
 
     def signed(self, total: Array) -> Array:
         """A sum of encoded values with its sign, int64."""

@@ -13,10 +13,11 @@ from talaria.privacy.blocks import blocks
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.coordinator import CoordinatorHalf, Opened
 from talaria.privacy.device import DeviceHalf, Identity, begun
-from talaria.privacy.messages import Badge, Message, decode
+from talaria.privacy.messages import Message, decode
 from talaria.privacy.roster import sign
 from talaria.privacy.terms import Terms
 from talaria.tensors import Tensors
+from talaria.wire.badge import Badge
 from talaria.wire.signing import Signer
 
 
@@ -128,7 +129,7 @@ def plain_sum(
         state = begun(terms, coordinates, one.tensors, one.mask, one.weight, one.metrics)
         kept = found.kept[found.classes[names.index(name)]]
         values = np.frombuffer(state.values, dtype.newbyteorder("<"))
-        sign(sums, coordinates.within(every, kept), values, plus=True)
+        sign(sums, coordinates.places(every, kept), values, plus=True)
         if weights:
             weights[found.classes[names.index(name)]] += state.weight
         metrics += np.array(state.metrics, np.int64)

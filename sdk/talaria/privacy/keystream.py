@@ -6,7 +6,7 @@ unsigned numbers: uniform modulo 2^16 or 2^32, whatever was added to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from talaria.tensors import Array
 
 KEY_BYTES = 32
 _DOMAIN = b"talaria/secure/1\x00"
-_STRETCH = memoryview(bytes(1 << 15))
-"""Zeros to encrypt at once; they and what comes out stay in the first cache."""
+_STRETCH = memoryview(bytes(1 << 16))
+"""Zeros to encrypt at once; they, what comes out, and what it is added to stay in the second cache."""
 TAG_BYTES = 16
 
 
@@ -41,10 +41,22 @@ def public_of(secret: bytes) -> bytes:
 
 def agreed(secret: bytes, public: bytes) -> bytes:
     """What two devices alone know. Raises :class:`WireError` for a public key of low order, which anybody would."""
-    try:
-        return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:
-        raise WireError("secure: a device's public key is no X25519 key, or one that anybody can agree with") from None
+    return agreeing(secret)(public)
+
+
+def agreeing(secret: bytes) -> Callable[[bytes], bytes]:
+    """:func:`agreed` of one ``secret`` with many public keys: to read a secret costs as much as to agree."""
+    key = X25519PrivateKey.from_private_bytes(secret)
+
+    def agree(public: bytes) -> bytes:
+        try:
+            return key.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:
+            raise WireError(
+                "secure: a device's public key is no X25519 key, or one that anybody can agree with"
+            ) from None
+
+    return agree
 
 
 def stream(key: bytes, count: int, dtype: np.dtype[Any]) -> Array:
@@ -57,15 +69,22 @@ def summed(keys: Sequence[tuple[bytes, bool]], count: int, dtype: np.dtype[Any])
 
     All streams go forward together, so that what is added is still in the cache."""
     total = np.zeros(count, dtype)
-    running = [(Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor(), plus) for key, plus in keys]
-    room = memoryview(bytearray(len(_STRETCH)))
-    numbers = np.frombuffer(room, dtype.newbyteorder("<"))
+    nothing = bytes(16)  # counter and nonce
+    running = [
+        (Cipher(algorithms.ChaCha20(key, nothing), mode=None).encryptor().update_into, np.add if plus else np.subtract)
+        for key, plus in keys
+    ]
+    numbers = np.empty(min(count, len(_STRETCH) // dtype.itemsize), dtype.newbyteorder("<"))
+    if not count:
+        return total
     for start in range(0, count, len(numbers)):
         part = total[start : start + len(numbers)]
-        size = len(part) * dtype.itemsize
-        for cipher, plus in running:
-            cipher.update_into(_STRETCH[:size], room[:size])
-            (np.add if plus else np.subtract)(part, numbers[: len(part)], out=part)
+        numbers = numbers[: len(part)]  # shorter the last time
+        room = numbers.data.cast("B")
+        zeros = _STRETCH[: len(room)]
+        for expand, add in running:
+            expand(zeros, room)
+            add(part, numbers, part)
     return total
 
 

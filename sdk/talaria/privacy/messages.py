@@ -18,7 +18,7 @@ from talaria.foreign import reading, shown
 from talaria.privacy.shamir import SHARE_BYTES
 from talaria.privacy.terms import MOST_DEVICES
 from talaria.wire.frames import unpack
-from talaria.wire.signing import KEY_BYTES, SIGNATURE_BYTES, Signer, verified
+from talaria.wire.signing import SIGNATURE_BYTES, Signer, verified
 
 _DOMAIN = b"talaria/secure/1\x00"
 MOST_MASK = 64 * 1024
@@ -27,33 +27,6 @@ MOST_TIERS = 17
 MOST_VALUES = 1 << 30
 """Bytes of a masked update at most."""
 MOST_SIDE = 4 * (MOST_DEVICES + 32)
-
-
-def badge_text(fleet: str, device: str, key: bytes) -> bytes:
-    """What a fleet's authority signs: that ``key`` is the identity of ``device``."""
-    packed: bytes = msgpack.packb(["badge", fleet, device, key])
-    return _DOMAIN + packed
-
-
-@dataclass(frozen=True)
-class Badge:
-    """A device's identity: its Ed25519 public key, and the authority's signature that it is this device's."""
-
-    key: bytes
-    proof: bytes = field(repr=False)
-
-    def __post_init__(self) -> None:
-        _octets("badge key", self.key, KEY_BYTES)
-        _octets("badge proof", self.proof, SIGNATURE_BYTES)
-
-    @staticmethod
-    def issued(authority: Signer, fleet: str, device: str, key: bytes) -> Badge:
-        """The badge of ``device``, by the fleet's authority."""
-        return Badge(key, authority.sign(badge_text(fleet, device, key)))
-
-    def genuine(self, authority: bytes, fleet: str, device: str) -> bool:
-        """True where the fleet's ``authority`` (public key) issued it for ``device``."""
-        return verified(authority, self.proof, badge_text(fleet, device, self.key))
 
 
 @dataclass(frozen=True)

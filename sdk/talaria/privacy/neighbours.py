@@ -31,8 +31,8 @@ def graph(names: Sequence[str], degree: int, seed: bytes) -> dict[str, tuple[str
 
 def bitsets(edges: Mapping[str, Sequence[str]], names: Sequence[str]) -> list[int]:
     """For each of ``names``, the neighbours among them as bits, the first name lowest."""
-    place = {name: at for at, name in enumerate(names)}
-    return [sum(1 << place[other] for other in edges[name] if other in place) for name in names]
+    bit = {name: 1 << at for at, name in enumerate(names)}
+    return [sum(bit[other] for other in edges[name] if other in bit) for name in names]
 
 
 def smallest_part(members: int, edges: Sequence[int]) -> int:

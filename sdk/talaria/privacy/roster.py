@@ -6,20 +6,21 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import msgpack
+import numpy as np
 
 from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ModelError, WireError
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.privacy import keystream
 from talaria.privacy.blocks import Blocks, blocks
-from talaria.privacy.coordinates import Coordinates
-from talaria.privacy.messages import Advert, Badge, Cohort, decode
+from talaria.privacy.coordinates import Coordinates, Places
+from talaria.privacy.messages import Advert, Cohort, decode
 from talaria.privacy.neighbours import graph
 from talaria.privacy.terms import Terms
 from talaria.tensors import Array
+from talaria.wire.badge import Badge
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class Roster:
         """
         found: dict[str, Advert] = {}
         masks = {}
+        known: dict[bytes, ChannelMask | None] = {}  # classes of devices have one mask: it is read and digested once
         for data in cohort.adverts:
-            advert, mask = read_advert(terms, coordinates, data, authority)
+            advert, mask = read_advert(terms, coordinates, data, authority, known)
             if found and advert.device <= next(reversed(found)):
                 raise WireError("secure: the cohort must be sorted, each device once")
             found[advert.device], masks[advert.device] = advert, mask
@@ -78,10 +80,15 @@ class Roster:
 
 
 def read_advert(
-    terms: Terms, coordinates: Coordinates, data: bytes, authority: bytes
+    terms: Terms,
+    coordinates: Coordinates,
+    data: bytes,
+    authority: bytes,
+    known: dict[bytes, ChannelMask | None] | None = None,
 ) -> tuple[Advert, ChannelMask | None]:
-    """The advert in ``data``, and its mask. Raises :class:`WireError` where it is of another round, not signed by the
-    device, or its identity not vouched for by ``authority``, and for a mask that does not fit."""
+    """The advert in ``data``, and its mask, of ``known`` ones where it came before. Raises :class:`WireError` where it
+    is of another round, not signed by the device, or its identity not vouched for by ``authority``, and for a mask that
+    does not fit."""
     advert = decode(data, 1 << 17)
     if not isinstance(advert, Advert) or advert.terms != terms.digest:
         raise WireError("secure: this is no advert for this round")
@@ -89,7 +96,10 @@ def read_advert(
         raise WireError(
             f"secure: the keys of {advert.device!r} are not signed by it, or the fleet's authority did not enrol it"
         )
-    return advert, mask_of(coordinates.layout, advert.mask)
+    masks = {} if known is None else known
+    if advert.mask not in masks:
+        masks[advert.mask] = mask_of(coordinates.layout, advert.mask)
+    return advert, masks[advert.mask]
 
 
 @lru_cache(maxsize=4096)
@@ -140,10 +150,23 @@ def pair_key(agreed: bytes, members: bytes, purpose: str, one: str, other: str) 
     return keystream.derived(agreed, members, "pair", purpose, *sorted((one, other)))
 
 
-def sign(total: Array, at: Array | None, mask: Array, *, plus: bool) -> None:
+def sign(total: Array, at: Places, mask: Array, *, plus: bool) -> None:
     """Add or subtract ``mask`` modulo the dtype, in place: everywhere, or at the places ``at``."""
-    where: Any = slice(None) if at is None else at
-    if plus:
-        total[where] += mask
+    add = np.add if plus else np.subtract
+    if at is None:
+        add(total, mask, out=total)
+    elif isinstance(at, tuple):
+        start = 0
+        for run in at:
+            here, stop = total[run], start + run.stop - run.start
+            add(here, mask[start:stop], out=here)
+            start = stop
     else:
-        total[where] -= mask
+        total[at] = add(total[at], mask)
+
+
+def taken(values: Array, at: Places) -> Array:
+    """The values at the places ``at``, never a view."""
+    if at is None:
+        return values.copy()
+    return np.concatenate([values[run] for run in at]) if isinstance(at, tuple) else values[at]

@@ -7,7 +7,7 @@ depend on how the sum was made, so that ``secure`` changes no byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -107,35 +107,54 @@ class PrivateMean:
         layout = next((u.mask.layout for u in held.values() if u.mask is not None), None)
         coordinates = Coordinates.of(shared, layout)
         terms = self._terms(coordinates, held.values())
-        ledger = ledger_in(state)
-        if ledger is not None:
-            ledger = ledger.after(held)
-            ledger.require(self.privacy.epsilon)
-        given = {name: self._contribution(shared, coordinates, terms, one) for name, one in held.items()}
+        kept = [one.mask for one in held.values()]
+        self._paid(state, held).require(self.privacy.epsilon)
+        given = {name: contribution(shared, coordinates, terms, one) for name, one in held.items()}
         if self.privacy.secure:
             opened = secure_sum(terms, coordinates, given, identities(terms.fleet, sorted(given)), least=2)
         else:
             opened = plain_sum(terms, coordinates, given)
-        new = self._moved(shared, coordinates, opened, 0 if ledger is None else ledger.version)
-        new |= _bitmaps(shared, [one.mask for one in held.values()], terms.needed)
-        return new, tensors.copied(state) if ledger is None else {**tensors.copied(state), **ledger.as_tensors()}
+        return self.moved(shared, state, coordinates, opened, kept)
+
+    def moved(
+        self,
+        shared: Tensors,
+        state: Tensors,
+        coordinates: Coordinates,
+        opened: Opened,
+        kept: Sequence[ChannelMask | None],
+    ) -> tuple[Tensors, Tensors]:
+        """The new shared state that ``opened`` gives, whose survivors keep what ``kept`` says, and the ledger with this
+        round. Raises :class:`AggregationError` where the budget is spent."""
+        ledger = self._paid(state, opened.survivors)
+        ledger.require(self.privacy.epsilon)
+        new = self._moved(shared, coordinates, opened, ledger)
+        new |= _bitmaps(shared, kept, opened.blocks.terms.needed)
+        return new, tensors.copied(state) | (ledger.as_tensors() if ledger_in(state) is not None else {})
+
+    def _paid(self, state: Tensors, devices: Iterable[str]) -> Ledger:
+        """The ledger when a round of ``devices`` is opened; an empty one where none is kept."""
+        ledger = ledger_in(state)
+        return Ledger(0.0, self.privacy.delta) if ledger is None else ledger.after(devices)
 
     def _terms(self, coordinates: Coordinates, updates: Iterable[Update]) -> Terms:
-        asked, found = self.privacy, list(updates)
-        count = len(found)
-        threshold = majority(count) if asked.threshold is None else asked.threshold
+        found = list(updates)
+        most_weight = 0
+        if self.weighted:
+            largest = int(max(one.weight for one in found))
+            most_weight = self.privacy.most_weight or 1 << largest.bit_length()
+        return self.terms(coordinates, len(found), most_weight, fleet="simulation", round=0, attempt=0)
+
+    def terms(self, coordinates: Coordinates, count: int, most_weight: int, **about: Any) -> Terms:
+        """The terms of a round of ``count`` devices; ``about`` are its fleet, numbers and nonce. Raises
+        :class:`AggregationError` for fewer devices than hide each other."""
+        asked = self.privacy
+        threshold = threshold_of(asked, count)
         if count < max(3, threshold):
             raise AggregationError(
                 f"privacy: {count} devices came, {max(3, threshold)} must be there to hide each other; ask more"
             )
-        most_weight = 0
-        if self._weighted:
-            largest = int(max(one.weight for one in found))
-            most_weight = asked.most_weight or 1 << largest.bit_length()
         return Terms(
-            fleet="simulation",
-            round=0,
-            attempt=0,
             coordinates=coordinates.digest,
             threshold=threshold,
             most=count,
@@ -145,27 +164,23 @@ class PrivateMean:
             statistics_bound=asked.statistics_bound,
             tiers=asked.tiers,
             most_weight=most_weight,
+            clip=asked.clip or 0.0,
+            **about,
         )
 
     @property
-    def _weighted(self) -> bool:
+    def weighted(self) -> bool:
+        """Whether devices weigh by their samples."""
         return self.like.weighting == "samples" and self.privacy.clip is None
 
-    def _contribution(self, shared: Tensors, coordinates: Coordinates, terms: Terms, update: Update) -> Contribution:
-        steps = as_delta(update, masks.gathered(shared, update.tensors, update.mask)).tensors
-        steps = {name: steps[name] for name in coordinates.shapes}
-        if self.privacy.clip is not None:
-            steps = clipped(steps, self.privacy.clip)
-        return Contribution(steps, update.mask, update.weight)
-
     @np.errstate(divide="ignore", invalid="ignore")
-    def _moved(self, shared: Tensors, coordinates: Coordinates, opened: Opened, version: int) -> Tensors:
+    def _moved(self, shared: Tensors, coordinates: Coordinates, opened: Opened, ledger: Ledger) -> Tensors:
         terms, grid = opened.blocks.terms, opened.blocks.terms.grid
         weight, bounds = opened.weight(), coordinates.bounds(terms.bound, terms.statistics_bound)
         total = sum(opened.weights) / terms.most_weight if terms.most_weight else float(len(opened.survivors))
         open_, each = coordinates.values(opened.rows), np.repeat(weight, coordinates.widths)
-        deviation = self._deviation(coordinates, terms)
-        draws = seeds.draws(self.seed, "", version, "privacy noise")
+        deviation = self._deviation(coordinates, terms, ledger.noise)
+        draws = seeds.draws(self.seed, "", ledger.version, "privacy noise")
         new = {name: np.array(value, order="C") for name, value in shared.items()}
         for name, part in coordinates.slices.items():
             here, old = open_[part], shared[name].reshape(-1)
@@ -180,17 +195,48 @@ class PrivateMean:
                 raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; lower bound")
         return new
 
-    def _deviation(self, coordinates: Coordinates, terms: Terms) -> float:
-        """Standard deviation of the noise on each coordinate of the sum: ``noise`` times the longest difference that
-        can come, ``clip`` and what rounding to the grid may add to it."""
-        if self.privacy.clip is None or not self.privacy.noise:
+    def _deviation(self, coordinates: Coordinates, terms: Terms, noise: float) -> float:
+        """Standard deviation of the noise on each coordinate of the sum: ``noise``, which the ledger counts with, times
+        the longest difference that can come, ``clip`` and what rounding to the grid may add to it."""
+        if self.privacy.clip is None or not noise:
             return 0.0
         bounds = coordinates.bounds(terms.bound, terms.statistics_bound)
         rounding = sum(
             (part.stop - part.start) * (0.5 * bounds[name] / terms.grid.unit) ** 2
             for name, part in coordinates.slices.items()
         )
-        return float(self.privacy.noise * (self.privacy.clip + rounding**0.5))
+        return float(noise * (self.privacy.clip + rounding**0.5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedMean(PrivateMean):
+    """The private mean of a sum that a fleet's devices opened among themselves; ``kept`` are its survivors' masks."""
+
+    coordinates: Coordinates
+    opened: Opened
+    kept: tuple[ChannelMask | None, ...]
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
+        """As :meth:`PrivateMean.apply`; there are no updates to look at."""
+        return self.moved(shared, state, self.coordinates, self.opened, self.kept)
+
+
+def threshold_of(privacy: Privacy, devices: int) -> int:
+    """How many of ``devices`` must stay until the end of a secure round."""
+    return majority(devices) if privacy.threshold is None else privacy.threshold
+
+
+def contribution(shared: Tensors, coordinates: Coordinates, terms: Terms, update: Update) -> Contribution:
+    """What a device brings to a private round of the update that it made from ``shared``.
+
+    Differences, cut to the L2 length ``terms.clip`` where there is one; a weight above ``terms.most_weight`` counts as
+    that."""
+    steps = as_delta(update, masks.gathered(shared, update.tensors, update.mask)).tensors
+    steps = {name: steps[name] for name in coordinates.shapes}
+    if terms.clip:
+        steps = clipped(steps, terms.clip)
+    weight = min(update.weight, terms.most_weight) if terms.most_weight else update.weight
+    return Contribution(steps, update.mask, weight)
 
 
 def clipped(steps: Tensors, norm: float) -> Tensors:
@@ -218,6 +264,27 @@ def private(rule: Aggregator, privacy: Privacy, seed: int = 0) -> Aggregator:
     name = type(rule).__name__
     why = _REASONS.get(name, "is no mean whose sums could be made in private")
     raise ConfigError(f"privacy: {name} {why}; use mean, server_momentum or server_adam")
+
+
+def inner_of(rule: Aggregator) -> PrivateMean:
+    """The private mean within a rule that :func:`private` made."""
+    while isinstance(rule, ServerMomentum | ServerAdam):
+        rule = rule.inner
+    if not isinstance(rule, PrivateMean):
+        raise ConfigError(f"privacy: {type(rule).__name__} is no private rule")
+    return rule
+
+
+def with_sum(
+    rule: Aggregator, coordinates: Coordinates, opened: Opened, kept: Sequence[ChannelMask | None], seed: int
+) -> Aggregator:
+    """``rule``, as :func:`private` made it, for one sum that is open; ``seed`` of the noise."""
+    if isinstance(rule, ServerMomentum | ServerAdam):
+        return replace(rule, inner=with_sum(rule.inner, coordinates, opened, kept, seed))
+    mean = inner_of(rule)
+    return OpenedMean(
+        privacy=mean.privacy, like=mean.like, seed=seed, coordinates=coordinates, opened=opened, kept=tuple(kept)
+    )
 
 
 _ROWS = "compares the updates of single devices, which nobody sees"

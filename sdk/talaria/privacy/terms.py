@@ -35,6 +35,9 @@ class Terms:
     - ``most_weight``: the largest weight of a device; 0: all weigh the same, and no weights travel.
     - ``tiers``: into how many parts the coordinates are cut that open together; see :mod:`talaria.privacy.blocks`.
     - ``metrics``: what the devices report, each within ``metric_bound``, of which the mean alone opens.
+    - ``clip``: the L2 length that a device cuts its whole difference to; 0: it does not.
+    - ``nonce``: bytes that no other attempt has: nothing of one can be taken for another's, also where a fleet's record
+      was restored and counts its attempts once more.
     - ``coordinates``: :attr:`~talaria.privacy.coordinates.Coordinates.digest`.
     """
 
@@ -54,6 +57,8 @@ class Terms:
     tiers: int = 4
     metrics: tuple[str, ...] = ()
     metric_bound: float = 1024.0
+    clip: float = 0.0
+    nonce: bytes = b""
 
     def __post_init__(self) -> None:
         what = "secure"
@@ -72,6 +77,10 @@ class Terms:
         valid.whole(what, "holders", self.holders, 2, self.most, none=True)
         for name in ("bound", "statistics_bound", "metric_bound"):
             valid.number(what, name, getattr(self, name), "a number above 0", low=1e-30, high=1e30)
+        if self.clip:
+            valid.number(what, "clip", self.clip, "a number above 0", low=1e-12, high=1e30)
+        if not isinstance(self.nonce, bytes) or len(self.nonce) > 32:
+            raise ConfigError(f"{what}: nonce must be at most 32 bytes")
         if self.degree:
             if self.degree % 2:
                 raise ConfigError(f"{what}: degree={self.degree} must be even")

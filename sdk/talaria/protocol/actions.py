@@ -199,6 +199,26 @@ class KitAsked:
 
 
 @dataclass(frozen=True)
+class WordSaid:
+    """A device's whole word of ``step`` of a secure round: check and keep it, then answer with
+    :class:`~talaria.protocol.events.WordKept` or :class:`~talaria.protocol.events.WordRefused`."""
+
+    attempt: int
+    device: str
+    step: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class StepOver:
+    """All have said their word of ``step``, or those who are there have: go on, and give the machine
+    :class:`~talaria.protocol.events.NextStep`, or call the round off."""
+
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True)
 class Fenced:
     """A coordinator with a newer epoch exists (or, not ``online``, was there meanwhile): stop at once."""
 
@@ -254,6 +274,15 @@ class Train:
     spec: bytes
     seconds: float
     epoch: int = 0
+
+
+@dataclass(frozen=True)
+class WordCame:
+    """The coordinator's whole word in the secure round ``attempt``, which this device's word of ``step`` answers."""
+
+    attempt: int
+    step: int
+    data: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -327,12 +356,15 @@ Action = (
     | Quarantined
     | Equivocation
     | KitAsked
+    | WordSaid
+    | StepOver
     | Fenced
     | ModelComplete
     | KitBegun
     | KitComplete
     | KitRefused
     | Train
+    | WordCame
     | Cancel
     | Receipted
     | Told

@@ -77,6 +77,8 @@ class OpenRound:
     at least ``quorum`` are stored, or at the deadline with at least ``quorum``. With fewer it fails.
     ``stale`` makes it a buffer of an asynchronous run, which closes at ``target`` alone and counts what was trained
     from a global model up to that many versions older; see :mod:`talaria.protocol.coordinator.async_rounds`.
+    ``secure`` makes it a round of secure aggregation, in steps of so many seconds at most; ``seconds`` are then those
+    until all have trained; see :mod:`talaria.protocol.coordinator.secure_rounds`.
     """
 
     now: float
@@ -86,6 +88,7 @@ class OpenRound:
     quorum: int = 1
     target: int | None = None
     stale: int = 0
+    secure: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,40 @@ class Stored:
     attempt: int
     device: str
     sha256: bytes
+
+
+@dataclass(frozen=True)
+class WordKept:
+    """A device's word of ``step`` of a secure round is durable."""
+
+    now: float
+    attempt: int
+    device: str
+    step: int
+
+
+@dataclass(frozen=True)
+class WordRefused:
+    """A device's word does not fit. ``offence``: an honest device would not have said it."""
+
+    now: float
+    attempt: int
+    device: str
+    reason: str
+    offence: bool = True
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """A secure round goes on with ``members``, of whom ``said`` have said their word of ``step`` already; ``words`` is
+    what is told to the others. Step 5: the sum is open, and the round closes. Given again after a start."""
+
+    now: float
+    attempt: int
+    step: int
+    members: frozenset[str]
+    said: frozenset[str] = frozenset()
+    words: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -257,6 +294,17 @@ class DeclineRound:
     now: float
     attempt: int
     reason: str
+
+
+@dataclass(frozen=True)
+class SayWord:
+    """Say this device's word of ``step`` of the secure round ``attempt``, which is durable on flash; again until it is
+    heard. Give it again after a reboot."""
+
+    now: float
+    attempt: int
+    step: int
+    data: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)

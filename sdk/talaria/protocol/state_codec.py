@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -115,10 +115,12 @@ def _shaped(kind: Any, value: Any, where: str) -> Any:
         return _shaped(kind, value, where)
     if is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
-        names = [f.name for f in _kept(kind)]
-        if not isinstance(value, dict) or sorted(value) != sorted(names):
+        known = _kept(kind)
+        needed = {f.name for f in known if f.default is MISSING and f.default_factory is MISSING}
+        # What was added since a state was saved has a default: an update of Talaria in mid-round loses nothing.
+        if not isinstance(value, dict) or not needed <= value.keys() <= {f.name for f in known}:
             raise StateError(f"saved {where} does not have the fields of {kind.__name__}; restore a backup")
-        return kind(**{n: _shaped(hints[n], value[n], f"{where}.{n}") for n in names})
+        return kind(**{n: _shaped(hints[n], one, f"{where}.{n}") for n, one in value.items()})
     if origin in (dict, list, set, tuple):
         if not isinstance(value, list):
             raise StateError(f"saved {where} is damaged: not a list; restore a backup")

@@ -20,6 +20,7 @@ from talaria.data.presets import completed, default_of
 from talaria.errors import ConfigError, DataError, StateError, some_of
 from talaria.federated import plan_compat
 from talaria.federated.fedbuff_run import Buffering
+from talaria.federated.private_rule import private_rule
 from talaria.federated.rounds import check_over, require_engine
 from talaria.federated.run import ENGINES, Engine, Member, Run
 from talaria.federated.server_rule import located, rule_named
@@ -30,7 +31,7 @@ from talaria.options import taken_apart
 from talaria.planning.plan import Plan
 from talaria.privacy.rule import Privacy, as_plain
 from talaria.simulation import checkpoint
-from talaria.simulation.private_run import private_rule, settled
+from talaria.simulation.private_run import settled
 from talaria.simulation.result import Result
 from talaria.simulation.run import course, crew_of, evaluate, learned, members_of
 from talaria.simulation.simulator import RoundFacts
@@ -89,7 +90,7 @@ class Experiment:
         fleet, versions = course(
             self.run,
             members,
-            aggregator=private_rule(self.run, self.rule, self.privacy),
+            aggregator=private_rule(self.run, self.rule, self.privacy, self.run.seed),
             buffering=self.buffering,
             over=self.over,
             crew=crew,
@@ -292,7 +293,7 @@ def prepare(
     check_over(run, over)
     require_engine(run, engine)
     kept = settled(run, privacy, list(found.clients), over)
-    private_rule(run, rule, kept)
+    private_rule(run, rule, kept, run.seed)
     text = located(aggregator, Path.cwd()) if isinstance(aggregator, str) else None
     return Experiment(
         run=run,

@@ -1,19 +1,18 @@
-"""What privacy asks of a simulated run: refusals with their reason, and the noise that keeps a budget."""
+"""What privacy asks of a simulated run, and what it came to."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError
 from talaria.federated import rounds
+from talaria.federated.private_rule import require_private, with_noise
 from talaria.federated.run import Run
 from talaria.foreign import shown
-from talaria.privacy.accounting import ledger_in, noise_for
-from talaria.privacy.rule import Privacy, private
+from talaria.privacy.accounting import ledger_in
+from talaria.privacy.rule import Privacy
 from talaria.tensors import Tensors
 
 
@@ -28,23 +27,8 @@ def settled(run: Run, asked: Privacy | Mapping[str, Any] | None, clients: Sequen
     if not isinstance(asked, Privacy | Mapping):
         raise ConfigError(f"simulate: privacy={shown(asked)} must be a Privacy, or a table of its settings")
     privacy = asked if isinstance(asked, Privacy) else Privacy.of(asked)
-    if not privacy.secure and privacy.clip is None:
-        raise ConfigError("privacy: neither secure nor clip is set; set one of them, or leave privacy out")
-    if run.asynchronous:
-        raise ConfigError("privacy: an asynchronous run takes updates one by one, and no cohort adds them up together")
-    if run.codec != "raw":
-        raise ConfigError(
-            f"privacy: codec={run.codec!r} rounds each update alone; whole numbers of privacy's bits travel instead"
-        )
-    if privacy.epsilon is not None and privacy.noise is None:
-        often = run.rounds if over else _most_often(run, clients)
-        privacy = replace(privacy, noise=noise_for(privacy.epsilon, often, privacy.delta))
-    return privacy
-
-
-def private_rule(run: Run, rule: Aggregator | None, privacy: Privacy | None) -> Aggregator | None:
-    """The run's rule as ``privacy`` has it; ``rule`` itself where there is none."""
-    return rule if privacy is None else private(rounds.rule_of(run, rule), privacy, run.seed)
+    require_private(run, privacy)
+    return with_noise(privacy, run.rounds if over or privacy.epsilon is None else _most_often(run, clients))
 
 
 def figures(privacy: Privacy | None, server: Tensors) -> dict[str, Any] | None:

@@ -21,6 +21,9 @@ MAX_SPEC = 64 * 1024
 MAX_PROFILE = 4 * 1024
 MAX_TEXT = 300
 MAX_TRANSFER = 2**32
+MAX_WORD = 64 * 2**10
+"""Bytes of a word of a secure round in one message; a longer word travels in parts."""
+MAX_PARTS = 64
 
 Outcome = Literal["stored", "late", "rejected", "equivocation"]
 OUTCOMES = ("stored", "late", "rejected", "equivocation")
@@ -276,6 +279,40 @@ class WantKit(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part(Message):
+    """Part ``part`` of ``parts`` of what is said in a secure round, opaque here (:mod:`talaria.privacy.messages`)."""
+
+    attempt: int = _int()
+    step: int = _int(0, 4)
+    part: int = _int(0, MAX_PARTS - 1)
+    parts: int = _int(1, MAX_PARTS)
+    data: bytes = _bytes(1, MAX_WORD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word(Part):
+    """A device's word of ``step`` in a secure round, or a part of it."""
+
+    TYPE: ClassVar[str] = "word"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(Part):
+    """What a device is told in a secure round, or a part of it; its word of ``step`` is the answer."""
+
+    TYPE: ClassVar[str] = "told"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard(Message):
+    """The coordinator keeps the device's word of ``step``: it need not be said again."""
+
+    TYPE: ClassVar[str] = "heard"
+    attempt: int = _int()
+    step: int = _int(0, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trouble(Message):
     """Something failed on the sender's side, in words."""
 
@@ -328,6 +365,9 @@ _ALL: tuple[type[Message], ...] = (
     Rebirth,
     Want,
     WantKit,
+    Word,
+    Told,
+    Heard,
     Trouble,
     Goodbye,
     Farewell,

@@ -168,6 +168,7 @@ function show(about, rounds, devices, shut, events, overlap) {
   $("next").disabled = !["paused", "done"].includes(about.status);
   $("abort").disabled = !["running", "paused"].includes(about.status);
   const dense = closed && closed.bytes_dense ? closed.bytes_up / closed.bytes_dense : null;
+  const spent = about.privacy;
   put("tiles",
     tile("rounds", `${about.round} / ${about.rounds}`, "rounds of learning"),
     tile("open", open ? `${open.stored} / ${open.cohort}` : "–", open ? `updates in round ${open.round}` : "no open round"),
@@ -176,7 +177,9 @@ function show(about, rounds, devices, shut, events, overlap) {
     tile("accuracy", percent(closed && closed.accuracy && closed.accuracy.median), "median accuracy, last round"),
     tile("dense", percent(dense), "of dense bytes, last round"),
     tile("kept", percent(closed && closed.kept && closed.kept.mean), "of channels kept, mean"),
-    tile("overlap", percent(closed && closed.overlap), "mask overlap, mean"));
+    tile("overlap", percent(closed && closed.overlap), "mask overlap, mean"),
+    ...(spent ? [tile("epsilon", spent.epsilon.toPrecision(3), `epsilon${spent.budget ? ` of ${spent.budget}` : ""}, delta ${spent.delta}`,
+      spent.budget && spent.epsilon > 0.9 * spent.budget ? "bad" : "")] : []));
   const late = about.waits_for.map((d) => `${d.device} (${d.phase}${d.online ? "" : ", away"})`);
   const words = [
     about.canary.length ? `This run is tried first by ${about.canary.join(", ")}.` : "",

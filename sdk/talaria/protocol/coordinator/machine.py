@@ -15,12 +15,13 @@ from talaria.bitmaps import indices_of
 from talaria.errors import StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import async_rounds, calls, kits, presence, uploads
+from talaria.protocol.coordinator import async_rounds, calls, kits, presence, secure_rounds, uploads
 from talaria.protocol.coordinator.kits import KitOffer
 from talaria.protocol.coordinator.outbox import Voice
 from talaria.protocol.coordinator.state import LIVE, Attempt, CoordinatorState, GlobalModel, Participant, Peer, Rules
 from talaria.protocol.coordinator.step_context import IgnoredError, Turn
 from talaria.protocol.transfer import transfer_of
+from talaria.protocol.words import STEPS
 from talaria.wire import messages as m
 from talaria.wire.frames import Frame, decode_frame, signed_by
 from talaria.wire.signing import Signer
@@ -84,6 +85,16 @@ class CoordinatorMachine:
             case e.Stored() | e.UpdateRejected() | e.Damaged():
                 uploads.answered(t, event)
                 self._settle(t)
+            case e.WordKept():
+                secure_rounds.kept(t, event)
+                self._settle(t)
+            case e.WordRefused():
+                secure_rounds.refused(t, event)
+                self._settle(t)
+            case e.NextStep():
+                if secure_rounds.go_on(t, event):
+                    self._finish(t, event.attempt, "closed", "the sum is open")
+                self._settle(t)
             case e.Committed():
                 self._committed(t, event.attempt)
             case e.AbortRound():
@@ -118,6 +129,8 @@ class CoordinatorMachine:
             peer.idle, peer.heard, peer.told = 0.0, event.now, -1e18
         for attempt in state.attempts.values():
             attempt.deadline = None if attempt.deadline is None else attempt.deadline + shift
+            attempt.due = None if attempt.due is None else attempt.due + shift
+            attempt.between = bool(attempt.secure)  # the program says where it is
             for device, member in attempt.cohort.items():
                 member.asked, member.sought = -1e18, None
                 member.boot = 0  # it may have done the round again since, where this record is an older one
@@ -165,8 +178,9 @@ class CoordinatorMachine:
         deadline = None if event.seconds is None else event.now + event.seconds
         before = None if state.current is None else state.attempts[state.current]
         state.attempts[event.attempt] = attempt = Attempt(
-            event.attempt, state.model.version, state.model.cut.sha256, deadline, event.quorum, target, event.stale, {}
-        )
+            event.attempt, state.model.version, state.model.cut.sha256, deadline, event.quorum, target, event.stale, {},
+            secure=event.secure,
+        )  # fmt: skip
         state.current = event.attempt
         if event.stale:
             async_rounds.fill(t, attempt, before)
@@ -207,12 +221,29 @@ class CoordinatorMachine:
         attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)
         if attempt is None or attempt.phase != "open":
             return
+        if attempt.secure:
+            self._settle_step(t, attempt)
+            return
         verdict = attempt.verdict(t.now, lambda device: t.peer(device).away(t.now, self.rules.grace))
         if verdict == "closed":
             self._finish(t, attempt.number, verdict, "the round is closed")
         elif verdict != "open":
             least = attempt.target if attempt.stale else attempt.quorum
             self._finish(t, attempt.number, verdict, f"{len(attempt.counted)} of at least {least} updates came")
+
+    def _settle_step(self, t: Turn, attempt: Attempt) -> None:
+        match secure_rounds.verdict(t, attempt):
+            case "over":
+                attempt.between = True
+                t.act(a.Save(), a.StepOver(attempt.number, attempt.step))
+            case "failed":
+                said = sum(member.step > attempt.step for member in attempt.cohort.values())
+                self._finish(
+                    t,
+                    attempt.number,
+                    "failed",
+                    f"step {attempt.step + 1} of {STEPS}: {said} of at least {attempt.quorum} devices answered",
+                )
 
     def _call_off(self, t: Turn, event: e.AbortRound) -> None:
         """Fail a round, also one that is closed already but could not be committed."""
@@ -355,6 +386,8 @@ class CoordinatorMachine:
                 uploads.offer(t, device, message)
             case m.Want():
                 self._serve(t, device, peer, message)
+            case m.Word():
+                secure_rounds.heard(t, device, message)
             case m.WantKit():
                 kits.serve(t, self.fleet, device, self.kit, message)
             case m.Accept() | m.Decline() | m.Trouble():
@@ -422,6 +455,7 @@ class CoordinatorMachine:
             calls.seek(t, attempt)
             for device in attempt.cohort:
                 calls.call(t, attempt, device)
+            secure_rounds.tick(t, attempt)
             if attempt.deadline is not None and t.now - t.state.kept >= KEEP_SECONDS:
                 t.act(a.Save(soon=True))
         self._settle(t)

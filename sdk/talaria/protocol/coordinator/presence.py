@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from talaria.protocol import actions as a
-from talaria.protocol.coordinator import uploads
+from talaria.protocol.coordinator import secure_rounds, uploads
 from talaria.protocol.coordinator.calls import call
 from talaria.protocol.coordinator.state import Peer
 from talaria.protocol.coordinator.step_context import IgnoredError, Turn
@@ -52,6 +52,7 @@ def came(t: Turn, device: str, peer: Peer) -> None:
     for attempt in t.state.attempts.values():
         if device in attempt.cohort and uploads.countable(t, attempt):
             call(t, attempt, device, again=True)
+    secure_rounds.remind(t, device)
 
 
 def _count(t: Turn, device: str, peer: Peer, process: bytes, fresh: bool) -> None:

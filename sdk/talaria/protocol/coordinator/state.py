@@ -10,6 +10,7 @@ from talaria.errors import ConfigError
 from talaria.protocol import state_codec
 from talaria.protocol.actions import Counted
 from talaria.protocol.transfer import Receiver, ReplayWindow
+from talaria.protocol.words import Gathered
 from talaria.wire.chunks import CHUNK, Cut
 from talaria.wire.frames import MAX_PAYLOAD
 from talaria.wire.messages import MAX_TRANSFER
@@ -141,6 +142,12 @@ class Participant:
     reason: str = ""
     sought: float | None = None
     """Since when it is asked whether it is still there, and has said nothing."""
+    step: int = 0
+    """Of a secure round, the step of which its word is missing."""
+    gathered: Gathered | None = field(default=None, metadata=state_codec.of_this_life())
+    """Its word on the way in."""
+    told: bytes = field(default=b"", metadata=state_codec.of_this_life(), repr=False)
+    """What it is told in this step, and again until it answers."""
 
 
 @dataclass
@@ -158,6 +165,14 @@ class Attempt:
     phase: str = "open"
     """open, closed (announced), committed, failed, carried (the next round takes over what is stored)."""
     counted: list[tuple[str, int, int, bytes]] = field(default_factory=list)
+    secure: float = 0.0
+    """Of a secure round, the seconds that a step takes at most; 0: it is none."""
+    step: int = 0
+    """What is gathered; see :mod:`talaria.protocol.coordinator.secure_rounds`."""
+    between: bool = False
+    """Whether the program is working out the next step."""
+    due: float | None = None
+    """When this step is over; None in the first, which has the round's deadline."""
 
     def roll(self) -> tuple[Counted, ...]:
         """The updates that count, in order of device and attempt."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from talaria.errors import WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
+from talaria.protocol import words
 from talaria.protocol.coordinator.state import HELD, LIVE, Attempt, Participant, Upload
 from talaria.protocol.coordinator.step_context import Turn
 from talaria.protocol.transfer import Receiver, transfer_of
@@ -65,6 +66,8 @@ def _welcome(t: Turn, attempt: Attempt, device: str, member: Participant, offer:
         member.phase, member.sha256, member.reason = "rejected", cut.sha256, reason
         _answer(t, device, attempt.number, cut.sha256, "rejected", reason)
         raise WireError(f"offer for attempt {attempt.number} is too large: {reason}")
+    if attempt.secure and (attempt.between or member.step != words.UPLOAD):
+        return  # nobody is asked for an update now; who is asked later offers again
     if offer.base_version != attempt.version:
         raise WireError(
             f"offer for attempt {attempt.number} is based on model {offer.base_version}, not {attempt.version}"
@@ -108,7 +111,7 @@ def countable(t: Turn, attempt: Attempt) -> bool:
         return False
     now = state.attempts[state.current]
     if not now.stale:
-        return attempt is now and now.phase == "open"
+        return attempt is now and now.phase == "open" and (not now.secure or now.step <= words.UPLOAD)
     if "failed" in (now.phase, attempt.phase):
         return False
     # While a full buffer is folded, what comes is for the version after.
@@ -195,14 +198,14 @@ def answered(t: Turn, event: e.Stored | e.UpdateRejected | e.Damaged) -> None:
         return
     upload = t.state.uploads.get((event.device, member.xfer))
     match event:
+        case e.Stored() if attempt.secure and attempt.between:
+            return  # whether it came in time, those decide who add it up
         case e.Stored() if not countable(t, attempt):
             drop(t, attempt, event.device, "late")
             _answer(t, event.device, event.attempt, event.sha256, "late", "the round ended first")
         case e.Stored():
-            counts = counted(t, attempt, event.device, member)
             t.act(a.Save(soon=True))  # the store holds it: a start without this save learns it there
-            if counts:
-                _answer(t, event.device, event.attempt, event.sha256, "stored", "")
+            receipt(t, attempt, event.device, member)
         case e.Damaged() if upload is not None:
             member.phase = "receiving"
             upload.receiver.have = set(event.chunks)
@@ -217,6 +220,13 @@ def answered(t: Turn, event: e.Stored | e.UpdateRejected | e.Damaged) -> None:
     admit(t)
 
 
+def receipt(t: Turn, attempt: Attempt, device: str, member: Participant) -> None:
+    """An update is durable: it counts, and its device is told."""
+    sha = member.sha256
+    if counted(t, attempt, device, member):
+        _answer(t, device, attempt.number, sha, "stored", "")
+
+
 def counted(t: Turn, attempt: Attempt, device: str, member: Participant) -> bool:
     """This update counts, in the round that is open now, and only once. False where it is held for the next one,
     because this buffer is full."""
@@ -228,6 +238,8 @@ def counted(t: Turn, attempt: Attempt, device: str, member: Participant) -> bool
         member.phase = HELD
         return False
     member.phase = "stored"
+    if into.secure:
+        member.step, member.told = words.UPLOAD + 1, b""
     into.counted.append((device, attempt.number, member.base_version, member.sha256))
     return True
 

@@ -13,8 +13,9 @@ from talaria.bitmaps import indices_of
 from talaria.errors import ConfigError, StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
+from talaria.protocol import words
 from talaria.protocol.device import kit
-from talaria.protocol.device.state import DeviceLimits, DeviceState, Job
+from talaria.protocol.device.state import DeviceLimits, DeviceState, Job, Saying
 from talaria.protocol.transfer import Receiver, transfer_of
 from talaria.wire import messages as m
 from talaria.wire.chunks import cut_of
@@ -84,6 +85,10 @@ class DeviceMachine:
                     state.job.phase, state.job.reason = "refused", event.reason[: m.MAX_TEXT]
                     out.append(a.Save())
                     self._say(state, m.Decline(attempt=event.attempt, reason=state.job.reason), out)
+            case e.SayWord():
+                if state.job is not None and state.job.attempt == event.attempt:
+                    state.saying = Saying(event.attempt, event.step, event.data)
+                    self._speak(state, now, out)
             case e.NeedKit():
                 state.kit = state.kit or kit.KitFetch()
                 kit.ask(state.kit, now, state.credit, partial(self._say, state, out=out), again=True)
@@ -254,6 +259,12 @@ class DeviceMachine:
                             "up",
                         )
                     )
+            case m.Told():
+                self._told(state, message, out)
+            case m.Heard():
+                said = state.saying
+                if said is not None and (said.attempt, said.step) == (message.attempt, message.step):
+                    state.saying = None
             case m.Receipt():
                 self._receipt(state, message, out)
             case m.Trouble():
@@ -271,7 +282,8 @@ class DeviceMachine:
         newer = job is not None and job.epoch < state.epoch
         deadline = None if work.seconds == 0 else now + work.seconds
         if job is not None and work.attempt == job.attempt:
-            if (work.version, work.model_digest) == (job.version, job.model_digest) and not (newer and job.spent()):
+            same = (work.version, work.model_digest) == (job.version, job.model_digest)
+            if same and not (newer and (job.spent() or work.spec != job.spec)):
                 if newer and job.phase == "done":
                     job.phase = "offering"  # its record of our update may be gone; if not, it says so
                 job.epoch, job.deadline = state.epoch, deadline
@@ -288,6 +300,7 @@ class DeviceMachine:
         if job is not None and job.phase != "done":
             out.append(a.Cancel(job.attempt, f"attempt {work.attempt} began"))
         state.job = Job(work.attempt, work.version, work.model_digest, work.spec, deadline, state.epoch)
+        state.saying = None
         out.append(a.Save())
         self._say(state, m.Accept(attempt=work.attempt), out)
         self._begin(state, now, out)
@@ -304,6 +317,23 @@ class DeviceMachine:
                 self._offer(state, now, out)
             case "done" if job.cut is not None:
                 self._offer(state, now, out)
+
+    def _told(self, state: DeviceState, word: m.Told, out: list[a.Action]) -> None:
+        if state.job is None or word.attempt != state.job.attempt:
+            return
+        whole = state.gathered.take(word)
+        if whole is not None:
+            if state.saying is not None and state.saying.step < word.step:
+                state.saying = None  # it was heard, or there would be nothing to answer
+            out.append(a.WordCame(word.attempt, word.step, whole))
+
+    def _speak(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
+        """Say this device's word in a secure round."""
+        saying = state.saying
+        if saying is not None:
+            saying.said = now
+            for word in words.cut(m.Word, saying.attempt, saying.step, saying.data, state.chunk):
+                self._say(state, word, out)
 
     def _receipt(self, state: DeviceState, receipt: m.Receipt, out: list[a.Action]) -> None:
         job = state.job
@@ -405,6 +435,8 @@ class DeviceMachine:
                 self._repeat(state, job, now, out)  # nothing answers it, so nobody else would learn that it was lost
         if job is not None and job.phase == "offering" and now - job.said >= wait:
             self._offer(state, now, out)
+        if state.saying is not None and now - state.saying.said >= wait:
+            self._speak(state, now, out)
         if state.fetch is not None:
             if now - state.fetch.touched >= wait:
                 self._want(state, now, out, again=True)
@@ -417,6 +449,7 @@ class DeviceMachine:
         job = state.job
         if job is not None and job.phase in ("fetching", "training", "offering", "refused"):
             self._repeat(state, job, now, out)
+        self._speak(state, now, out)
         if state.fetch is not None and state.fetch.asked:
             self._want(state, now, out, again=True)
         if state.kit is not None:

@@ -8,6 +8,7 @@ from talaria.errors import ConfigError
 from talaria.protocol import state_codec
 from talaria.protocol.device.kit import KitFetch
 from talaria.protocol.transfer import Receiver, ReplayWindow, transfer_of
+from talaria.protocol.words import Gathered
 from talaria.wire import messages as m
 from talaria.wire.chunks import CHUNK, Cut
 
@@ -58,6 +59,16 @@ class Job:
 
 
 @dataclass
+class Saying:
+    """This device's word in a secure round, until it is heard."""
+
+    attempt: int
+    step: int
+    data: bytes
+    said: float = -1e18
+
+
+@dataclass
 class DeviceState:
     """All that the device's half remembers; plain data that survives a crash by :meth:`dump`."""
 
@@ -84,6 +95,9 @@ class DeviceState:
     job: Job | None = None
     kit: KitFetch | None = field(default=None, metadata=state_codec.of_this_life())
     """The run's kit on its way, where this device needs one."""
+    saying: Saying | None = field(default=None, metadata=state_codec.of_this_life())
+    gathered: Gathered = field(default_factory=Gathered, metadata=state_codec.of_this_life())
+    """The coordinator's word in a secure round, on its way in."""
 
     def dump(self) -> bytes:
         """This state as bytes."""

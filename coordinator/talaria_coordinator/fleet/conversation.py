@@ -1,0 +1,56 @@
+""":class:`Conversation`: what the service does with the words of a secure round. Each is kept before it is answered."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from talaria.errors import StateError
+from talaria.protocol import actions as a
+from talaria.protocol import events as e
+from talaria.protocol.coordinator.machine import CoordinatorState
+from talaria_coordinator.fleet.hands import Hands, insist
+from talaria_coordinator.fleet.secure import Secure
+
+
+class Conversation:
+    """The secure rounds of a service; of one without, nothing is ever said."""
+
+    def __init__(self, secure: Secure | None, hands: Hands) -> None:
+        self._secure, self._hands = secure, hands
+
+    def resume(self, state: CoordinatorState) -> None:
+        """After a start: go on with a round that was open."""
+        attempt = state.attempts.get(-1 if state.current is None else state.current)
+        if attempt is not None and attempt.phase == "open" and attempt.secure:
+            self._hands.feed(self._secured().resume(attempt.number, tuple(attempt.cohort)))
+
+    async def listen(self, said: a.WordSaid) -> None:
+        """A device's word: check it and keep it, and only then let it be heard."""
+        secure = self._secured()
+        answer = await insist(lambda: secure.said(said), self._complaint(said.attempt))
+        if isinstance(answer, e.WordRefused):
+            self._hands.tell("refused-word", attempt=said.attempt, device=said.device, reason=answer.reason)
+        await self._hands.put(answer)
+
+    async def go_on(self, over: a.StepOver) -> None:
+        """A step is over."""
+        secure = self._secured()
+        answer = await insist(lambda: secure.step_over(over), self._complaint(over.attempt))
+        if isinstance(answer, e.NextStep):
+            self._hands.tell("step", attempt=over.attempt, step=over.step + 1, devices=len(answer.members))
+        await self._hands.put(answer)
+
+    def _complaint(self, attempt: int) -> partial[None]:
+        return partial(_complain, self._hands, attempt)
+
+    def _secured(self) -> Secure:
+        if self._secure is None:
+            raise StateError(
+                "a secure round is open, and this fleet's rounds are not secure any more: set [privacy] secure = true "
+                "once more until it is over, or abort it"
+            )
+        return self._secure
+
+
+def _complain(hands: Hands, attempt: int, error: str) -> None:
+    hands.tell("error", attempt=attempt, error=error)

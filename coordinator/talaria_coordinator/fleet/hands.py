@@ -1,0 +1,39 @@
+"""What the service does for those who work for it, and patience with a disk or a database that refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from talaria_coordinator.fleet.aggregation import passing
+
+T = TypeVar("T")
+AGAIN_S = (2.0, 120.0)
+"""Seconds until something that failed is tried again, at first and at most."""
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What the service does for its helpers: give the machine an event, tell the journal, start a task, and put
+    something into the service's own line."""
+
+    feed: Callable[[object], None]
+    tell: Callable[..., None]
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    put: Callable[[object], Coroutine[Any, Any, None]]
+
+
+async def insist(work: Callable[[], T], complain: Callable[[str], None]) -> T:
+    """What ``work`` gives, beside the service; tried again while this machine refuses, which ``complain`` is told."""
+    wait = AGAIN_S[0]
+    while True:
+        try:
+            return await asyncio.to_thread(work)
+        except Exception as error:
+            if not passing(error):
+                raise
+            complain(str(error))
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, AGAIN_S[1])

@@ -1,0 +1,219 @@
+""":class:`Secure`: the coordinator's side of secure rounds, over the store. It uses no network.
+
+What is said is kept before it is answered, in order: after a crash the same words, given to the same state machine
+(:mod:`talaria.privacy.coordinator`), are the same round. Masked updates are kept as any others are; a word of that step
+is the digest of one.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from threading import RLock
+
+import msgpack
+
+from talaria import time
+from talaria.aggregate.base import Aggregator
+from talaria.errors import AggregationError, StateError, WireError
+from talaria.federated import rounds
+from talaria.federated.private_rule import coordinates_of
+from talaria.federated.run import Run
+from talaria.model import masks
+from talaria.model.masks import ChannelMask
+from talaria.privacy.coordinator import CoordinatorHalf, Opened
+from talaria.privacy.messages import Message, decode
+from talaria.privacy.rule import inner_of, with_sum
+from talaria.privacy.terms import Terms
+from talaria.protocol import actions as a
+from talaria.protocol import events as e
+from talaria.protocol import words
+from talaria.tensors import Tensors
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.identity.membership import badge_key
+from talaria_coordinator.storage.blobs import Blobs
+from talaria_coordinator.storage.store import Store
+
+PHASES = ("adverts", "shares", "masked", "agreed", "openings", "done")
+TERMS = -1
+MOST_WEIGHT = 4096
+"""The largest weight of a device, in samples, where the fleet does not say it."""
+
+
+class Secure:
+    """The secure rounds of one fleet, one at a time. Its methods may be called from several threads."""
+
+    def __init__(self, fleet: str, run: Run, rule: Aggregator, authority: bytes, store: Store, blobs: Blobs) -> None:
+        """``rule`` is private (:func:`talaria.privacy.rule.private`); ``authority`` signs members' badges."""
+        self.fleet, self.run, self.rule, self.authority = fleet, run, rule, authority
+        self.store, self.blobs = store, blobs
+        self._mean = inner_of(rule)
+        self._line = RLock()
+        self._half: tuple[int, CoordinatorHalf] | None = None
+
+    def begin(self, attempt: int, round: int, devices: int) -> Terms:
+        """The terms of a new attempt at a round that ``devices`` are asked for; kept before they are told.
+
+        Raises :class:`AggregationError` where these are too few to hide each other.
+        """
+        most = 0
+        if self._mean.weighted:
+            most = min(self._mean.privacy.most_weight or MOST_WEIGHT, (1 << 31) // devices - 1)
+        about = {"fleet": self.fleet, "round": round, "attempt": attempt, "nonce": secrets.token_bytes(16)}
+        coordinates = coordinates_of(self.run)
+        terms = self._mean.terms(coordinates, devices, most, **about)
+        with self._line:
+            self.store.keep_word(self.fleet, attempt, TERMS, "", terms.encode())
+            self._half = attempt, CoordinatorHalf(terms, coordinates, self.authority)
+        return terms
+
+    def said(self, word: a.WordSaid) -> e.WordKept | e.WordRefused:
+        """Check and keep a device's word."""
+        now = time.monotonic()
+        with self._line:
+            half, stale = self._known(word.attempt), False
+            try:
+                message = decode(word.data, words.MOST)
+                stale = getattr(message, "terms", b"") != half.terms.digest
+                self._require_own(word, message)
+                # A device that lost its state has new keys: no offence, and nothing that could go on.
+                stale = stale or (word.step == 0 and word.device in half.came)
+                if half.receive(message):
+                    self.store.keep_word(self.fleet, word.attempt, word.step, word.device, word.data)
+            except (WireError, AggregationError) as error:
+                return e.WordRefused(now, word.attempt, word.device, str(error), offence=not stale)
+        return e.WordKept(now, word.attempt, word.device, word.step)
+
+    def masked(self, attempt: int, device: str, data: bytes) -> ChannelMask | None:
+        """Take a masked update whose bytes are kept by :meth:`keep_masked` after; the mask that its device said.
+
+        Raises :class:`WireError` where it does not fit, and :class:`LateError` where the sum is made already."""
+        half = self._known(attempt)
+        if half.phase != "masked":
+            raise LateError("the others went on")
+        message = decode(data)
+        if getattr(message, "terms", b"") != half.terms.digest:
+            raise LateError("a masked update of another attempt")
+        if getattr(message, "device", "") != device:
+            raise WireError("secure: a masked update under another device's name")
+        half.receive(message)
+        return half.masks[device]
+
+    def line(self) -> RLock:
+        """Held while a masked update is taken and kept: a step ends before or after both."""
+        return self._line
+
+    def keep_masked(self, attempt: int, device: str, digest: str) -> None:
+        """The masked update with this digest is durable."""
+        self.store.keep_word(self.fleet, attempt, words.UPLOAD, device, bytes.fromhex(digest))
+
+    def step_over(self, over: a.StepOver) -> e.NextStep | e.AbortRound:
+        """Go on with those who have said their word."""
+        with self._line:
+            half = self._known(over.attempt)
+            if PHASES.index(half.phase) == over.step:
+                came = half.came
+                try:
+                    said = half.proceed()
+                    if half.phase == "done":
+                        half.opened()
+                except (AggregationError, WireError) as error:
+                    self._half = None  # what went on in memory alone is forgotten
+                    return e.AbortRound(time.monotonic(), over.attempt, str(error))
+                self.store.keep_word(self.fleet, over.attempt, over.step, "", msgpack.packb(list(came)))
+                written = {id(message): message.encode() for message in said.values()}
+                told = {name: written[id(message)] for name, message in said.items()}
+                return e.NextStep(
+                    time.monotonic(), over.attempt, PHASES.index(half.phase), frozenset(came), frozenset(), told
+                )
+            return self._where(over.attempt, half)
+
+    def resume(self, attempt: int, cohort: Sequence[str]) -> e.NextStep | e.AbortRound:
+        """After a start: where an attempt that is open stands."""
+        with self._line:
+            try:
+                half = self._known(attempt)
+            except StateError as error:
+                return e.AbortRound(time.monotonic(), attempt, str(error))
+            return self._where(attempt, half, cohort)
+
+    def is_agreed(self, attempt: int) -> bool:
+        """Whether devices were asked to open the sum of an attempt."""
+        with self._line:
+            try:
+                return self._known(attempt).phase in PHASES[4:]
+            except StateError:
+                return False
+
+    def fold(self, attempt: int, shared: Tensors, server: Tensors) -> tuple[Tensors, Tensors, tuple[str, ...]]:
+        """The global model and server state after a round whose sum is open, and who is in it."""
+        with self._line:
+            half = self._known(attempt)
+            opened: Opened = half.opened()
+            kept = [half.masks[name] for name in opened.survivors]
+        rule = with_sum(self.rule, half.coordinates, opened, kept, secrets.randbits(62))
+        after, state = rounds.close(self.run, shared, server, (), rule)
+        return after, state, opened.survivors
+
+    def _where(self, attempt: int, half: CoordinatorHalf, cohort: Sequence[str] = ()) -> e.NextStep:
+        step, came = PHASES.index(half.phase), frozenset(half.came)
+        again = half.again()
+        members = frozenset(cohort) if step == 0 else came | frozenset(again)
+        told = {name: message.encode() for name, message in again.items()}
+        return e.NextStep(time.monotonic(), attempt, step, members, came, told)
+
+    def _known(self, attempt: int) -> CoordinatorHalf:
+        """The round as it was said so far; from memory, or from the store once more."""
+        if self._half is not None and self._half[0] == attempt:
+            return self._half[1]
+        half = None
+        for step, device, data in self.store.words(self.fleet, attempt):
+            if step == TERMS:
+                terms = Terms.decode(data)
+                half = CoordinatorHalf(terms, coordinates_of(self.run), self.authority)
+            elif half is not None and device:
+                half.receive(decode(self.blobs.get(data.hex()) if step == words.UPLOAD else data))
+            elif half is not None:
+                self._settle(half, msgpack.unpackb(data))
+        if half is None:
+            raise StateError(f"attempt {attempt}: what was said in this secure round is not in the store")
+        self._half = attempt, half
+        return half
+
+    @staticmethod
+    def _settle(half: CoordinatorHalf, came: Sequence[str]) -> None:
+        if list(half.came) != list(came):
+            raise StateError("secure: the words in the store are not those that a round went on with; restore a backup")
+        half.proceed()
+
+    @staticmethod
+    def _require_own(word: a.WordSaid, message: Message) -> None:
+        kinds = ("advert", "shares", "masked", "agreed", "opening")
+        if kinds[word.step] != message.TYPE or word.step == words.UPLOAD:
+            raise WireError(f"secure: {message.TYPE!r} as the word of step {word.step}")
+        if getattr(message, "device", "") != word.device:
+            raise WireError(f"secure: {word.device!r} speaks for {getattr(message, 'device', '')!r}")
+
+
+class LateError(StateError):
+    """A masked update came when those who are there had gone on."""
+
+
+def findings(mask: ChannelMask | None, dense: int) -> str:
+    """What is known of an update that nobody can read, in the form of
+    :func:`~talaria_coordinator.storage.update_summary.findings_of`."""
+    about = {"metrics": {}, "weight": 1.0, "dense": dense}
+    if mask is not None:
+        sizes = mask.layout.sizes
+        kept = sum(len(mask.kept[group]) for group in sizes) / max(1, sum(sizes.values()))
+        about |= {"kept": kept, "bits": masks.pack(mask).hex()}
+    return json.dumps(about)
+
+
+def secure_of(config: FleetConfig, rule: Aggregator | None, store: Store, blobs: Blobs) -> Secure | None:
+    """What makes a fleet's sums, where only sums may open; ``rule`` is private then. Raises
+    :class:`~talaria.errors.ConfigError` where its keys are from before there were badges."""
+    if config.privacy is None or not config.privacy.rule.secure or config.identity is None or rule is None:
+        return None
+    return Secure(config.name, config.run, rule, badge_key(config.identity, config.name), store, blobs)

@@ -1,0 +1,27 @@
+"""What else each round would say of a device and a run that do not fit, said at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from talaria.errors import TalariaError
+from talaria.federated import rounds
+from talaria.federated.run import Run
+from talaria_edge.config import DeviceConfig
+from talaria_edge.data import DeviceData, checked
+
+
+def misfits(config: DeviceConfig, run: Run, looked: DeviceData | None) -> Iterator[tuple[str, dict[str, str]]]:
+    """Events with their facts: a plan or an engine that is not for this run, and samples (``looked``, where they were
+    read) that are not for its model."""
+    try:
+        rounds.require_engine(run, config.engine)
+        if config.plan is not None:
+            rounds.require_plan(run, config.plan)
+    except TalariaError as error:
+        yield "error", {"error": str(error)}
+    try:
+        if looked is not None:
+            checked(looked, run.spec.input_shape, run.spec.classes, run.task)
+    except TalariaError as error:
+        yield "data", {"error": str(error), "mend": "rounds are declined until then"}

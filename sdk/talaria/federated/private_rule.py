@@ -1,0 +1,42 @@
+"""What privacy asks of a run, simulated or in a fleet: refusals with their reason, and the run's rule made private."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from talaria.aggregate.base import Aggregator
+from talaria.errors import ConfigError
+from talaria.federated import rounds
+from talaria.federated.run import Run
+from talaria.privacy.accounting import noise_for
+from talaria.privacy.coordinates import Coordinates
+from talaria.privacy.rule import Privacy, private
+
+
+def require_private(run: Run, privacy: Privacy) -> None:
+    """Raise :class:`ConfigError` where ``privacy`` asks for nothing, or ``run`` cannot keep to it."""
+    if not privacy.secure and privacy.clip is None:
+        raise ConfigError("privacy: neither secure nor clip is set; set one of them, or leave privacy out")
+    if run.asynchronous:
+        raise ConfigError("privacy: an asynchronous run takes updates one by one, and no cohort adds them up together")
+    if run.codec != "raw":
+        raise ConfigError(
+            f"privacy: codec={run.codec!r} rounds each update alone; whole numbers of privacy's bits travel instead"
+        )
+
+
+def with_noise(privacy: Privacy, often: int) -> Privacy:
+    """With the least noise that keeps the budget for a device that is counted ``often``, unless noise is given."""
+    if privacy.epsilon is None or privacy.noise is not None:
+        return privacy
+    return replace(privacy, noise=noise_for(privacy.epsilon, often, privacy.delta))
+
+
+def private_rule(run: Run, rule: Aggregator | None, privacy: Privacy | None, seed: int) -> Aggregator | None:
+    """The run's rule as ``privacy`` has it, its noise drawn from ``seed``; ``rule`` itself where there is none."""
+    return rule if privacy is None else private(rounds.rule_of(run, rule), privacy, seed)
+
+
+def coordinates_of(run: Run) -> Coordinates:
+    """What the updates of a run hold, as device and coordinator of a secure round must agree on it."""
+    return Coordinates.of_schema(rounds.update_schema(run), rounds.layout_of(run.spec))

@@ -1,0 +1,64 @@
+"""What a run that begins from another's model takes over, and what is refused while one is tried."""
+
+from dataclasses import replace
+
+import pytest
+
+from talaria.errors import ConfigError
+from talaria.federated.run import Run
+from talaria.model.spec import ModelSpec
+from talaria.privacy.accounting import ledger_in
+from talaria.privacy.rule import Privacy
+from talaria.wire import codec
+from talaria_coordinator.config.fleet import Canary, FleetConfig
+from talaria_coordinator.config.privacy import PrivacyConfig
+from talaria_coordinator.fleet.life import follow, judge, learning_of
+from talaria_coordinator.fleet.operator_commands import Order
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
+
+MEMBERS = ("anna", "bela", "carl", "dora")
+
+
+def test_what_privacy_has_cost_is_not_forgotten_by_another_run_nor_by_one_that_is_called_off(tmp_path):
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", rounds=2)
+    privacy = PrivacyConfig(rule=Privacy(clip=1.0, noise=2.0, epsilon=50.0))
+    config = FleetConfig(
+        name="watch", run=run, state=tmp_path, members=MEMBERS, privacy=privacy, canary=Canary(share=0.5, rounds=1)
+    )
+    blobs, learning = FolderBlobs(tmp_path / "blobs"), None
+    with Store(tmp_path / "coordinator.db") as store:
+
+        def ledger_of(fleet):
+            return ledger_in(learning._server(fleet))
+
+        def spent(fleet, devices):
+            """A round of ``devices``, as its commit leaves the record."""
+            ledger = ledger_of(fleet).after(devices)
+            store.open_attempt("watch", fleet.round + 1, devices, fleet.model_digest)
+            facts = {"model_digest": fleet.model_digest, "server": blobs.put(codec.encode_tensors(ledger.as_tensors()))}
+            number = fleet.tried + 1
+            facts["spent"] = learning.spent(facts["server"])
+            store.commit_attempt("watch", number, epoch=fleet.epoch, counted=[], last=False, **facts)
+            return store.fleet("watch")
+
+        learning = learning_of(config, run, blobs)
+        fleet = store.enter("watch", run.to_json(), *learning.first())
+        store.set_roster("watch", MEMBERS)
+        fleet = spent(fleet, MEMBERS)
+        store.set_status("watch", "paused")
+        follow(Order("next", rounds=3), store.fleet("watch"), config, store, blobs)
+        fleet = store.fleet("watch")
+        assert Run.from_json(fleet.run).follows == (run.identity,)
+        held = ledger_of(fleet)
+        assert (held.noise, held.version, dict(held.rounds)) == (2.0, 1, dict.fromkeys(MEMBERS, 1))
+        with pytest.raises(ConfigError, match=r"being tried by .* until round 3; `resume` it"):
+            follow(Order("next", rounds=3), replace(fleet, status="paused"), config, store, blobs)
+        tried = fleet.life.canary["members"]
+        fleet = spent(spent(fleet, tried), tried)
+        assert judge(fleet, store)["called_off"]
+        fleet = store.fleet("watch")
+        assert fleet.run == replace(run, rounds=4).to_json()
+        assert dict(ledger_of(fleet).rounds) == dict.fromkeys(MEMBERS, 1) | dict.fromkeys(tried, 3)
+        (told,) = [event for event in store.events("watch") if event["kind"] == "canary-called-off"]
+        assert (told["round"], told["model_digest"], told["answered"]) == (3, fleet.model_digest, 0)

@@ -1,0 +1,180 @@
+"""Secure rounds of a real fleet: Mosquitto with TLS, and what the coordinator keeps of it."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from tests.keyed import FLEET, LEFT_SOCKETS, Keyed, data_of
+
+from talaria import tensors
+from talaria.federated import global_model
+from talaria.federated.private_rule import private_rule
+from talaria.federated.run import Member
+from talaria.privacy.accounting import noise_for
+from talaria.privacy.messages import decode
+from talaria.privacy.rule import Privacy
+from talaria.protocol.events import Received
+from talaria.simulation.run import simulate
+from talaria_coordinator.config.privacy import PrivacyConfig
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.web.queries import Views
+from talaria_edge.agent.agent import Agent
+from talaria_edge.agent.secure import Part
+
+FOUR = ("anna", "bela", "carl", "dora")
+SECURE = PrivacyConfig(rule=Privacy(secure=True, most_weight=64), step_s=30.0)
+pytestmark = LEFT_SOCKETS
+
+
+def shared_of(fleet):
+    with fleet.store as store:
+        data = FolderBlobs(fleet.state / "blobs").get(store.fleet(FLEET).model_digest)
+    return global_model.decode_model(fleet.run, data)
+
+
+def simulated(fleet, **but):
+    """What the run comes to, of the same whole numbers added up in the open."""
+    data = {name: data_of(i) for i, name in enumerate(fleet.members)}
+    members = {name: Member(name, own.train, own.val) for name, own in data.items()}
+    rule = private_rule(fleet.run, None, replace(fleet.options["privacy"].rule, secure=False), 0)
+    return simulate(fleet.run, members, aggregator=rule).shared
+
+
+async def nothing():
+    """Nothing more."""
+
+
+def test_a_secure_fleet_learns_what_is_simulated_and_its_coordinator_keeps_no_update(keyed):
+    fleet = keyed(rounds=2, members=FOUR, privacy=SECURE)
+    fleet.live(nothing)
+    assert fleet.counted() == {1: list(FOUR), 2: list(FOUR)}
+    assert tensors.equal(shared_of(fleet), simulated(fleet))
+    assert [len(fleet.of("step", step=step)) for step in range(1, 6)] == [2] * 5
+    kept = b"".join(path.read_bytes() for path in fleet.state.rglob("*") if path.is_file())
+    for name in FOUR:
+        update = (fleet.folder / name / "update.bin").read_bytes()
+        body = update[-2000:]  # the last tensor of a plain update, as it would travel
+        assert body not in kept, name
+
+
+def test_a_device_that_falls_silent_in_any_step_is_done_without(keyed, monkeypatch):
+    """In round n from step n on, without a last will, and back in the next."""
+    fleet = keyed(rounds=4, members=FOUR, privacy=replace(SECURE, step_s=1.0))
+    real = Agent._feed
+
+    def feed(agent, event):
+        rounds = len(fleet.of("round-opened"))
+        silent = fleet.of("step", attempt=rounds, step=rounds) and not fleet.of("round-closed", attempt=rounds)
+        if not (silent and agent.config.device == "dora" and isinstance(event, Received)):
+            real(agent, event)
+
+    monkeypatch.setattr(Agent, "_feed", feed)
+    fleet.live(nothing)
+    # In the last two its masked update had come: it counts, and needs its device no more.
+    assert fleet.counted() == {1: list(FOUR[:3]), 2: list(FOUR[:3]), 3: list(FOUR), 4: list(FOUR)}
+    assert not fleet.of("quarantined")
+    assert not fleet.of("round-failed")
+
+
+async def ended(tasks):
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_either_side_may_die_in_any_step_and_goes_on_from_there(keyed):
+    """In round n step n - 1 ends both the coordinator and three of the devices."""
+    fleet = keyed(rounds=5, members=FOUR, privacy=SECURE, retry_s=2.0)  # who lost the broker has time to find it again
+
+    async def scenario():
+        fleet.options["stay"] = True
+        serving = asyncio.ensure_future(fleet.serve())
+        await fleet.told_of("ready")
+        agents = {name: asyncio.ensure_future(fleet.agent(name).run()) for name in FOUR}
+        for round in range(1, 6):
+            await fleet.told_of("round-opened", round=round)
+            if round > 1:
+                await fleet.told_of("step", attempt=round, step=round - 1)
+            await ended([serving, *(agents[name] for name in FOUR[1:])])
+            fleet.options["stay"] = round < 5
+            serving = asyncio.ensure_future(fleet.serve())
+            agents |= {name: asyncio.ensure_future(fleet.agent(name).run()) for name in FOUR[1:]}
+        await asyncio.gather(serving, *agents.values())
+
+    asyncio.run(asyncio.wait_for(scenario(), 200))
+    assert fleet.counted() == {round: list(FOUR) for round in range(1, 6)}
+    assert tensors.equal(shared_of(fleet), simulated(fleet))
+    assert not fleet.of("round-failed")
+
+
+def test_a_budget_is_kept_told_and_ends_the_fleet(keyed):
+    """Noise for four rounds, of a run that has five."""
+    epsilon = 6.0
+    rule = Privacy(secure=True, clip=1.0, epsilon=epsilon, noise=noise_for(epsilon, 4, 1e-5))
+    fleet = keyed(rounds=5, members=FOUR, privacy=replace(SECURE, rule=rule))
+
+    async def scenario():
+        async with fleet.running(*FOUR):
+            await fleet.told_of("budget-spent")
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    assert list(fleet.counted()) == [1, 2, 3, 4]
+    with fleet.store as store:
+        record = store.fleet(FLEET)
+    assert record.status == "paused"
+    assert record.spent.rounds == dict.fromkeys(FOUR, 4)
+    assert epsilon - 1e-6 < record.spent.epsilon <= epsilon
+    views = Views(fleet.state / "coordinator.db")
+    told = views.fleet(FLEET).privacy
+    views.close()
+    assert (told.epsilon, told.budget, told.rounds) == (record.spent.epsilon, epsilon, 4)
+    for name in FOUR:
+        own = json.loads((fleet.folder / name / "privacy.json").read_text())
+        assert own == {"epsilon": record.spent.epsilon, "delta": 1e-5}
+    fleet.options["privacy"] = replace(SECURE, rule=replace(rule, noise=0.0, epsilon=None))
+    assert not tensors.equal(shared_of(fleet), simulated(fleet)), "there is noise"
+
+
+def test_an_owner_who_insists_takes_part_in_no_open_round(keyed):
+    fleet = keyed(rounds=1, members=FOUR, deadline_s=5.0)
+    device = Keyed.device
+    fleet.device = lambda name: replace(device(fleet, name), secure=name == "dora")
+
+    async def scenario():
+        async with fleet.running(*FOUR):
+            await fleet.told_of("round-closed", round=1)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    assert fleet.counted() == {1: list(FOUR[:3])}
+    assert "wants secure rounds" in fleet.of("progress", device="dora", phase="declined")[0]["reason"]
+
+
+LIES = {
+    "another's name": lambda said: replace(said, device="anna"),
+    "no signature": lambda said: replace(said, signature=bytes(64)),
+    "another round": lambda said: replace(said, members=bytes(32)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_who_lies_in_a_secure_round_is_shut_out_and_the_others_go_on(keyed, monkeypatch, lie):
+    fleet = keyed(rounds=1, members=FOUR, privacy=SECURE)
+    real = Part.answer
+
+    def answer(part, run, attempt, data):
+        said = real(part, run, attempt, data)
+        if part.config.device != "dora" or said.step != 3:
+            return said
+        return replace(said, data=LIES[lie](decode(said.data)).encode())
+
+    monkeypatch.setattr(Part, "answer", answer)
+
+    async def scenario():
+        async with fleet.running(*FOUR):
+            await fleet.told_of("round-closed", round=1)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    assert [one["device"] for one in fleet.of("quarantined")] == ["dora"]
+    # Its update had come before it lied: the sum of all opens without its word.
+    assert fleet.counted() == {1: list(FOUR)}
