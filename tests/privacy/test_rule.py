@@ -19,7 +19,8 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.errors import AggregationError, ConfigError
 from talaria.model.masks import gather
 from talaria.privacy.accounting import ledger_in
-from talaria.privacy.rule import Privacy, PrivateMean, clipped, private
+from talaria.privacy.coordinates import Coordinates
+from talaria.privacy.rule import Privacy, PrivateMean, clipped, inner_of, private
 from talaria.tensors import Tensors
 from talaria.types import Update
 
@@ -94,6 +95,20 @@ def test_the_protocol_changes_no_byte(rule: Aggregator, bits: int) -> None:
     assert tensors.equal(both[0][0], both[1][0])
     assert tensors.equal(both[0][1], both[1][1])
     assert not tensors.equal({k: both[0][0][k] for k in shared}, shared)
+
+
+def test_neighbours_instead_of_all_change_no_byte() -> None:
+    """A round of no more devices than a device has neighbours is one of all."""
+    shared, rule = shared_state(np.random.default_rng(1)), MaskedMean()
+    for devices, degree in ((12, 6), (5, 6)):
+        mean = inner_of(private(rule, Privacy(secure=True, degree=6, holders=2)))
+        terms = mean.terms(Coordinates.of(shared, LAYOUT), devices, 64, fleet="watch", round=1, attempt=1)
+        assert (terms.degree, terms.own_threshold) == ((6, 4) if degree < devices - 1 else (0, 0))
+        updates = updates_of(shared, devices, np.random.default_rng(2))
+        both = [private(rule, Privacy(secure=yes, degree=6, holders=2)).apply(shared, {}, updates) for yes in (False, True)]
+        assert tensors.equal(both[0][0], both[1][0])
+    with pytest.raises(ConfigError, match="degree=7 must be even"):
+        Privacy(secure=True, degree=7)
 
 
 def test_what_too_few_hold_stays_and_says_so() -> None:

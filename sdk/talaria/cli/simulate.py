@@ -174,8 +174,6 @@ def simulate(
         engine=engine,  # type: ignore[arg-type]  # checked there
         privacy={k: v for k, v in privacy.items() if v is not None} | assignments(privacy_option, "--privacy-option"),
     )
-    if write_fleet is not None and asked.privacy is not None:
-        raise ConfigError("--write-fleet: a fleet over MQTT has no secure sums and no noise yet; leave one of them out")
     if write_fleet is not None:
         write_down(asked, write_fleet, quiet=as_json)
         if no_training:

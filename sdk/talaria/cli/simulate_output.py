@@ -90,14 +90,19 @@ def write_down(asked: Experiment, folder: Path, *, quiet: bool) -> None:
             over=asked.over,
             buffering=asked.buffering,
             engine=asked.engine,
+            privacy=asked.privacy,
         ),
     )
-    exact = asked.buffering is None and not asked.over
-    typer.echo(next_steps(folder, asked.data, exact=exact), err=quiet)
+    differs = None
+    if asked.privacy is not None:
+        differs = "Noise is drawn from a seed in the simulation and anew in the fleet"
+    elif asked.buffering is not None or asked.over:
+        differs = "Who comes first is drawn in the simulation and real in the fleet"
+    typer.echo(next_steps(folder, asked.data, differs), err=quiet)
 
 
-def next_steps(folder: Path, data: Federated, *, exact: bool) -> str:
-    """What to type to learn for real what is simulated."""
+def next_steps(folder: Path, data: Federated, differs: str | None) -> str:
+    """What to type to learn for real what is simulated, and what ``differs``."""
     lines = [
         f"{folder} holds the fleet. Serve it, and beside that run its devices:",
         f"  talaria coordinator serve {folder / FLEET}",
@@ -105,8 +110,8 @@ def next_steps(folder: Path, data: Federated, *, exact: bool) -> str:
     ]
     if data.newcomers:
         lines.append(f"then, for those who come later:\n  talaria edge run {folder}/newcomers/*.toml")
-    if not exact:
-        lines.append("Who comes first is drawn in the simulation and real in the fleet, so their bytes will differ.")
+    if differs is not None:
+        lines.append(f"{differs}, so their bytes will differ.")
     return "\n".join(lines)
 
 

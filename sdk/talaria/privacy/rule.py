@@ -26,7 +26,7 @@ from talaria.privacy.accounting import Ledger, ledger_in
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.coordinator import Opened
 from talaria.privacy.in_process import Contribution, identities, plain_sum, secure_sum
-from talaria.privacy.terms import Terms, majority
+from talaria.privacy.terms import MOST_DEVICES, Terms, majority
 from talaria.tensors import Array, Tensors
 from talaria.types import Update, as_delta
 
@@ -38,6 +38,8 @@ class Privacy:
     - ``secure``: sums are made by the protocol; else in the open, of the same numbers.
     - ``threshold``, ``holders``, ``bits``, ``bound``, ``statistics_bound``, ``tiers``: as in
       :class:`~talaria.privacy.terms.Terms`; ``threshold=None`` is more than two thirds of those who come.
+    - ``degree``: neighbours that a device shares masks with (even), of whom more than half give its secrets where it
+      left; 0, and in a round of no more devices: all others.
     - ``most_weight``: the largest weight of a device; None: the power of two above the weights that come, as only a
       simulation can know it.
     - ``clip``: the L2 length that a device's whole difference is cut to. All devices then weigh the same.
@@ -48,6 +50,7 @@ class Privacy:
     secure: bool = False
     threshold: int | None = None
     holders: int | None = None
+    degree: int = 0
     bits: int = 32
     bound: float = 4.0
     statistics_bound: float = 1024.0
@@ -63,6 +66,9 @@ class Privacy:
         valid.flag(what, "secure", self.secure)
         valid.whole(what, "threshold", self.threshold, 2, none=True)
         valid.whole(what, "holders", self.holders, 2, none=True)
+        valid.whole(what, "degree", self.degree, 0, MOST_DEVICES)
+        if self.degree % 2:
+            raise ConfigError(f"privacy: degree={self.degree} must be even: half of the neighbours stand on each side")
         valid.whole(what, "most_weight", self.most_weight, 1, 1 << 24, none=True)
         for name in ("clip", "epsilon"):
             if getattr(self, name) is not None:
@@ -154,8 +160,11 @@ class PrivateMean:
             raise AggregationError(
                 f"privacy: {count} devices came, {max(3, threshold)} must be there to hide each other; ask more"
             )
+        degree = asked.degree if asked.degree < count - 1 else 0
         return Terms(
             coordinates=coordinates.digest,
+            degree=degree,
+            own_threshold=degree // 2 + 1 if degree else 0,
             threshold=threshold,
             most=count,
             holders=max(asked.holders or threshold, self.like.min_holders),

@@ -37,6 +37,7 @@ from talaria.federated.run import Engine, Run
 from talaria.foreign import shown
 from talaria.model import zoo
 from talaria.planning.plan import Plan
+from talaria.privacy.rule import Privacy
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME
 
 FLEET = "fleet.toml"
@@ -53,6 +54,7 @@ class Written:
     over: float = 0.0
     buffering: Buffering | None = None
     engine: Engine = "torch"
+    privacy: Privacy | None = None
 
     @property
     def _name(self) -> str:
@@ -88,6 +90,7 @@ class Written:
             },
             "broker": {"url": "auto", "host": "127.0.0.1", "port": port},
             "rounds": how,
+            **({} if self.privacy is None else {"privacy": _set(self.privacy)}),
             "run": {name: getattr(run, name) for name in _RUN} | ({} if _plain(run) else {"task": run.task}),
             "run.spec": spec,
             **({} if adapters is None else {"run.spec.adapters": adapters}),
@@ -128,6 +131,11 @@ def write_fleet(folder: Path, written: Written) -> None:
     :class:`DataError` where its agent would refuse its samples.
     """
     rounds.require_travels(written.run)
+    if written.privacy is not None and written.privacy.secure:
+        raise ConfigError(
+            "--write-fleet: devices of secure rounds know each other by keys, which the folder has none of; leave --secure "
+            "out, or make the fleet by `talaria fleet init` and set [privacy] secure = true in its fleet.toml"
+        )
     everyone = {**written.data.clients, **written.data.newcomers}
     for name, client in everyone.items():
         _require(name, client, classes=_plain(written.run))
@@ -149,6 +157,12 @@ def write_fleet(folder: Path, written: Written) -> None:
     finally:
         if beside is not None:
             shutil.rmtree(beside, ignore_errors=True)
+
+
+def _set(privacy: Privacy) -> dict[str, Any]:
+    """What of it is set."""
+    usual = asdict(Privacy())
+    return {name: value for name, value in asdict(privacy).items() if value != usual[name]}
 
 
 def _every_option(run: Run) -> dict[str, Any]:

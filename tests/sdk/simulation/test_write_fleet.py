@@ -7,6 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from talaria.cli.main import app
+from talaria.privacy.accounting import noise_for
+from talaria_coordinator.config.fleet import load_config as fleet_config
 
 
 @pytest.fixture
@@ -57,3 +59,17 @@ def test_nothing_is_written_over_and_a_half_written_fleet_never_stays(mine, tmp_
 def test_a_client_that_no_agent_could_be_is_refused_first(mine, tmp_path, changes, says):
     assert says in str(written(mine(**changes), tmp_path / "fleet").exception)
     assert not (tmp_path / "fleet").exists()
+
+
+def test_a_budget_is_written_down_and_secure_sums_need_keys(mine, tmp_path):
+    folder, path = tmp_path / "fleet", mine()
+    told = written(path, folder, "--epsilon", "8", "--clip", "0.5", "--rounds", "4")
+    assert told.exit_code == 0
+    assert "anew in the fleet, so their bytes will differ" in told.output
+    found = fleet_config(folder / "fleet.toml").privacy.rule
+    assert (found.clip, found.epsilon, found.secure) == (0.5, 8.0, False)
+    assert found.noise == noise_for(8.0, 4, found.delta)
+    assert "`talaria fleet init` and set [privacy] secure = true" in str(
+        written(path, tmp_path / "other", "--secure").exception
+    )
+    assert not (tmp_path / "other").exists()
