@@ -105,7 +105,8 @@ def test_neighbours_instead_of_all_change_no_byte() -> None:
         terms = mean.terms(Coordinates.of(shared, LAYOUT), devices, 64, fleet="watch", round=1, attempt=1)
         assert (terms.degree, terms.own_threshold) == ((6, 4) if degree < devices - 1 else (0, 0))
         updates = updates_of(shared, devices, np.random.default_rng(2))
-        both = [private(rule, Privacy(secure=yes, degree=6, holders=2)).apply(shared, {}, updates) for yes in (False, True)]
+        asked = [Privacy(secure=secure, degree=6, holders=2) for secure in (False, True)]
+        both = [private(rule, one).apply(shared, {}, updates) for one in asked]
         assert tensors.equal(both[0][0], both[1][0])
     with pytest.raises(ConfigError, match="degree=7 must be even"):
         Privacy(secure=True, degree=7)

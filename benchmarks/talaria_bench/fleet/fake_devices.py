@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,13 @@ from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState
 from talaria.protocol.driver import Driver
+from talaria.protocol.words import UPLOAD
 from talaria.wire.chunks import FileAssembly, describe
 from talaria.wire.mqtt import Mqtt
 from talaria.wire.topics import device_filters
 from talaria.wire.transport import LinkDown, LinkUp, Will
+from talaria_bench.fleet.secure_devices import SecurePart, value_of
+from talaria_edge.agent.secure import Said
 
 STARTS_AT_ONCE = 20
 
@@ -38,7 +40,9 @@ STARTS_AT_ONCE = 20
 class Job:
     """What one process does. ``updates`` is a folder with ``head-N`` for each round N and ``tail``: both make an update
     of device ``alike``, and the first value of the tail is each device's own. Empty: devices fetch the global model
-    and decline to learn. ``disk`` is where global models are put together; empty: they are verified and forgotten."""
+    and decline to learn. ``disk`` is where global models are put together; empty: they are verified and forgotten.
+    ``secure`` is a folder with the run and all keys (:mod:`.secure_devices`), and ``leaves`` the step of a secure round
+    in which the process dies, in the middle; 0: in none."""
 
     fleet: str
     url: str
@@ -48,6 +52,8 @@ class Job:
     updates: str = ""
     alike: str = ""
     disk: str = ""
+    secure: str = ""
+    leaves: int = 0
 
     @classmethod
     def load(cls, text: str) -> Job:
@@ -68,11 +74,6 @@ class Tally:
     models: int = 0
     receipts: dict[str, int] = field(default_factory=dict)
     dropped: int = 0
-
-
-def value_of(device: str) -> float:
-    """The value that ``device`` puts into its update, exact in 32 bits."""
-    return int(sha256(device.encode()).hexdigest()[:4], 16) / 65536
 
 
 def is_chunk(topic: str) -> bool:
@@ -100,7 +101,9 @@ class Light:
     def __init__(self, name: str, job: Job, updates: Updates, tally: Tally, told: Callable[..., None]) -> None:
         self.name, self._job, self._updates, self._tally, self._told = name, job, updates, tally, told
         limits = DeviceLimits(retry=job.retry_s, max_model=1 << 31)
-        self._half = DeviceMachine(job.fleet, name, limits, profile=b"{}")
+        self._secure = SecurePart(Path(job.secure), job.fleet, name) if job.secure else None
+        keys = {} if self._secure is None else self._secure.keys
+        self._half = DeviceMachine(job.fleet, name, limits, profile=b"{}", **keys)
         self._state = DeviceState()
         self._update = b""
         self._driver = Driver(lambda cut: self._update, self._sent, inbox=0)
@@ -186,6 +189,13 @@ class Light:
                 self._keep(action)
             case a.ModelComplete():
                 self._complete(action)
+            case a.Train() if self._secure is not None:
+                self._driver.spawn(self._say(action.attempt, action.version, self._secure.beginning(action)))
+            case a.WordCame() if self._secure is not None and self._state.job is not None:
+                if 0 < self._job.leaves <= action.step:
+                    os._exit(0)  # without a word to anybody
+                answer = self._secure.answering(action.attempt, action.data)
+                self._driver.spawn(self._say(action.attempt, self._state.job.version, answer))
             case a.Train():
                 self._train(action)
             case a.Receipted():
@@ -219,6 +229,15 @@ class Light:
         self._update = self._updates.of(self.name, int(json.loads(action.spec)["round"]))
         cut = describe(self._update, self._state.chunk)
         self._driver.inbox.put_nowait(e.UpdateReady(now, action.attempt, action.version, cut))
+
+    async def _say(self, attempt: int, version: int, word: Callable[[], Said | None]) -> None:
+        spoken = await asyncio.to_thread(word)
+        if spoken is not None and spoken.step == UPLOAD:
+            self._update = spoken.data
+            cut = describe(self._update, self._state.chunk)
+            self._driver.inbox.put_nowait(e.UpdateReady(time.monotonic(), attempt, version, cut))
+        elif spoken is not None:
+            self._driver.inbox.put_nowait(e.SayWord(time.monotonic(), attempt, spoken.step, spoken.data))
 
 
 async def take_part(job: Job) -> None:

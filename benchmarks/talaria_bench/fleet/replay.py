@@ -105,12 +105,10 @@ def _promised(
     return ledger, every, updates
 
 
-def last_counted(state: Path, fleet: str) -> list[str]:
-    """The devices in the last committed global model."""
+def counted_in(state: Path, fleet: str) -> list[list[str]]:
+    """The devices in each committed global model, the first one first."""
     with Store(state / "coordinator.db") as store:
-        return next(
-            ([device for _, device in row.counted] for row in reversed(store.attempts(fleet)) if row.counted), []
-        )
+        return [[device for _, device in row.counted] for row in store.attempts(fleet) if row.counted]
 
 
 def promises(

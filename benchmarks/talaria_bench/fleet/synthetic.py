@@ -4,7 +4,9 @@ template."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from talaria.federated import global_model, rounds
 from talaria.federated.run import Run
@@ -43,10 +45,13 @@ def write_updates(folder: Path, run: Run, device: str) -> int:
     return size
 
 
-def write_config(folder: Path, run: Run, devices: int, url: str, *, retry_s: float) -> Path:
+def write_config(
+    folder: Path, run: Run, devices: int, url: str, *, retry_s: float, quorum: float = 1.0,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Path:  # fmt: skip
     """``fleet.toml``: learn once all devices are there, and wait long for each."""
-    limits = {"deadline_s": 3600, "quorum": 1.0, "retry_s": retry_s, "max_update": 1 << 30}
-    return write_fleet(folder, run, url, fleet={"devices": devices}, rounds=limits)
+    limits = {"deadline_s": 3600, "quorum": quorum, "retry_s": retry_s, "max_update": 1 << 30}
+    return write_fleet(folder, run, url, fleet={"devices": devices}, rounds=limits, more=more)
 
 
 def first_value(state: Path, fleet: str) -> float | None:
@@ -55,8 +60,15 @@ def first_value(state: Path, fleet: str) -> float | None:
         known = store.fleet(fleet)
     if known is None:
         return None
-    run = Run.from_json(known.run, allow=None)
-    data = FolderBlobs(state / "blobs").get(known.model_digest)
+    return _first(Run.from_json(known.run, allow=None), FolderBlobs(state / "blobs").get(known.model_digest))
+
+
+def begun_with(run: Run) -> float:
+    """That value of the model that a run begins with."""
+    return _first(run, global_model.encode_model(rounds.start(run)[0]))
+
+
+def _first(run: Run, data: bytes) -> float:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     (name,) = (k for k, v in header.items() if k != "__metadata__" and v["data_offsets"][0] == 0)
     return float(global_model.decode_model(run, data)[name].flatten()[0])

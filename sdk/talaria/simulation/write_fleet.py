@@ -133,8 +133,8 @@ def write_fleet(folder: Path, written: Written) -> None:
     rounds.require_travels(written.run)
     if written.privacy is not None and written.privacy.secure:
         raise ConfigError(
-            "--write-fleet: devices of secure rounds know each other by keys, which the folder has none of; leave --secure "
-            "out, or make the fleet by `talaria fleet init` and set [privacy] secure = true in its fleet.toml"
+            "--write-fleet: devices of secure rounds know each other by keys, which the folder has none of; leave "
+            "--secure out, or make the fleet by `talaria fleet init` and set [privacy] secure = true in its fleet.toml"
         )
     everyone = {**written.data.clients, **written.data.newcomers}
     for name, client in everyone.items():
