@@ -1,0 +1,55 @@
+"""No more shows of one device than the ledger claims; each flaw put back shows more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from talaria_bench.audit import Audit, audited
+
+from talaria.privacy import rule
+from talaria.privacy.accounting import Ledger
+from talaria.privacy.rule import Privacy, PrivateMean
+from talaria.tensors import Tensors
+
+TRIALS = 800
+
+
+def attacked() -> Audit:
+    return audited(Privacy(clip=0.5, noise=2.0), rounds=4, trials=TRIALS)
+
+
+def test_no_more_shows_than_is_claimed_and_not_much_less() -> None:
+    found = attacked()
+    assert found.claimed == pytest.approx(4.377, abs=1e-3)
+    assert 0.4 * found.claimed < found.shown <= found.claimed
+
+
+def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = PrivateMean._deviation
+    monkeypatch.setattr(PrivateMean, "_deviation", lambda self, *words: right(self, *words) / 2)
+
+
+def no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_they_are(steps: Tensors, norm: float) -> Tensors:
+        return steps
+
+    monkeypatch.setattr(rule, "clipped", as_they_are)
+
+
+def a_ledger_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Ledger.after
+
+    def after(self: Ledger, devices: list[str]) -> Ledger:
+        new = right(self, devices)
+        return new if new.version % 4 == 1 else Ledger(new.noise, new.delta, self.rounds, new.version)
+
+    monkeypatch.setattr(Ledger, "after", after)
+
+
+@pytest.mark.parametrize("flaw", [half_the_noise, no_clipping, a_ledger_that_forgets])
+def test_a_flaw_shows(flaw: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    flaw(monkeypatch)
+    found = attacked()
+    assert found.shown > found.claimed
+    assert not found.kept
