@@ -118,7 +118,7 @@ def _direction() -> Array:
 
 def _most(count: int, of: int) -> float:
     """The upper end of Clopper and Pearson's interval for ``count`` out of ``of``."""
-    from scipy.stats import beta
+    from scipy.stats import beta  # type: ignore[import-untyped]  # dp-accounting brings it
 
     return float(beta.ppf(1 - SURE / 2, count + 1, of - count)) if count < of else 1.0
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from talaria_bench.audit import Audit, audited
 
 from talaria.privacy import rule
 from talaria.privacy.accounting import Ledger
 from talaria.privacy.rule import Privacy, PrivateMean
 from talaria.tensors import Tensors
+from talaria_bench.audit import Audit, audited
 
 TRIALS = 800
 

@@ -19,7 +19,7 @@ LEAST = 3
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig:
     """What a fleet promises, and ``step_s``: seconds that its devices have for each step of a secure round, and ten
-    times as many for their updates."""
+    times as many for their updates and for the last step."""
 
     rule: Privacy
     step_s: float = 60.0

@@ -13,7 +13,7 @@ MOST = m.MAX_PARTS * m.MAX_WORD
 """Bytes of a word at most."""
 STEPS = 5
 """Keys, shares, masked updates (which travel as uploads do), agreement, opening."""
-UPLOAD = 2
+UPLOAD, OPENING = 2, 4
 
 
 P = TypeVar("P", m.Word, m.Told)

@@ -20,8 +20,9 @@ from talaria.protocol.coordinator.state import LIVE, Attempt, Participant
 from talaria.protocol.coordinator.step_context import IgnoredError, Turn
 from talaria.wire import messages as m
 
-UPLOADS = 10
-"""So many times as long as any other step may the third take, in which the updates come."""
+LONG = {words.UPLOAD: 10, words.OPENING: 10}
+"""So many times as long as any other step may these take: that in which the updates come, and the last one. It is not
+made again where too few answer, and what was sent for the round would be lost."""
 AGAIN = 4
 """So many times ``retry`` a device is given to answer, until it is told again."""
 WITHOUT = "the others went on without this device"
@@ -88,7 +89,7 @@ def go_on(t: Turn, event: e.NextStep) -> bool:
     if attempt is None or attempt.phase != "open" or not attempt.secure or event.step < attempt.step:
         return False
     attempt.step, attempt.between = event.step, False
-    attempt.due = t.now + attempt.secure * (UPLOADS if event.step == words.UPLOAD else 1)
+    attempt.due = t.now + attempt.secure * LONG.get(event.step, 1)
     t.act(a.Save())
     for device, member in sorted(attempt.cohort.items()):
         if device not in event.members:
