@@ -382,8 +382,9 @@ class Device {
     const { job, fetch, version } = this.machine.state;
     const busy = job && ["fetching", "training", "offering"].includes(job.phase);
     const learner = this.#learner;
-    if (!learner || this.#finishing || busy || fetch || !this.machine.modelDigest.length) return;
-    if (version < learner.run.rounds) return;
+    if (!learner || this.#finishing || busy || version < learner.run.rounds) return;
+    if (fetch) this.machine.fetchModel();
+    if (fetch || !this.machine.modelDigest.length) return;
     this.#finishing = true;
     this.#work(async () => {
       let found;

@@ -77,6 +77,7 @@ export class Machine {
   #greeted = -Infinity;
   #jobSaid = -Infinity;
   #model = null; // the Arrival of state.fetch
+  #wanted = false; // whether it is, though no round asks for it
   #kit = null; // {asked, arrival} while one is wanted
 
   /** `now` gives seconds of a clock that never goes back; `own` is {fleet, device, profile, process, signer?, coordinatorKey?, retry, maxModel}. */
@@ -191,7 +192,7 @@ export class Machine {
   /** Time passed. */
   tick() {
     if (!this.#linked) return;
-    const { job, fetch } = this.state;
+    const { job } = this.state;
     const [now, wait] = [this.now(), this.#patience()];
     const idle = !job || job.phase === "done" || job.phase === "refused";
     if (idle && now - this.#greeted >= HELLO_S) {
@@ -200,7 +201,7 @@ export class Machine {
     }
     if (job?.phase === "offering" && now - this.#jobSaid >= wait) this.#offer();
     if (this.#kit && now - (this.#kit.arrival?.touched ?? this.#kit.asked) >= wait) this.#wantKit(true);
-    if (fetch) {
+    if (this.#needed()) {
       if (now - this.#model.touched >= wait) this.#want(true);
     } else if (job?.phase === "fetching" && now - this.#jobSaid >= wait) {
       this.#jobSaid = now;
@@ -342,7 +343,7 @@ export class Machine {
     this.#say("accept", { attempt: work.attempt });
     this.#train();
     this.#jobSaid = this.now();
-    if (state.job.phase === "fetching" && !state.fetch) this.#want();
+    if (state.job.phase === "fetching") this.#want(); // what came by multicast came before
   }
 
   // ---- the global model ------------------------------------------------------------------------------------------
@@ -359,6 +360,8 @@ export class Machine {
     if (state.fetch) this.world.discard("model", state.fetch.cut);
     state.fetch = { version: message.version, cut };
     this.#model = new Arrival(cut, this.now());
+    if (atOnce) this.#model.touched = -Infinity; // no multicast is on its way
+    this.#wanted = false;
     this.world.save();
     if (atOnce) this.#want();
   }
@@ -380,13 +383,26 @@ export class Machine {
     this.world.keep(ofKit ? "kit" : "model", arrival.cut, frame.header.idx, frame.payload);
     if (arrival.whole) ofKit ? this.world.kitComplete(arrival.cut) : this.world.complete(fetch.version, fetch.cut);
     else if (ofKit) this.#wantKit();
-    else if (arrival.asked.size) this.#want();
+    else if (arrival.asked.size && this.#needed()) this.#want();
+  }
+
+  /** The newest global model is wanted here, though no round asks this device for work. */
+  fetchModel() {
+    if (!this.state.fetch || this.#wanted) return;
+    this.#wanted = true;
+    if (this.now() - this.#model.touched >= this.#patience()) this.#want();
+  }
+
+  /** Whether the model that was announced last is for this device; what comes of it by multicast is kept in any case. */
+  #needed() {
+    const { job, fetch } = this.state;
+    return fetch !== null && (this.#wanted || (job?.phase === "fetching" && same(job.digest, fetch.cut.sha256)));
   }
 
   /** Ask for missing chunks, or for the manifest of the model that the job needs. */
   #want(again = false) {
     const { job, fetch, version, credit } = this.state;
-    if (fetch) {
+    if (this.#needed()) {
       const bitmap = this.#model.window(credit, this.now(), again);
       if (bitmap) this.#say("want", { model_digest: fetch.cut.sha256, bitmap });
     } else if (job?.phase === "fetching" && !same(job.digest, this.modelDigest)) {

@@ -170,14 +170,11 @@ class Light:
         for action in actions:
             self._carry_out(action)
         state = self._state
-        busy = state.job is not None and state.job.phase in ("fetching", "training", "offering")
-        if (
-            state.version >= self._job.rounds
-            and state.model_digest
-            and state.fetch is None
-            and not busy
-            and not self._parting
-        ):
+        if state.version < self._job.rounds or state.busy or self._parting:
+            return
+        if state.fetch is not None and not state.wanted:
+            self._feed(e.FetchModel(time.monotonic()))
+        elif state.fetch is None and state.model_digest:
             self._parting = True
             self._driver.inbox.put_nowait(e.SayGoodbye(time.monotonic()))
 

@@ -177,7 +177,7 @@ class Service:
                 self._conductor.folded(event)
                 if self._is_called_off():
                     return
-                self._publish_model(multicast=True)
+                self._publish_model(multicast=self._conductor.over or self.config.run.asks_all)
                 if not self._tidying:
                     self._tidying = True
                     self._driver.spawn(self._tidy())

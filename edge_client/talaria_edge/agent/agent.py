@@ -460,19 +460,19 @@ class Agent:
 
     def _finish_if_over(self) -> None:
         state, learner = self._state, self._learner
-        busy = state.job is not None and state.job.phase in ("fetching", "training", "offering")
-        if learner is None or self._finishing or busy or state.fetch is not None or not state.model_digest:
+        if learner is None or self._finishing or state.busy or state.version < learner.run.rounds:
             return
-        if state.version >= learner.run.rounds:
+        if state.fetch is not None and not state.wanted:
+            self._feed(e.FetchModel(time.monotonic()))
+        elif state.fetch is None and state.model_digest:
             self._finishing = True
             self._driver.spawn(self._finish(learner, state.model_digest))
 
     async def _finish(self, learner: Learner, model_digest: bytes) -> None:
-        loop = asyncio.get_running_loop()
         await self._leave.wait(self._tell, lambda: math.inf)
         self._tell("personalizing")
         try:
-            found = await loop.run_in_executor(self._worker, learner.finish, model_digest)
+            found = await asyncio.get_running_loop().run_in_executor(self._worker, learner.finish, model_digest)
         except Exception as error:  # noqa: BLE001 - what was learned is on flash, and other agents share the process
             self._log_unforeseen(error, "personalizing")
             self._tell("error", error=said(error))

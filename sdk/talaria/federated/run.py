@@ -143,6 +143,11 @@ class Run:
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(f"{_IDENTITY} {text}".encode()).hexdigest()
 
+    @property
+    def asks_all(self) -> bool:
+        """Whether each round asks everybody, so that all begin from each global model."""
+        return self.fraction == 1.0 and not self.asynchronous
+
     def is_named(self, digest: str) -> bool:
         """Whether ``digest`` names this run: its identity, or, in what was written before there were identities, the
         sha256 of its JSON with the rounds that it had then, which were as many or fewer."""

@@ -61,7 +61,8 @@ class Start:
 
 @dataclass(frozen=True)
 class PublishModel:
-    """Make these bytes the current global model and send them to all, once."""
+    """Make these bytes the current global model, and send them to all once where nearly all begin from it
+    (``multicast``). Who is asked for work asks for what it lacks."""
 
     now: float
     version: int
@@ -305,6 +306,13 @@ class SayWord:
     attempt: int
     step: int
     data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class FetchModel:
+    """The newest global model is wanted here, though no round asks this device for work: the run is over."""
+
+    now: float
 
 
 @dataclass(frozen=True)

@@ -404,11 +404,32 @@ def test_a_body_reaches_all_by_one_multicast_and_repairs_go_to_one(world):
     w.hub.pump(30)  # each of five devices has some
     w.hub.cut("dev-3")
     w.link_device("dev-3")
+    for name in w.names:
+        w.say(name, e.FetchModel(w.now))
     w.run(30)
     sends = [x for x in w.events if isinstance(x, a.SendChunks)]
     assert [len(x.indices) for x in sends if x.kind == "m"] == [50]
     assert {x.device for x in sends if x.kind == "dn"} == {"dev-3"}
     assert all(len(d.models) == 1 for d in w.disks.values())
+
+
+def test_who_is_not_asked_downloads_nothing_until_its_program_wants_the_model(world):
+    w = world(3, QUIET)
+    w.start_coordinator()
+    for name in w.names:
+        w.start_device(name)
+    for number in (1, 2):
+        w.publish_body(number, multicast=False)
+        cohort = {name: f"plan of {name}".encode() for name in w.names[:2]}
+        w.tell(e.OpenRound(w.now, number, cohort, None, 2))
+        w.run(8)
+    sent = [x.device for x in w.events if isinstance(x, a.SendChunks) and x.kind in ("m", "dn")]
+    assert set(sent) == set(w.names[:2])
+    assert [c.attempt for c in w.closed] == [1, 2]
+    assert not w.disks["dev-2"].models
+    w.say("dev-2", e.FetchModel(w.now))
+    w.run(5)
+    assert w.disks["dev-2"].models == w.disks["dev-0"].models
 
 
 def test_a_body_that_was_cut_ten_times_resends_at_most_two_windows_each(world):

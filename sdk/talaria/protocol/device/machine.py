@@ -96,6 +96,10 @@ class DeviceMachine:
                 out.extend(kit.found(state.kit, event, state.credit, partial(self._say, state, out=out)))
             case e.KitStored() | e.KitFound():
                 state.kit = None
+            case e.FetchModel():
+                state.wanted = state.fetch is not None
+                if state.fetch is not None and now - state.fetch.touched >= self._patience(state):
+                    self._want(state, now, out)
             case e.SayGoodbye():
                 self._say(state, m.Goodbye(version=max(0, state.version)), out)
             case _:
@@ -131,7 +135,7 @@ class DeviceMachine:
     def _model_stored(self, state: DeviceState, event: e.ModelStored, out: list[a.Action]) -> None:
         state.model_digest = event.sha256
         if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
-            state.fetch = None
+            state.fetch, state.wanted = None, False
         out.append(a.Save())
         self._begin(state, event.now, out)
 
@@ -236,29 +240,13 @@ class DeviceMachine:
             case m.Notice():
                 out.append(a.Noticed(message.text))
             case m.Grant() | m.Need():
-                if (
-                    job is not None
-                    and job.attempt == message.attempt
-                    and job.phase == "offering"
-                    and job.cut is not None
-                ):
-                    name = transfer_of(job.cut.sha256)
-                    if message.xfer != name:
-                        return
-                    wanted = tuple(sorted(indices_of(message.bitmap, job.cut.count)))
-                    job.said = now
-                    out.append(
-                        a.SendChunks(
-                            self.fleet,
-                            self.device,
-                            name,
-                            state.boot,
-                            job.attempt,
-                            job.cut,
-                            wanted[: message.credit],
-                            "up",
-                        )
-                    )
+                if job is None or job.attempt != message.attempt or job.phase != "offering" or job.cut is None:
+                    return
+                name = transfer_of(job.cut.sha256)
+                if message.xfer == name:
+                    wanted = tuple(sorted(indices_of(message.bitmap, job.cut.count)))[: message.credit]
+                    job.said, about = now, (self.fleet, self.device, name, state.boot, job.attempt)
+                    out.append(a.SendChunks(*about, job.cut, wanted, "up"))
             case m.Told():
                 self._told(state, message, out)
             case m.Heard():
@@ -305,6 +293,8 @@ class DeviceMachine:
         self._say(state, m.Accept(attempt=work.attempt), out)
         self._begin(state, now, out)
         state.job.said = now
+        if state.job.phase == "fetching":  # what came by multicast came before; the rest is asked for
+            self._want(state, now, out)
 
     def _repeat(self, state: DeviceState, job: Job, now: float, out: list[a.Action]) -> None:
         """Say again what the coordinator has not heard."""
@@ -363,9 +353,12 @@ class DeviceMachine:
             return
         if state.fetch is not None:
             out.append(a.Discard(self.device, transfer_of(state.fetch.cut.sha256)))
-        state.fetch, state.fetch_version = Receiver(cut_of(message), touched=now, moved=now), message.version
+        # What is announced live may come by multicast: to ask for it too would double it.
+        touched = -1e18 if at_once else now
+        state.fetch, state.fetch_version = Receiver(cut_of(message), touched=touched, moved=now), message.version
+        state.wanted = False
         out.append(a.Save())
-        if at_once:  # what is announced live comes by multicast; asking for it too would double it
+        if at_once:
             self._want(state, now, out)
 
     def _chunk(self, state: DeviceState, frame: Frame, now: float, out: list[a.Action]) -> None:
@@ -390,7 +383,7 @@ class DeviceMachine:
         out.append(a.KeepChunk(self.device, frame.header.xfer, fetch.cut, frame.header.idx, frame.payload))
         if fetch.whole:
             out.append(self._complete(state))
-        elif fetch.asked or now - fetch.touched >= self._patience(state):
+        elif self._needs(state) and (fetch.asked or now - fetch.touched >= self._patience(state)):
             self._want(state, now, out)
 
     def _complete(self, state: DeviceState) -> a.ModelComplete:
@@ -398,10 +391,19 @@ class DeviceMachine:
             raise StateError("device: no global model is on its way")
         return a.ModelComplete(state.fetch_version, transfer_of(state.fetch.cut.sha256), state.fetch.cut)
 
+    def _needs(self, state: DeviceState) -> bool:
+        """Whether the global model that was announced last is for this device: the job begins from it, or the program
+        wants it. Else it stays where it is; what comes of it by multicast is kept."""
+        job, fetch = state.job, state.fetch
+        if fetch is None:
+            return False
+        asked = job is not None and job.phase == "fetching" and job.model_digest == fetch.cut.sha256
+        return asked or state.wanted
+
     def _want(self, state: DeviceState, now: float, out: list[a.Action], again: bool = False) -> None:
         """Ask for missing chunks of the global model, or for the manifest of the one that the job needs."""
         job, fetch = state.job, state.fetch
-        if fetch is not None:
+        if fetch is not None and self._needs(state):
             if not fetch.whole:
                 bitmap = fetch.window(now, state.credit, again)
                 if bitmap:
@@ -437,7 +439,7 @@ class DeviceMachine:
             self._offer(state, now, out)
         if state.saying is not None and now - state.saying.said >= wait:
             self._speak(state, now, out)
-        if state.fetch is not None:
+        if state.fetch is not None and self._needs(state):
             if now - state.fetch.touched >= wait:
                 self._want(state, now, out, again=True)
         elif job is not None and job.phase == "fetching" and now - job.said >= wait:

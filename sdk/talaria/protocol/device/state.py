@@ -92,6 +92,8 @@ class DeviceState:
     """Newest version that a manifest named, in ``epoch`` or before."""
     fetch: Receiver | None = None
     fetch_version: int = 0
+    wanted: bool = field(default=False, metadata=state_codec.of_this_life())
+    """Whether the program wants it though no round asks for it."""
     job: Job | None = None
     kit: KitFetch | None = field(default=None, metadata=state_codec.of_this_life())
     """The run's kit on its way, where this device needs one."""
@@ -107,6 +109,11 @@ class DeviceState:
     def load(cls, data: bytes) -> DeviceState:
         """The state that :meth:`dump` wrote. Raises :class:`~talaria.errors.StateError` where damaged."""
         return state_codec.load(cls, data)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is under way."""
+        return self.job is not None and self.job.phase in ("fetching", "training", "offering")
 
     def partial(self) -> tuple[str, Cut] | None:
         """The name and cut of the global model that is on its way, if any."""
