@@ -84,6 +84,10 @@ bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
 	$(BIN)/talaria bench history --seeds 1000
 	$(BIN)/talaria bench load --devices 1000 --rounds 50
 	$(BIN)/talaria bench load --model-mib 100 --cuts 10
+	$(BIN)/talaria bench load --devices 100 --rounds 1 --ask 100 --secure --degree 24
+	$(BIN)/talaria bench chaos --secure --faults 200 --seed 3
+	$(BIN)/talaria bench privacy
+	$(BIN)/talaria bench audit --trials 20000
 	$(BIN)/talaria bench fuzz --seconds 300
 	$(BIN)/python -m pytest -q tests/sdk/protocol/test_machines.py --hypothesis-profile=minutes --timeout=3600
 	$(BIN)/talaria bench aggregation

@@ -1,4 +1,4 @@
-"""Epsilon against dp-accounting's own cases and accountants, and a canary that must not show more than was claimed."""
+"""Epsilon against dp-accounting's own cases and accountants; test_audit.py attacks it."""
 
 import math
 
@@ -7,8 +7,6 @@ import pytest
 
 from talaria.errors import AggregationError, ConfigError, StateError
 from talaria.privacy.accounting import KEY, Ledger, epsilon, ledger_in, noise_for
-from talaria.privacy.rule import Privacy, PrivateMean
-from talaria.types import Update
 
 
 def test_the_gaussian_of_dp_accountings_own_tests() -> None:
@@ -63,30 +61,3 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
     with pytest.raises(ConfigError, match=r"talaria\[privacy\]"):
         epsilon(1.0, 1, 1e-5)
-
-
-@pytest.mark.parametrize("flaw", [False, True], ids=["product", "flaw"])
-def test_a_canary_shows_no_more_than_was_claimed(flaw: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One device says all it can in one direction, or nothing: how well can the released models tell?"""
-    trials, delta = 250, 1e-5
-    rule = PrivateMean(privacy=Privacy(clip=1.0, noise=2.0, delta=delta, holders=2, tiers=1))
-    if flaw:
-        true = PrivateMean._deviation
-        monkeypatch.setattr(PrivateMean, "_deviation", lambda *given: true(*given) / 10)
-    shared = {"w": np.zeros(4, np.float32)}
-    canary = np.array([3.0, 0, 0, 0], np.float32)
-
-    def released(step: np.ndarray, seed: int) -> float:  # type: ignore[type-arg]
-        updates = [Update({"w": value}, 1.0, name) for name, value in (("a", step), ("b", 0 * step), ("c", 0 * step))]
-        one = PrivateMean(privacy=rule.privacy, seed=seed)
-        return 3 * float(one.apply(shared, one.init(shared), updates)[0]["w"][0])
-
-    hits = sum(released(canary, 2 * seed) > 0.5 for seed in range(trials))
-    false = sum(released(0 * canary, 2 * seed + 1) > 0.5 for seed in range(trials))
-    from scipy.stats import beta
-
-    # Clopper and Pearson's bounds at 99.9 %, each: (TPR - delta) / FPR is at most exp(epsilon).
-    low = beta.ppf(1e-3, hits, trials - hits + 1)
-    high = beta.ppf(1 - 1e-3, false + 1, trials - false)
-    shown = math.log((low - delta) / high) if low > delta else 0.0
-    assert (shown > epsilon(2.0, 1, delta)) is flaw
