@@ -77,7 +77,6 @@ bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
 	$(BIN)/talaria bench adapters
 	$(BIN)/talaria bench export
 	$(BIN)/talaria bench simulation
-	$(BIN)/talaria bench audit
 	$(BIN)/talaria bench people --seed 0 --seed 1 --seed 2
 	$(BIN)/talaria bench chaos --faults 200 --seed 1
 	$(BIN)/talaria bench chaos --faults 200 --seed 2
