@@ -26,7 +26,7 @@ from talaria_export.convert.passes.preprocessing import prefixed_bytes
 from talaria_export.convert.passes.rewrites import hollow_bytes, slim_opsets
 from talaria_export.convert.quantize import VARIANTS, Gate, Made, check_names, make_variants
 from talaria_export.runtime import cpu
-from talaria_export.runtime.parity_inputs import drawn, spread
+from talaria_export.runtime.parity_inputs import drawn, over, spread
 from talaria_export.runtime.session import Session, optimized
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def make_bundle(
 
         needed()
     proto = _converted(model, example)
-    given, source = _probes(example, held, steps, keep_samples, probes, seed)
+    given, source = _probes(model, example, held, steps, keep_samples, probes, seed)
     x = steps.apply(given)
     expected = _run(model, x)
     wanted = 3 if tasks.of(task).name == "per_step" else 2
@@ -199,7 +199,7 @@ def tolerance(outputs: Array) -> float:
 
 
 def _probes(
-    example: Array, held: Samples | None, steps: Preprocessing, keep: bool, count: int, seed: int
+    model: Model, example: Array, held: Samples | None, steps: Preprocessing, keep: bool, count: int, seed: int
 ) -> tuple[Array, dict[str, Any]]:
     """What parity is proven on, as the bundle takes it, and how a reader of the bundle finds it again."""
     if not 1 <= count <= 4096 or math.prod(steps.inputs(count)) > ELEMENTS:
@@ -208,10 +208,20 @@ def _probes(
         if held is None or len(held) == 0:
             raise ConfigError("keep_samples=True needs samples to keep; give samples=(x, y)")
         return steps.joined(steps.raw(held.x[:count])), {"file": "parity/inputs.npy"}
-    shift, scale = spread(steps.raw(example if held is None else held.x))
+    kinds = _vocabulary(model)
+    shift, scale = over(kinds) if kinds else spread(steps.raw(example if held is None else held.x))
     length, *rest = steps.inputs(count)
     given = drawn(seed, length, tuple(rest), shift, scale)
     return given, {"seed": seed, "count": count, "shift": shift, "scale": scale}
+
+
+def _vocabulary(model: Model) -> int:
+    """Kinds of tokens that a model reads; 0 where it reads numbers, as every model without torch does."""
+    if isinstance(model, Served):
+        return 0
+    from talaria.model.tokens import vocabulary
+
+    return vocabulary(model)
 
 
 def _reference(dense: Module | bytes | None, example: Array, steps: Preprocessing) -> bytes | None:

@@ -29,3 +29,9 @@ def spread(x: np.ndarray[Any, Any] | None) -> tuple[float, float]:
     deviation = float(x.std(dtype=np.float64))
     scale = 2.0 ** round(math.log2(deviation)) if deviation > 1e-12 else 1.0
     return round(float(x.mean(dtype=np.float64)) / scale) * scale, scale
+
+
+def over(kinds: int) -> tuple[float, float]:
+    """``(shift, scale)`` for :func:`drawn` that gives numbers from 0 up to below ``kinds``, for models that cut them to
+    whole ones."""
+    return kinds / 2, 0.999 * kinds / math.sqrt(12)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.errors import ModelError
+from talaria.model import tokens
 from talaria.model.cloning import clone
 from talaria.model.compaction import compact
 from talaria.model.dependency_groups import TRACE_ERRORS, Coupling, draft, trace
@@ -128,7 +129,7 @@ def _shaken(model: Module, example: Tensor) -> tuple[Module, Tensor]:
     if example.is_floating_point() and bool(
         (example == example.flatten()[0]).all()
     ):  # a blank example would hide every difference
-        example = torch.randn(example.shape, generator=torch.Generator().manual_seed(0))
+        example = tokens.example(model, tuple(example.shape[1:]), len(example))
     for dtype in (torch.float64, torch.float32):
         twin = clone(model).to(dtype).eval()
         batch = example.to(dtype) if example.is_floating_point() else example

@@ -173,11 +173,13 @@ def tuned(name: str) -> tuple[str, ...]:
 
 
 def example(spec: ModelSpec, batch: int = 1) -> Tensor:
-    """Standard normal float32 input (batch, *input_shape), always the same one."""
-    import torch
+    """Standard normal float32 input (batch, *input_shape), always the same one; tokens for a network that has
+    embeddings."""
+    from torch.nn import Identity
 
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(batch, *spec.input_shape, generator=generator)
+    from talaria.model import tokens
+
+    return tokens.example(build(spec) if GROUP.is_foreign(spec.name) else Identity(), spec.input_shape, batch)
 
 
 def layout(spec: ModelSpec) -> ChannelLayout:

@@ -25,7 +25,7 @@ from talaria.federated.rounds import check_over, require_engine
 from talaria.federated.run import ENGINES, Engine, Member, Run
 from talaria.federated.server_rule import located, rule_named
 from talaria.foreign import shown
-from talaria.model import zoo
+from talaria.model import tokens, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.options import taken_apart
 from talaria.planning.plan import Plan
@@ -288,6 +288,7 @@ def prepare(
             dataset or found.name,
         )
     )
+    _require_tokens(run, found)
     rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
     buffer = _buffering(run, buffering, len(found.clients))
     check_over(run, over)
@@ -474,6 +475,14 @@ def _spec(
         return replace(fit, adapters=extra, pretrained=pretrained)
     name, options = taken_apart(named, "--model")
     return ModelSpec(name, data.input_shape, data.classes, extra, seed, pretrained, options=tuple(options.items()))
+
+
+def _require_tokens(run: Run, data: Federated) -> None:
+    """Raise :class:`DataError` where the model is not ours, and has no entry for a token in somebody's samples."""
+    if zoo.GROUP.is_foreign(run.spec.name):
+        model = zoo.build(run.spec)
+        for name, client in {**data.clients, **data.newcomers}.items():
+            tokens.require_known(model, client.train.x, name)
 
 
 def _adapters(text: str) -> AdapterSpec:

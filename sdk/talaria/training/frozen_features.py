@@ -81,6 +81,8 @@ def cached(
         return Cached(None, found)
     run = torch_runner(found.lower) if export is None else onnx_runner(found.lower, task.train.x[:2], export)
     one = run(task.train.x[:1])
+    if one.dtype != np.float32:  # tokens, as the network casts them
+        return Cached(None, f"what passes its frozen layers is {one.dtype}, and features are float32")
     size = one.nbytes * (len(task.train) + len(task.val))
     if size > LARGEST_CACHE:
         return Cached(None, f"its features would take {size / 1e6:.0f} MB, more than {LARGEST_CACHE / 1e6:.0f}")

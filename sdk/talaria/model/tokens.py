@@ -1,0 +1,43 @@
+"""Networks that read tokens: whole numbers as float32, which they cast themselves before they look them up."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Embedding, EmbeddingBag, Module
+
+from talaria.errors import DataError
+from talaria.tensors import Array
+
+
+def vocabulary(module: Module) -> int:
+    """How many kinds every embedding of ``module`` knows, from 0 up; 0 where it has none, and reads numbers."""
+    known = [one.num_embeddings for one in module.modules() if isinstance(one, Embedding | EmbeddingBag)]
+    return min(known, default=0)
+
+
+def example(module: Module, shape: tuple[int, ...], batch: int) -> Tensor:
+    """float32 input (batch, \\*shape) that ``module`` can read, always the same one: standard normal, or tokens."""
+    draws = torch.Generator().manual_seed(0)
+    kinds = vocabulary(module)
+    if kinds:
+        return torch.randint(kinds, (batch, *shape), generator=draws).float()
+    return torch.randn(batch, *shape, generator=draws)
+
+
+@torch.no_grad()
+def require_known(module: Module, x: Array, who: str) -> None:
+    """Raise :class:`DataError` where ``module`` has no entry for a token in the samples ``x`` of ``who``."""
+    if not vocabulary(module):
+        return
+    flat = x.reshape(len(x), -1)
+    outer = np.unique([flat.min(1).argmin(), flat.max(1).argmax()])  # the samples with the least and the largest value
+    try:
+        module.eval()(torch.from_numpy(x[outer]))
+    except IndexError:
+        raise DataError(
+            f"data: {who}'s samples span {x.min():g}..{x.max():g}, and the model has no entry for all of these in its "
+            "embeddings; give whole numbers from 0 up and a table as long, and standardize=false (--data-option) so "
+            "that they stay as they are"
+        ) from None

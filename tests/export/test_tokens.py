@@ -1,0 +1,97 @@
+"""Networks that read tokens: learned, pruned where that can be proven, and exported; what they do not know is said
+before anything is learned."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import talaria
+from talaria.data import Federated
+from talaria.errors import DataError
+from talaria.model import tokens
+from talaria.model.prunability import survey
+from talaria_export import Predictor, make_bundle, open_bundle, verify_bundle
+
+KINDS, LENGTH, CLASSES = 40, 12, 3
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(KINDS, 16)
+        self.conv = nn.Conv1d(16, 24, 3, padding=1)
+        self.norm = nn.BatchNorm1d(24)
+        self.head = nn.Linear(24, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.conv(self.embed(x.long()).transpose(1, 2))
+        return self.head(F.relu(self.norm(found)).mean(-1))
+
+
+class Sentences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(KINDS, 8)
+        self.read = nn.GRU(8, 12, batch_first=True)
+        self.head = nn.Linear(12, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.read(self.embed(x.long()))[0][:, -1])
+
+
+def told(**more: object) -> Federated:
+    """Four people's sequences, in each of which a third of the tokens tells the class."""
+    draw, y = np.random.default_rng(0), np.tile(np.arange(CLASSES), 80)
+    x = draw.integers(0, KINDS, (len(y), LENGTH))
+    telling = draw.random(x.shape) < 1 / 3
+    x[telling] = (10 * y[:, None] + draw.integers(0, 3, x.shape))[telling]
+    return Federated.from_arrays(x, y, np.repeat(["anna", "bela", "carl", "dora"], 60), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("network", [Words, Sentences])
+def test_they_learn_and_are_exported(network: type[nn.Module], tmp_path) -> None:
+    torch.manual_seed(0)
+    data = told(standardize=False)
+    recipe = {"epochs": 2, "lr": 0.1, "batch": 8}
+    result = talaria.simulate("fedper", data, model=network(), rounds=8, recipe=recipe)
+    assert result.accuracy.mean > 0.7
+    client = data.clients["anna"]
+    model = result.model("anna").eval()
+    path = tmp_path / "anna.talaria"
+    report = make_bundle(path, model, example=client.test.x[:2], variants=("fp32",), seconds=0)
+    assert report.ok
+    assert verify_bundle(path, seconds=0).ok
+    assert "parity/inputs.npy" not in open_bundle(path).members
+    with torch.no_grad():
+        want = model(torch.from_numpy(client.test.x)).argmax(1).numpy()
+    assert (Predictor(path)(client.test.x).index == want).all()
+
+
+def test_channels_behind_an_embedding_are_pruned_where_that_is_exact() -> None:
+    torch.manual_seed(0)
+    network = Words()
+    found = survey(network, tokens.example(network, (LENGTH,), 2))
+    assert found.layout.sizes
+    result = talaria.simulate(
+        "hermes", told(standardize=False), model=network, rounds=3, options={"threshold": 0.0, "block": 8}
+    )
+    assert all(
+        facts["parameters"] < sum(p.numel() for p in network.parameters())
+        for facts in result.as_dict()["clients"].values()
+    )
+
+
+def test_a_token_that_no_embedding_knows_is_told_before_anything_is_learned() -> None:
+    with pytest.raises(DataError, match=r"anna's samples span -.* no entry .* standardize=false"):
+        talaria.simulate("fedper", told(), model=Words(), rounds=1)
+
+
+def test_an_example_is_made_of_tokens_that_every_embedding_knows() -> None:
+    both = nn.ModuleList([nn.Embedding(9, 2), nn.Embedding(5, 2)])
+    assert tokens.vocabulary(both) == 5
+    example = tokens.example(both, (3, 7), 4)
+    assert example.shape == (4, 3, 7)
+    assert set(example.unique().tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}
+    assert tokens.vocabulary(nn.Linear(2, 2)) == 0
