@@ -82,6 +82,7 @@ bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
 	$(BIN)/talaria bench chaos --faults 200 --seed 2
 	$(BIN)/talaria bench chaos --faults 30 --seed 3 --fresh
 	$(BIN)/talaria bench history --seeds 1000
+	$(BIN)/talaria bench story
 	$(BIN)/talaria bench load --devices 1000 --rounds 50
 	$(BIN)/talaria bench load --model-mib 100 --cuts 10
 	$(BIN)/talaria bench load --devices 100 --rounds 1 --ask 100 --secure --degree 24

@@ -1,0 +1,1 @@
+"""A fleet that lives for a year, told in a few minutes."""
