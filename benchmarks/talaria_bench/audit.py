@@ -67,17 +67,14 @@ class Audit:
 
 
 def audited(privacy: Privacy, rounds: int, trials: int) -> Audit:
-    """Play ``trials`` runs with the canary and as many without. The first half of them sets the threshold, the other
-    half is counted."""
+    """Play ``trials`` runs with the canary and as many without. Who sees them says that it was there where the models
+    moved by more than half of what it may add."""
     scores = np.array([[_score(privacy, rounds, n, there) for n in range(trials)] for there in (False, True)])
     claimed = _claim(privacy, rounds)
-    half = trials // 2
-    threshold = scores[:, :half].mean()
-    false_alarms = int((scores[0, half:] > threshold).sum())
-    missed = int((scores[1, half:] <= threshold).sum())
-    mu = -_z(_most(false_alarms, trials - half)) - _z(_most(missed, trials - half))
+    false_alarms, missed = int((scores[0] > rounds / 2).sum()), int((scores[1] <= rounds / 2).sum())
+    mu = -_z(_most(false_alarms, trials)) - _z(_most(missed, trials))
     shown = accounting.epsilon(1 / mu, 1, privacy.delta) if mu > 0 else 0.0
-    return Audit(claimed, shown, privacy.delta, false_alarms, missed, trials - half)
+    return Audit(claimed, shown, privacy.delta, false_alarms, missed, trials)
 
 
 def _score(privacy: Privacy, rounds: int, trial: int, there: bool) -> float:

@@ -97,6 +97,27 @@ def test_the_protocol_changes_no_byte(rule: Aggregator, bits: int) -> None:
     assert not tensors.equal({k: both[0][0][k] for k in shared}, shared)
 
 
+@pytest.mark.parametrize("bits", [16, 32])
+def test_noise_that_devices_add_comes_to_what_was_asked_for_and_no_byte_depends_on_the_protocol(bits: int) -> None:
+    """Also where it is wider than the bound on values."""
+    shared: Tensors = {"w": np.zeros(4000, np.float32)}
+    updates = [Update({"w": np.zeros(4000, np.float32)}, 1.0, f"d{n}", kind="delta") for n in range(4)]
+    both = []
+    for secure in (False, True):
+        asked = Privacy(secure=secure, bits=bits, clip=1.0, noise=6.0, holders=4, noise_by="devices")
+        rule = private(MaskedMean(weighting="uniform"), asked)
+        new, state = rule.apply(shared, rule.init(shared), updates)
+        both.append(new["w"])
+        ledger = ledger_in(state)
+        assert ledger is not None
+        assert (ledger.noise, ledger.version) == (6.0, 1)
+    assert np.array_equal(both[0], both[1])
+    assert 4 * both[0].std() >= 6.0 * 0.95  # of the sum, of 4000 values: off by 1 % on average
+    assert 4 * both[0].std() <= 6.0 * (1.05 if bits == 32 else 4)  # rounding counts as a part of what is hidden
+    with pytest.raises(ConfigError, match="noise_by='nobody' is unknown"):
+        Privacy(noise_by="nobody")
+
+
 def test_neighbours_instead_of_all_change_no_byte() -> None:
     """A round of no more devices than a device has neighbours is one of all."""
     shared, rule = shared_state(np.random.default_rng(1)), MaskedMean()
@@ -209,6 +230,7 @@ def test_a_simulation_keeps_its_budget_and_its_ledger(tmp_path: object) -> None:
         ({"privacy": {"noise": 1.0}}, "need clip"),
         ({"privacy": {"bits": 16}}, "neither secure nor clip"),
         ({"privacy": {"secret": True}}, "unknown"),
+        ({"privacy": {"clip": 1.0, "noise": 1.0, "noise_by": "devices"}}, "set secure=true"),
         ({"privacy": {"clip": 1.0, "most_weight": 5}}, "weigh the same"),
         ({"privacy": {"clip": float("nan")}}, "above 0"),
     ],

@@ -13,7 +13,7 @@ from talaria.federated.private_rule import private_rule
 from talaria.federated.run import Member
 from talaria.privacy.accounting import noise_for
 from talaria.privacy.messages import decode
-from talaria.privacy.rule import Privacy
+from talaria.privacy.rule import FORMS, Privacy
 from talaria.protocol.events import Received
 from talaria.simulation.run import simulate
 from talaria_coordinator.config.privacy import PrivacyConfig
@@ -108,10 +108,11 @@ def test_either_side_may_die_in_any_step_and_goes_on_from_there(keyed):
     assert not fleet.of("round-failed")
 
 
-def test_a_budget_is_kept_told_and_ends_the_fleet(keyed):
+@pytest.mark.parametrize("noise_by", FORMS)
+def test_a_budget_is_kept_told_and_ends_the_fleet(keyed, noise_by):
     """Noise for four rounds, of a run that has five."""
     epsilon = 6.0
-    rule = Privacy(secure=True, clip=1.0, epsilon=epsilon, noise=noise_for(epsilon, 4, 1e-5))
+    rule = Privacy(secure=True, clip=1.0, epsilon=epsilon, noise=noise_for(epsilon, 4, 1e-5), noise_by=noise_by)
     fleet = keyed(rounds=5, members=FOUR, privacy=replace(SECURE, rule=rule))
 
     async def scenario():
@@ -129,6 +130,7 @@ def test_a_budget_is_kept_told_and_ends_the_fleet(keyed):
     told = views.fleet(FLEET).privacy
     views.close()
     assert (told.epsilon, told.budget, told.rounds) == (record.spent.epsilon, epsilon, 4)
+    assert told.form == FORMS[noise_by]
     for name in FOUR:
         own = json.loads((fleet.folder / name / "privacy.json").read_text())
         assert own == {"epsilon": record.spent.epsilon, "delta": 1e-5}

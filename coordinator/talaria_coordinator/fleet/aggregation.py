@@ -234,6 +234,7 @@ class Learning:
         return Spent(
             epsilon=ledger.epsilon, delta=ledger.delta, budget=self.privacy.epsilon, noise=ledger.noise,
             secure=self.privacy.secure, rounds=dict(ledger.rounds), version=ledger.version,
+            noise_by=self.privacy.noise_by,
         )  # fmt: skip
 
     def _server(self, fleet: Fleet) -> Tensors:

@@ -53,6 +53,7 @@ class Spent:
     secure: bool
     rounds: dict[str, int]
     version: int
+    noise_by: str = "coordinator"
 
     def to_json(self) -> str:
         """As it is stored."""

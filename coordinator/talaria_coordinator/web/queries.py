@@ -17,6 +17,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Row, Select, case, func, 
 from sqlalchemy.exc import SQLAlchemyError
 
 from talaria.errors import StateError
+from talaria.privacy.rule import FORMS
 from talaria_coordinator.fleet.waiting import holding
 from talaria_coordinator.storage import update_summary
 from talaria_coordinator.storage.engine import open_engine
@@ -215,9 +216,8 @@ def spent_view(spent: Spent | None) -> SpentView | None:
     if spent is None:
         return None
     most = max(spent.rounds.values(), default=0)
-    form = "central: the coordinator adds the noise to the sum"
     facts = {name: getattr(spent, name) for name in ("epsilon", "delta", "budget", "noise", "secure")}
-    return SpentView(**facts, rounds=most, form=form)
+    return SpentView(**facts, rounds=most, form=FORMS[spent.noise_by])
 
 
 def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:

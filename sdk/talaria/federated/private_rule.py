@@ -17,6 +17,11 @@ def require_private(run: Run, privacy: Privacy) -> None:
     """Raise :class:`ConfigError` where ``privacy`` asks for nothing, or ``run`` cannot keep to it."""
     if not privacy.secure and privacy.clip is None:
         raise ConfigError("privacy: neither secure nor clip is set; set one of them, or leave privacy out")
+    if privacy.noise_by == "devices" and not privacy.secure:
+        raise ConfigError(
+            "privacy: noise_by='devices' and secure=false: a device's part of the noise does not hide it alone; set "
+            "secure=true"
+        )
     if run.asynchronous:
         raise ConfigError("privacy: an asynchronous run takes updates one by one, and no cohort adds them up together")
     if run.codec != "raw":

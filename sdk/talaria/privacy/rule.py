@@ -7,6 +7,7 @@ depend on how the sum was made, so that ``secure`` changes no byte.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -30,6 +31,14 @@ from talaria.privacy.terms import MOST_DEVICES, Terms, majority
 from talaria.tensors import Array, Tensors
 from talaria.types import Update, as_delta
 
+FORMS = {
+    "coordinator": "central: the coordinator adds the noise to the sum",
+    "devices": "shared: each device adds a part of the noise, and the coordinator sees their sum alone",
+}
+"""By ``noise_by``: who adds noise, and so who is trusted to."""
+_FAR = 8.0
+"""Standard deviations of a device's noise that still fit between the bounds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
@@ -45,6 +54,8 @@ class Privacy:
     - ``clip``: the L2 length that a device's whole difference is cut to. All devices then weigh the same.
     - ``noise``: standard deviation of the Gaussian noise on the sum, in lengths of ``clip``; ``epsilon``: the budget at
       ``delta`` that no round may exceed. With a budget alone the noise is the least that keeps it for all rounds.
+    - ``noise_by``: ``"coordinator"`` adds it to the sum that it sees; ``"devices"`` each add a part of it before they
+      mask their updates: where just so many hold a coordinate as must for it to open, their parts come to ``noise``.
     """
 
     secure: bool = False
@@ -60,6 +71,7 @@ class Privacy:
     noise: float | None = None
     epsilon: float | None = None
     delta: float = 1e-5
+    noise_by: str = "coordinator"
 
     def __post_init__(self) -> None:
         what = "privacy"
@@ -75,6 +87,7 @@ class Privacy:
                 valid.number(what, name, getattr(self, name), "a number above 0", low=1e-12)
         if self.noise is not None:
             valid.number(what, "noise", self.noise, "a number of at least 0", low=0)
+        valid.among(what, "noise_by", self.noise_by, tuple(FORMS))
         valid.number(what, "delta", self.delta, "in (0, 1), below one over the number of devices", low=1e-300, high=0.5)
         if self.clip is None and (self.noise is not None or self.epsilon is not None):
             raise ConfigError("privacy: noise and epsilon need clip, the length that each device's update is cut to")
@@ -114,8 +127,14 @@ class PrivateMean:
         coordinates = Coordinates.of(shared, layout)
         terms = self._terms(coordinates, held.values())
         kept = [one.mask for one in held.values()]
-        self._paid(state, held).require(self.privacy.epsilon)
-        given = {name: contribution(shared, coordinates, terms, one) for name, one in held.items()}
+        paid = self._paid(state, held)
+        paid.require(self.privacy.epsilon)
+        given = {
+            name: contribution(
+                shared, coordinates, terms, one, seeds.draws(self.seed, name, paid.version, "privacy noise")
+            )
+            for name, one in held.items()
+        }
         if self.privacy.secure:
             opened = secure_sum(terms, coordinates, given, identities(terms.fleet, sorted(given)), least=2)
         else:
@@ -161,7 +180,7 @@ class PrivateMean:
                 f"privacy: {count} devices came, {max(3, threshold)} must be there to hide each other; ask more"
             )
         degree = asked.degree if asked.degree < count - 1 else 0
-        return Terms(
+        terms = Terms(
             coordinates=coordinates.digest,
             degree=degree,
             own_threshold=degree // 2 + 1 if degree else 0,
@@ -176,6 +195,14 @@ class PrivateMean:
             clip=asked.clip or 0.0,
             **about,
         )
+        return self._noisy(coordinates, terms) if asked.noise_by == "devices" and asked.noise else terms
+
+    def _noisy(self, coordinates: Coordinates, terms: Terms) -> Terms:
+        """These terms with each device's part of the noise, and bounds that it fits between."""
+        parts = terms.needed**0.5
+        far = terms.clip + _FAR * self._deviation(coordinates, terms, self.privacy.noise or 0.0) / parts
+        wide = replace(terms, bound=max(terms.bound, far), statistics_bound=max(terms.statistics_bound, far))
+        return replace(wide, noise=self._deviation(coordinates, wide, self.privacy.noise or 0.0) / parts)
 
     @property
     def weighted(self) -> bool:
@@ -188,7 +215,7 @@ class PrivateMean:
         weight, bounds = opened.weight(), coordinates.bounds(terms.bound, terms.statistics_bound)
         total = sum(opened.weights) / terms.most_weight if terms.most_weight else float(len(opened.survivors))
         open_, each = coordinates.values(opened.rows), np.repeat(weight, coordinates.widths)
-        deviation = self._deviation(coordinates, terms, ledger.noise)
+        deviation = 0.0 if terms.noise else self._deviation(coordinates, terms, ledger.noise)
         draws = seeds.draws(self.seed, "", ledger.version, "privacy noise")
         new = {name: np.array(value, order="C") for name, value in shared.items()}
         for name, part in coordinates.slices.items():
@@ -235,15 +262,20 @@ def threshold_of(privacy: Privacy, devices: int) -> int:
     return majority(devices) if privacy.threshold is None else privacy.threshold
 
 
-def contribution(shared: Tensors, coordinates: Coordinates, terms: Terms, update: Update) -> Contribution:
+def contribution(
+    shared: Tensors, coordinates: Coordinates, terms: Terms, update: Update, draws: seeds.Draws | None = None
+) -> Contribution:
     """What a device brings to a private round of the update that it made from ``shared``.
 
     Differences, cut to the L2 length ``terms.clip`` where there is one; a weight above ``terms.most_weight`` counts as
-    that."""
+    that. Its part of the noise comes from ``draws``, which a simulation repeats, or from a seed that nobody keeps."""
     steps = as_delta(update, masks.gathered(shared, update.tensors, update.mask)).tensors
     steps = {name: steps[name] for name in coordinates.shapes}
     if terms.clip:
         steps = clipped(steps, terms.clip)
+    if terms.noise:
+        draws = draws or seeds.Draws(secrets.randbits(128))
+        steps = {name: step + terms.noise * draws.normal(step.size).reshape(step.shape) for name, step in steps.items()}
     weight = min(update.weight, terms.most_weight) if terms.most_weight else update.weight
     return Contribution(steps, update.mask, weight)
 

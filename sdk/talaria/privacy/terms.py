@@ -36,6 +36,7 @@ class Terms:
     - ``tiers``: into how many parts the coordinates are cut that open together; see :mod:`talaria.privacy.blocks`.
     - ``metrics``: what the devices report, each within ``metric_bound``, of which the mean alone opens.
     - ``clip``: the L2 length that a device cuts its whole difference to; 0: it does not.
+    - ``noise``: standard deviation of what a device adds to each of its values, after it cut them; 0: it adds none.
     - ``nonce``: bytes that no other attempt has: nothing of one can be taken for another's, also where a fleet's record
       was restored and counts its attempts once more.
     - ``coordinates``: :attr:`~talaria.privacy.coordinates.Coordinates.digest`.
@@ -58,6 +59,7 @@ class Terms:
     metrics: tuple[str, ...] = ()
     metric_bound: float = 1024.0
     clip: float = 0.0
+    noise: float = 0.0
     nonce: bytes = b""
 
     def __post_init__(self) -> None:
@@ -79,6 +81,9 @@ class Terms:
             valid.number(what, name, getattr(self, name), "a number above 0", low=1e-30, high=1e30)
         if self.clip:
             valid.number(what, "clip", self.clip, "a number above 0", low=1e-12, high=1e30)
+        valid.number(what, "noise", self.noise, "a number of at least 0", low=0, high=1e30)
+        if self.noise and not self.clip:
+            raise ConfigError(f"{what}: noise={self.noise:g} hides what is cut to a length; give clip too")
         if not isinstance(self.nonce, bytes) or len(self.nonce) > 32:
             raise ConfigError(f"{what}: nonce must be at most 32 bytes")
         if self.degree:

@@ -12,7 +12,7 @@ from talaria.federated.private_rule import require_private, with_noise
 from talaria.federated.run import Run
 from talaria.foreign import shown
 from talaria.privacy.accounting import ledger_in
-from talaria.privacy.rule import Privacy
+from talaria.privacy.rule import FORMS, Privacy
 from talaria.tensors import Tensors
 
 
@@ -47,7 +47,7 @@ def figures(privacy: Privacy | None, server: Tensors) -> dict[str, Any] | None:
         "epsilon": spent,
         "budget": privacy.epsilon,
         "rounds_of_one_device": most,
-        "form": "central: the coordinator adds the noise to the sum",
+        "form": FORMS[privacy.noise_by],
         "covers": "what updates say, not the masks that devices choose",
     }
 
