@@ -32,3 +32,16 @@ def test_a_body_survives_cuts_with_two_windows_each(command):
     assert found["chunks"] == 103
     assert found["chunks_sent_again"] <= found["allowed_again"] == 48
     assert found["receiver_grew_mib"] <= 12 + 32
+
+
+@pytest.mark.timeout(600)
+def test_light_devices_add_up_what_nobody_sees_with_some_neighbours_each(command):
+    status, out, errors = command(
+        "bench", "load", "--secure", "--devices", 9, "--rounds", 2, "--ask", 9, "--degree", 4, "--model-mib", 0.2,
+        "--processes", 2, "--retry-s", 3, "--json", seconds=580,
+    )  # fmt: skip
+    found = json.loads(out)
+    assert status == 0, (found["wrong"], errors[-2000:])
+    assert found["secure"] == {"degree": 4, "leaving": 0}
+    assert found["counted"] == found["receipts"] == 18
+    assert (found["rounds"], found["lost"], found["twice"]) == (2, 0, 0)
