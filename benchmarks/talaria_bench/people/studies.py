@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,8 +89,40 @@ class Study:
         }
 
 
+def _by_itself(*epochs: int) -> tuple[Way, ...]:
+    """Alone for so many epochs, and the fleet's model as it is."""
+    alone = (Way(method="alone", name=f"{n} epochs", epochs=n) for n in epochs)
+    return *alone, Way(method="fleet", name="as it is", learns="fedavg", serves="fedavg")
+
+
+def _tuned(method: str, epochs: Sequence[int], tune: Mapping[str, Any], name: str = "{} epochs") -> tuple[Way, ...]:
+    """FedAvg's model, fine-tuned for so many epochs; the personal one is small."""
+    return tuple(
+        Way(
+            method=method,
+            name=name.format(n),
+            learns="fedavg",
+            serves="fedavg_ft",
+            options={**tune, "tune_epochs": n},
+            small=method == "personal",
+        )
+        for n in epochs
+    )
+
+
 def _smartwatch() -> Study:
     tune = {"tune_lr": 0.005, "tune_on": "all"}
+    hermes = (
+        Way(
+            method="personal",
+            name=f"hermes, {n} epochs",
+            learns="hermes",
+            serves="hermes",
+            options=tune | {"choose_by": "download", "newcomer_epochs": n},
+            small=True,
+        )
+        for n in (20, 80)
+    )
     return Study(
         data="smartwatch",
         subjects=tuple(range(1, 11)),
@@ -99,36 +131,12 @@ def _smartwatch() -> Study:
         # What `talaria plan --model imu_cnn --shape 6,100 --classes 7 -b latency_ratio=0.5` gave on an AMD EPYC.
         widths={"conv1": 40, "conv2": 32, "conv3": 72, "conv4": 64},
         dense_buffers="aggregate",
-        ways=(
-            *(Way(method="alone", name=f"{n} epochs", epochs=n) for n in (40, 80)),
-            Way(method="fleet", name="as it is", learns="fedavg", serves="fedavg"),
-            *(
-                Way(
-                    method="dense",
-                    name=f"{n} epochs",
-                    learns="fedavg",
-                    serves="fedavg_ft",
-                    options=tune | {"tune_epochs": n},
-                )
-                for n in (20, 80)
-            ),
-            *(
-                Way(
-                    method="personal",
-                    name=f"hermes, {n} epochs",
-                    learns="hermes",
-                    serves="hermes",
-                    options=tune | {"choose_by": "download", "newcomer_epochs": n},
-                    small=True,
-                )
-                for n in (20, 80)
-            ),
-        ),
+        ways=(*_by_itself(40, 80), *_tuned("dense", (20, 80), tune), *hermes),
     )
 
 
 def _vowels() -> Study:
-    tune = {"tune_lr": 0.02, "tune_on": "all"}
+    tune, epochs = {"tune_lr": 0.02, "tune_on": "all"}, (20, 60, 150)
     return Study(
         data="vowels",
         subjects=tuple(range(vowels.SPEAKERS)),
@@ -139,35 +147,13 @@ def _vowels() -> Study:
         },
         rounds=30,
         widths={"fc1": 64, "fc2": 32},
-        ways=(
-            *(Way(method="alone", name=f"{n} epochs", epochs=n) for n in (60, 150)),
-            Way(method="fleet", name="as it is", learns="fedavg", serves="fedavg"),
-            *(
-                Way(
-                    method="dense",
-                    name=f"{n} epochs",
-                    learns="fedavg",
-                    serves="fedavg_ft",
-                    options=tune | {"tune_epochs": n},
-                )
-                for n in (20, 60, 150)
-            ),
-            *(
-                Way(
-                    method="personal",
-                    name=f"{n} epochs",
-                    learns="fedavg",
-                    serves="fedavg_ft",
-                    options=tune | {"tune_epochs": n},
-                    small=True,
-                )
-                for n in (20, 60, 150)
-            ),
-        ),
+        ways=(*_by_itself(60, 150), *_tuned("dense", epochs, tune), *_tuned("personal", epochs, tune)),
     )
 
 
 def _glucose() -> Study:
+    tune = {"tune_lr": 0.005, "tune_on": "all"}
+    mixed = (_tuned("personal", (5, 20), tune | {"mix": mix}, f"{{}} epochs, {mix} of the way") for mix in (0.25, 0.5))
     return Study(
         data="glucose",
         subjects=tuple(glucose.people()),
@@ -175,32 +161,7 @@ def _glucose() -> Study:
         rounds=20,
         widths={"fc1": 64, "fc2": 32},
         figure="R²",
-        ways=(
-            *(Way(method="alone", name=f"{n} epochs", epochs=n) for n in (10, 40)),
-            Way(method="fleet", name="as it is", learns="fedavg", serves="fedavg"),
-            *(
-                Way(
-                    method="dense",
-                    name=f"{n} epochs",
-                    learns="fedavg",
-                    serves="fedavg_ft",
-                    options={"tune_epochs": n, "tune_lr": 0.005, "tune_on": "all"},
-                )
-                for n in (5, 20)
-            ),
-            *(
-                Way(
-                    method="personal",
-                    name=f"{n} epochs, {mix} of the way",
-                    learns="fedavg",
-                    serves="fedavg_ft",
-                    options={"tune_epochs": n, "tune_lr": 0.005, "tune_on": "all", "mix": mix},
-                    small=True,
-                )
-                for n in (5, 20)
-                for mix in (0.25, 0.5)
-            ),
-        ),
+        ways=(*_by_itself(10, 40), *_tuned("dense", (5, 20), tune), *(way for ways in mixed for way in ways)),
     )
 
 
