@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,15 +28,19 @@ def example(module: Module, shape: tuple[int, ...], batch: int) -> Tensor:
     return torch.randn(batch, *shape, generator=draws)
 
 
+def require_known(module: Module, samples: Mapping[str, Array]) -> None:
+    """Raise :class:`DataError` where ``module`` has no entry for a token in somebody's samples, float32 (N, ...)."""
+    if vocabulary(module):
+        for who, x in samples.items():
+            _require_known(module.eval(), x, who)
+
+
 @torch.no_grad()
-def require_known(module: Module, x: Array, who: str) -> None:
-    """Raise :class:`DataError` where ``module`` has no entry for a token in the samples ``x`` of ``who``."""
-    if not vocabulary(module):
-        return
+def _require_known(module: Module, x: Array, who: str) -> None:
     flat = x.reshape(len(x), -1)
     outer = np.unique([flat.min(1).argmin(), flat.max(1).argmax()])  # the samples with the least and the largest value
     try:
-        module.eval()(torch.from_numpy(x[outer]))
+        module(torch.from_numpy(x[outer]))
     except IndexError:
         raise DataError(
             f"data: {who}'s samples span {x.min():g}..{x.max():g}, and the model has no entry for all of these in its "

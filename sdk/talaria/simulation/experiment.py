@@ -288,7 +288,9 @@ def prepare(
             dataset or found.name,
         )
     )
-    _require_tokens(run, found)
+    if zoo.GROUP.is_foreign(run.spec.name):
+        everyone = {**found.clients, **found.newcomers}
+        tokens.require_known(zoo.build(run.spec), {name: client.train.x for name, client in everyone.items()})
     rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
     buffer = _buffering(run, buffering, len(found.clients))
     check_over(run, over)
@@ -475,14 +477,6 @@ def _spec(
         return replace(fit, adapters=extra, pretrained=pretrained)
     name, options = taken_apart(named, "--model")
     return ModelSpec(name, data.input_shape, data.classes, extra, seed, pretrained, options=tuple(options.items()))
-
-
-def _require_tokens(run: Run, data: Federated) -> None:
-    """Raise :class:`DataError` where the model is not ours, and has no entry for a token in somebody's samples."""
-    if zoo.GROUP.is_foreign(run.spec.name):
-        model = zoo.build(run.spec)
-        for name, client in {**data.clients, **data.newcomers}.items():
-            tokens.require_known(model, client.train.x, name)
 
 
 def _adapters(text: str) -> AdapterSpec:
