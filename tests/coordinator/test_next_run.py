@@ -12,7 +12,7 @@ from talaria.privacy.rule import Privacy
 from talaria.wire import codec
 from talaria_coordinator.config.fleet import Canary, FleetConfig
 from talaria_coordinator.config.privacy import PrivacyConfig
-from talaria_coordinator.fleet.life import follow, judge, learning_of
+from talaria_coordinator.fleet.life import carry_out, follow, judge, learning_of
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
@@ -62,3 +62,61 @@ def test_what_privacy_has_cost_is_not_forgotten_by_another_run_nor_by_one_that_i
         assert dict(ledger_of(fleet).rounds) == dict.fromkeys(MEMBERS, 1) | dict.fromkeys(tried, 3)
         (told,) = [event for event in store.events("watch") if event["kind"] == "canary-called-off"]
         assert (told["round"], told["model_digest"], told["answered"]) == (3, fleet.model_digest, 0)
+
+
+@pytest.fixture
+def tried(tmp_path):
+    """A fleet whose second run is tried by two members, and what makes gates answer."""
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", rounds=2)
+    config = FleetConfig(name="watch", run=run, state=tmp_path, members=MEMBERS, canary=Canary(share=0.5, rounds=1))
+    blobs = FolderBlobs(tmp_path / "blobs")
+    with Store(tmp_path / "coordinator.db") as store:
+        store.enter("watch", run.to_json(), *learning_of(config, run, blobs).first())
+        store.set_roster("watch", MEMBERS)
+        store.set_status("watch", "paused")
+        follow(Order("next", rounds=3), store.fleet("watch"), config, store, blobs)
+
+        def answer(names, *, deployed):
+            gate = {"run": store.fleet("watch").life.canary["identity"][:16], "deployed": deployed}
+            for name in names:
+                store.see("watch", name, 1, {"gate": gate})
+
+        def give(order):
+            carry_out(order, store.fleet("watch"), config, store, blobs)
+            return store.fleet("watch")
+
+        yield store, run, answer, give
+
+
+def test_gates_that_have_all_refused_call_a_run_off_though_their_round_is_never_committed(tried):
+    store, run, answer, _ = tried
+    one, other = store.fleet("watch").life.canary["members"]
+    answer([one], deployed=False)
+    assert judge(store.fleet("watch"), store) is None  # the other one may let it pass
+    answer([other], deployed=False)
+    assert judge(store.fleet("watch"), store) == {"called_off": True, "asked": 2, "answered": 2, "refused": 2}
+    fleet = store.fleet("watch")
+    assert (fleet.run, fleet.status, fleet.life.canary) == (run.to_json(), "running", {})
+
+
+def test_gates_that_let_a_run_pass_are_waited_for_until_their_round_is_committed(tried):
+    store, _, answer, _ = tried
+    answer(store.fleet("watch").life.canary["members"], deployed=True)
+    assert judge(store.fleet("watch"), store) is None
+
+
+def test_abort_calls_a_trial_off_and_resume_goes_on_with_the_run_before(tried):
+    store, run, _, give = tried
+    fleet = give(Order("abort", reason="it learns nothing"))
+    assert (fleet.run, fleet.status, fleet.life.canary) == (run.to_json(), "aborted", {})
+    (told,) = [event for event in store.events("watch") if event["kind"] == "canary-called-off"]
+    assert (told["answered"], told["refused"]) == (0, 0)
+    assert give(Order("resume")).status == "running"
+
+
+def test_a_fleet_that_is_paused_stays_so_when_its_trial_ends(tried):
+    store, _, answer, give = tried
+    give(Order("pause"))
+    answer(store.fleet("watch").life.canary["members"], deployed=False)
+    assert judge(store.fleet("watch"), store)["called_off"]
+    assert store.fleet("watch").status == "paused"

@@ -130,6 +130,11 @@ def _motions():
     return motions
 
 
+@pytest.fixture(name="device_data")
+def _device_data():
+    return device_data
+
+
 @pytest.fixture(name="run_all")
 def _run_all():
     return run_all

@@ -155,6 +155,22 @@ def test_who_is_away_for_a_season_is_not_drawn():
     assert resting(("anna", "bela", "carl"), known, 2.0, 10 * day) == {"anna"}
     assert resting(("anna", "bela", "carl"), known, 0.0, 10 * day) == frozenset()
     assert roster((), 2, [device("gone", True, 0.0, retired=1.0), *known]) == ("anna", "bela")
+    # The whole fleet was off from the third day to the thirtieth, and anna since the first.
+    off = [device("anna", False, 0.0), device("bela", False, 3 * day), device("carl", False, 2.5 * day)]
+    assert resting(("anna", "bela", "carl"), off, 2.0, 30 * day, 30 * day, 3 * day) == {"anna"}
+    assert resting(("anna", "bela", "carl"), off, 2.0, 33 * day, 30 * day, 3 * day) == {"anna", "bela", "carl"}
+
+
+def test_who_was_here_when_the_coordinator_ended_was_not_away(tmp_path):
+    with Store(tmp_path / "db") as store:
+        store.enter("watch", "{}", "0" * 64, "0" * 64)
+        for name in ("anna", "bela"):
+            store.see("watch", name, 1, {}, online=name == "anna")
+        before = time.time()
+        store.enter("watch", "{}", "0" * 64, "0" * 64)
+        anna, bela = store.devices("watch")
+    assert (anna.online, bela.online) == (False, False)
+    assert bela.seen < before <= anna.seen
 
 
 def test_a_run_that_gates_refuse_is_called_off_and_the_one_before_comes_back(fleet, a_run):

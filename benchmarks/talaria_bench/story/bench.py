@@ -251,6 +251,8 @@ class Story:
             self._finished |= set(self._here())
 
     async def _extend(self, rounds: int) -> None:
+        await self._until(lambda: self._done, "the run was not over")
+        await self._finish(set(self._here()))
         self._done = False
         self._finished.clear()
         await self._order("extend", "--rounds", str(rounds))

@@ -44,13 +44,24 @@ def refilled(members: Sequence[str], devices: Sequence[Device]) -> tuple[str, ..
     return tuple(sorted([m for m in members if m not in left] + after[: len(left)]))
 
 
-def resting(members: Sequence[str], devices: Sequence[Device], away_days: float, now: float) -> frozenset[str]:
+def resting(
+    members: Sequence[str],
+    devices: Sequence[Device],
+    away_days: float,
+    now: float,
+    since: float = 0.0,
+    last: float = 0.0,
+) -> frozenset[str]:
     """Members that have been away for more than ``away_days`` at unix time ``now``: no round is drawn among them until
-    they come again. None where that is 0."""
+    they come again. None where that is 0.
+
+    Where a whole fleet was off for a season, the first to come is not the only one that is left: a coordinator that
+    serves ``since`` leaves out who had been away for so long when the ``last`` of all was seen before it, and whoever
+    does not come for so long after it."""
     if not away_days:
         return frozenset()
-    gone = {d.device for d in devices if not d.online and now - d.seen > away_days * 86400}
-    return frozenset(gone & set(members))
+    absent = {d.device: max(last - d.seen, now - max(since, d.seen)) for d in devices if not d.online}
+    return frozenset(name for name in members if absent.get(name, 0.0) > away_days * 86400)
 
 
 def why_not(named: Sequence[str], members: Sequence[str], device: str, retired: bool = False) -> str:

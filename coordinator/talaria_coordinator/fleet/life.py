@@ -108,16 +108,20 @@ def _tried_by(config: FleetConfig, canary: Canary, fleet: Fleet, run: Run) -> di
     return {"members": members, "gate": gate, "refused": canary.refused, "identity": run.identity, **back}
 
 
-def judge(fleet: Fleet, store: Store) -> dict[str, Any] | None:
+def judge(fleet: Fleet, store: Store, *, by_order: bool = False) -> dict[str, Any] | None:
     """Once the gates of those who try a run were asked: let it go on with all, or call it off; what came of it, None
-    while it is tried."""
+    while it is tried. It is called off before the gates' round is committed where all of them have refused enough (what
+    learns so badly may never commit one), and at once ``by_order``."""
     tried = fleet.life.canary
-    if not tried or fleet.round < tried["gate"]:
+    if not tried:
         return None
     said = [device.profile.get("gate") for device in store.devices(fleet.name) if device.device in tried["members"]]
     mine = [gate for gate in said if isinstance(gate, dict) and gate.get("run") == tried["identity"][:16]]
     no = sum(gate.get("deployed") is not True for gate in mine)
-    off = not mine or no > tried["refused"] * len(mine)
+    off = by_order or not mine or no > tried["refused"] * len(mine)
+    early = fleet.round < tried["gate"] and not by_order
+    if early and (not off or len(mine) < len(tried["members"])):
+        return None
     facts = {"asked": len(tried["members"]), "answered": len(mine), "refused": no}
     old = Run.from_json(tried["run"], allow=None)
     # The rounds that were learned meanwhile count on, though nothing of them stays.
@@ -160,3 +164,5 @@ def carry_out(
     status, _ = decide(order, fleet, CoordinatorState())
     if status is not None:
         store.set_status(fleet.name, status)
+    if order.verb == "abort":
+        judge(fleet, store, by_order=True)

@@ -53,6 +53,8 @@ class Conductor:
         self._retired: set[str] = set()
         self._resting: frozenset[str] = frozenset()
         self._look_again = 0.0
+        self._begun = 0.0, 0.0
+        """When it began to serve, and when the last of all devices was seen until then."""
         self._waiting, self._gathering = Patience(), Gathering()
 
     def inspect(self) -> int:
@@ -80,6 +82,7 @@ class Conductor:
         model_digest, server = (known.model_digest, known.server) if known else self._learning.first()
         self.fleet: Fleet = self.store.enter(name, run, model_digest, server, above=above)
         self.refresh()
+        self._begun = time.time(), max((d.seen for d in self.store.devices(name)), default=0.0)
         return self._machine()
 
     def _machine(self) -> CoordinatorState:
@@ -218,7 +221,7 @@ class Conductor:
         if now >= self._look_again:
             self._look_again = now + REST_S
             devices = self.store.devices(self.config.name)
-            found = cohort.resting(roster, devices, self.config.away_days, time.time())
+            found = cohort.resting(roster, devices, self.config.away_days, time.time(), *self._begun)
             if found != self._resting:
                 self._hands.tell("resting", devices=sorted(found))
             self._resting = found

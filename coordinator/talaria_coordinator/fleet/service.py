@@ -183,6 +183,7 @@ class Service:
                     self._driver.spawn(self._tidy())
             case FoldFailed():
                 self._conductor.spoiled(event)
+                self._is_called_off()
             case Enrolled():
                 self._settle_members()
             case Order():
@@ -196,13 +197,9 @@ class Service:
         chunks = self._uploads.resume(self._state.transfers())
         stored = self._conductor.stored(self._state)
         kept = sum(map(len, chunks.values()))
-        facts = {
-            "epoch": self._conductor.fleet.epoch,
-            "round": self._conductor.fleet.round,
-            "rounds": self.config.run.rounds,
-        }
-        self._tell("started", **facts, chunks=kept)
-        self._feed(e.Start(now, self._conductor.fleet.epoch, chunks, stored))
+        fleet, rounds = self._conductor.fleet, self.config.run.rounds
+        self._tell("started", epoch=fleet.epoch, round=fleet.round, rounds=rounds, chunks=kept)
+        self._feed(e.Start(now, fleet.epoch, chunks, stored))
         if self._is_called_off():  # by gates that had answered before a crash
             return
         self._publish_model(multicast=False)
@@ -350,6 +347,7 @@ class Service:
                 self._conductor.closed(action)
             case a.RoundFailed():
                 self._conductor.failed(action.attempt, action.reason)
+                self._is_called_off()
             case a.Fenced():
                 raise StateError(self._replaced(action))
             case a.KitAsked():
@@ -446,6 +444,8 @@ class Service:
                 event = None  # it was committed in this moment, and counts
             if event is not None:
                 self._feed(event)
+            if order.verb == "abort":
+                self._is_called_off(by_order=True)
             order.done(self._conductor.fleet.status)
 
     async def _follow(self, order: Order) -> None:
@@ -459,9 +459,10 @@ class Service:
             self.stop()
             order.done(self._conductor.fleet.status)
 
-    def _is_called_off(self) -> bool:
-        """Whether the run that some devices try is called off by their gates; then all begins anew as it was before."""
-        found = judge(self._conductor.fleet, self.store)
+    def _is_called_off(self, *, by_order: bool = False) -> bool:
+        """Whether the run that some devices try is called off by their gates, or by order; then all begins anew as it
+        was before."""
+        found = judge(self._conductor.fleet, self.store, by_order=by_order)
         if found is None:
             return False
         self._conductor.refresh()

@@ -175,8 +175,10 @@ class Store:
             else:
                 require_same_run(fleet_of(row), run)
                 tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(epoch=epoch))
-                # Nobody is known to be here until heard: what was recorded may be old, or a backup's.
-                tx.execute(update(DEVICES).where(DEVICES.c.fleet == fleet).values(online=0))
+                # Nobody is known to be here until heard: what was recorded may be old, or a backup's. Who was here when
+                # the coordinator ended was not away since it came.
+                here = (DEVICES.c.fleet == fleet) & (DEVICES.c.online == 1)
+                tx.execute(update(DEVICES).where(here).values(online=0, seen=time.time()))
                 append(tx, "coordinator-started", {"epoch": epoch}, fleet=fleet)
             now = fleet_of(tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one())
         self._epochs[fleet] = now.epoch
@@ -264,7 +266,8 @@ class Store:
             if back is not None:
                 old = {name: tried[name] for name in ("model_digest", "server")}
                 life = replace(life, began=now.round, **old)
-                status = "done" if now.round >= back.rounds else "running"
+                stays = now.status if now.status in ("paused", "aborted") else "running"
+                status = "done" if now.round >= back.rounds else stays
                 values = {"run": back.to_json(), "status": status, **old}
             tx.execute(update(FLEETS).where(mine).values(life=life.to_json(), **values))
             kind = "canary-passed" if back is None else "canary-called-off"

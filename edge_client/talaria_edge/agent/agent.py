@@ -103,7 +103,7 @@ class Agent:
         self._took = 0.0
         """Seconds that the latest training took."""
         self.was_up = False
-        self._finishing = False
+        self._served: tuple[str, bytes] | None = None  # the run and the global model that were personalized last
         self._result: dict[str, Any] | None = None
         self._parting = Parting(config.retry_s, FAREWELL_S)
 
@@ -143,6 +143,7 @@ class Agent:
     async def _live(self) -> None:
         self._boot()
         transport = self._transport = self._open(self.config, self._will)
+        self._driver.last_word = lambda: self._half.will(self._state) if self._state.linked else None
         async with self._driver.linked(transport, reach(transport, self.config.patience_s, self._tell), self._linked):
             self._driver.beside(self._tick())
             self._driver.beside(watch(self._ending, lambda text: self._tell("certificate", reason=text)))
@@ -152,7 +153,6 @@ class Agent:
                 if self._result is not None and self._parting.due(time.monotonic()):
                     # The coordinator learns that this member has all it came for, and need not wait for it.
                     self._feed(e.SayGoodbye(time.monotonic()))
-            await self._driver.say_goodbye(transport, *self._half.will(self._state))
 
     def _boot(self) -> None:
         partial, chunks = self._state.partial(), frozenset[int]()
@@ -238,7 +238,7 @@ class Agent:
             case a.CoordinatorSeen():
                 self._meet(action)
             case a.Train():
-                self._called, self._finishing = action, False
+                self._called, self._served = action, None
                 self._begin()
             case a.WordCame() if self._learner is not None and self._state.job is not None:
                 answer = partial(self._part.answer, self._learner.run, action.attempt, action.data)
@@ -460,12 +460,12 @@ class Agent:
 
     def _finish_if_over(self) -> None:
         state, learner = self._state, self._learner
-        if learner is None or self._finishing or state.busy or state.version < learner.run.rounds:
+        if learner is None or state.busy or state.version < learner.run.rounds:
             return
         if state.fetch is not None and not state.wanted:
             self._feed(e.FetchModel(time.monotonic()))
-        elif state.fetch is None and state.model_digest:
-            self._finishing = True
+        elif state.fetch is None and state.model_digest and self._served != (learner.digest, state.model_digest):
+            self._served = learner.digest, state.model_digest
             self._driver.spawn(self._finish(learner, state.model_digest))
 
     async def _finish(self, learner: Learner, model_digest: bytes) -> None:

@@ -61,19 +61,23 @@ class Learner:
         return self.run.identity
 
     def private(self) -> Private | None:
-        """The private state in force: of this run, or of one that it follows. Where a run that followed this one was
-        called off, the state of this one comes back. StateError where it belongs to another run."""
-        found = self.store.private()
-        if found is not None and self.digest in found.follows:
+        """The private state in force: of this run, or of one that it follows. Where a run was called off that followed
+        this one, or one before it while this device was away, the state before comes back. StateError where it belongs
+        to another run."""
+        while (found := self.store.private()) is not None and self._is_called_off(found):
             logger.info("%s: the run that it learned since was called off", self.config.device)
             self.store.take_back()
-            found = self.store.private()
         if found is not None and not self.run.is_named(found.run) and found.run not in self.run.follows:
             raise StateError(
                 f"state: {self.store.private_path} belongs to another run of this fleet; give the device a new state "
                 "folder for this run, or move the file away to begin anew"
             )
         return found
+
+    def _is_called_off(self, private: Private) -> bool:
+        """Whether it is of a run that went on from ours, or from one that ours follows, and that ours does not."""
+        ours = {self.digest, *self.run.follows}
+        return private.run not in ours and not self.run.is_named(private.run) and not ours.isdisjoint(private.follows)
 
     def learn(
         self, round: int, model_digest: bytes, after: int | None = None, epoch: int = 0

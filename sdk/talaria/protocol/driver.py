@@ -36,6 +36,8 @@ class Driver:
         self.inbox: asyncio.Queue[object] = asyncio.Queue(inbox)
         self._line: asyncio.Queue[Publish | SendChunks] = asyncio.Queue()
         self._beside: list[asyncio.Task[None]] = []
+        self.last_word: Callable[[], tuple[str, bytes] | None] = lambda: None
+        """Topic and payload of what is said before the link is closed; None for nothing."""
 
     async def run(self, life: Work) -> None:
         """``life`` and all that it spawns, to the end. The first that raises ends the others; its error is raised."""
@@ -57,18 +59,28 @@ class Driver:
     async def linked(
         self, transport: Transport, start: Work, changed: Callable[[LinkUp | LinkDown], None]
     ) -> AsyncIterator[None]:
-        """Hold the link that ``start`` opens, and close it in the end; ``changed`` is told when it goes up or down."""
+        """Hold the link that ``start`` opens, and close it in the end; ``changed`` is told when it goes up or down. The
+        ``last_word`` is said before, also by a program that is stopped: nobody is to wait for it."""
         try:
             await start
             try:
                 self.beside(self._listen(transport, changed))
                 self.beside(self._send(transport))
-                yield
+                try:
+                    yield
+                except asyncio.CancelledError:
+                    await self._say_last(transport)
+                    raise
+                await self._say_last(transport)
             finally:
                 for task in self._beside:
                     task.cancel()
         finally:
             await transport.close()
+
+    async def _say_last(self, transport: Transport) -> None:
+        if (word := self.last_word()) is not None:
+            await self.say_goodbye(transport, *word)
 
     def say(self, action: Publish | SendChunks) -> None:
         """Put something in line; chunks are read only when their turn comes."""

@@ -1,0 +1,73 @@
+"""What a device keeps where a run that it tried was called off."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from talaria import tensors
+from talaria.errors import StateError
+from talaria.federated import global_model, rounds, warm_start
+from talaria.types import Recipe
+from talaria_edge.agent.training import Learner
+from talaria_edge.config import DeviceConfig
+from talaria_edge.data import Given
+from talaria_edge.storage.state import DeviceStore
+
+
+@pytest.fixture
+def anna(tmp_path, device_data):
+    """Learns rounds of any run, each from that run's first global model, and gives the private state after it."""
+    config = DeviceConfig(
+        device="anna",
+        fleet="watch",
+        broker="mqtt://127.0.0.1",
+        state=tmp_path / "anna",
+        source=Given(lambda: device_data(0)),
+    )
+    with DeviceStore(config.state, "watch", "anna") as store:
+
+        def learn(run, round, epoch=1):
+            model = global_model.encode_model(rounds.start(run)[0])
+            store.model_part("x").write_bytes(model)
+            store.adopt_model("x")
+            Learner(config, store, run).learn(round, hashlib.sha256(model).digest(), epoch=epoch)
+            store.publish()
+            return store.private()
+
+        yield learn
+
+
+def runs(a_run):
+    """A run, one that was called off, one that followed it there, and one that follows the first."""
+    first = a_run("fedper", rounds=9)
+    off = warm_start.following(first, replace(first, recipe=Recipe(batch=8, lr=0.5)))
+    further = warm_start.following(off, replace(off, recipe=Recipe(batch=8, lr=0.2)))
+    third = warm_start.following(first, replace(first, recipe=Recipe(batch=8, lr=0.01)))
+    return first, off, further, third
+
+
+def test_a_device_that_was_away_while_the_run_it_tried_was_called_off_goes_on_from_the_one_before(anna, a_run):
+    first, off, _, third = runs(a_run)
+    kept = anna(first, 1)
+    tried = anna(off, 2)
+    assert not tensors.equal(kept.tensors, tried.tensors)
+    found = anna(third, 3)  # it has not heard of the first one again
+    assert found.follows == third.follows == (first.identity,)
+    again = anna(warm_start.following(third, first), 4)
+    assert again.run != first.identity
+
+
+def test_what_a_restore_took_back_gives_way_however_many_runs_it_were(anna, a_run):
+    first, off, further, third = runs(a_run)
+    anna(first, 1)
+    anna(off, 2)
+    anna(further, 3)
+    assert anna(third, 2, epoch=2).follows == (first.identity,)
+
+
+def test_the_state_of_another_run_is_refused_still(anna, a_run):
+    first, off, _, _ = runs(a_run)
+    anna(off, 1)
+    with pytest.raises(StateError, match="belongs to another run of this fleet"):
+        anna(replace(first, seed=77), 2)
