@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from talaria_coordinator.cli import maintenance, orders
+from talaria_coordinator.cli import maintenance, orders, report
 
 app = typer.Typer(
     help="The fleet's coordinator: gives out the shared model, receives updates, keeps count.",
@@ -105,5 +105,6 @@ def status(
 for order in (orders.pause, orders.resume, orders.abort, orders.extend, orders.retire, orders.readmit):
     app.command()(order)
 app.command("next")(orders.next_run)
+app.command()(report.report)
 for upkeep in (maintenance.backup, maintenance.restore, maintenance.fsck, maintenance.gc):
     app.command()(upkeep)

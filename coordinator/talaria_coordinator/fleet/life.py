@@ -142,7 +142,7 @@ def retire(order: Order, fleet: Fleet, store: Store) -> None:
         raise ConfigError(f"device {order.device!r} {state}; there is nothing to {order.verb}")
     if order.verb == "retire" and fleet.roster == (order.device,):
         raise ConfigError(f"device {order.device!r} is the last member; `pause` the fleet instead")
-    store.retire(fleet.name, order.device, order.verb == "retire")
+    store.retire(fleet.name, order.device, order.verb == "retire", order.reason)
 
 
 def carry_out(
@@ -163,6 +163,6 @@ def carry_out(
         return
     status, _ = decide(order, fleet, CoordinatorState())
     if status is not None:
-        store.set_status(fleet.name, status)
+        store.set_status(fleet.name, status, order.reason)
     if order.verb == "abort":
         judge(fleet, store, by_order=True)

@@ -433,7 +433,7 @@ class Service:
                 return
             status, event = decide(order, self._conductor.fleet, self._state)
             if status is not None:
-                self.store.set_status(self.config.name, status)
+                self.store.set_status(self.config.name, status, order.reason)
                 self._conductor.refresh()
                 self._conductor.at_once()
             if order.verb == "release":

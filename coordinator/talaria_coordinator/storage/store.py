@@ -17,7 +17,7 @@ import hashlib
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -195,11 +195,11 @@ class Store:
         with self.reading() as tx:
             return sorted((fleet_of(row) for row in tx.execute(select(FLEETS))), key=lambda fleet: fleet.name)
 
-    def set_status(self, fleet: str, status: Literal["running", "paused", "done", "aborted"]) -> None:
-        """Change what the fleet is doing; logged."""
+    def set_status(self, fleet: str, status: Literal["running", "paused", "done", "aborted"], reason: str = "") -> None:
+        """Change what the fleet is doing; logged, with the reason."""
         with self._writing(fleet) as tx:
             tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(status=status))
-            append(tx, f"fleet-{status}", {}, fleet=fleet)
+            append(tx, f"fleet-{status}", _why(reason), fleet=fleet)
 
     def extend(self, fleet: str, rounds: int) -> int:
         """Let the fleet's run go on for ``rounds`` rounds more, from what it has learned; how many it has then. One
@@ -484,8 +484,8 @@ class Store:
                 tx.execute(insert(DEVICES).values(fleet=fleet, device=device, **row))
             append(tx, "quarantined" if reason else "released", {"reason": reason}, fleet=fleet, device=device)
 
-    def retire(self, fleet: str, device: str, for_good: bool) -> None:
-        """A device leaves the roster for good, or (``for_good`` false) is a member again; logged."""
+    def retire(self, fleet: str, device: str, for_good: bool, reason: str = "") -> None:
+        """A device leaves the roster for good, or (``for_good`` false) is a member again; logged, with the reason."""
         with self._writing(fleet) as tx:
             where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
             now = fleet_of(tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one())
@@ -493,7 +493,8 @@ class Store:
             if now.roster:
                 roster = sorted({*now.roster} - {device} if for_good else {*now.roster, device})
                 tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(roster=json.dumps(roster)))
-            append(tx, "device-retired" if for_good else "device-readmitted", {}, fleet=fleet, device=device)
+            kind = "device-retired" if for_good else "device-readmitted"
+            append(tx, kind, _why(reason), fleet=fleet, device=device)
 
     def devices(self, fleet: str) -> list[Device]:
         """All devices by name."""
@@ -621,12 +622,13 @@ class Store:
         with self._writing(fleet) as tx:
             append(tx, kind, detail, fleet=fleet, attempt=attempt, device=device)
 
-    def events(self, fleet: str, last: int = 100) -> list[dict[str, Any]]:
-        """The last events of a fleet, oldest first."""
+    def events(self, fleet: str, last: int = 100, kinds: Collection[str] = ()) -> list[dict[str, Any]]:
+        """The last events of a fleet, oldest first; of these ``kinds`` alone, where some are named."""
+        mine = EVENTS.c.fleet == fleet
+        if kinds:
+            mine &= EVENTS.c.kind.in_(sorted(kinds))
         with self.reading() as tx:
-            rows = tx.execute(
-                select(EVENTS).where(EVENTS.c.fleet == fleet).order_by(EVENTS.c.seq.desc()).limit(last)
-            ).all()
+            rows = tx.execute(select(EVENTS).where(mine).order_by(EVENTS.c.seq.desc()).limit(last)).all()
             return [
                 {
                     "seq": r.seq,
@@ -643,6 +645,10 @@ class Store:
         """Walk the whole hash chain; the number of events. Raises StateError at the first that was altered."""
         with self.reading() as tx:
             return verify(tx)
+
+
+def _why(reason: str) -> dict[str, str]:
+    return {"reason": storable(reason)} if reason else {}
 
 
 def _recent(given: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from talaria.errors import StateError
+from talaria.errors import ConfigError, StateError
 
 
 def report(
@@ -25,6 +25,11 @@ def report(
 
     from talaria.simulation.reporting import compare
 
+    if fleets := [path for path in runs if path.suffix == ".toml"]:
+        raise ConfigError(
+            f"report: {fleets[0]} is a fleet, and no run that was saved; what it has lived through tells `talaria "
+            f"coordinator report {fleets[0]}`"
+        )
     found = compare.compared(runs)
     if out is not None:
         try:
