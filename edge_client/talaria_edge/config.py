@@ -236,6 +236,8 @@ def _source(data: Section, device: str, labels: tuple[str, ...], allow: tuple[st
             data.number("megabytes", 128.0, low=0.001, high=4096),
             data.flag("drift", True),
         )
+    if "path" in data.values:
+        raise data.bad("source", 'reads no path; write "npz" or "folder" for what lies there, or leave path out')
     return NamedSource(kind, data.text("client", device), dict(data.table("options").values), allow)
 
 

@@ -79,6 +79,8 @@ def whole(values: Array, name: str) -> Array:
         mend = f"write {name}.round().astype('int64')" if values.dtype.kind == "f" else "write numbers of classes"
         if name == "y" and values.dtype.kind == "f":
             mend = "a classifier needs classes, so cut the values into some (numpy.digitize)"
+        if name == "split":
+            mend = "write 0 for train, 1 for validation, 2 for test"
         raise DataError(f"data: {name} has dtype {values.dtype}, need whole numbers; {mend}")
     return values.astype(np.int64)
 
@@ -106,7 +108,10 @@ def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
     parts = [part for part in PARTS if part != "test" or {"x_test", "y_test"} <= set(found)]
     missing = [f"{array}_{part}" for part in parts for array in "xy" if f"{array}_{part}" not in found]
     if missing:
-        raise DataError(f"data: {path} lacks {', '.join(missing)}; it needs x and y, and best client and split")
+        mend = "it needs x and y, and best client and split"
+        if _APART & set(found):
+            mend = "write x and y of each part, train and val (test may be left out), or x and y of all with split"
+        raise DataError(f"data: {path} lacks {', '.join(missing)}; {mend}")
     raw = npz.read(path, [f"{array}_{part}" for part in parts for array in "xy"], (), limit)
     first = raw["x_train"]
     for part in parts:

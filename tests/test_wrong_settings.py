@@ -1,0 +1,144 @@
+"""Settings, data sets and options that are wrong: each is answered by field, value and mend, never by a traceback."""
+
+import re
+
+import numpy as np
+import pytest
+
+from talaria.cli.main import main
+
+FLEET = """
+[fleet]
+name = "watch"
+devices = 2
+[run]
+algorithm = "fedavg"
+rounds = 2
+[run.spec]
+name = "imu_cnn"
+input_shape = [6, 32]
+classes = 3
+"""
+DEVICE = """
+[device]
+id = "anna"
+[fleet]
+name = "watch"
+broker = "mqtt://127.0.0.1:1"
+patience_s = 0.1
+[data]
+source = "npz"
+path = "mine.npz"
+"""
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch, capsys):
+    """What a command that must fail says, in one line."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["talaria", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code
+        told = capsys.readouterr()
+        return re.sub(r"\s+", " ", told.out + told.err)
+
+    return run
+
+
+def samples(**changed):
+    """A device's own file, with arrays changed, or left out where they are None."""
+    x = np.random.default_rng(0).standard_normal((30, 6, 32)).astype(np.float32)
+    y = np.arange(30) % 3
+    found = {"x_train": x[:20], "y_train": y[:20], "x_val": x[20:], "y_val": y[20:]} | changed
+    np.savez("mine.npz", **{name: value for name, value in found.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "value", "mend"),
+    [
+        ('"watch"', '"watch', "fleet.toml", "line 2", "mend that line"),
+        ('"watch"', '"a/b"', "name", "'a/b'", "must be 1 to 36 of a-z"),
+        ("devices = 2", 'devices = "two"', "[fleet] devices", "'two'", "must be a whole number, 0 or more"),
+        ("devices = 2", 'devices = 2\nmember = ["a"]', "[fleet] member", "['a']", "did you mean 'members'?"),
+        ("devices = 2", "devices = 2\naway_days = -1", "[fleet] away_days", "-1", "must be a number in 0..36500"),
+        ("[run]", "[round]\nquorum = 0.5\n[run]", "round", "'quorum': 0.5", "did you mean 'rounds'?"),
+        ("[run]", "[rounds]\nquorum = 1.5\n[run]", "[rounds] quorum", "1.5", "must be a number in 0..1"),
+        ("[run]", "[canary]\nshare = 0\n[run]", "share", "0", "must be in (0, 1]"),
+        ("fedavg", "fedavgg", "[run] algorithm", "'fedavgg'", "did you mean 'fedavg'?"),
+        ("imu_cnn", "imu_cn", "[run] model", "'imu_cn'", "did you mean 'imu_cnn'?"),
+        ("rounds = 2", "rounds = -2", "[run] rounds", "-2", "must be at least 1"),
+        ("classes = 3", "classes = 1", "[run] classes", "1", "must be at least 2"),
+        ("[run.spec]", '[run.recipe]\nlr = "fast"\n[run.spec]', "recipe: lr", "'fast'", "above 0, such as 0.02"),
+        ("[run.spec]", "[run.hparams]\nmu = 1\n[run.spec]", "algorithm 'fedavg'", "option 'mu'", "it takes none"),
+    ],
+)
+def test_a_wrong_fleet(said, tmp_path, old, new, field, value, mend):
+    assert old in FLEET
+    (tmp_path / "fleet.toml").write_text(FLEET.replace(old, new, 1).lstrip())
+    text = said("coordinator", "status", "fleet.toml")
+    for words in (field, value, mend):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "value", "mend"),
+    [
+        ('"anna"', '"an na"', "device: id", "'an na'", "must be 1 to 36 of a-z"),
+        ("[fleet]", 'engine = "tensor"\n[fleet]', "engine", "'tensor'", "use 'torch' or 'onnx'"),
+        ("mqtt://127.0.0.1:1", "127.0.0.1:x", "broker", "'127.0.0.1:x'", "write mqtt://host:1883"),
+        ('"npz"', '"csv"', "[data] source", "'csv'", 'write "npz" or "folder"'),
+        ("mine.npz", "none.npz", "data", "none.npz", "give the path of a .npz file"),
+        ("[data]", '[plan.widths]\nconv1 = "all"\n[data]', "[plan.widths] conv1", "'all'", "whole number, 1 or more"),
+    ],
+)
+def test_a_wrong_device(said, tmp_path, old, new, field, value, mend):
+    assert old in DEVICE
+    (tmp_path / "device.toml").write_text(DEVICE.replace(old, new, 1))
+    samples()
+    text = said("edge", "check", "device.toml")
+    for words in (field, value, mend):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "value", "mend"),
+    [
+        ({"x_val": None}, "mine.npz lacks", "x_val", "write x and y of each part, train and val"),
+        ({"y_train": np.arange(19)}, "y_train", "(19,)", "give one label per sample"),
+        ({"x_train": np.full((20, 6, 32), np.nan, np.float32)}, "part 'train'", "x[0]", "drop or repair that window"),
+        ({"x_val": np.zeros((10, 6, 30), np.float32)}, "val samples", "(6, 30)", "cut alike"),
+        ({"x_train": np.array([None] * 20, dtype=object)}, "'x_train'", "Python objects", "write numbers"),
+        ({"y_train": np.array(["rest"] * 20)}, "y_train", "<U4", "label all alike"),
+    ],
+)
+def test_a_devices_samples_that_are_wrong(said, tmp_path, changed, field, value, mend):
+    (tmp_path / "device.toml").write_text(DEVICE)
+    samples(**changed)
+    text = said("edge", "check", "device.toml")
+    for words in (field, value, mend):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "field", "value", "mend"),
+    [
+        ({"split": np.array(["train"] * 40)}, (), "split", "<U5", "write 0 for train, 1 for validation, 2 for test"),
+        ({"split": np.full(40, 3)}, (), "split", "3", "use 0 train, 1 validation, 2 test"),
+        ({"client": np.arange(39)}, (), "client", "(39,)", "give one for each"),
+        ({"y": np.linspace(0, 1, 40)}, (), "y", "float64", "numpy.digitize"),
+        ({}, ("-o", "lam=0.5"), "option", "'lam'", "it takes none"),
+        ({}, ("--codec", "int3"), "codec", "'int3'", "use raw, fp16"),
+        ({}, ("--fraction", "2"), "fraction", "2.0", "must be in (0, 1]"),
+        ({}, ("--task", "regress"), "task", "'regress'", "use one of classification"),
+    ],
+)
+def test_a_simulation_that_is_given_something_wrong(said, changed, words, field, value, mend):
+    x = np.random.default_rng(0).standard_normal((40, 6, 32)).astype(np.float32)
+    np.savez("mine.npz", **{"x": x, "y": np.arange(40) % 2, "client": np.repeat([0, 1], 20)} | changed)
+    given = ("-a", "fedavg", "-d", "npz:mine.npz", "--model", "imu_cnn", "--rounds", "1")
+    text = said("simulate", *given, *words)
+    for each in (field, value, mend):
+        assert each in text
