@@ -90,7 +90,7 @@ bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
 	$(BIN)/talaria bench privacy
 	$(BIN)/talaria bench audit --trials 20000
 	$(BIN)/talaria bench secure # --partition FILE.npz adds the 20 clients of Fashion-MNIST
-	$(BIN)/talaria bench epsilon --plot benchmarks/epsilon.svg
+	$(BIN)/talaria bench epsilon
 	$(BIN)/talaria bench fuzz --seconds 300
 	$(BIN)/python -m pytest -q tests/sdk/protocol/test_machines.py --hypothesis-profile=minutes --timeout=3600
 	$(BIN)/talaria bench aggregation

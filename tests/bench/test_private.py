@@ -35,10 +35,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_curve_has_a_row_for_each_budget_and_one_without_noise(tmp_path: Path) -> None:
-    cohorts = {"small": Cohort(SMALL, epsilons=(1.0, 1e5), clips=(0.5, 5.0))}
+    cohorts = {"small": Cohort(SMALL, epsilons=(1.0, 1e5), clips=(0.5, 5.0), alone=True)}
     said: list[str] = []
     found = measure(["small"], [0, 1], tmp_path, None, said.append, cohorts)
     (one,) = found
+    assert len(one["alone"]) == 2
     usual, tight, loose = one["rows"]
     assert (usual["epsilon"], usual["lost"], usual["length"]) == (None, 0, 0)
     assert tight["length"] > loose["length"] > 0

@@ -33,6 +33,8 @@ class Cohort:
     algorithms: tuple[str, ...] = ("fedavg",)
     epsilons: tuple[float, ...] = EPSILONS
     clips: tuple[float, ...] = (0.1, 0.3, 1.0)
+    alone: bool = False
+    """Whether each device also learns alone, which tells nobody anything."""
 
 
 IMAGES: Mapping[str, Any] = {"epochs": 2, "batch": 16, "lr": 0.05, "momentum": 0.0}
@@ -45,9 +47,9 @@ def _drawn(devices: int) -> Study:
 
 
 COHORTS: Mapping[str, Cohort] = {
-    "smartwatch": Cohort(Study("smartwatch", 8), ("fedavg", "fedper")),
+    "smartwatch": Cohort(Study("smartwatch", 8), ("fedavg", "fedper"), alone=True),
     "fashion-mnist": Cohort(
-        Study("fashion-mnist", 10, model="mlp", recipe=IMAGES, partition=True), ("fedavg", "fedper")
+        Study("fashion-mnist", 10, model="mlp", recipe=IMAGES, partition=True), ("fedavg", "fedper"), alone=True
     ),
     "fashion-mnist-100": Cohort(_drawn(100), clips=(0.3, 1.0)),
     "fashion-mnist-300": Cohort(_drawn(300), clips=(0.3, 1.0)),
@@ -101,7 +103,8 @@ def measure(
     cohorts: Mapping[str, Cohort] = COHORTS,
 ) -> list[dict[str, Any]]:
     """A curve for each cohort and algorithm. ``length`` is that of a round's noise on the mean, as its expected L2
-    length over all values, in lengths of the clip that no device's part exceeds.
+    length over all values, in lengths of the clip that no device's part exceeds; ``alone`` are the accuracies of
+    devices that learn alone.
 
     Raises :class:`ConfigError` for a cohort that is not known, or lacks its partition.
     """
@@ -128,6 +131,7 @@ def _curves(
     for budget in cohort.epsilons:
         scores = {clip: run("fedavg", seeds[0], budget, clip)["validation"] for clip in cohort.clips}
         clips[budget] = max(scores, key=scores.__getitem__)
+    alone = [run("local", seed)["accuracy"] for seed in seeds] if cohort.alone else None
     found = []
     for algorithm in cohort.algorithms:
         usual = [run(algorithm, seed) for seed in seeds]
@@ -140,12 +144,14 @@ def _curves(
         found.append(
             {
                 "cohort": name,
+                "data": study.data,
                 "algorithm": algorithm,
                 "devices": devices,
                 "values": values,
                 "rounds": study.rounds,
                 "delta": DELTA,
                 "seeds": list(seeds),
+                "alone": alone,
                 "rows": rows,
             }
         )

@@ -17,13 +17,13 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     budgets = sorted({row["epsilon"] for one in found for row in one["rows"] if row["epsilon"] is not None})
     places = {budget: place for place, budget in enumerate(budgets)} | {None: len(budgets)}
-    groups = sorted({one["cohort"].partition("-")[0] for one in found}, reverse=True)
+    groups = list(dict.fromkeys(one["data"] for one in found))
     figure, panels = pyplot.subplots(
         1, len(groups), figsize=(4.6 * len(groups), 4.0), sharey=True, layout="constrained", squeeze=False
     )
     for panel, group in zip(panels[0], groups, strict=True):
         for one in found:
-            if one["cohort"].partition("-")[0] != group:
+            if one["data"] != group:
                 continue
             rows = sorted(one["rows"], key=lambda row: places[row["epsilon"]])
             low = [row["mean"] - min(row["accuracy"]) for row in rows]
@@ -37,6 +37,10 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
                 capsize=2,
                 label=f"{one['devices']} devices, {one['algorithm']}",
             )
+        for devices, alone in {one["devices"]: one["alone"] for one in found if one["data"] == group}.items():
+            if alone is not None:
+                mean = sum(alone) / len(alone)
+                panel.axhline(mean, color="0.4", linestyle=":", label=f"{devices} devices, each alone")
         panel.set_title(group)
         panel.set_xticks(list(places.values()), [*(f"{budget:g}" for budget in budgets), "no noise"])
         panel.set_xlabel("epsilon for all rounds, at delta 1e-5")
