@@ -99,6 +99,17 @@ def test_gates_that_have_all_refused_call_a_run_off_though_their_round_is_never_
     assert (fleet.run, fleet.status, fleet.life.canary) == (run.to_json(), "running", {})
 
 
+def test_a_round_of_a_refused_run_that_is_open_still_ends_first(tried):
+    store, _, answer, give = tried
+    answer(store.fleet("watch").life.canary["members"], deployed=False)
+    fleet = store.fleet("watch")
+    row = store.open_attempt("watch", 2, fleet.life.canary["members"], fleet.model_digest)
+    assert judge(fleet, store) is None  # a coordinator that starts again finds it so
+    give(Order("abort"))
+    assert store.attempt_numbered("watch", row.attempt).failure == "called off with the run"
+    assert store.open_attempts("watch") == []
+
+
 def test_gates_that_let_a_run_pass_are_waited_for_until_their_round_is_committed(tried):
     store, _, answer, _ = tried
     answer(store.fleet("watch").life.canary["members"], deployed=True)

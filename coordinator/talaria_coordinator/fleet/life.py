@@ -120,8 +120,11 @@ def judge(fleet: Fleet, store: Store, *, by_order: bool = False) -> dict[str, An
     no = sum(gate.get("deployed") is not True for gate in mine)
     off = by_order or not mine or no > tried["refused"] * len(mine)
     early = fleet.round < tried["gate"] and not by_order
-    if early and (not off or len(mine) < len(tried["members"])):
-        return None
+    still = store.open_attempts(fleet.name)
+    if early and (still or not off or len(mine) < len(tried["members"])):
+        return None  # a round of the run that is open, as after a crash, ends first
+    for row in still if by_order else ():
+        store.fail_attempt(fleet.name, row.attempt, "called off with the run")
     facts = {"asked": len(tried["members"]), "answered": len(mine), "refused": no}
     old = Run.from_json(tried["run"], allow=None)
     # The rounds that were learned meanwhile count on, though nothing of them stays.
