@@ -387,7 +387,9 @@ class _Session:
         self._ending = True
         self._client.disconnect()
         if self._pump is None:
-            await asyncio.to_thread(self._client.loop_stop)
+            # The thread may end while loop_stop looks at it; paho then finds None where it was.
+            with contextlib.suppress(AttributeError):
+                await asyncio.to_thread(self._client.loop_stop)
         else:
             self._client.loop_write()
             self._pump.stop()

@@ -6,8 +6,11 @@ import asyncio
 import datetime
 import gc
 import ipaddress
+import threading
 import warnings
+from types import SimpleNamespace
 
+import paho.mqtt.client as paho
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -349,6 +352,32 @@ def test_a_polite_close_sends_no_will(broker, threaded):
         assert [a.topic for a in await arrivals(watch, 1)] == ["t/end"]
         await watch.close()
 
+    asyncio.run(story())
+
+
+def test_a_close_while_the_thread_of_the_link_ends_is_a_close(mosquitto, monkeypatch):
+    looked, whole = threading.Event(), paho.Client.loop_forever
+
+    def ends_when_looked_at(client: paho.Client, *args: object, **named: object) -> None:
+        whole(client, *args, **named)
+        looked.wait(10)
+
+    async def story() -> None:
+        link = Mqtt(mosquitto.url, "dev", ("none",), threaded=True, **FAST)
+        await link.start()
+        (thread,) = (t for t in threading.enumerate() if t.name == "paho-mqtt-client-dev")
+
+        def look() -> threading.Thread:
+            looked.set()
+            thread.join(10)
+            return threading.current_thread()
+
+        within = SimpleNamespace(**{**vars(threading), "current_thread": look})
+        monkeypatch.setattr("paho.mqtt.client.threading", within)
+        await link.close()
+        assert not thread.is_alive()
+
+    monkeypatch.setattr(paho.Client, "loop_forever", ends_when_looked_at)
     asyncio.run(story())
 
 
