@@ -322,7 +322,9 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None, priv
     scale = targets.scale_of(run, member, private)
     kit, programs = _kits.get(run, (None, None)) if member.engine == "onnx" else (None, None)
     return Task(
-        model=_scratch(run, mask) if kit is None else Weights(masks.gathered(kit.model, kit.model, mask)),
+        model=_scratch(run, mask, member.engine)
+        if kit is None
+        else Weights(masks.gathered(kit.model, kit.model, mask)),
         split=split_of(run),
         train=targets.scaled(member.train, scale),
         val=targets.scaled(member.val, scale),
@@ -338,12 +340,15 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None, priv
     )
 
 
-def _scratch(run: Run, mask: ChannelMask | None) -> Module:
+def _scratch(run: Run, mask: ChannelMask | None, engine: str) -> Module:
+    """A module of a task's own; programs only read theirs, so that the whole model is one for all."""
     from talaria.model import pruning
     from talaria.model.cloning import clone
     from talaria.training.loop import in_fast_layout
 
     whole = template(run.spec)
+    if mask is None and engine == "onnx":
+        return whole
     return in_fast_layout(clone(whole) if mask is None else pruning.compact(whole, mask))
 
 
@@ -378,7 +383,7 @@ def _enter(
     task = task_of(run, member, round, mask, private)
     compact = masks.gathered(shared, shared, mask)
     if private is None:
-        _, private = algorithm_of(run).init(_received(task.model, compact), task.split)
+        _, private = algorithm_of(run).init(_received(task, compact), task.split)
         task = task.but(newcomer=True)
     return task, compact, without(without(without(private, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
 
@@ -390,19 +395,20 @@ def begun_private(run: Run, member: Member, shared: Tensors, kept: Tensors) -> T
         shared = without(shared, masks.PREFIX)
     mask = mask_of(run, member, kept)
     task = task_of(run, member, 1, mask)
-    _, own = algorithm_of(run).init(_received(task.model, masks.gathered(shared, shared, mask)), task.split)
+    _, own = algorithm_of(run).init(_received(task, masks.gathered(shared, shared, mask)), task.split)
     return own
 
 
-def _received(model: Model, compact: Tensors) -> Model:
+def _received(task: Task, compact: Tensors) -> Model:
     """The scratch model with what was downloaded."""
-    state = state_of(model)
+    state = state_of(task.model)
     whole = state | only(compact, [key for key in compact if key in state])
-    if isinstance(model, Weights):
+    if isinstance(task.model, Weights):
         return Weights(whole)
+    from talaria.model.cloning import clone
     from talaria.model.state import load
 
-    return load(model, whole)
+    return load(task.model if task.engine is None else clone(task.model), whole)
 
 
 def _stored(mask: ChannelMask | None, private: Tensors) -> Tensors:

@@ -32,6 +32,8 @@ _AT_ONCE = 64
 """Samples whose features are computed together."""
 _LOOKED_AT = 256
 """Samples whose logits are computed together."""
+_KEPT = 2
+"""Trainings whose buffers are kept for the next one of the same shapes: to bind them takes as long as some steps."""
 
 
 class ProgramEngine:
@@ -42,6 +44,7 @@ class ProgramEngine:
         self.spec = spec
         self.source = _maker(spec) if source is None else source
         self._others: dict[ModelSpec, ProgramEngine] = {}
+        self._idle: dict[object, Training] = {}
 
     def train(
         self,
@@ -103,11 +106,19 @@ class ProgramEngine:
         purpose: str,
     ) -> Tensors:
         how: dict[str, Any] = {} if pull is None else {"anchor": pull.anchor, "pull": pull.strength}
-        training = Training(program, state, program.momentum(state), **how)
+        shapes = program.digest, tuple((key, value.shape) for key, value in state.items())
+        training = self._idle.pop(shapes, None)  # nobody else has it then
+        if training is None:
+            training = Training(program, state, program.momentum(state), **how)
+        else:
+            training.begin(state, program.momentum(state), **how)
         draws = _Draws(program, self.source.falls, state, task, purpose)
         for x, y in feed(task, recipe, samples, purpose):
             training.step(np.ascontiguousarray(x), y, lr=recipe.lr, draws=draws.next(len(y)))
         after = training.weights
+        self._idle[shapes] = training
+        while len(self._idle) > _KEPT:
+            self._idle.pop(next(iter(self._idle)), None)
         return {key: after.get(key, value) for key, value in state.items()}
 
     def gradient(

@@ -29,7 +29,7 @@ class Training:
         pull: float = 0.0,
     ) -> None:
         """Begin at ``weights`` and ``momentum``; these and ``anchor`` and ``pull`` are as :meth:`Program.step` takes
-        them."""
+        them. Where shapes are equal, :meth:`begin` is the same again in the same buffers."""
         self.program = program
         self._anchor, self._pull = anchor, pull
         given = {"weight": weights, "momentum": momentum}
@@ -41,6 +41,26 @@ class Training:
         self._turn = 0
         self._loss = np.zeros((), np.float32)
         self._batches: dict[object, tuple[Arrays, list[Callable[[], None]]]] = {}
+
+    def begin(
+        self,
+        weights: Mapping[str, Array],
+        momentum: Mapping[str, Array],
+        *,
+        anchor: Mapping[str, Array] | None = None,
+        pull: float = 0.0,
+    ) -> None:
+        """Another training of the same program, at weights of the same names and shapes."""
+        self._anchor, self._pull, self._turn = anchor, pull, 0
+        for kind, given in (("weight", weights), ("momentum", momentum)):
+            for name, value in given.items():
+                np.copyto(self._state[f"{kind}/{name}"], value)
+        for buffers, _ in self._batches.values():
+            for name, value in (anchor or {}).items():
+                if (port := f"anchor/{name}") in buffers:
+                    np.copyto(buffers[port], value)
+            if "pull" in buffers:
+                buffers["pull"][()] = pull
 
     @property
     def weights(self) -> Arrays:

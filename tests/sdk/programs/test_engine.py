@@ -11,6 +11,7 @@ from torch import nn
 from talaria.model import pruning, zoo
 from talaria.model.state import load, state_of
 from talaria.programs.engine import ProgramEngine
+from talaria.programs.session import Session
 from talaria.programs.source import Need
 from talaria.tensors import equal
 from talaria.training import frozen_features, loop, torch_engine
@@ -70,6 +71,21 @@ def test_training_is_the_loops(engines, spec_of, name, keep):
     task = task_of(spec_of(name), keep=keep)
     state = state_of(task.model)
     assert_near(task, engines(name).train(task, state), loop.train(task, state), steps=3)
+
+
+@pytest.mark.parametrize("strength", [None, 0.5])
+def test_the_next_training_of_these_shapes_is_bound_by_then_and_begins_anew(spec_of, monkeypatch, strength):
+    spec = spec_of("mlp")
+    first, second = task_of(spec), task_of(spec, client="bela")
+    pulls = [None if strength is None else Pull({k: v + n for k, v in state_of(first.model).items()}, strength * n)
+             for n in (1, 2)]  # fmt: skip
+    state, engine = state_of(first.model), ProgramEngine(spec)
+    engine.train(first, state, pull=pulls[0])
+    monkeypatch.setattr(Session, "bound", lambda *_: pytest.fail("bound again"))
+    found = engine.train(second, state, pull=pulls[1])
+    monkeypatch.undo()
+    assert equal(found, ProgramEngine(spec).train(second, state, pull=pulls[1]))
+    assert not equal(found, engine.train(first, state, pull=pulls[0]))
 
 
 @pytest.mark.parametrize("part", ["body", "head"])
