@@ -2,13 +2,13 @@
 import fs from "node:fs";
 import { createRequire } from "node:module";
 import { Draws } from "./draws.mjs";
-import { CODECS, compensated, differences, encodeUpdate, isCoarse, pack, unpack } from "./tensors.mjs";
+import { CODECS, compensated, differences, encodeUpdate, fromPlanes, isCoarse, pack, unpack } from "./tensors.mjs";
 import { accuracy, calibrated, open, train } from "./training.mjs";
 import { sha256 } from "./wire.mjs";
 
 /** Algorithms whose devices train everything at once, send the shared names and keep the rest. */
 const ALGORITHMS = ["fedavg", "fedper", "lg_fedavg"];
-const FIELDS = ["spec", "algorithm", "hparams", "recipe", "rounds", "seed", "buffers", "fraction", "codec", "asynchronous", "follows"];
+const FIELDS = ["spec", "algorithm", "hparams", "recipe", "rounds", "seed", "buffers", "fraction", "codec", "download", "asynchronous", "follows"];
 const RECIPE = ["epochs", "batch", "lr", "momentum", "weight_decay", "smoothing", "steps", "most_steps", "accumulate", "augment"];
 const RESERVED = /^(mask|stats|frozen)\//;
 const LEFT = "left/";
@@ -74,7 +74,7 @@ export class Learner {
   #shared(digest) {
     const data = this.store.read("model.bin");
     if (sha256(data).toString("hex") !== digest) throw new Error("the global model on flash is another one by now");
-    const found = named(unpack(new Uint8Array(data)).tensors, (name) => !RESERVED.test(name));
+    const found = named(fromPlanes(unpack(new Uint8Array(data)).tensors), (name) => !RESERVED.test(name));
     if (shapes(found) !== shapes(named(this.initial, (name) => name in found))) throw new Error("the global model is not of this run's model");
     return found;
   }

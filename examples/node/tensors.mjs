@@ -143,6 +143,34 @@ export function toPlanes(name, tensor, codec) {
   return { planes, sent: { dtype: "F32", shape, data } };
 }
 
+function fromFloat16(halves) {
+  return Float32Array.from(halves, (half) => {
+    const sign = half & 0x8000 ? -1 : 1;
+    const power = (half >>> 10) & 31;
+    const rest = half & 0x3ff;
+    if (power === 31) return rest ? NaN : sign * Infinity;
+    return sign * (power ? (1 + rest / 1024) * 2 ** (power - 15) : rest * 2 ** -24);
+  });
+}
+
+/** The tensors of a global model's planes. */
+export function fromPlanes(planes) {
+  const found = {};
+  const single = (name, tensor, data) => (found[name] = { dtype: "F32", shape: tensor.shape, data });
+  for (const [plane, tensor] of Object.entries(planes)) {
+    const [, name, suffix] = /^(.*?)(\|[hbqs])?$/s.exec(plane);
+    if (suffix === "|h") single(name, tensor, fromFloat16(tensor.data));
+    else if (suffix === "|b") single(name, tensor, fromBfloat16(tensor.data));
+    else if (suffix === "|q") {
+      const scale = planes[`${name}|s`]?.data;
+      if (!scale) throw new Error(`tensor ${name} has levels without scales`);
+      const each = tensor.data.length / scale.length;
+      single(name, tensor, Float32Array.from(tensor.data, (level, i) => level * scale[Math.floor(i / each)]));
+    } else if (!suffix) found[name] = tensor;
+  }
+  return found;
+}
+
 const minus = (a, b) => ({ ...a, data: a.data.map((value, i) => value - b.data[i]) });
 
 /** New less old values. */

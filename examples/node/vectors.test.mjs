@@ -110,6 +110,18 @@ test("updates are written to the byte", () => {
   assert.equal(hex(again.data), hex(read("update-int8-fed-back.bin")));
 });
 
+test("a global model is read however it travels", () => {
+  for (const [codec, values] of Object.entries(json("updates.json").models)) {
+    const found = tensors.fromPlanes(tensors.unpack(new Uint8Array(read(`model-${codec}.bin`))).tensors);
+    const wanted = given(values);
+    assert.deepEqual(Object.keys(found).sort(), Object.keys(wanted).sort());
+    for (const [name, { shape, data }] of Object.entries(wanted)) {
+      assert.deepEqual(found[name].shape, shape);
+      assert.deepEqual([...found[name].data], [...data], `${codec} ${name}`);
+    }
+  }
+});
+
 test("files of tensors are read back, and damaged ones refused", () => {
   const file = new Uint8Array(read("model.bin"));
   const { tensors: found } = tensors.unpack(file);

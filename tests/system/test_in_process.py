@@ -124,11 +124,12 @@ def run_all(*work, seconds=120):
     return asyncio.run(together())
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_link_that_loses_doubles_and_reorders_changes_no_byte(house, a_run, seed, monkeypatch):
+@pytest.mark.parametrize(("seed", "codec"), [(1, "raw"), (2, "int8")])
+def test_a_link_that_loses_doubles_and_reorders_changes_no_byte(house, a_run, seed, codec, monkeypatch):
     # A lost birth is told again each minute; here each second.
     monkeypatch.setattr("talaria.protocol.coordinator.machine.REPEAT_SECONDS", 1.0)
-    one = house(a_run("fedper"), faults=Faults(seed, drop=0.1, duplicate=0.2, reorder=0.2))
+    run = replace(a_run("fedper"), codec=codec, download=codec)
+    one = house(run, faults=Faults(seed, drop=0.1, duplicate=0.2, reorder=0.2))
     run_all(one.serve(), *map(one.agent, one.data))
     simulated = one.simulated()
     assert tensors.equal(one.shared(), simulated.shared)

@@ -74,7 +74,9 @@ class Fleet:
         samples(one.folder, dict(np.load(one.folder / "anna.npz")))
         if one.run.codec != "raw":
             config = one.config
-            text = config.read_text().replace("[run]\n", f'[run]\ncodec = "{one.run.codec}"\n')
+            text = config.read_text().replace(
+                "[run]\n", f'[run]\ncodec = "{one.run.codec}"\ndownload = "{one.run.download}"\n'
+            )
             config.write_text(text)
             self.coordinator = one._start("coordinator", "serve", config, "--json")
         else:
@@ -106,7 +108,7 @@ class Fleet:
             return {row.round: sorted(device for _, device in row.counted) for row in rows}
 
 
-@pytest.mark.parametrize(("file", "count"), [("vectors", 10), ("machine", 3)])
+@pytest.mark.parametrize(("file", "count"), [("vectors", 11), ("machine", 3)])
 def test_its_own_tests(example, file, count):
     """Against the vectors of the protocol, and how it gets a kit."""
     done = subprocess.run(
@@ -122,7 +124,7 @@ def test_its_own_tests(example, file, count):
     [("fedper", "raw", "mosquitto", 10), ("fedavg", "int8", "amqtt", 10)],
 )
 def test_it_learns_to_the_byte_what_a_python_device_learns(fleet, a_run, example, algorithm, codec, broker, rounds):
-    run = replace(a_run(algorithm, rounds=rounds), codec=codec)
+    run = replace(a_run(algorithm, rounds=rounds), codec=codec, download=codec)
     two = Fleet(fleet(run, broker=broker, devices=("anna", "bela"), engine="onnx"), example)
     anna, bela = two.anna(), two.one.agents(two.broker, "bela")
     assert [anna.end(), bela.end(), two.coordinator.end()] == [0, 0, 0]

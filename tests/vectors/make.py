@@ -24,8 +24,8 @@ from talaria.model.spec import ModelSpec
 from talaria.protocol.transfer import ReplayWindow, transfer_of
 from talaria.training.batching import batches, cut, kept
 from talaria.types import Recipe, Update, as_delta
+from talaria.wire import download, strict_safetensors
 from talaria.wire import messages as m
-from talaria.wire import strict_safetensors
 from talaria.wire.chunks import describe
 from talaria.wire.codec import encode_tensors, encode_update
 from talaria.wire.feedback import compensate, remainder
@@ -267,8 +267,11 @@ def updates() -> dict[str, bytes]:
     out["update-masked.bin"] = encode_update(narrow, compress=False)
     shown = {n: {k: listed(v) for k, v in t.items()} for n, t in (("new", new), ("old", old))}
     facts = {"client": DEVICE, "weight": 18.0, "base_version": 3, "metrics": {"loss": 0.1}}
-    out["updates.json"] = text({"facts": facts, "tensors": shown, "left out": left})
     out["model.bin"] = encode_tensors(old)
+    coarse = {how: download.rounded(old, how) for how in ("fp16", "bf16", "int8")}
+    out |= {f"model-{how}.bin": download.encoded(model, how) for how, model in coarse.items()}
+    models = {how: {k: listed(v) for k, v in model.items()} for how, model in coarse.items()}
+    out["updates.json"] = text({"facts": facts, "tensors": shown, "left out": left, "models": models})
     return out
 
 

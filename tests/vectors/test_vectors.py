@@ -11,8 +11,9 @@ from tolerance import roundings
 
 from talaria.errors import WireError
 from talaria.programs.program import Program
+from talaria.tensors import equal
 from talaria.wire import messages, strict_safetensors
-from talaria.wire.codec import TensorSpec, decode_update
+from talaria.wire.codec import TensorSpec, decode_tensors, decode_update
 from talaria.wire.frames import decode_frame, signed_by
 
 HERE = Path(__file__).parent
@@ -82,6 +83,10 @@ def test_every_update_is_read_back():
             if left is not None:
                 wanted = wanted - np.array(left, value.dtype).reshape(value.shape)
                 assert roundings(value, wanted) <= 2
+    for codec, values in told["models"].items():
+        model = decode_tensors((HERE / f"model-{codec}.bin").read_bytes(), schema=schema)
+        wanted = {k: np.array(v["values"], v["dtype"]).reshape(v["shape"]) for k, v in values.items()}
+        assert equal(model, wanted)
     masked = {"conv1.weight": (10, 2), "fc.weight": (3, 20)}
     schema = {k: TensorSpec(s, np.dtype(np.float32)) for k, s in masked.items()}
     update = decode_update((HERE / "update-masked.bin").read_bytes(), schema=schema, layout=make.LAYOUT)

@@ -192,7 +192,7 @@ def _replay(
             rule = learning.aggregator if learning.privacy is None else _in_the_open(learning, shared, row, counted)
             shared, server = rounds.close(run, shared, server, [counted[device] for device in named], rule)
         ledger.models += 1
-        ledger.final = hashlib.sha256(global_model.encode_model(shared)).hexdigest()
+        ledger.final = hashlib.sha256(global_model.encode_model(shared, run.download)).hexdigest()
         if ledger.final == row.model_digest:
             ledger.models_equal += 1
         else:

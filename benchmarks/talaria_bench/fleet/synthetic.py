@@ -65,7 +65,7 @@ def first_value(state: Path, fleet: str) -> float | None:
 
 def begun_with(run: Run) -> float:
     """That value of the model that a run begins with."""
-    return _first(run, global_model.encode_model(rounds.start(run)[0]))
+    return _first(run, global_model.encode_model(rounds.start(run)[0], run.download))
 
 
 def _first(run: Run, data: bytes) -> float:

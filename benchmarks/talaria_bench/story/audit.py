@@ -118,7 +118,8 @@ class Retelling:
         self._same(event["model_digest"], "a warm start")
 
     def _same(self, digest: str, what: str) -> bool:
-        self.ledger.final = hashlib.sha256(global_model.encode_model(self.now.shared)).hexdigest()
+        data = global_model.encode_model(self.now.shared, self.now.run.download)
+        self.ledger.final = hashlib.sha256(data).hexdigest()
         if self.ledger.final != digest:
             self.ledger.wrong.append(f"{what}: its model is {digest[:16]}, undisturbed {self.ledger.final[:16]}")
         return self.ledger.final == digest

@@ -59,7 +59,7 @@ class Learning:
     def first(self) -> tuple[str, str]:
         """The digests of the first global model and server state."""
         shared, server = self._start()
-        return self.blobs.put(global_model.encode_model(shared)), self.blobs.put(codec.encode_tensors(server))
+        return self.blobs.put(self._encoded(shared)), self.blobs.put(codec.encode_tensors(server))
 
     def after(self, old: Run, fleet: Fleet, state: Path) -> tuple[str, str, dict[str, list[str]]]:
         """What this run begins from after ``old``, which ``fleet`` has learned: the digests of global model and server
@@ -71,7 +71,7 @@ class Learning:
         server, ledger = self._first_server(found.tensors), ledger_in(self._server(fleet))
         if ledger is not None:
             server = ledger.within(server)
-        model = self.blobs.put(global_model.encode_model(found.tensors))
+        model = self.blobs.put(self._encoded(found.tensors))
         return model, self.blobs.put(codec.encode_tensors(server)), found.facts()
 
     def require(self, fleet: Fleet) -> None:
@@ -144,6 +144,9 @@ class Learning:
     def _first_server(self, shared: Tensors) -> Tensors:
         return rounds.rule_of(self.run, self.aggregator).init(shared)
 
+    def _encoded(self, shared: Tensors) -> bytes:
+        return global_model.encode_model(shared, self.run.download)
+
     def _model(self, data: bytes) -> Tensors:
         return global_model.decode_model(self.run, data)
 
@@ -181,7 +184,7 @@ class Learning:
                 left += found
                 kept = [entry for entry in kept if entry not in {out.entry for out in found}]
             else:
-                new = self.blobs.put(global_model.encode_model(after))
+                new = self.blobs.put(self._encoded(after))
                 return Made(new, self.blobs.put(codec.encode_tensors(state)), tuple(kept), tuple(left))
         raise NothingLeft(
             f"{len(kept)} of {len(counted)} updates can be folded, and {self.least} are needed", tuple(left)
@@ -202,7 +205,7 @@ class Learning:
             raise StateError(
                 f"attempt {attempt}: {len(survivors)} updates are in the sum, and {len(kept)} in the store"
             )
-        new = self.blobs.put(global_model.encode_model(after))
+        new = self.blobs.put(self._encoded(after))
         return Made(new, self.blobs.put(codec.encode_tensors(state)), kept, ())
 
     def unaffordable(self, fleet: Fleet, devices: Sequence[str]) -> str:

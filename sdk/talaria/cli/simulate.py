@@ -36,7 +36,8 @@ def simulate(
     ] = None,
     fraction: Annotated[float, typer.Option(help="Share of the clients that takes part in a round.")] = 1.0,
     buffers: Annotated[str, typer.Option(help="BatchNorm statistics: local | aggregate.")] = "local",
-    codec: Annotated[str, typer.Option(help="Bytes on the wire: raw | fp16 | bf16 | int8 | topk.")] = "raw",
+    codec: Annotated[str, typer.Option(help="How updates travel: raw | fp16 | bf16 | int8 | topk.")] = "raw",
+    download: Annotated[str, typer.Option(help="How the global model travels: raw | fp16 | bf16 | int8.")] = "raw",
     aggregator: Annotated[
         str | None,
         typer.Option(help="Another server rule than the algorithm's own, such as median:f=1, or mypkg.mine:First:f=1."),
@@ -166,6 +167,7 @@ def simulate(
         fraction=fraction,
         buffers=buffers,
         codec=codec,
+        download=download,
         over=over,
         asynchronous=asynchronous,
         buffering={k: v for k, v in buffering.items() if v is not None},

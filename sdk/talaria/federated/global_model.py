@@ -4,16 +4,17 @@ from talaria.aggregate.validation import is_reserved
 from talaria.federated import rounds
 from talaria.federated.run import Run
 from talaria.tensors import Tensors
-from talaria.wire import codec, strict_safetensors
+from talaria.wire import codec, download, strict_safetensors
 from talaria.wire.codec import TensorSpec
 
 MOST = 40_000
 """Tensors that a global model may hold."""
 
 
-def encode_model(shared: Tensors) -> bytes:
-    """``shared`` as a plain safetensors file; equal tensors give equal bytes."""
-    return codec.encode_tensors(shared)
+def encode_model(shared: Tensors, how: str = "raw") -> bytes:
+    """``shared``, as coarse as ``how`` (:attr:`~talaria.federated.run.Run.download`) already, as a safetensors file;
+    equal tensors give equal bytes."""
+    return download.encoded(shared, how)
 
 
 def decode_model(run: Run, data: bytes) -> Tensors:

@@ -33,7 +33,7 @@ from talaria.planning.plan import Plan
 from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.engine import state_of
 from talaria.types import Task, Update, as_delta
-from talaria.wire import feedback
+from talaria.wire import download, feedback
 from talaria.wire.codec import TensorSpec, schema_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def update_schema(run: Run) -> Mapping[str, TensorSpec]:
 def start(run: Run, aggregator: Aggregator | None = None) -> tuple[Tensors, Tensors]:
     """The coordinator's first ``(shared, server state)``; ``aggregator`` as in :func:`close`. Raises
     :class:`ConfigError` where the recipe freezes what the model has not."""
-    shared = first_shared(run)
+    shared = download.rounded(first_shared(run), run.download)
     run.recipe.trained(split_of(run).keys, None)
     return shared, rule_of(run, aggregator).init(shared)
 
@@ -223,9 +223,12 @@ def close(
 
     ``updates`` must come sorted by client; one is in memory at a time. ``aggregator`` replaces the
     algorithm's own where the fleet asks for a robust one. In an asynchronous run it is the buffer's rule, and
-    ``updates`` are what the buffer holds, one of each client: they make one version.
+    ``updates`` are what the buffer holds, one of each client: they make one version. Where the model travels down
+    coarsely, what comes back is what travels; the state keeps the rest.
     """
-    return rule_of(run, aggregator).apply(shared, state, _in_order(updates))
+    left = under(state, download.PREFIX)
+    after, state = rule_of(run, aggregator).apply(shared, without(state, download.PREFIX), _in_order(updates))
+    return download.settled(after, left, state, run.download)
 
 
 def kind_of(run: Run) -> Literal["value", "delta"]:

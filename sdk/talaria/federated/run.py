@@ -19,6 +19,7 @@ from talaria.model.split import Buffers
 from talaria.planning.plan import Plan
 from talaria.training import augment
 from talaria.types import Recipe, Samples
+from talaria.wire.download import CODECS
 from talaria.wire.tensor_codecs import Codec
 
 MOST_ROUNDS = 1 << 31
@@ -49,6 +50,9 @@ class Run:
     fraction: float = 1.0
     """Share of the members that takes part in a round."""
     codec: str = "raw"
+    """How updates travel up."""
+    download: str = "raw"
+    """How the global model travels down (:mod:`talaria.wire.download`)."""
     asynchronous: bool = False
     """No rounds in step: some updates, each from its own version of the global model, make the next one
     (:mod:`talaria.federated.fedbuff_run`). ``rounds`` then counts versions."""
@@ -69,6 +73,7 @@ class Run:
         if not isinstance(self.codec, str):
             raise ConfigError(f"run: codec={shown(self.codec)} must be text, such as 'raw' or 'int8'")
         Codec.parse(self.codec)
+        valid.among("run", "download", self.download, CODECS)
         zoo.require(self.spec.name)
         augment.get(self.recipe.augment)
         if self.asynchronous and self.fraction != 1:
@@ -123,7 +128,8 @@ class Run:
     def __hash__(self) -> int:
         """Of the fields that are no table: runs that are equal have the same, so that what is worked out of one is
         kept (:func:`functools.lru_cache`)."""
-        return hash((self.spec, self.algorithm, self.recipe, self.rounds, self.seed, self.buffers, self.codec))
+        travels = self.codec, self.download
+        return hash((self.spec, self.algorithm, self.recipe, self.rounds, self.seed, self.buffers, travels))
 
     def to_json(self) -> str:
         """Canonical JSON: equal runs, equal text."""
@@ -132,6 +138,8 @@ class Run:
             del data["task"]
         if not self.follows:
             del data["follows"]
+        if self.download == "raw":
+            del data["download"]
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
     @property

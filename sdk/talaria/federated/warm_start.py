@@ -16,7 +16,7 @@ from talaria.federated import rounds, targets
 from talaria.federated.run import MOST_BEFORE, Member, Run
 from talaria.model import masks
 from talaria.tensors import Array, Tensors, under, without
-from talaria.wire import feedback
+from talaria.wire import download, feedback
 
 _SAME = ("algorithm", "task", "asynchronous", "buffers")
 
@@ -79,7 +79,7 @@ def carried(old: Run, new: Run, shared: Tensors) -> Carried:
             f"next: {found.dropped[0]} of the last model has no place in the new one; keep the model, and change its "
             "adapters or classes alone"
         )
-    return found
+    return replace(found, tensors=download.rounded(found.tensors, new.download))
 
 
 def private_of(run: Run, member: Member, shared: Tensors, old: Tensors) -> Carried:

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid, ServerApp  # isort: skip
 
 _ASKED = (
     "model", "rounds", "seed", "task", "options", "recipe", "aggregator", "adapters", "pretrained", "fraction",
-    "buffers", "codec", "data_options", "evaluate_every",
+    "buffers", "codec", "download", "data_options", "evaluate_every",
 )  # fmt: skip
 """What of :func:`talaria.simulate` a Flower app takes."""
 
@@ -60,7 +60,7 @@ def server_app(
         )
         strategy.start(grid)
         if file is not None:
-            _keep(Path(file), encode_model(strategy.shared))
+            _keep(Path(file), encode_model(strategy.shared, experiment.run.download))
 
     app.main()(main)
     return app

@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
 
-from talaria import algorithms, tasks, valid
+from talaria import algorithms, valid
 from talaria.aggregate.base import Aggregator
 from talaria.algorithms.base import Algorithm
 from talaria.data import registry
 from talaria.data.federated import Federated
-from talaria.data.presets import completed, default_of
-from talaria.errors import ConfigError, DataError, StateError, some_of
-from talaria.federated import plan_compat
+from talaria.data.presets import completed
+from talaria.errors import ConfigError, DataError, StateError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.private_rule import private_rule
 from talaria.federated.rounds import check_over, require_engine
 from talaria.federated.run import ENGINES, Engine, Member, Run
 from talaria.federated.server_rule import located, rule_named
-from talaria.foreign import shown
 from talaria.model import tokens, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
-from talaria.options import taken_apart
 from talaria.planning.plan import Plan
 from talaria.privacy.rule import Privacy, as_plain
 from talaria.simulation import checkpoint
+from talaria.simulation.asked import buffering_of, data_of, plans_of, spec_of, task_of
 from talaria.simulation.private_run import settled
 from talaria.simulation.result import Result
 from talaria.simulation.run import course, crew_of, evaluate, learned, members_of
 from talaria.simulation.simulator import RoundFacts
 from talaria.simulation.workers import Crew
 from talaria.types import Recipe
-
-BUFFER = 10
-"""Updates that make a version of an asynchronous run where no ``buffer`` is given, or one of each member if fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +132,7 @@ def simulate(
     fraction: float = 1.0,
     buffers: str = "local",
     codec: str = "raw",
+    download: str = "raw",
     over: float = 0.0,
     asynchronous: bool = False,
     buffering: Buffering | Mapping[str, Any] | None = None,
@@ -169,7 +165,8 @@ def simulate(
         pretrained: Whether to start from published weights.
         fraction: Share of the clients that takes part in a round, in (0, 1].
         buffers: BatchNorm statistics: ``"local"`` or ``"aggregate"``.
-        codec: Bytes on the wire: raw, fp16, bf16, int8, topk.
+        codec: How updates travel: raw, fp16, bf16, int8, topk.
+        download: How the global model travels: raw, fp16, bf16, int8.
         over: Ask this share more clients than are counted; who comes first is drawn.
         asynchronous: No rounds in step; ``buffering`` (``buffer``, ``max_staleness``, ``damping``) says how updates
             make a version.
@@ -220,6 +217,7 @@ def simulate(
         fraction=fraction,
         buffers=buffers,
         codec=codec,
+        download=download,
         over=over,
         asynchronous=asynchronous,
         buffering=buffering,
@@ -251,6 +249,7 @@ def prepare(
     fraction: float = 1.0,
     buffers: str = "local",
     codec: str = "raw",
+    download: str = "raw",
     over: float = 0.0,
     asynchronous: bool = False,
     buffering: Buffering | Mapping[str, Any] | None = None,
@@ -265,24 +264,25 @@ def prepare(
     dataset = data if isinstance(data, str) else None
     if isinstance(data, str) and task is not None and "task" in registry.options_of(data):
         data_options = {"task": task, **(data_options or {})}
-    found = _data(data, data_options)
-    own = _plans(plans, (*found.clients, *found.newcomers))
+    found = data_of(data, data_options)
+    own = plans_of(plans, (*found.clients, *found.newcomers))
     name, hparams = (algorithm, {}) if isinstance(algorithm, str) else algorithms.name_of(algorithm)
     if hparams and options:
         raise ConfigError(f"simulate: options={dict(options)!r} are for an algorithm's name; set them in the object")
     run = Run.of(
         completed(
             {
-                "spec": _spec(found, model, own, adapters, pretrained, seed, dataset or found.name).to_json(),
+                "spec": spec_of(found, model, own, adapters, pretrained, seed, dataset or found.name).to_json(),
                 "algorithm": name,
                 "hparams": hparams or dict(options or {}),
                 "recipe": asdict(recipe) if isinstance(recipe, Recipe) else dict(recipe or {}),
                 "rounds": rounds,
                 "seed": seed,
-                "task": _task(found, task),
+                "task": task_of(found, task),
                 "buffers": buffers,
                 "fraction": fraction,
                 "codec": codec,
+                "download": download,
                 "asynchronous": asynchronous,
             },
             dataset or found.name,
@@ -292,7 +292,7 @@ def prepare(
         everyone = {**found.clients, **found.newcomers}
         tokens.require_known(zoo.build(run.spec), {name: client.train.x for name, client in everyone.items()})
     rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
-    buffer = _buffering(run, buffering, len(found.clients))
+    buffer = buffering_of(run, buffering, len(found.clients))
     check_over(run, over)
     require_engine(run, engine)
     kept = settled(run, privacy, list(found.clients), over)
@@ -364,7 +364,7 @@ def resume(
             raise ConfigError(
                 f"{folder}: its data ({asked['dataset']!r}) was an object; give it: resume(..., data=...)"
             )
-        found = _data(asked["dataset"], asked["data_options"]) if data is None else data
+        found = data_of(asked["dataset"], asked["data_options"]) if data is None else data
         if aggregator is None and asked["own_rule"]:
             raise ConfigError(f"{folder}: its rule ({asked['aggregator']}) was an object; give it: aggregator=...")
         if aggregator is None and asked["aggregator"] is not None:
@@ -390,109 +390,6 @@ def resume(
         asked={name: value for name, value in asked.items() if name != "format"},
     )
     return one.learn(progress, folder, workers, ray)
-
-
-def _data(data: str | Federated, options: Mapping[str, Any] | None) -> Federated:
-    if isinstance(data, str):
-        return registry.load(data, **(options or {}))
-    if options:
-        raise ConfigError(f"simulate: data_options={dict(options)!r} are for a dataset's name; data is an object")
-    if not isinstance(data, Federated):
-        raise ConfigError(
-            f"simulate: data={shown(data)} must be a dataset's name or a Federated; Federated.from_arrays "
-            "makes one of arrays"
-        )
-    return data
-
-
-def _task(data: Federated, task: str | None) -> str:
-    """The task that was asked for, which must be one of the data's kind, else the data's own."""
-    if task is None:
-        return data.task
-    if tasks.of(task).name != tasks.of(data.task).name:
-        raise ConfigError(
-            f"simulate: task={task!r}, but the targets of {data.name!r} are for {data.task!r}; leave it out, or load "
-            "the data for that task (data_options={'task': ...}, Federated.from_arrays(..., task=...))"
-        )
-    return task
-
-
-def _plans(plans: Plan | Mapping[str, Plan] | Sequence[str] | None, clients: Iterable[str]) -> dict[str, Plan]:
-    """Each client's plan; of texts, ``CLIENT=FILE`` and, for the clients that none of these names, ``FILE``."""
-    names = list(clients)
-    if isinstance(plans, Plan):
-        return dict.fromkeys(names, plans)
-    if isinstance(plans, Mapping):
-        for name, plan in plans.items():
-            if name not in names or not isinstance(plan, Plan):
-                raise ConfigError(
-                    f"simulate: plans[{shown(name)}] must be the Plan of a client; clients are {some_of(names, 20)}"
-                )
-        return dict(plans)
-    one: dict[str, Plan] = {}
-    every: dict[str, Plan] = {}
-    for text in plans or ():
-        client, equals, path = text.partition("=")
-        if equals and client in names:
-            one[client] = plan_compat.read(Path(path))
-        elif equals and not Path(text).exists():
-            raise ConfigError(
-                f"--plan {text!r}: there is no client {client!r}; choose one of {some_of(sorted(names), 20)}"
-            )
-        else:
-            every = dict.fromkeys(names, plan_compat.read(Path(text)))
-    return {**every, **one}
-
-
-def _spec(
-    data: Federated,
-    model: str | ModelSpec | Module | None,
-    plans: Mapping[str, Plan],
-    adapters: str | AdapterSpec | None,
-    pretrained: bool,
-    seed: int,
-    dataset: str,
-) -> ModelSpec:
-    """The model that was asked for, else the plans' own, else the dataset's, else one that fits."""
-    extra = _adapters(adapters) if isinstance(adapters, str) else adapters
-    meant = next((plan.model for plan in plans.values() if plan.model is not None), None)
-    if isinstance(model, ModelSpec):
-        return replace(model, adapters=extra or model.adapters, pretrained=pretrained or model.pretrained)
-    if isinstance(model, Module):
-        return replace(zoo.keep(model, data.input_shape, data.classes), adapters=extra, seed=seed)
-    if model is None and meant is not None:
-        zoo.GROUP.require_allowed(meant.get("name"), (), "a plan's file imports nothing: name the model too")
-        spec = replace(ModelSpec.from_json(meant), seed=seed)
-        for name, own in (("input_shape", data.input_shape), ("classes", data.classes)):
-            if getattr(spec, name) != own:
-                raise ConfigError(
-                    f"plans: their model has {name}={getattr(spec, name)}, the data {own}; plan again with `talaria "
-                    "plan --shape --classes`, or --data"
-                )
-        return replace(spec, adapters=extra or spec.adapters, pretrained=pretrained or spec.pretrained)
-    named = model or default_of(dataset).model
-    if named is None:
-        smallest = min(len(c.train) for c in data.clients.values())
-        fit = zoo.fitting(data.input_shape, data.classes, smallest, seed=seed)
-        return replace(fit, adapters=extra, pretrained=pretrained)
-    name, options = taken_apart(named, "--model")
-    return ModelSpec(name, data.input_shape, data.classes, extra, seed, pretrained, options=tuple(options.items()))
-
-
-def _adapters(text: str) -> AdapterSpec:
-    """The adapters of ``KIND`` or ``KIND:OPTION=VALUE,OPTION=VALUE``, such as ``lowrank:rank=8``."""
-    kind, options = taken_apart(text, "--adapters")
-    return AdapterSpec.from_json({"kind": kind, **options})
-
-
-def _buffering(run: Run, given: Buffering | Mapping[str, Any] | None, members: int) -> Buffering | None:
-    """The buffer of an asynchronous run."""
-    if run.asynchronous:
-        own = {"buffer": min(BUFFER, members)}
-        return given if isinstance(given, Buffering) else Buffering(**{**own, **(given or {})})
-    for name, value in (asdict(given) if isinstance(given, Buffering) else given or {}).items():
-        raise ConfigError(f"--{name.replace('_', '-')} {value}: only an asynchronous run has it; add --asynchronous")
-    return None
 
 
 def _plain(value: Any) -> Any:

@@ -19,6 +19,7 @@ from talaria.data.federated import Federated
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
+from talaria.federated.global_model import encode_model
 from talaria.federated.run import Run
 from talaria.model.masks import compact_shape
 from talaria.planning.plan import Plan
@@ -29,7 +30,6 @@ from talaria.simulation.reporting import mask_overlap, pair_overlap, write_html
 from talaria.simulation.run import Learned, members_of
 from talaria.training import evaluation
 from talaria.training.evaluation import Metrics, Report, Summary
-from talaria.wire import codec
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Result:
             "recipe": asdict(run.recipe),
             "rounds": run.rounds,
             "seed": run.seed,
-            "model_digest": hashlib.sha256(codec.encode_tensors(learned.shared)).hexdigest(),
+            "model_digest": hashlib.sha256(encode_model(learned.shared, run.download)).hexdigest(),
             "aggregator": self.asked["aggregator"],
             "over": self.asked["over"],
             "accuracy": asdict(self.accuracy),

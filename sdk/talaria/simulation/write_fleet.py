@@ -118,7 +118,7 @@ class Written:
         return sorted({package for package in found if package is not None})
 
 
-_RUN = ("algorithm", "rounds", "seed", "buffers", "fraction", "codec")
+_RUN = ("algorithm", "rounds", "seed", "buffers", "fraction", "codec", "download")
 _LATER = """
 # Under [device], bundle = "NAME.talaria" also exports this device's model; [guard] says when it may train.
 """

@@ -1,0 +1,130 @@
+"""What a simulation is asked for, in the several forms that a person may give it: data, task, model, plans, buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from torch.nn import Module
+
+from talaria import tasks
+from talaria.data import registry
+from talaria.data.federated import Federated
+from talaria.data.presets import default_of
+from talaria.errors import ConfigError, some_of
+from talaria.federated import plan_compat
+from talaria.federated.fedbuff_run import Buffering
+from talaria.federated.run import Run
+from talaria.foreign import shown
+from talaria.model import zoo
+from talaria.model.spec import AdapterSpec, ModelSpec
+from talaria.options import taken_apart
+from talaria.planning.plan import Plan
+
+BUFFER = 10
+"""Updates that make a version of an asynchronous run where no ``buffer`` is given, or one of each member if fewer."""
+
+
+def data_of(data: str | Federated, options: Mapping[str, Any] | None) -> Federated:
+    if isinstance(data, str):
+        return registry.load(data, **(options or {}))
+    if options:
+        raise ConfigError(f"simulate: data_options={dict(options)!r} are for a dataset's name; data is an object")
+    if not isinstance(data, Federated):
+        raise ConfigError(
+            f"simulate: data={shown(data)} must be a dataset's name or a Federated; Federated.from_arrays "
+            "makes one of arrays"
+        )
+    return data
+
+
+def task_of(data: Federated, task: str | None) -> str:
+    """The task that was asked for, which must be one of the data's kind, else the data's own."""
+    if task is None:
+        return data.task
+    if tasks.of(task).name != tasks.of(data.task).name:
+        raise ConfigError(
+            f"simulate: task={task!r}, but the targets of {data.name!r} are for {data.task!r}; leave it out, or load "
+            "the data for that task (data_options={'task': ...}, Federated.from_arrays(..., task=...))"
+        )
+    return task
+
+
+def plans_of(plans: Plan | Mapping[str, Plan] | Sequence[str] | None, clients: Iterable[str]) -> dict[str, Plan]:
+    """Each client's plan; of texts, ``CLIENT=FILE`` and, for the clients that none of these names, ``FILE``."""
+    names = list(clients)
+    if isinstance(plans, Plan):
+        return dict.fromkeys(names, plans)
+    if isinstance(plans, Mapping):
+        for name, plan in plans.items():
+            if name not in names or not isinstance(plan, Plan):
+                raise ConfigError(
+                    f"simulate: plans[{shown(name)}] must be the Plan of a client; clients are {some_of(names, 20)}"
+                )
+        return dict(plans)
+    one: dict[str, Plan] = {}
+    every: dict[str, Plan] = {}
+    for text in plans or ():
+        client, equals, path = text.partition("=")
+        if equals and client in names:
+            one[client] = plan_compat.read(Path(path))
+        elif equals and not Path(text).exists():
+            raise ConfigError(
+                f"--plan {text!r}: there is no client {client!r}; choose one of {some_of(sorted(names), 20)}"
+            )
+        else:
+            every = dict.fromkeys(names, plan_compat.read(Path(text)))
+    return {**every, **one}
+
+
+def spec_of(
+    data: Federated,
+    model: str | ModelSpec | Module | None,
+    plans: Mapping[str, Plan],
+    adapters: str | AdapterSpec | None,
+    pretrained: bool,
+    seed: int,
+    dataset: str,
+) -> ModelSpec:
+    """The model that was asked for, else the plans' own, else the dataset's, else one that fits."""
+    extra = _adapters(adapters) if isinstance(adapters, str) else adapters
+    meant = next((plan.model for plan in plans.values() if plan.model is not None), None)
+    if isinstance(model, ModelSpec):
+        return replace(model, adapters=extra or model.adapters, pretrained=pretrained or model.pretrained)
+    if isinstance(model, Module):
+        return replace(zoo.keep(model, data.input_shape, data.classes), adapters=extra, seed=seed)
+    if model is None and meant is not None:
+        zoo.GROUP.require_allowed(meant.get("name"), (), "a plan's file imports nothing: name the model too")
+        spec = replace(ModelSpec.from_json(meant), seed=seed)
+        for name, own in (("input_shape", data.input_shape), ("classes", data.classes)):
+            if getattr(spec, name) != own:
+                raise ConfigError(
+                    f"plans: their model has {name}={getattr(spec, name)}, the data {own}; plan again with `talaria "
+                    "plan --shape --classes`, or --data"
+                )
+        return replace(spec, adapters=extra or spec.adapters, pretrained=pretrained or spec.pretrained)
+    named = model or default_of(dataset).model
+    if named is None:
+        smallest = min(len(c.train) for c in data.clients.values())
+        fit = zoo.fitting(data.input_shape, data.classes, smallest, seed=seed)
+        return replace(fit, adapters=extra, pretrained=pretrained)
+    name, options = taken_apart(named, "--model")
+    return ModelSpec(name, data.input_shape, data.classes, extra, seed, pretrained, options=tuple(options.items()))
+
+
+def _adapters(text: str) -> AdapterSpec:
+    """The adapters of ``KIND`` or ``KIND:OPTION=VALUE,OPTION=VALUE``, such as ``lowrank:rank=8``."""
+    kind, options = taken_apart(text, "--adapters")
+    return AdapterSpec.from_json({"kind": kind, **options})
+
+
+def buffering_of(run: Run, given: Buffering | Mapping[str, Any] | None, members: int) -> Buffering | None:
+    """The buffer of an asynchronous run."""
+    if run.asynchronous:
+        own = {"buffer": min(BUFFER, members)}
+        return given if isinstance(given, Buffering) else Buffering(**{**own, **(given or {})})
+    for name, value in (asdict(given) if isinstance(given, Buffering) else given or {}).items():
+        raise ConfigError(f"--{name.replace('_', '-')} {value}: only an asynchronous run has it; add --asynchronous")
+    return None
