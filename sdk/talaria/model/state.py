@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ def array_of(tensor: Tensor, name: str = "tensor") -> Array:
 
 def beside(module: Module, array: Array) -> Tensor:
     """``array`` as a tensor on the device where ``module`` lies (of no tensors: the CPU)."""
-    own = next(iter(module.state_dict(keep_vars=True).values()), None)
+    own = next(chain(module.parameters(), module.buffers()), None)  # a state dict would be made of all of them
     return tensor_of(array) if own is None else tensor_of(array).to(own.device)
 
 

@@ -50,7 +50,7 @@ class Crew:
         self.count, self._work = count, work
         self._idle: list[tuple[BaseProcess, socket]] = []
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as this does
-        self._size = 0
+        self._size = self._shares = 0
 
     def __enter__(self) -> Self:
         return self
@@ -104,12 +104,14 @@ class Crew:
         while at < len(data):  # one call writes at most 2 GiB
             at += os.pwrite(self._file.fileno(), view[at:], at)
         self._size = len(data)
+        self._shares += 1
         if not self._idle:
             self._fork()
 
     def _ask(self, link: socket, job: Job) -> None:
         asked, private = job
-        _send(link, json.dumps({"asked": dict(asked), "size": self._size, "private": private is not None}).encode())
+        head = {"asked": dict(asked), "size": self._size, "share": self._shares, "private": private is not None}
+        _send(link, json.dumps(head).encode())
         if private is not None:
             _send(link, packed(private))
 
@@ -135,18 +137,22 @@ def _serve(link: socket, others: list[socket], file: int, work: Work) -> None:
     import torch
 
     torch.set_num_threads(1)
+    shared: Tensors = {}
+    share = 0  # those that were read last
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             head = json.loads(_received(link))
             private = unpacked(_received(link)) if head["private"] else None
-            with mmap.mmap(file, head["size"], access=mmap.ACCESS_READ) as shared:
-                try:
-                    facts, tensors, data = work(head["asked"], unpacked(bytes(shared)), private)
-                except Exception as error:
-                    _send(link, json.dumps({"error": [type(error).__name__, str(error)]}).encode())
-                    if not isinstance(error, TalariaError):
-                        raise
-                    continue
+            if head["share"] != share:
+                with mmap.mmap(file, head["size"], access=mmap.ACCESS_READ) as held:
+                    shared, share = unpacked(bytes(held)), head["share"]
+            try:
+                facts, tensors, data = work(head["asked"], dict(shared), private)
+            except Exception as error:
+                _send(link, json.dumps({"error": [type(error).__name__, str(error)]}).encode())
+                if not isinstance(error, TalariaError):
+                    raise
+                continue
             _send(link, json.dumps({"facts": dict(facts)}).encode())
             _send(link, packed(tensors))
             _send(link, data)

@@ -9,6 +9,8 @@ from talaria.tensors import Array
 from talaria.training import augment
 from talaria.types import Recipe, Samples, Task
 
+AT_ONCE = 100
+"""Samples that a model is measured on together: maps of small images then stay in a processor's cache."""
 LARGEST_CACHE = 512 << 20
 """Most bytes of features that are kept."""
 
@@ -18,7 +20,7 @@ def feed(task: Task, recipe: Recipe, samples: Samples, purpose: str = "train") -
     recipe says."""
     draws, change = task.draws(purpose), augment.get(recipe.augment)
     for index in batches(len(samples), recipe.batch, steps_of(recipe, len(samples)), draws):
-        yield change(samples.x[index], draws), samples.y[index]
+        yield change(samples.x.take(index, 0), draws), samples.y.take(index, 0)
 
 
 def steps_of(recipe: Recipe, count: int) -> int:

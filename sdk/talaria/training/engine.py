@@ -15,6 +15,7 @@ from talaria.errors import ModelError
 from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model, Served, Weights
 from talaria.tensors import Array, Tensors
+from talaria.training.batching import AT_ONCE
 from talaria.types import Recipe, Samples, Task
 
 LOGITS, INTO, MEAN = "logits", "into ", "mean "
@@ -250,7 +251,7 @@ def another(task: Task, spec: ModelSpec) -> tuple[Model, Engine]:
     return _engine(task).another(spec)
 
 
-def predict(model: Model, x: Array, batch: int = 256) -> Array:
+def predict(model: Model, x: Array, batch: int = AT_ONCE) -> Array:
     """Logits float32 (N, classes) of what is served."""
     if isinstance(model, Served):
         return model.predict(x, batch)

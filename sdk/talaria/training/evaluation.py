@@ -13,6 +13,7 @@ from talaria import tasks
 from talaria.errors import DataError
 from talaria.model.weights import Model
 from talaria.tensors import Array
+from talaria.training.batching import AT_ONCE
 from talaria.training.engine import predict
 from talaria.types import Samples
 
@@ -79,7 +80,7 @@ def told(task: str) -> dict[str, object]:
     return {"task": task, "figures": dict(names)}
 
 
-def evaluate(model: Model, samples: Samples, batch: int = 256, task: str = tasks.CLASSIFICATION) -> Metrics:
+def evaluate(model: Model, samples: Samples, batch: int = AT_ONCE, task: str = tasks.CLASSIFICATION) -> Metrics:
     """``model``'s metrics on ``samples`` in ``task``: in eval mode, without gradients; the model's modes are restored.
 
     Raises :class:`DataError` where there is no sample.

@@ -18,7 +18,7 @@ from talaria.model.cloning import clone
 from talaria.model.state import array_of, beside, load, state_of
 from talaria.tensors import Array, Tensors
 from talaria.training import batching
-from talaria.training.batching import cut, steps_of
+from talaria.training.batching import AT_ONCE, cut, steps_of
 from talaria.training.engine import Pull
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.sgd import SGD
@@ -40,10 +40,15 @@ def served(task: Task, state: Tensors) -> Module:
 def in_fast_layout(module: Module) -> Module:
     """``module`` with its 2D convolutions in channels-last memory where a CPU trains them faster so: depthwise and
     small ones by a tenth to a third. Wide ones (:data:`WIDE` inputs, larger than 1x1) were slower by a sixth."""
-    larger = [p for p in module.parameters() if p.dim() == 4 and p.shape[-1] > 1]
+    larger = _convolved(module)
     if larger and all(p.shape[1] < WIDE for p in larger):
         module.to(memory_format=torch.channels_last)
     return module
+
+
+def _convolved(module: Module) -> list[Tensor]:
+    """The weights of its 2D convolutions larger than 1x1."""
+    return [p for p in module.parameters() if p.dim() == 4 and p.shape[-1] > 1]
 
 
 def train(
@@ -207,13 +212,16 @@ def calibrate(task: Task, state: Tensors, samples: Samples | None = None, batch:
     return state_of(module)
 
 
-def predict(module: Module, x: Array, batch: int = 256) -> Array:
-    """Logits float32 (N, classes) in eval mode without gradients; the module's modes are restored."""
+def predict(module: Module, x: Array, batch: int = AT_ONCE) -> Array:
+    """Logits float32 (N, classes) in eval mode without gradients; the module's modes and layout are restored."""
     modes = {m: m.training for m in module.modules()}
-    module.eval()
+    plain = all(p.is_contiguous() for p in _convolved(module))
+    in_fast_layout(module).eval()
     with torch.no_grad():
         inputs = beside(module, x)
         out = torch.cat([module(inputs[start : start + batch]) for start in range(0, max(1, len(x)), batch)])
+    if plain:
+        module.to(memory_format=torch.contiguous_format)
     for m, mode in modes.items():
         m.training = mode
     return array_of(out)

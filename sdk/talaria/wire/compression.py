@@ -19,14 +19,15 @@ def squeeze(data: bytes) -> bytes:
 
     Data that begins as a frame does is always framed, so that it is not taken for one.
     """
-    start = max(0, (len(data) - _PROBE) // 2)
-    probe = data[start : start + _PROBE]
     packer = zstandard.ZstdCompressor(level=1)
     if data.startswith(MAGIC):
         return packer.compress(data)
-    if not probe or len(packer.compress(probe)) > _GAIN * len(probe):
+    start = max(0, (len(data) - _PROBE) // 2)
+    probe = data[start : start + _PROBE]
+    tried = packer.compress(probe)
+    if not probe or len(tried) > _GAIN * len(probe):
         return data
-    packed = packer.compress(data)
+    packed = tried if len(probe) == len(data) else packer.compress(data)
     return packed if len(packed) < len(data) else data
 
 

@@ -67,6 +67,17 @@ def test_what_a_worker_raises_is_raised_here() -> None:
     assert all(list(tensors) == ["b", "a"] and data == b"whole" for _, tensors, data in answers)
 
 
+def test_what_all_share_is_read_once() -> None:
+    def work(asked, shared, private):
+        return {"at": id(shared["a"]), "a": float(shared["a"])}, {}, b""
+
+    with Crew(1, work) as crew:
+        for value in (1.0, 2.0):
+            told = [facts for facts, _, _ in crew.answers({"a": np.array(value)}, [({}, None)] * 3)]
+            assert {facts["a"] for facts in told} == {value}
+            assert len({facts["at"] for facts in told}) == 1
+
+
 def test_a_worker_that_ends_is_told() -> None:
     def work(asked, shared, private):
         os.kill(os.getpid(), signal.SIGKILL)

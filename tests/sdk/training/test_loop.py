@@ -291,6 +291,18 @@ def test_predict_is_in_eval_and_puts_modes_back() -> None:
     assert loop.predict(model, t.train.x[:0]).shape == (0, 3)
 
 
+def test_predict_looks_in_the_fast_layout_and_puts_the_old_one_back() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten(), nn.Linear(3 * 4 * 4, 5))
+    seen = []
+    model[2].register_forward_hook(lambda layer, given, out: seen.append((len(out), out.stride(1))))
+    x = np.random.default_rng(0).standard_normal((150, 2, 8, 8), np.float32)
+    with torch.no_grad():
+        plain = model(torch.from_numpy(x)).numpy()
+    assert roundings(loop.predict(model, x), plain) < 100
+    assert seen == [(150, 16), (100, 1), (50, 1)]
+    assert all(p.is_contiguous() for p in model.parameters())
+
+
 def test_accuracy_counts_right_labels() -> None:
     t = task()
     state = start(t)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -311,6 +313,23 @@ def test_what_does_not_shrink_is_left_as_it_is():
     assert len(squeeze(bytes(200_000))) < 1000
     assert unsqueeze(squeeze(bytes(200_000)), 200_000) == bytes(200_000)
     assert squeeze(b"") == b""
+
+
+def test_what_the_probe_holds_whole_is_packed_once(monkeypatch):
+    packed = []
+
+    class Counting:
+        def __init__(self, level):
+            self._packer = zstandard.ZstdCompressor(level=level)
+
+        def compress(self, data):
+            packed.append(len(data))
+            return self._packer.compress(data)
+
+    wanted = squeeze(bytes(40_000))
+    monkeypatch.setattr("talaria.wire.compression.zstandard", SimpleNamespace(ZstdCompressor=Counting))
+    assert squeeze(bytes(40_000)) == wanted
+    assert packed == [40_000]
 
 
 @example(piece=MAGIC, times=1)
