@@ -19,7 +19,7 @@ from talaria.wire.frames import Header
 from talaria.wire.tensor_codecs import SUFFIXES, Codec
 
 TEXT = (Path(__file__).parents[1] / "docs" / "PROTOCOL.md").read_text()
-FROM_DEVICE = {"device", "accept", "decline", "want", "wantkit", "offer", "word", "goodbye", "error"}
+FROM_DEVICE = {"device", "accept", "decline", "want", "wantkit", "offer", "word", "goodbye", "leave", "error"}
 PLAIN = re.sub(r"\s+", " ", TEXT)
 
 

@@ -28,6 +28,7 @@ from talaria.wire.validity import validities
 from talaria_edge.config import DeviceConfig, has_torch, load_config
 from talaria_edge.data import DeviceData, checked, require_learnable
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, require_safe
+from talaria_edge.storage.state import has_left
 
 LEAST_MB = 64
 """Free space below which a round's files may not fit."""
@@ -52,6 +53,8 @@ def check(path: Path, *, wait_s: float = 5.0, insecure: bool = False, opened: Op
         yield Finding("settings", "wrong", str(error))
         return
     yield Finding("settings", "ok", f"device {config.device!r} of fleet {config.fleet!r}")
+    if left := has_left(config.state):
+        yield Finding("member", "wrong", left)
     data = None
     try:
         data = config.source.load()

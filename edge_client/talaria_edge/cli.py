@@ -133,6 +133,32 @@ def join(
 
 
 @app.command()
+def leave(
+    config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Then erase what the device learned; its samples and its bundle stay.")
+    ] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the coordinator's word.", min=0.1)] = 30.0,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept a broker beyond this machine without TLS or keys.")
+    ] = False,
+) -> None:
+    """Take this device out of its fleet for good: no round asks it or waits for it any more, and no agent takes part
+    with its state folder.
+
+    Stop its agent first. What it gave stays in the fleet's model. Its private state is kept, so that a bundle can
+    still be rolled back, or erased with --erase. Where the coordinator does not answer, nothing changes.
+    """
+    from talaria_edge.config import load_config
+    from talaria_edge.leave import leave as leaving
+
+    device = load_config(config)
+    leaving(device, erase=erase, wait_s=wait, insecure=insecure)
+    kept = f"what it learned is erased from {device.state}" if erase else f"what it learned stays in {device.state}"
+    typer.echo(f"{device.device} has left fleet {device.fleet}; {kept}.")
+
+
+@app.command()
 def rollback(
     config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
 ) -> None:

@@ -1,5 +1,6 @@
 #!/usr/bin/env node
 // A device of a Talaria fleet: node device.mjs device.json. Prints what happens, a line of JSON each.
+// With --leave it leaves the fleet for good, and takes part no more.
 import { randomBytes } from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
@@ -42,15 +43,19 @@ class Device {
   #finishing = false;
   #result = null;
   #answered = false;
+  #begun = performance.now() / 1000;
   #firstGoodbye = Infinity;
   #lastGoodbye = -Infinity;
   #learner = null;
   #cannot = "";
   #called = null;
 
-  constructor(config) {
+  constructor(config, leaving = false) {
     this.config = config;
+    this.leaving = leaving;
     this.store = new Store(config.state);
+    if (this.store.read("left.json").length)
+      throw new Error(`this device has left its fleet for good; to take part again, delete ${this.store.at("left.json")}`);
     const { tls, ...keys } = identityOf(config.identity, config.fleet, config.device);
     this.tls = tls;
     const own = {
@@ -181,18 +186,28 @@ class Device {
     if (oldest !== undefined && performance.now() - oldest > 1000 * UNANSWERED_S) this.#client?.end(true);
     this.machine.tick();
     this.#finishIfOver();
-    if (!this.#result) return;
+    if (!this.#result && !this.leaving) return;
     const now = performance.now() / 1000;
-    if (this.#answered || now - this.#firstGoodbye >= FAREWELL_S) {
+    if (this.#answered || (!this.leaving && now - this.#firstGoodbye >= FAREWELL_S)) {
       this.#leave();
+    } else if (this.leaving && now - this.#begun >= FAREWELL_S) {
+      this.reject(new Error(`the fleet was not reached in ${FAREWELL_S} s: this device belongs to it still; try again later`));
+      this.#client?.end(true);
+      this.#client = null;
     } else if (now - this.#lastGoodbye >= this.machine.own.retry) {
       this.#firstGoodbye = Math.min(this.#firstGoodbye, now);
       this.#lastGoodbye = now;
-      this.machine.goodbye();
+      if (this.leaving) this.machine.leave();
+      else this.machine.goodbye();
     }
   }
 
   #leave() {
+    if (this.leaving) {
+      this.store.write("left.json", JSON.stringify({ fleet: this.config.fleet, at: Date.now() / 1000 }));
+      this.tell("left", { fleet: this.config.fleet });
+      this.#result = {};
+    }
     const client = this.#client;
     this.#client = null;
     clearTimeout(this.again);
@@ -244,6 +259,7 @@ class Device {
       this.tell("coordinator-away");
       return;
     }
+    if (this.leaving) return; // whatever is learned, it is not learned here
     if (!this.#learner || !spec.equals(this.spec)) {
       this.spec = spec;
       [this.#learner, this.#cannot] = [null, ""];
@@ -423,7 +439,8 @@ export function configOf(file) {
 
 if (process.argv[1] && fs.realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
   try {
-    await new Device(configOf(process.argv[2] ?? "device.json")).run();
+    const given = process.argv.slice(2).filter((word) => word !== "--leave");
+    await new Device(configOf(given[0] ?? "device.json"), process.argv.includes("--leave")).run();
   } catch (problem) {
     process.stderr.write(`${problem.message}\n`);
     process.exitCode = 1;

@@ -189,6 +189,11 @@ export class Machine {
     this.#say("goodbye", { version: Math.max(0, this.state.version) });
   }
 
+  /** For good, by its owner's hand. */
+  leave() {
+    this.#say("leave", {});
+  }
+
   /** Time passed. */
   tick() {
     if (!this.#linked) return;

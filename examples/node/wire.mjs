@@ -80,6 +80,7 @@ export const MESSAGES = {
   heard: { attempt: whole(), step: whole(0, 4) },
   error: { attempt: whole(), reason: text() },
   goodbye: { version: whole() },
+  leave: {},
   farewell: {},
   notice: { text: text() },
 };

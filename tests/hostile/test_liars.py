@@ -113,6 +113,7 @@ MESSAGES = (
         base_digest=bytes(32),
     ),
     m.Goodbye(version=0),
+    m.Leave(),
 )
 
 

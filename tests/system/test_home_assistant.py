@@ -18,6 +18,7 @@ from talaria_edge import home_assistant as ha
 from talaria_edge.agent.supervisor import keep_running
 from talaria_edge.deployment import gate
 from talaria_edge.identity.connection import over_mqtt
+from talaria_edge.leave import leave
 
 pytestmark = LEFT_SOCKETS
 
@@ -134,6 +135,12 @@ def test_a_device_appears_installs_and_goes_back(keyed):
             assert {topic.split("/")[-1] for topic in home.heard} == {"config", "ha", "bundle", "alive"}
             agent.cancel()
             await home.until("ha/alive", lambda word: word == b"offline")
+            with suppress(asyncio.CancelledError):
+                await agent
+            await asyncio.to_thread(leave, config)  # for good: Home Assistant forgets it
+            await home.until("ha/alive", lambda word: word == b"")
+            assert home.heard[topic] == b""
+            assert fleet.of("left")[0]["device"] == "anna"
         finally:
             agent.cancel()
             listening.cancel()

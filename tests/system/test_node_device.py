@@ -205,6 +205,28 @@ def test_a_run_that_it_cannot_learn_is_declined_with_the_reason(fleet, a_run, ex
     assert "ditto cannot be learned here" in told["reason"]
 
 
+def test_its_owner_takes_it_out_of_the_fleet_for_good(fleet, a_run, example):
+    one = fleet(a_run(rounds=1), devices=("anna", "bela"))
+    coordinator = one.serve()
+    path = written(one.folder, coordinator.wait_for("ready")["broker"], state="state/anna")
+
+    def run(*options):
+        process = subprocess.run(
+            [found("node", "nodejs"), str(example / "device.mjs"), str(path), *options],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        return process.returncode, process.stdout, process.stderr
+
+    status, said, errors = run("--leave")
+    assert (status, json.loads(said.splitlines()[-1])["event"]) == (0, "left"), errors
+    assert coordinator.wait_for("left")["device"] == "anna"
+    broker = json.loads(path.read_text())["broker"]
+    assert one.agents(broker, "bela").end() == 0
+    assert coordinator.end() == 0
+    assert run()[0] == 1
+    assert "has left its fleet for good" in run()[2]
+
+
 async def beside(one, tmp_path, example):
     """The fleet's first member in JavaScript beside the others in Python, over TLS; what it said, until it ends."""
     (tmp_path / "watch.kit").write_bytes(kits.encode(kit_of(one.run)))

@@ -118,6 +118,7 @@ def spoken() -> list[tuple[str, Header, m.Message, Signer]]:
         (dev, m.Offer(**own, nonce=nonce, attempt=7, base_version=3, base_digest=model.sha256)),
         (dev, m.Trouble(attempt=7, reason="20 wrong chunks")),
         (dev, m.Goodbye(version=10)),
+        (dev, m.Leave()),
     ]
     out = []
     for number, (kind, message) in enumerate(said, 1):

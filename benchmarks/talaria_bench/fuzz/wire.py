@@ -74,6 +74,7 @@ def every_message() -> list[messages.Message]:
         messages.Heard(attempt=1, step=0),
         messages.Trouble(**told),  # type: ignore[arg-type]
         messages.Goodbye(version=1),
+        messages.Leave(),
         messages.Farewell(),
     ]
 

@@ -70,10 +70,12 @@ def report(
 def summary(found: Chronicle) -> str:
     """All of it in one sentence."""
     f = found.facts()
+    owners = f", {f['left_by_owner']} of them by their owner's hand" if f["left_by_owner"] else ""
     return (
         f"{f['rounds']} rounds from {day(found.begin)} to {day(found.end)}; {f['members']} members "
-        f"({f['joined']} came, {f['retired']} left for good, {f['readmitted']} came back); {f['warm_starts']} warm "
-        f"starts; {f['trials']} trials, {f['trials_passed']} passed, {f['trials_called_off']} called off; "
+        f"({f['joined']} came, {f['retired']} left for good{owners}, {f['readmitted']} came back); "
+        f"{f['warm_starts']} warm starts; {f['trials']} trials, {f['trials_passed']} passed, "
+        f"{f['trials_called_off']} called off; "
         f"restored {_times(f['restores'])}, paused {_times(f['pauses'])}."
     )
 

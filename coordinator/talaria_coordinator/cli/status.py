@@ -70,6 +70,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
                     "seen": d.seen,
                     "quarantine": d.quarantine,
                     "retired": d.retired,
+                    "left_by": d.left_by,
                 }
                 for d in devices
             ],
@@ -147,12 +148,18 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["seen"]))
         devices.add_row(
             row["device"],
-            "left" if row["retired"] else "yes" if row["online"] else "no",
+            _here(row),
             str(row["boot"]),
             seen,
             _plain(row["quarantine"]),
         )
     console.print(devices)
+
+
+def _here(row: dict[str, Any]) -> str:
+    if row["retired"]:
+        return "left by its owner" if row["left_by"] == "owner" else "left"
+    return "yes" if row["online"] else "no"
 
 
 def _spent(privacy: dict[str, Any]) -> str:

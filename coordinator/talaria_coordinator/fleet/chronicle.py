@@ -40,6 +40,8 @@ class Chronicle:
     rounds: int
     moments: tuple[Moment, ...]
     counts: Mapping[str, int]
+    left_by_owner: int = 0
+    """Of those that left for good, how many by their owner's hand."""
 
     def facts(self) -> dict[str, Any]:
         """As plain data."""
@@ -52,6 +54,7 @@ class Chronicle:
             "members": self.moments[-1].members if self.moments else 0,
             "joined": counts["device-joined"],
             "retired": counts["device-retired"],
+            "left_by_owner": self.left_by_owner,
             "readmitted": counts["device-readmitted"],
             "shut_out": counts["quarantined"],
             "warm_starts": counts["run-followed"],
@@ -93,7 +96,8 @@ def chronicle(events: Sequence[Event]) -> Chronicle:
             text = f"{_names(devices)} come"
         told.append(Moment(float(event["at"]), round, len(roster), mark, text))
     begin, end = (float(events[i]["at"]) if events else 0.0 for i in (0, -1))
-    return Chronicle(begin, end, round, tuple(told), Counter(str(event["kind"]) for event in events))
+    owners = sum(event["kind"] == "device-retired" and event.get("by") == "owner" for event in events)
+    return Chronicle(begin, end, round, tuple(told), Counter(str(event["kind"]) for event in events), owners)
 
 
 def _names(devices: Sequence[str]) -> str:
@@ -109,7 +113,8 @@ def _told(event: Event) -> tuple[str, str]:
         case "device-joined":
             return "join", f"{device} comes"
         case "device-retired":
-            return "leave", f"{device} leaves for good{why}"
+            by = " by its owner's hand" if event.get("by") == "owner" else ""
+            return "leave", f"{device} leaves for good{by}{why}"
         case "device-readmitted":
             return "join", f"{device} is taken in again{why}"
         case "quarantined":

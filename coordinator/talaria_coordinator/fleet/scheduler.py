@@ -18,6 +18,7 @@ from talaria.errors import StateError, said
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
+from talaria.protocol.coordinator.presence import LEFT
 from talaria.protocol.coordinator.state import LIVE, Attempt, Peer
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import cohort
@@ -100,6 +101,13 @@ class Conductor:
             raise StateError(f"fleet {self.config.name!r} is gone from the store; restore it from a backup")
         self.fleet = fleet
         self._retired = {d.device for d in self.store.devices(self.config.name) if d.retired is not None}
+
+    def left(self, device: str) -> None:
+        """Its owner took a device out of the fleet for good; said twice, it is kept once."""
+        if device not in self._retired:
+            self.store.retire(self.config.name, device, True, by="owner")
+            self._hands.tell("left", device=device, reason=LEFT)
+            self.refresh()
 
     @property
     def over(self) -> bool:
@@ -270,12 +278,15 @@ class Conductor:
 
     def _gathered(self) -> tuple[str, ...]:
         """The roster, fixed once all that are waited for have come, or have been waited for long enough."""
-        devices = self.store.devices(self.config.name)
-        roster, now = cohort.roster(self.config.members, self.config.devices, devices), time.monotonic()
-        if not roster and self.config.members:
-            come = {d.device for d in devices if d.quarantine is None}
+        devices, now = self.store.devices(self.config.name), time.monotonic()
+        named = [name for name in self.config.members if name not in self._retired]
+        if self.config.members and not named:
+            return ()  # all have left for good
+        roster = cohort.roster(named, self.config.devices, devices)
+        if not roster and named:
+            come = {d.device for d in devices if d.quarantine is None and d.retired is None}
             if self._gathering.over(self._draw, self.fleet.round + 1, come, self._here, now):
-                roster = tuple(sorted(self.config.members))
+                roster = tuple(sorted(named))
                 self._hands.tell("begun-without", missing=sorted(set(roster) - come))
         if roster:
             self._fix(roster)

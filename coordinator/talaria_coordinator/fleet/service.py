@@ -41,7 +41,7 @@ from talaria_coordinator.fleet.refusals import Refusals
 from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.secure import secure_of
 from talaria_coordinator.fleet.uploads import Uploads, receive
-from talaria_coordinator.fleet.vacancy import look
+from talaria_coordinator.fleet.vacancy import look, replaced
 from talaria_coordinator.fleet.witness import witness
 from talaria_coordinator.identity.eviction import KeepOut, nowhere
 from talaria_coordinator.storage.blobs import Blobs
@@ -349,7 +349,7 @@ class Service:
                 self._conductor.failed(action.attempt, action.reason)
                 self._is_called_off()
             case a.Fenced():
-                raise StateError(self._replaced(action))
+                raise StateError(replaced(name, self._conductor.fleet.epoch, action))
             case a.KitAsked():
                 if not self._seeks_kit:
                     self._seeks_kit = True
@@ -357,22 +357,12 @@ class Service:
                     self._driver.spawn(self._find_kit())
             case a.Departed():
                 self._leaving.done(action.device)
+                if action.for_good:
+                    self._conductor.left(action.device)
             case _:
                 witness(action, name, self.store, self._tell)
                 if isinstance(action, a.DeviceUp):
                     self._conductor.not_asked(action.device)
-
-    def _replaced(self, by: a.Fenced) -> str:
-        name, ours = self.config.name, self._conductor.fleet.epoch
-        if by.online:
-            return (
-                f"fleet {name!r}: a coordinator of epoch {by.epoch} took over (ours is {ours}); stop one of the "
-                "two, or give them different fleet names"
-            )
-        return (
-            f"fleet {name!r}: a coordinator of epoch {by.epoch} was here meanwhile and is gone; devices have heard it "
-            f"and hear ours ({ours}) no more; start this one again"
-        )
 
     # -- uploads
 

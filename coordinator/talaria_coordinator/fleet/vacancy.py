@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from talaria.errors import StateError, WireError
+from talaria.protocol.actions import Fenced
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, decode_frame, encode_frame, signed_by
 from talaria.wire.mqtt import Arrival, Transport, Will
@@ -123,3 +124,16 @@ def _birth(arrival: Arrival, fleet: str, signer: Signer | None) -> tuple[int, m.
     if signer is not None and not signed_by(frame, signer.public):
         return None
     return frame.header.boot, said
+
+
+def replaced(fleet: str, ours: int, by: Fenced) -> str:
+    """Why a coordinator of epoch ``ours`` ends: another one was, or is, heard by the devices."""
+    if by.online:
+        return (
+            f"fleet {fleet!r}: a coordinator of epoch {by.epoch} took over (ours is {ours}); stop one of the "
+            "two, or give them different fleet names"
+        )
+    return (
+        f"fleet {fleet!r}: a coordinator of epoch {by.epoch} was here meanwhile and is gone; devices have heard it "
+        f"and hear ours ({ours}) no more; start this one again"
+    )

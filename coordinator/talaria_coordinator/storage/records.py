@@ -101,6 +101,10 @@ class Attempt:
     counted: tuple[tuple[int, str], ...] | None
 
 
+LeftBy = Literal["operator", "owner"]
+"""By whose hand a device left for good."""
+
+
 @dataclass(frozen=True)
 class Device:
     """What is known of a device; ``boot`` is its highest boot counter seen."""
@@ -115,6 +119,8 @@ class Device:
     quarantine: str | None
     retired: float | None = None
     """When it left for good; None where it did not."""
+    left_by: str | None = None
+    """By whose hand: ``operator`` or ``owner``."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,7 @@ def attempt_of(row: Row[Any]) -> Attempt:
 def device_of(row: Row[Any]) -> Device:
     return Device(
         row.fleet, row.device, row.boot, bool(row.online), json.loads(row.profile), row.joined, row.seen,
-        row.quarantine, row.retired,
+        row.quarantine, row.retired, row.left_by,
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from talaria_coordinator.storage.records import (
     Attempt,
     Device,
     Fleet,
+    LeftBy,
     Life,
     Received,
     Spent,
@@ -484,17 +485,19 @@ class Store:
                 tx.execute(insert(DEVICES).values(fleet=fleet, device=device, **row))
             append(tx, "quarantined" if reason else "released", {"reason": reason}, fleet=fleet, device=device)
 
-    def retire(self, fleet: str, device: str, for_good: bool, reason: str = "") -> None:
-        """A device leaves the roster for good, or (``for_good`` false) is a member again; logged, with the reason."""
+    def retire(self, fleet: str, device: str, for_good: bool, reason: str = "", by: LeftBy = "operator") -> None:
+        """A device leaves the roster for good, ``by`` whose hand, or (``for_good`` false) is a member again; logged,
+        with the reason."""
         with self._writing(fleet) as tx:
             where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
             now = fleet_of(tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one())
-            tx.execute(update(DEVICES).where(where).values(retired=time.time() if for_good else None))
+            left = {"retired": time.time(), "left_by": by} if for_good else {"retired": None, "left_by": None}
+            tx.execute(update(DEVICES).where(where).values(**left))
             if now.roster:
                 roster = sorted({*now.roster} - {device} if for_good else {*now.roster, device})
                 tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(roster=json.dumps(roster)))
             kind = "device-retired" if for_good else "device-readmitted"
-            append(tx, kind, _why(reason), fleet=fleet, device=device)
+            append(tx, kind, ({"by": by} if for_good else {}) | _why(reason), fleet=fleet, device=device)
 
     def devices(self, fleet: str) -> list[Device]:
         """All devices by name."""

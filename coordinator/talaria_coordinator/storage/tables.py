@@ -71,6 +71,7 @@ DEVICES = Table(
     Column("seen", Float, nullable=False),
     Column("quarantine", Text),
     Column("retired", Float),
+    Column("left_by", String(16)),
     ForeignKeyConstraint(["fleet"], ["fleets.fleet"]),
 )
 

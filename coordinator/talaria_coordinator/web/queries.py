@@ -258,7 +258,8 @@ def _spread(values: list[float]) -> Spread | None:
 
 
 def _device(row: Row[Any]) -> DeviceView:
-    return DeviceView(row.device, bool(row.online), row.boot, row.joined, row.seen, row.quarantine, row.retired)
+    times = row.joined, row.seen
+    return DeviceView(row.device, bool(row.online), row.boot, *times, row.quarantine, row.retired, row.left_by)
 
 
 def _update(row: Row[Any]) -> UpdateView:

@@ -1,7 +1,7 @@
 """The records that the API answers with. Times are unix seconds, sizes bytes, shares in 0..1."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class OverlapView:
 @dataclass(frozen=True)
 class DeviceView:
     """A device as it was last seen; ``quarantine`` says why it is shut out, if it is, and ``retired`` when it left for
-    good, if it did."""
+    good, if it did, ``left_by`` the operator's hand or its owner's."""
 
     device: str
     online: bool
@@ -124,6 +124,7 @@ class DeviceView:
     seen: float
     quarantine: str | None
     retired: float | None = None
+    left_by: Literal["operator", "owner"] | None = None
 
 
 @dataclass(frozen=True)

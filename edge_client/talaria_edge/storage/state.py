@@ -11,6 +11,7 @@ protocol.
     traffic.json                  bytes up and down by round
     privacy.json                  what differential privacy has cost this device
     secure.bin                    its part in a secure round
+    left.json                     when its owner took it out of the fleet for good: no agent takes part from then on
     lock                          held by the process that uses the folder
 
 Of all this only the update leaves the device.
@@ -25,6 +26,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,13 @@ from talaria_edge.storage import tensor_files
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
+LEFT = "left.json"
+KEPT = (
+    "*private.safetensors", "update.bin", "model.bin", "model-*.part", "kit.bin", "kit-*.part", "protocol.bin",
+    "traffic.json", "privacy.json", "secure.bin", "result.json", "body.bin", "body-*.part", ".*.part", "deployed.json",
+    "deployed.lock", "waiting.json", "waiting.talaria", "bundles/*.talaria",
+)  # fmt: skip
+"""What a device keeps in its folder, its earlier bundles too."""
 _BEFORE = {"step": "round", "base": "base_digest"}
 """What format 1 called otherwise. Its tensors are the same."""
 
@@ -271,6 +280,8 @@ class DeviceStore:
     def protocol(self) -> DeviceState:
         """The protocol's memory as it was saved last; a new one on a new device, or on one that has lost it: its boots
         count from the clock, in milliseconds, as it may have connected often before, also within this second."""
+        if said := has_left(self.folder):
+            raise StateError(f"state: {said}")
         if not self._protocol.exists():
             return DeviceState(boot=max(0, int(1000 * time.time())))
         mend = f"move {self._protocol} away; the device then introduces itself anew"
@@ -284,6 +295,30 @@ class DeviceStore:
         """Keep the protocol's memory, durably."""
         data = state.dump()
         tensor_files.write(self._protocol, hashlib.sha256(data).digest() + data)
+
+    # -- the end
+
+    def left(self) -> None:
+        """From now on this device takes part no more."""
+        fleet = self._facts["fleet"]
+        tensor_files.write(self.folder / LEFT, json.dumps({"fleet": fleet, "at": time.time()}).encode())
+
+    def erase(self) -> None:
+        """Remove all that this device learned and keeps in its folder; that it left stays known. Files of others stay,
+        and so does the bundle in force, where predictors look for it."""
+        try:
+            for pattern in KEPT:
+                for path in self.folder.glob(pattern):
+                    path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                (self.folder / "bundles").rmdir()
+            durable.flush(self.folder)
+        except OSError as error:
+            raise tensor_files.DiskError(
+                f"state: {self.folder} could not be erased: {error.strerror}; delete what is in it by hand"
+            ) from None
+
+    # -- what it cost
 
     def spent(self) -> dict[str, float]:
         """What differential privacy has cost this device, as its coordinator counts; empty where nothing is counted."""
@@ -309,6 +344,23 @@ class DeviceStore:
     def save_traffic(self, traffic: Mapping[int, Mapping[str, int]]) -> None:
         """Keep the traffic."""
         tensor_files.write(self._traffic, json.dumps({str(k): dict(v) for k, v in traffic.items()}).encode())
+
+
+def has_left(folder: Path) -> str:
+    """What to say of a device whose owner took it out of its fleet; empty for any other."""
+    path = folder / LEFT
+    if not path.exists():
+        return ""
+    try:
+        found = json.loads(path.read_bytes())
+        fleet, day = str(found["fleet"])[:36], datetime.fromtimestamp(float(found["at"])).date().isoformat()
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        fleet, day = "", ""
+    where = f" {fleet!r} for good on {day}" if day else " for good"
+    return (
+        f"this device left its fleet{where}, by its owner's hand; to take part again, its operator readmits it "
+        f"(`talaria coordinator readmit`), and {path} is deleted"
+    )
 
 
 def _round(record: Private | Trained) -> tuple[int, str, str]:

@@ -167,9 +167,11 @@ class Doubled:
 
 @dataclass(frozen=True)
 class Departed:
-    """A device has its last global model and its model, and leaves."""
+    """A device has its last global model and its model, and leaves; ``for_good`` where its owner takes it out of the
+    fleet. That is to be durable before what follows is said."""
 
     device: str
+    for_good: bool = False
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,7 @@ class Reconnect:
 
 @dataclass(frozen=True)
 class Released:
-    """The coordinator has heard our goodbye."""
+    """The coordinator has heard our goodbye, or keeps that we left for good."""
 
 
 @dataclass(frozen=True)

@@ -317,6 +317,8 @@ class FetchModel:
 
 @dataclass(frozen=True)
 class SayGoodbye:
-    """All is done: tell the coordinator. Give it again until :class:`Released` comes."""
+    """All is done: tell the coordinator; or ``for_good``, that its owner takes this device out of the fleet. Give it
+    again until :class:`Released` comes."""
 
     now: float
+    for_good: bool = False

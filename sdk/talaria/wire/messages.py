@@ -331,8 +331,15 @@ class Goodbye(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leave(Message):
+    """The device leaves the fleet for good, by its owner's hand; said again until there is an answer."""
+
+    TYPE: ClassVar[str] = "leave"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Farewell(Message):
-    """The coordinator has heard the goodbye."""
+    """The coordinator has heard the goodbye, or keeps for good that the device left."""
 
     TYPE: ClassVar[str] = "farewell"
 
@@ -370,6 +377,7 @@ _ALL: tuple[type[Message], ...] = (
     Heard,
     Trouble,
     Goodbye,
+    Leave,
     Farewell,
     Notice,
 )

@@ -704,6 +704,22 @@ def test_a_command_that_comes_twice_is_obeyed_once(world):
     assert len(w.closed) == 1
 
 
+def test_a_device_that_leaves_for_good_is_waited_for_no_more_and_is_answered_once_that_is_durable(world):
+    w = world(3, QUIET)
+    w.begin()
+    gone = w.names[1]
+    w.crash_device(gone)
+    w.open(1, quorum=2)
+    w.run(4)
+    assert not w.closed
+    header = Header("leave", "watch", gone, boot=9, seq=1)
+    event = e.Received(w.now, f"fl/1/watch/d/{gone}/evt", encode_frame(header, m.encode_message(m.Leave())))
+    _, actions = w.half.step(w.state, event)
+    heard = [action for action in actions if not isinstance(action, a.Save)]
+    said = [decode_frame(x.payload).header.type if isinstance(x, a.Publish) else type(x) for x in heard]
+    assert said[-3:] == [a.Departed, "farewell", a.RoundClosed]
+
+
 def test_a_device_whose_birth_was_lost_is_told_to_be_there_by_the_first_that_it_says():
     half, state = CoordinatorMachine("watch"), CoordinatorState()
     half.step(state, e.Start(0.0, 1))

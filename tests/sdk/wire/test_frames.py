@@ -137,6 +137,7 @@ EXAMPLES = [
     m.Heard(attempt=3, step=0),
     m.Trouble(attempt=1, reason="disk full"),
     m.Goodbye(version=3),
+    m.Leave(),
     m.Farewell(),
     m.Notice(text="shut out by the coordinator: 5 offences"),
 ]

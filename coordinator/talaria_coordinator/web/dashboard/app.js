@@ -211,7 +211,7 @@ function show(about, rounds, devices, shut, events, overlap) {
   put("devices", table([
     ["device", (d) => d.device],
     ["link", (d) => make("span", { class: d.quarantine ? "no" : d.online && !d.retired ? "up" : "down" },
-      d.quarantine ? "shut out" : d.retired ? "left" : d.online ? "online" : "away")],
+      d.quarantine ? "shut out" : d.left_by === "owner" ? "left by its owner" : d.retired ? "left" : d.online ? "online" : "away")],
     ["boots", (d) => String(d.boot), "n"], ["last birth or death", (d) => ago(d.seen)],
     ["", (d) => leaveButton(d)],
   ], devices, "No device has come yet."));

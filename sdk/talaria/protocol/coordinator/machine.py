@@ -395,6 +395,9 @@ class CoordinatorMachine:
             case m.Goodbye():
                 t.act(a.Departed(device))
                 t.say(device, m.Farewell())
+            case m.Leave():
+                presence.left(t, device)
+                t.say(device, m.Farewell())
             case _:
                 raise WireError(f"{message.TYPE!r} is not for a device to say")
 

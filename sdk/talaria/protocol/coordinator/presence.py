@@ -5,7 +5,7 @@ from __future__ import annotations
 from talaria.protocol import actions as a
 from talaria.protocol.coordinator import secure_rounds, uploads
 from talaria.protocol.coordinator.calls import call
-from talaria.protocol.coordinator.state import Peer
+from talaria.protocol.coordinator.state import LIVE, Peer
 from talaria.protocol.coordinator.step_context import IgnoredError, Turn
 from talaria.wire import messages as m
 
@@ -16,6 +16,9 @@ DOUBLED = (
     "another program has this device's name and keys, and the two put each other out at the broker: stop one of them, "
     "or enroll one under a name of its own"
 )
+
+LEFT = "left by its owner"
+"""Why no round waits for a device any more."""
 
 
 def lifecycle(t: Turn, device: str, peer: Peer, boot: int, message: m.DeviceBirth) -> None:
@@ -53,6 +56,16 @@ def came(t: Turn, device: str, peer: Peer) -> None:
         if device in attempt.cohort and uploads.countable(t, attempt):
             call(t, attempt, device, again=True)
     secure_rounds.remind(t, device)
+
+
+def left(t: Turn, device: str) -> None:
+    """Its owner takes it out of the fleet for good: what is still to come of it is waited for no more. An update that
+    is here already counts."""
+    for attempt in t.state.attempts.values():
+        member = attempt.cohort.get(device)
+        if member is not None and member.phase in LIVE:
+            uploads.drop(t, attempt, device, "declined", LEFT)
+    t.act(a.Save(), a.Departed(device, for_good=True))
 
 
 def _count(t: Turn, device: str, peer: Peer, process: bytes, fresh: bool) -> None:

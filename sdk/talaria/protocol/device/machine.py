@@ -101,7 +101,7 @@ class DeviceMachine:
                 if state.fetch is not None and now - state.fetch.touched >= self._patience(state):
                     self._want(state, now, out)
             case e.SayGoodbye():
-                self._say(state, m.Goodbye(version=max(0, state.version)), out)
+                self._say(state, m.Leave() if event.for_good else m.Goodbye(version=max(0, state.version)), out)
             case _:
                 raise StateError(f"device: {type(event).__name__} is not an event of this half")
         state.clock = now
