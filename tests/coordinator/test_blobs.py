@@ -29,6 +29,44 @@ def test_what_was_put_is_got(blobs, data):
     assert list(blobs.digests()).count(digest) == 1
 
 
+def test_a_file_may_become_the_blob(blobs, tmp_path):
+    for data in (b"an update", b"an update", b"another", b""):
+        file = tmp_path / "upload.part"
+        file.write_bytes(data)
+        digest = hashlib.sha256(data).hexdigest()
+        blobs.adopt(file, data, digest)
+        assert blobs.get(digest) == data
+
+
+def test_a_folder_takes_the_file_itself_and_from_another_disk_its_bytes(tmp_path, monkeypatch):
+    blobs, whole = FolderBlobs(tmp_path / "blobs"), FolderBlobs(tmp_path / "others")
+    whole.put(b"written")
+    file, data = tmp_path / "upload.part", b"an update"
+    digest = hashlib.sha256(data).hexdigest()
+    file.write_bytes(data)
+    file.chmod(0o600)
+    number = file.stat().st_ino
+    blobs.adopt(file, data, digest)
+    kept = tmp_path / "blobs" / digest[:2] / digest[2:]
+    assert not file.exists()
+    assert kept.stat().st_ino == number
+    assert kept.stat().st_mode == next((tmp_path / "others").glob("??/*")).stat().st_mode
+    assert blobs.gc((), older_s=0.001) == 0, "what was just taken over is young"
+
+    def far(*_):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    file.write_bytes(b"far")
+    monkeypatch.setattr(blobs_module.durable, "rename", far)
+    with pytest.raises(StateError, match="could not be written"):
+        blobs.adopt(file, b"far", hashlib.sha256(b"far").hexdigest())
+    monkeypatch.undo()
+    monkeypatch.setattr(blobs_module.os, "chmod", far)
+    blobs.adopt(file, b"far", hashlib.sha256(b"far").hexdigest())
+    assert file.exists()
+    assert blobs.get(hashlib.sha256(b"far").hexdigest()) == b"far"
+
+
 def test_a_large_one(blobs):
     data = os.urandom(12 << 20)
     assert blobs.get(blobs.put(data)) == data

@@ -20,6 +20,7 @@ import zstandard
 
 from talaria.errors import WireError
 from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.tensors import equal
 from talaria.types import Update
 from talaria.wire.codec import decode_tensors, decode_update, encode_update, schema_of
 from talaria.wire.compression import unsqueeze
@@ -293,6 +294,27 @@ def test_16_17_18_a_value_that_is_not_finite_or_far_too_large(refused, value, co
     data = pack(planes, unpack(GOOD, most=9)[1])
     message = refused(lambda: decode(data))
     assert "'body.w' holds" in message
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2e6, 3e38])
+@pytest.mark.parametrize("place", [0, 200_000, -1])
+def test_18_one_value_among_many(refused, value, place):
+    big = np.zeros(300_001, np.float32)
+    big[place] = value
+    _, meta = unpack(encode_update(Update(tensors={"w": np.zeros_like(big)}, weight=1.0), compress=False), most=9)
+    data = pack({"w": big}, meta)
+    what = "a value of magnitude" if np.isfinite(value) else "NaN or infinity"
+    assert what in refused(lambda: decode_update(data, schema=schema_of({"w": big})))
+
+
+@pytest.mark.parametrize(("share", "fits"), [(0.96, True), (0.999, True), (1.001, False)])
+def test_18_a_norm_near_the_bound(refused, share, fits):
+    many = np.full(1 << 18, share * 1e6 / 512, np.float32)
+    data = encode_update(Update(tensors={"w": many}, weight=1.0))
+    if fits:
+        assert equal(decode_update(data, schema=schema_of({"w": many})).tensors, {"w": many})
+    else:
+        assert "norm" in refused(lambda: decode_update(data, schema=schema_of({"w": many})))
 
 
 def test_18_a_norm_that_hides_in_many_values(refused):

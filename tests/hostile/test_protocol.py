@@ -600,6 +600,9 @@ def test_a_changed_file_is_not_sent():
     action = a.SendChunks(FED, "anna", "ab", 1, 1, CUT, (0,), "up")
     with pytest.raises(WireError, match="changed"):
         list(chunk_frames(action, lambda off, n: bytes(n)))
+    for gone in (b"", bytes(CUT.place(0)[1] + 1)):
+        with pytest.raises(WireError, match="changed"):
+            list(chunk_frames(action, lambda off, n, gone=gone: gone, known=True))
 
 
 # a device that lost its memory, or a coordinator that went back

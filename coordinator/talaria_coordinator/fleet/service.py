@@ -40,6 +40,7 @@ from talaria_coordinator.fleet.order_box import take
 from talaria_coordinator.fleet.refusals import Refusals
 from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.secure import secure_of
+from talaria_coordinator.fleet.tidying import Tidying
 from talaria_coordinator.fleet.uploads import Uploads, receive
 from talaria_coordinator.fleet.vacancy import look, replaced
 from talaria_coordinator.fleet.witness import witness
@@ -98,7 +99,7 @@ class Service:
         self._hearing, self._up = Hearing(max(QUIET_S, rules.grace)), False
         self._tend, self._footing = tend, Footing(max(QUIET_S, rules.grace))
         self._half = self._members.half(rules, spec)
-        self._driver = Driver(self._read, sent, inbox=INBOX)
+        self._driver = Driver(self._read, sent, inbox=INBOX, known=True)
         self._uploads = Uploads(config.state / "uploads", config.max_update)
         self._model: tuple[Cut, bytes] | None = None
         self._make_kit, self._kit, self._seeks_kit = kit, b"", False
@@ -112,7 +113,7 @@ class Service:
         self._done_at: float | None = None
         self._leaving = Leaving(config.retry_s)
         self._stopped = False
-        self._tidying = False
+        self._tidying = Tidying(store, blobs, self._tell)
         self._unsaved: float | None = None
 
     async def run(self, url: str) -> None:
@@ -178,9 +179,8 @@ class Service:
                 if self._is_called_off():
                     return
                 self._publish_model(multicast=self._conductor.over or self.config.run.asks_all)
-                if not self._tidying:
-                    self._tidying = True
-                    self._driver.spawn(self._tidy())
+                if self._tidying.due(time.monotonic()):
+                    self._driver.spawn(self._tidying.work())
             case FoldFailed():
                 self._conductor.spoiled(event)
                 self._is_called_off()
@@ -468,15 +468,6 @@ class Service:
             self._done_at = time.monotonic()
             self._feed(e.Dismiss(self._done_at, "the run is over"))
             self._tell("done", round=self._conductor.fleet.round, model_digest=self._conductor.fleet.model_digest)
-
-    async def _tidy(self) -> None:
-        """Free what nothing names any more, beside the rounds: a bucket takes long to list, and may not answer."""
-        try:
-            await asyncio.to_thread(lambda: self.blobs.gc(self.store.blobs_in_use(), older_s=3600))
-        except StateError as error:
-            self._tell("error", error=str(error))
-        finally:
-            self._tidying = False
 
     def _may_leave(self) -> bool:
         """After the last round, unless told to stay: once all members have their models, or after a while."""

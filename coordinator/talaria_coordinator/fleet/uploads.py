@@ -54,13 +54,13 @@ def receive(
     if tried is None:
         raise StateError(f"fleet {fleet!r}: attempt {upload.attempt} is not in the store; restore it from a backup")
     if secure is not None:
-        return _receive_masked(fleet, upload, data, learning, store, secure)
+        return _receive_masked(fleet, upload, part.path, data, learning, store, secure)
     try:
         update = learning.checked(data, upload.device, *tried)
     except WireError as error:
         store.reject_update(fleet, upload.attempt, upload.device, reason=str(error), **facts)
         return e.UpdateRejected(now, upload.attempt, upload.device, str(error))
-    learning.blobs.put(data, digest)
+    learning.blobs.adopt(part.path, data, digest)
     found = findings_of(update, learning.dense)
     row = store.keep_update(fleet, upload.attempt, upload.device, found=found, **facts)
     if row.digest != digest or row.status == "rejected":
@@ -71,7 +71,7 @@ def receive(
 
 
 def _receive_masked(
-    fleet: str, upload: a.Complete, data: bytes, learning: Learning, store: Store, secure: Secure
+    fleet: str, upload: a.Complete, file: Path, data: bytes, learning: Learning, store: Store, secure: Secure
 ) -> e.Stored | e.UpdateRejected:
     """As :func:`receive`, of an update that is masked: its size and its device's signature are all that can be seen."""
     digest, now = upload.cut.sha256.hex(), time.monotonic()
@@ -84,7 +84,7 @@ def _receive_masked(
         except (WireError, AggregationError) as error:
             store.reject_update(fleet, upload.attempt, upload.device, reason=str(error), **facts)
             return e.UpdateRejected(now, upload.attempt, upload.device, str(error))
-        learning.blobs.put(data, digest)
+        learning.blobs.adopt(file, data, digest)
         row = store.keep_update(fleet, upload.attempt, upload.device, found=findings(mask, learning.dense), **facts)
         if row.digest != digest or row.status == "rejected":
             raise StateError(f"attempt {upload.attempt}: the store holds another update of {upload.device!r}")

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -32,6 +32,11 @@ class Blobs(Protocol):
     def put(self, data: bytes | memoryview, digest: str = "") -> str:
         """Keep ``data`` durably and return its digest; the same bytes are kept once, and count as young again. Who has
         just hashed them gives the ``digest``."""
+        ...
+
+    def adopt(self, file: Path, data: bytes, digest: str) -> None:
+        """Keep ``data`` of this ``digest`` durably, which is all that ``file`` holds: that may become the blob, and is
+        then gone from where it was. Nobody may write to it any more."""
         ...
 
     def get(self, digest: str) -> bytes:
@@ -92,21 +97,37 @@ class FolderBlobs:
     def put(self, data: bytes | memoryview, digest: str = "") -> str:
         require_small(len(data))
         digest = digest or hashlib.sha256(data).hexdigest()
+        self._place(digest, data, lambda target: durable.write(target, data, mode=0o666, alone=False))
+        return digest
+
+    def adopt(self, file: Path, data: bytes, digest: str) -> None:
+        require_small(len(data))
+
+        def take(target: Path) -> None:
+            try:
+                os.chmod(file, target.parent.stat().st_mode & 0o666)  # as a blob that is written would have it
+                durable.flush(file)
+                durable.rename(file, target)
+            except OSError:  # on another disk, or gone
+                durable.write(target, data, mode=0o666, alone=False)
+
+        self._place(digest, data, take)
+
+    def _place(self, digest: str, data: bytes | memoryview, make: Callable[[Path], None]) -> None:
         target = self._path(digest)
         self._young.add(digest)
         try:
             with suppress(FileNotFoundError):
                 if target.stat().st_size == len(data) and target.read_bytes() == data:  # else damaged: written anew
                     os.utime(target)
-                    return digest
+                    return
             target.parent.mkdir(exist_ok=True)
-            durable.write(target, data, mode=0o666, alone=False)
+            make(target)
         except OSError as error:
             raise StateError(
                 f"blobs: {len(data)} bytes could not be written to {self.folder}: {error.strerror}; "
                 "free space there; all earlier state is intact"
             ) from None
-        return digest
 
     def get(self, digest: str) -> bytes:
         path = self._path(digest)

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -55,6 +56,9 @@ class S3Blobs:
             if not same or bytes(self._fs.cat_file(self._path(digest))) != data:  # one that is damaged is written anew
                 self._fs.pipe_file(self._path(digest), bytes(data))
         return digest
+
+    def adopt(self, file: Path, data: bytes, digest: str) -> None:
+        self.put(data, digest)
 
     def get(self, digest: str) -> bytes:
         path = self._path(digest)

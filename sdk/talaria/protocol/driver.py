@@ -27,12 +27,12 @@ GOODBYE_S = 5.0
 
 
 class Driver:
-    """``read`` gives the bytes behind a cut (``b""`` where they are gone); ``sent`` is told how many bytes went out,
-    topic and payload together. What came in is for the reader of the events to count, in their order. At most ``inbox``
-    events wait; who puts more waits too."""
+    """``read`` gives the bytes behind a cut (``b""`` where they are gone), ``known`` to be what was cut where they lie
+    in memory; ``sent`` is told how many bytes went out, topic and payload together. What came in is for the reader of
+    the events to count, in their order. At most ``inbox`` events wait; who puts more waits too."""
 
-    def __init__(self, read: Read, sent: Sent = lambda size: None, *, inbox: int) -> None:
-        self._read, self._sent = read, sent
+    def __init__(self, read: Read, sent: Sent = lambda size: None, *, inbox: int, known: bool = False) -> None:
+        self._read, self._sent, self._known = read, sent, known
         self.inbox: asyncio.Queue[object] = asyncio.Queue(inbox)
         self._line: asyncio.Queue[Publish | SendChunks] = asyncio.Queue()
         self._beside: list[asyncio.Task[None]] = []
@@ -116,7 +116,8 @@ class Driver:
                 if isinstance(action, Publish):
                     await self._publish(transport, action.topic, action.payload, action.retain)
                     continue
-                for topic, payload in chunk_frames(action, _slices(self._read(action.cut))):
+                slices = _slices(self._read(action.cut))
+                for topic, payload in chunk_frames(action, slices, known=self._known):
                     if not await self._publish(transport, topic, payload, False):
                         break
             except WireError as error:

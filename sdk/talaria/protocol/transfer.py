@@ -82,15 +82,18 @@ class Receiver:
         return bits_of(ask, self.cut.count)
 
 
-def chunk_frames(action: SendChunks, read: Callable[[int, int], bytes]) -> Iterator[tuple[str, bytes]]:
+def chunk_frames(
+    action: SendChunks, read: Callable[[int, int], bytes], *, known: bool = False
+) -> Iterator[tuple[str, bytes]]:
     """``(topic, payload)`` of each chunk that ``action`` names; ``read(offset, length)`` gives the bytes.
 
-    A chunk that no longer matches the cut is a :class:`WireError`: the file behind it changed.
+    A chunk that no longer matches the cut is a :class:`WireError`: the file behind it changed. Bytes that are ``known``
+    cannot have changed since they were cut, and are not hashed once more for each who asks.
     """
     for index in action.indices:
         offset, length = action.cut.place(index)
         data = read(offset, length)
-        if not action.cut.fits(index, data):
+        if len(data) != length or not (known or action.cut.fits(index, data)):
             raise WireError(f"chunk {index} of {action.xfer} changed since it was offered; encode it again")
         device = "" if action.kind == "m" else action.device
         header = Header(

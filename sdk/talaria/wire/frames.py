@@ -90,8 +90,8 @@ def encode_frame(header: Header, payload: bytes, signer: Signer | None = None) -
     head = plain if signer is None else _pack(header, len(payload), signer.sign(plain + payload))
     if len(head) > MAX_HEADER:
         raise TooLarge(f"frame: header of {len(head)} bytes is above {MAX_HEADER}; shorten the names")
-    whole = b"".join((MAGIC, struct.pack("<H", len(head)), head, payload))
-    return whole + struct.pack("<I", zlib.crc32(whole))
+    begin = MAGIC + struct.pack("<H", len(head)) + head
+    return b"".join((begin, payload, struct.pack("<I", zlib.crc32(payload, zlib.crc32(begin)))))
 
 
 def decode_frame(data: bytes) -> Frame:

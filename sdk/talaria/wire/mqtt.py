@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -309,6 +310,18 @@ class _Lost:
         return self.reason
 
 
+class _Errors(logging.Logger):
+    """A log that only hears errors: by ``on_log`` paho would write out a line for each packet."""
+
+    def __init__(self, session: _Session) -> None:
+        super().__init__("mqtt", logging.ERROR)
+        self._session = session
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Told to the session, and nobody else."""
+        self._session.complain(record.getMessage())
+
+
 class _Session:
     """One connection, from CONNECT to its end; never reused."""
 
@@ -328,7 +341,7 @@ class _Session:
         self._ending = False
         self._complaint = ""
         self.largest: int | None = None
-        client.on_log = self._on_log
+        client.enable_logger(_Errors(self))
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
         client.on_message = self._on_message
@@ -435,10 +448,9 @@ class _Session:
         else:
             self._client.subscribe([(f, 1) for f in self._filters])
 
-    def _on_log(self, _client: paho.Client, _data: Any, level: int, text: str) -> None:
+    def complain(self, text: str) -> None:
         """What paho says to its log alone: why a socket could not be read or written, such as an alert of TLS."""
-        if level == paho.MQTT_LOG_ERR:
-            self._complaint = text
+        self._complaint = text
 
     def _on_connect(self, client: paho.Client, _data: Any, _flags: Any, code: Any, properties: Any = None) -> None:
         self.largest = getattr(properties, "MaximumPacketSize", None)

@@ -158,12 +158,22 @@ def check_planes(name: str, spec: TensorSpec, entries: Mapping[str, Entry]) -> t
     return names
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def from_planes(name: str, spec: TensorSpec, entries: Mapping[str, Entry], largest: float) -> Array:
     """The tensor that its (checked) planes describe; every magnitude at most ``largest``.
 
-    Raises :class:`WireError` for values that are not finite, scales that are not finite and above zero,
-    positions out of range or repeated, and the level -128, which no encoder here writes.
+    Raises :class:`WireError` for values that are not finite, and as :func:`spread`.
+    """
+    value = spread(name, spec, entries, largest)
+    require_bounded(name, value, largest)
+    return value
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def spread(name: str, spec: TensorSpec, entries: Mapping[str, Entry], largest: float) -> Array:
+    """As :func:`from_planes`, its values not looked at yet.
+
+    Raises :class:`WireError` for scales that are not finite, above zero and at most ``largest``, positions out of range
+    or repeated, and the level -128, which no encoder here writes.
     """
     names = plane_names(name, entries)
     first = entries[names[0]].array()
@@ -188,10 +198,13 @@ def from_planes(name: str, spec: TensorSpec, entries: Mapping[str, Entry], large
         value = value.reshape(spec.shape)
     else:
         value = float32_of(first) if names[0] == name + "|b" else first
-    value = value.astype(spec.dtype, copy=False)
-    if spec.dtype.kind == "f" and value.size:
+    return value.astype(spec.dtype, copy=False)
+
+
+def require_bounded(name: str, value: Array, largest: float) -> None:
+    """Raise :class:`WireError` for a value that is not finite, or of a magnitude above ``largest``."""
+    if value.dtype.kind == "f" and value.size:
         top = max(abs(float(value.max())), abs(float(value.min())))
         if not top <= largest:
             what = "NaN or infinity" if math.isnan(top) or math.isinf(top) else f"a value of magnitude {top:g}"
             raise WireError(f"tensor {name!r} holds {what}; at most {largest:g} is taken")
-    return value

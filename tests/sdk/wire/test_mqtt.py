@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from talaria.errors import ConfigError, StateError, TransportError
-from talaria.wire.mqtt import Address, Arrival, LinkDown, LinkUp, Mqtt, Tls, Will
+from talaria.wire.mqtt import Address, Arrival, LinkDown, LinkUp, Mqtt, Tls, Will, _Budget, _Session
 
 FAST = {"backoff": (0.05, 0.2), "keepalive": 10}
 
@@ -519,6 +519,22 @@ def test_a_full_inbox_drops_instead_of_growing(mosquitto):
 def test_a_bad_url_is_refused(url, what):
     with pytest.raises(ConfigError, match=what):
         Address.parse(url)
+
+
+def test_no_line_is_written_for_a_packet_and_an_error_is_heard():
+    class Packet:
+        def __str__(self) -> str:
+            raise AssertionError("written out")
+
+    async def story() -> None:
+        client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+        session = _Session(client, asyncio.Queue(), _Budget(1, 1.0), 1, True, False)
+        client._easy_log(paho.MQTT_LOG_DEBUG, "Received PUBLISH %s", Packet())
+        client._easy_log(paho.MQTT_LOG_ERR, "failed to receive on socket: %s", "reset")
+        client.on_disconnect(client, None, None, 7)
+        assert await session.lost.wait_reason() == "link lost: failed to receive on socket: reset"
+
+    asyncio.run(story())
 
 
 def test_an_address_hides_its_password():
