@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria import plugins
+from talaria import plugins, tasks
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
+from talaria.federated import targets
 from talaria.federated.plan_compat import recipe_under
 from talaria.foreign import shown
 from talaria.model import adapters, prunability, pruning, split, zoo
@@ -32,8 +33,9 @@ from talaria.planning import measured, onnx_runtime, planner
 from talaria.planning.budget import AccuracyCheck, Budget
 from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
+from talaria.tasks import Scale
 from talaria.tensors import Array, Tensors
-from talaria.training import frozen_features, loop
+from talaria.training import engine, frozen_features, loop
 from talaria.types import Recipe, Samples, Task
 
 SCORED = 16
@@ -72,11 +74,13 @@ Runtime = Callable[[Joining], Module]
 class Personalizer:
     """A model that becomes one user's own, within a budget.
 
-    ``model`` is a :class:`~talaria.model.spec.ModelSpec`, or any torch module that maps a batch to logits (N, classes)
-    and whose last layer ``head`` names. A budget is planned for the zoo's models; another module is trained whole.
-    ``plan`` takes the place of planning, such as one that was made for this kind of device. With ``by_worth`` a zoo
-    model that must lose channels loses those that the samples of :meth:`fit` need least for their time, where it loses
-    them evenly without: better for large networks and many samples, no better for small ones.
+    ``model`` is a :class:`~talaria.model.spec.ModelSpec`, or any torch module that maps a batch to what ``task`` needs,
+    in classification logits (N, classes), and whose last layer ``head`` names. A budget is planned for the zoo's
+    models; another module is trained whole. ``plan`` takes the place of planning, such as one that was made for this
+    kind of device. With ``by_worth`` a zoo model that must lose channels loses those that the samples of :meth:`fit`
+    need least for their time, where it loses them evenly without: better for large networks and many samples, no better
+    for small ones. ``task`` is what is learned (:mod:`talaria.tasks`); of another than classification, what is called
+    accuracy here is its score.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Personalizer:
         profile: Profile | None = None,
         by_worth: bool = False,
         seed: int = 0,
+        task: str = tasks.CLASSIFICATION,
     ) -> None:
         if budget is not None and not isinstance(budget, Budget):
             raise ConfigError(f"budget={shown(budget)} must be a Budget, such as Budget(latency_ms=5)")
@@ -114,13 +119,19 @@ class Personalizer:
                 "by_worth=True chooses the widths of a zoo model within a budget; give a ModelSpec, and with a plan "
                 "the budget that it was made for"
             )
+        if by_worth and task != tasks.CLASSIFICATION:
+            raise ConfigError(
+                f"by_worth=True weighs channels by the cross-entropy of classes, and task={shown(task)} has none; "
+                "leave it out: channels are then given up evenly"
+            )
+        self.goal, self._aim = task, tasks.of(task)
         self._plan = plan
         self._by_worth = by_worth
         self._task: Task | None = None
         self._dense: Module | None = None
         self._model: Module | None = None
         self.accuracy: float | None = None
-        """Share of the held-out samples that the present model labels right, once it is fitted."""
+        """Share of the held-out samples that the present model labels right, or its task's score, once it is fitted."""
         self._twin: float | None = None
 
     @property
@@ -167,8 +178,8 @@ class Personalizer:
         as well, to tell what pruning cost: :attr:`check` holds it, and :meth:`export` refuses a model that broke the
         limit.
         """
-        train = _samples(train, "train")
-        held = train.take(np.arange(0)) if val is None else _samples(val, "val")
+        train = _samples(train, "train", self.goal)
+        held = train.take(np.arange(0)) if val is None else _samples(val, "val", self.goal)
         if not len(train):
             raise DataError("train: there are no samples to learn from")
         if recipe is not None and not isinstance(recipe, Recipe):
@@ -179,12 +190,12 @@ class Personalizer:
         recipe = recipe or Recipe(batch=32, lr=0.02, momentum=0.9, weight_decay=1e-4)
         recipe = recipe_under(recipe, replace(chosen, steps=None)).but(epochs=epochs, steps=None)
         model, parts = self._built(train.x[:2])
-        classes = int(self._classes(model, train))
-        if len(held) and not 0 <= int(held.y.min()) <= int(held.y.max()) < classes:
-            raise DataError(
-                f"val: labels span {int(held.y.min())}..{int(held.y.max())}, the model has 0..{classes - 1}"
-            )
-        task = Task(model=model, split=parts, train=train, val=held, recipe=recipe, classes=classes, seed=self.seed)
+        classes = int(self._classes(model, train, held))
+        scale = self._aim.scale(train.y)
+        task = Task(
+            model=model, split=parts, train=targets.scaled(train, scale), val=held, recipe=recipe, classes=classes,
+            seed=self.seed, goal=self.goal,
+        )  # fmt: skip
         state = state_of(model)
         only = None if len(chosen.trained) == 3 else parts.of(*chosen.trained)
         self._dense = deepcopy(model)
@@ -200,11 +211,13 @@ class Personalizer:
                 chosen = measured.weighed(self._spec, self.budget, chosen, learned, batches, profile=self._profile)
                 self._plan = chosen
             if self._allowed is not None and len(held):
-                self._twin = loop.accuracy(task, _trained(task.but(recipe=rest), state, only, "train"), held)
+                self._twin = self._score(
+                    _serving(task, _trained(task.but(recipe=rest), state, only, "train"), scale), held
+                )
             task, state = _pruned(task.but(recipe=rest), state, chosen)
         state = _trained(task, state, only, "train")
-        self._task, self._model = task, loop.served(task, state)
-        self.accuracy = loop.accuracy(task, state, held) if len(held) else None
+        self._task, self._model = task.but(train=train), _serving(task, state, scale)
+        self.accuracy = self._score(self._model, held) if len(held) else None
         if self._twin is None:  # nothing was pruned: the model is its own twin
             self._twin = self.accuracy
         return self
@@ -258,7 +271,7 @@ class Personalizer:
             )
         )
         if len(task.val):
-            share = _share(offered, task.val)
+            share = self._score(offered, task.val)
             if self.accuracy is not None and share <= self.accuracy:
                 return self
             self.accuracy = share
@@ -298,6 +311,7 @@ class Personalizer:
                 "labels": labels,
                 "meta": meta,
                 "dense": self._dense,
+                **({} if self.goal == tasks.CLASSIFICATION else {"task": self.goal, "variants": ("fp32",)}),
                 **asked,
                 **options,
             },
@@ -321,16 +335,37 @@ class Personalizer:
             model = adapters.insert(model, AdapterSpec(chosen.adapter, chosen.rank), skip=(self._head,), seed=self.seed)
         return model, split.split_model(model, head=self._head)
 
-    def _classes(self, model: Module, train: Samples) -> int:
+    def _classes(self, model: Module, train: Samples, held: Samples) -> int:
         known = None if self._spec is None else self._spec.classes
-        classes = known or _answers(model, train.x[:2])
+        classes = known or _answers(model, train.x[:2], self.goal)
+        if self.goal != tasks.CLASSIFICATION:
+            for name, samples in (("train", train), ("val", held)):
+                self._aim.require(f"{name}:", samples.y, classes)
+            return classes
         top = int(train.y.max())
         if top >= classes or int(train.y.min()) < 0:
             raise DataError(f"train: labels reach {top}, the model has {classes} classes 0..{classes - 1}")
+        if len(held) and not 0 <= int(held.y.min()) <= int(held.y.max()) < classes:
+            raise DataError(
+                f"val: labels span {int(held.y.min())}..{int(held.y.max())}, the model has 0..{classes - 1}"
+            )
         return classes
+
+    def _score(self, model: Module, samples: Samples) -> float:
+        return self._aim.measured(loop.predict(model, samples.x), samples.y)[0]
+
+
+def _serving(task: Task, state: Tensors, scale: Scale | None) -> Module:
+    """What is run and exported: of regression a model that speaks in the targets' own units."""
+    model = loop.served(task, state)
+    if scale is not None:
+        targets.folded(model, scale, task.split)
+    return model
 
 
 def _trained(task: Task, state: Tensors, only: Sequence[str] | None, purpose: str) -> Tensors:
+    if task.goal != tasks.CLASSIFICATION:
+        return engine.train(task, state, only=only, purpose=purpose)
     if only is None:
         return loop.train(task, state, purpose=purpose)
     return frozen_features.train(task, state, only=only, purpose=purpose)
@@ -345,17 +380,20 @@ def _pruned(task: Task, state: Tensors, plan: Plan) -> tuple[Task, Tensors]:
     return replace(task, model=small, mask=mask, plan=plan), state_of(small)
 
 
-def _samples(given: Samples | tuple[Any, Any], name: str) -> Samples:
+def _samples(given: Samples | tuple[Any, Any], name: str, task: str) -> Samples:
     if isinstance(given, Samples):
         return given
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{name}: need Samples, or a pair (x, y) of arrays, got {type(given).__name__}")
-    return Samples.of(*given)
+    return Samples.of(*given, task=task)
 
 
-def _answers(model: Module, x: Array) -> int:
-    """The number of classes that ``model`` tells apart. Raises :class:`~talaria.errors.ModelError` where it does not
-    map a float32 batch to logits (N, classes)."""
+def _answers(model: Module, x: Array, task: str) -> int:
+    """The number of classes that ``model`` tells apart, or its outputs. Raises :class:`~talaria.errors.ModelError`
+    where it does not map a float32 batch to logits (N, classes), or as the task needs."""
+    form = {"classification": "logits (N, classes)", "per_step": "logits (N, steps, classes)"}.get(
+        tasks.of(task).name, "numbers (N, outputs)"
+    )
     try:
         with torch.no_grad():
             answer = deepcopy(model).eval()(tensor_of(x))
@@ -365,14 +403,10 @@ def _answers(model: Module, x: Array) -> int:
             f"model: cannot take a float32 batch of shape {x.shape} ({type(error).__name__}: {reason}); give "
             "samples of the shape that it takes; where it takes whole numbers such as tokens, convert in its forward"
         ) from error
-    if not isinstance(answer, Tensor) or answer.dim() != 2 or len(answer) != len(x):
+    if not isinstance(answer, Tensor) or answer.dim() != form.count(",") + 1 or len(answer) != len(x):
         found = tuple(answer.shape) if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
-        raise ModelError(f"model: gives {found} for a batch of {len(x)}; it must give logits (N, classes) and no more")
-    return int(answer.shape[1])
-
-
-def _share(model: Module, samples: Samples) -> float:
-    return float((loop.predict(model, samples.x).argmax(1) == samples.y).mean())
+        raise ModelError(f"model: gives {found} for a batch of {len(x)}; it must give {form} and no more")
+    return int(answer.shape[-1])
 
 
 def _bundler() -> Callable[..., Any]:

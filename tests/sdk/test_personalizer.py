@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from talaria import personalizer
+from talaria import personalizer, tasks
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.model.spec import ModelSpec
 from talaria.model.state import tensor_of
@@ -158,6 +158,58 @@ def test_the_accuracy_that_pruning_cost_is_measured_and_its_limit_held(tmp_path:
     whole = Personalizer(SPEC, plan=Plan(accuracy_drop=0.0)).fit(TRAIN, VAL, epochs=1).check
     assert whole is not None
     assert (whole.kept, whole.drop) == (True, 0.0)
+
+
+def numbers(samples: Samples) -> Samples:
+    """How fast and how far each motion goes, in units of their own."""
+    return Samples(samples.x, np.stack([700 + 90 * samples.y, samples.x.std((1, 2)) * 40], 1).astype(np.float32))
+
+
+def labels(samples: Samples) -> Samples:
+    return Samples(samples.x, np.stack([samples.y == 0, samples.y > 0], 1).astype(np.int64))
+
+
+def steps(samples: Samples) -> Samples:
+    return Samples(samples.x, np.repeat(samples.y[:, None], 40, 1))
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "own", "least"),
+    [
+        ("regression:kind=squared", ModelSpec("imu_cnn", (6, 40), 2), numbers, 0.5),
+        ("multilabel", ModelSpec("imu_cnn", (6, 40), 2), labels, 0.8),
+        ("per_step", ModelSpec("mypkg.nets:Steps", (6, 40), 3), steps, 0.4),
+    ],
+)
+def test_another_task_is_learned_pruned_and_checked_by_its_own_score(
+    task: str, model: ModelSpec, own: Any, least: float, tmp_path: Path
+) -> None:
+    train, val = own(TRAIN), own(VAL)
+    groups = ("conv1", "conv2") if model.name == "imu_cnn" else ("one",)
+    personal = Personalizer(model, Budget(accuracy_drop=0.9), plan=Plan(widths=dict.fromkeys(groups, 8)), task=task)
+    personal.fit((train.x, train.y), val, epochs=15)
+    out = personal.model(tensor_of(val.x)).numpy()
+    assert personal.accuracy == pytest.approx(tasks.of(task).measured(out, val.y)[0])
+    assert personal.accuracy > least, "in the targets' own units"
+    check = personal.check
+    assert check is not None
+    assert (check.planned, check.samples, check.kept) == (personal.accuracy, len(val), True)
+    assert check.dense > least
+    report = personal.export(tmp_path / "me.talaria", seconds=0)
+    assert report.figures["max_abs_diff"] < 0.01
+
+
+def test_targets_that_do_not_fit_the_task_are_refused() -> None:
+    with pytest.raises(DataError, match=r"val: targets are .* need float32 \(N, 3\)"):
+        Personalizer(SPEC, task="regression").fit((TRAIN.x, np.zeros((90, 3), np.float32)), numbers(VAL))
+    with pytest.raises(ModelError, match=r"gives \(2, 3\) .* it must give logits \(N, steps, classes\)"):
+        Personalizer(nn.Sequential(nn.Flatten(), nn.Linear(240, 8), nn.Linear(8, 3)), head="2", task="per_step").fit(
+            steps(TRAIN)
+        )
+    with pytest.raises(ConfigError, match=r"by_worth=True .* task='multilabel' has none; leave it out"):
+        Personalizer(SPEC, by_worth=True, task="multilabel")
+    with pytest.raises(ConfigError, match="task='sums' is unknown"):
+        Personalizer(SPEC, task="sums")
 
 
 def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from talaria import tasks
 from talaria.errors import BudgetError, ConfigError, DataError, some_of
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ SHAPES = {"imu_cnn": ((6, 100), 7), "fmnist_cnn": ((1, 28, 28), 10), "mlp": ((64
 
 
 def plan(
-    model: Annotated[str, typer.Option("-m", "--model", help="A model of the zoo, or module:factory.")] = "imu_cnn",
+    model: Annotated[
+        str | None,
+        typer.Option("-m", "--model", help="A model of the zoo, or module:factory; default: --data's own, or imu_cnn."),
+    ] = None,
     budget: Annotated[
         list[str] | None,
         typer.Option(
@@ -31,7 +35,11 @@ def plan(
         ),
     ] = None,
     shape: Annotated[str | None, typer.Option(help="Input without the batch, such as 3,224,224.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes.", min=2)] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes, or of the task's outputs.", min=1)] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="classification | regression | multilabel | per_step; default: what --data is for."),
+    ] = None,
     batch: Annotated[int, typer.Option(help="Samples per training step.", min=1)] = 32,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from published weights.")] = False,
     watts: Annotated[float | None, typer.Option(help="What training draws; needed for energy_j.")] = None,
@@ -61,12 +69,16 @@ def plan(
     A model of your own is measured like the zoo's, each width exported by itself where its graph does not show whose
     weights are whose; what of it cannot be pruned is named, and left whole.
 
+    With --task the outputs are that task's: numbers (--classes of them), labels, or classes for each step; what --data
+    says of its task goes without. The limit accuracy_drop is then one of the task's score (R², F1, steps right).
+
     With --by-worth the model learns from --data for a third of --epochs, and the blocks of channels go that are worth
     least to its loss for the time they take. It pays on large networks with some thousand samples.
     """
     import json
 
     from talaria.cli.profile import table
+    from talaria.data.presets import default_of
     from talaria.model.spec import ModelSpec
     from talaria.options import taken_apart
     from talaria.personalizer import Personalizer
@@ -75,6 +87,8 @@ def plan(
     from talaria.planning.budget import Budget
     from talaria.planning.planner import adapted
 
+    preset = default_of(data)
+    model = model or preset.model or "imu_cnn"
     name, options = taken_apart(model, "--model")
     known_shape, known_classes = SHAPES.get(name, ((3, 224, 224), 1000))
     spec = ModelSpec(
@@ -92,20 +106,28 @@ def plan(
         raise ConfigError("--client names whose samples of --data to take; give --data as well")
     if by_worth and data is None:
         raise ConfigError("--by-worth tells what channels are worth to the samples of --data; give --data as well")
-    samples = None if data is None else _samples(data, client)
-    if samples is not None and shape is None:
-        spec = replace(spec, input_shape=tuple(samples[0].x.shape[1:]), classes=classes or samples[2])
+    learned = None if data is None else _learned(data, client, task)
+    goal = task or (tasks.CLASSIFICATION if learned is None else learned.task)
+    aim, regression = tasks.of(goal), tasks.of(goal).name == "regression"
+    if learned is not None and shape is None:
+        spec = replace(spec, input_shape=tuple(learned.train.x.shape[1:]), classes=classes or learned.outputs)
+    elif regression and classes is None:
+        spec = replace(spec, classes=1)
+    if spec.classes < aim.fewest:
+        raise ConfigError(f"--classes {spec.classes}: {aim.name} needs at least {aim.fewest}")
     made = measured.plan(spec, limits, profile=device, batch=batch, fresh=fresh)
     check = None
-    if samples is not None:
-        personal = Personalizer(spec, _measured(limits), plan=made, profile=device, by_worth=by_worth)
-        made, check = _checked(personal.fit(samples[0], samples[1], epochs=epochs), limits)
+    if learned is not None:
+        recipe = None if preset.task is None else preset.recipe
+        personal = Personalizer(spec, _measured(limits), plan=made, profile=device, by_worth=by_worth, task=goal)
+        made, check = _checked(personal.fit(learned.train, learned.val, epochs=epochs, recipe=recipe), limits)
     if as_json:
         document = {"model": adapted(spec, made).to_json(), "plan": made.to_json(), "machine": device.machine}
         document |= {} if check is None else {"checked": check.to_json()}
         typer.echo(json.dumps(document, indent=1))
         return
-    rows: dict[str, Any] = {"model": f"{model} {'x'.join(map(str, spec.input_shape))}, {spec.classes} classes"}
+    outputs = "outputs" if aim.fewest == 1 else "classes"
+    rows: dict[str, Any] = {"model": f"{model} {'x'.join(map(str, spec.input_shape))}, {spec.classes} {outputs}"}
     rows |= dict(made.reasons)
     rows |= {name: f"{value:g} predicted" for name, value in made.predicted.items()}
     if check is not None:
@@ -117,12 +139,23 @@ def plan(
         typer.echo(f"  {group} = {width}")
 
 
-def _samples(name: str, client: str | None) -> tuple[Samples, Samples, int]:
-    """What to learn from, what is held out, and the number of classes: of one client, or of all members together."""
-    from talaria.data import load
+@dataclass(frozen=True)
+class Learned:
+    """What to learn from, what is held out, how many outputs that needs, and the task."""
+
+    train: Samples
+    val: Samples
+    outputs: int
+    task: str
+
+
+def _learned(name: str, client: str | None, task: str | None) -> Learned:
+    """The samples of one client, or of all members together."""
+    from talaria.data import load, registry
+    from talaria.simulation.asked import task_of
     from talaria.types import Samples
 
-    found = load(name)
+    found = load(name, **({"task": task} if task is not None and "task" in registry.options_of(name) else {}))
     everyone = {**found.clients, **found.newcomers}
     if client is not None and client not in everyone:
         raise ConfigError(f"--client {client!r} is not in {name}; choose one of {some_of(sorted(everyone), 20)}")
@@ -130,7 +163,7 @@ def _samples(name: str, client: str | None) -> tuple[Samples, Samples, int]:
     train, val = Samples.joined([one.train for one in chosen]), Samples.joined([one.val for one in chosen])
     if not len(val):
         raise DataError(f"--data {name}: there are no validation samples to hold out; record some")
-    return train, val, found.classes
+    return Learned(train, val, found.classes, task_of(found, task))
 
 
 def _measured(budget: Budget) -> Budget:

@@ -46,7 +46,7 @@ def task_of(data: Federated, task: str | None) -> str:
         return data.task
     if tasks.of(task).name != tasks.of(data.task).name:
         raise ConfigError(
-            f"simulate: task={task!r}, but the targets of {data.name!r} are for {data.task!r}; leave it out, or load "
+            f"task={task!r}, but the targets of {data.name!r} are for {data.task!r}; leave it out, or load "
             "the data for that task (data_options={'task': ...}, Federated.from_arrays(..., task=...))"
         )
     return task

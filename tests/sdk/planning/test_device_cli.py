@@ -78,6 +78,25 @@ def test_a_plan_is_checked_on_samples_where_they_are_given(
     assert "'nobody'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("task", "outputs"), [("regression", 2), ("multilabel", 3)])
+def test_a_plan_is_checked_by_the_score_of_its_task(
+    task: str, outputs: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).standard_normal((90, 20)).astype(np.float32)
+    y = 100 + 30 * x[:, :outputs] if task == "regression" else (x[:, :outputs] > 0).astype(int)
+    np.savez(tmp_path / "mine.npz", x=x, y=y, client=np.arange(90) % 2)
+    words = ("plan", "-m", "mlp", "-b", "accuracy_drop=0.9", "-b", "bundle_kb=20", "--data", f"npz:{tmp_path}/mine.npz")
+    assert talaria(monkeypatch, *words, "--task", task, "--epochs", "12", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"]["classes"] == outputs
+    assert found["plan"]["widths"]
+    assert found["checked"]["dense"] > (0.0 if task == "regression" else 0.5)
+    assert talaria(monkeypatch, *words, "--task", "per_step") == 1
+    assert talaria(monkeypatch, "plan", "-m", "mlp", "--task", task, "--json") == 0
+    bare = json.loads(capsys.readouterr().out)["model"]
+    assert (bare["input_shape"], bare["classes"]) == ([64], 1 if task == "regression" else 10)
+
+
 def test_plan_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert talaria(monkeypatch, "plan", "-m", "mlp", "--shape", "20", "-b", "bundle_kb=20") == 0
     out = capsys.readouterr().out
@@ -93,6 +112,8 @@ def test_plan_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--model", "nonsense"), "'nonsense' is unknown"),
         (("--shape", "a,b"), "--shape"),
         (("--by-worth",), "--data"),
+        (("--task", "sums"), "task='sums' is unknown"),
+        (("--classes", "1"), "--classes 1: classification needs at least 2"),
     ],
 )
 def test_a_refusal_is_one_message(

@@ -37,7 +37,9 @@ def test_what_can_be_pruned_of_each_and_what_is_left_whole() -> None:
     assert planner.left_whole(ModelSpec("imu_cnn", (6, 100), 7)) == ""
 
 
-@pytest.mark.parametrize("spec", [RESIDUAL, GATED, ATTENTIVE], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [RESIDUAL, GATED, ATTENTIVE, ModelSpec("mypkg.nets:Steps", SHAPE, 3)], ids=lambda spec: spec.name
+)
 def test_pruned_to_half_it_is_exported_and_computes_as_torch_does(spec: ModelSpec) -> None:
     layout = zoo.layout(spec)
     mask = ChannelMask(layout, {group: tuple(range(0, size, 2)) for group, size in layout.sizes.items()})
