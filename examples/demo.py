@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +36,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--tune", type=int, default=TUNE_EPOCHS, help="epochs of fine-tuning after the rounds")
     parser.add_argument("--broker", default="auto", help="auto, mosquitto, amqtt, or a broker's URL")
+    parser.add_argument(
+        "--codec", default="fp16", choices=("raw", "fp16", "int8"), help="how updates and models travel"
+    )
     asked = parser.parse_args()
     try:
-        demo(asked.out, asked.seed, asked.rounds, asked.tune, asked.broker)
+        demo(asked.out, asked.seed, asked.rounds, asked.tune, asked.broker, asked.codec)
     except TalariaError as error:
         Console(stderr=True).print(f"demo: {error}", markup=False, highlight=False)
         sys.exit(1)
 
 
-def demo(out: Path, seed: int, rounds: int, tune: int, broker: str) -> dict[str, Any]:
+def demo(out: Path, seed: int, rounds: int, tune: int, broker: str, codec: str = "fp16") -> dict[str, Any]:
     """The whole story; returns what it wrote to ``out/summary.json``."""
     began = time.time()
     data = datasets.load("smartwatch")
-    run = run_of(data, "hermes", seed, rounds, tune)
+    run = replace(run_of(data, "hermes", seed, rounds, tune), codec=codec, download=codec)
     everyone = {**data.clients, **data.newcomers}
     hardware = hardware_of(data)
     plans = {name: plan_of(run, hardware[name]) for name in everyone}

@@ -19,7 +19,9 @@ from talaria.wire.frames import Header
 from talaria.wire.tensor_codecs import SUFFIXES, Codec
 
 TEXT = (Path(__file__).parents[1] / "docs" / "PROTOCOL.md").read_text()
-FROM_DEVICE = {"device", "accept", "decline", "want", "wantkit", "offer", "word", "goodbye", "leave", "error"}
+FROM_DEVICE = {
+    "device", "accept", "decline", "want", "wantcompact", "wantkit", "offer", "word", "goodbye", "leave", "error",
+}  # fmt: skip
 PLAIN = re.sub(r"\s+", " ", TEXT)
 
 

@@ -51,6 +51,7 @@ export const MESSAGES = {
   },
   device: { online: flag, key: bytes(0, 32), profile: bytes(0, 4096), process: bytes(0, 16) },
   model: { ...parcel, version: whole() },
+  compact: { ...parcel, of: bytes(32, 32) },
   kit: parcel,
   nokit: { reason: text() },
   offer: { ...parcel, attempt: whole(), base_version: whole(), base_digest: bytes(32, 32) },
@@ -74,6 +75,7 @@ export const MESSAGES = {
   abort: { attempt: whole(), reason: text() },
   rebirth: { above: whole() },
   want: { model_digest: bytes(32, 32), bitmap: bytes(0, MAX_CHUNKS / 8) },
+  wantcompact: { model_digest: bytes(32, 32), mask: bytes(1, 64 * 1024) },
   wantkit: { sha256: bytes(0, 32), bitmap: bytes(0, MAX_CHUNKS / 8) },
   word: part, // of a secure round, as the next two
   told: part,

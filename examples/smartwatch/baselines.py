@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from smartwatch.setting import run_of
 from talaria.data import Federated
 from talaria.federated import rounds
+from talaria.federated.global_model import encode_model
 from talaria.simulation.run import members_of, simulate
 from talaria.training import evaluation
 
@@ -17,6 +18,8 @@ class Baselines:
 
     accuracy: Mapping[str, Mapping[str, float]]
     bytes_up: Mapping[str, int]
+    bytes_down: int
+    """What dense FedAvg sends each member: its model before each round and after the last."""
 
 
 def baselines(data: Federated, seed: int, count: int, tune: int, progress: Callable[[str, int], None]) -> Baselines:
@@ -48,4 +51,4 @@ def baselines(data: Federated, seed: int, count: int, tune: int, progress: Calla
     for name, person in people.items():
         source = local if name in members else fresh
         accuracy[name]["local"] = evaluation.evaluate(source.personal(person), every[name].test).accuracy
-    return Baselines(accuracy, fedavg.bytes_up)
+    return Baselines(accuracy, fedavg.bytes_up, (count + 1) * len(encode_model(fedavg.shared)))

@@ -108,7 +108,7 @@ def fleet_toml(folder: Path, run: Run, members: Sequence[str], broker: str) -> P
     path.write_text(
         f'[fleet]\nname = "{FLEET}"\nmembers = {json.dumps(list(members))}\n[broker]\nurl = "{broker}"\n'
         f'[run]\nalgorithm = "{run.algorithm}"\nrounds = {run.rounds}\nseed = {run.seed}\n'
-        f'buffers = "{run.buffers}"\ncodec = "{run.codec}"\n'
+        f'buffers = "{run.buffers}"\ncodec = "{run.codec}"\ndownload = "{run.download}"\n'
         f'[run.spec]\nname = "{spec.name}"\ninput_shape = {list(spec.input_shape)}\nclasses = {spec.classes}\n'
         f"seed = {spec.seed}\n"
         f"[run.hparams]\n{hparams}\n"

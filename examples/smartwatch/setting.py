@@ -38,6 +38,7 @@ def run_of(data: Federated, algorithm: str, seed: int, rounds_: int = ROUNDS, tu
         seed=seed,
         buffers="local" if algorithm == "hermes" else "aggregate",
         codec="fp16" if algorithm == "hermes" else "raw",
+        download="fp16" if algorithm == "hermes" else "raw",
     )
 
 

@@ -22,7 +22,7 @@ from talaria_export.bundle.bundle import open_bundle
 from talaria_export.runtime.session import session_of
 
 METHODS = ("local", "fedavg", "fedavg_ft", "personal")
-RATIOS = ("params_ratio", "bundle_ratio", "latency_ratio", "upload_ratio")
+RATIOS = ("params_ratio", "bundle_ratio", "latency_ratio", "upload_ratio", "download_ratio")
 
 
 def summary_of(
@@ -65,8 +65,10 @@ def summary_of(
             "Accuracy is on each wearer's own test windows, recorded after the training windows and never looked at "
             "before the end. Members learn from all their labelled windows, newcomers from one minute of them.",
             "Upload counts every byte that a member's agent published during the rounds, against what dense FedAvg "
-            "sends for the same number of rounds. Latency is thread CPU time in ONNX Runtime against the dense "
-            "model, interleaved in the same run. The curve is validation accuracy before each round's training.",
+            "sends for the same number of rounds; download every byte that it received until it had its last model, "
+            "against the dense model before each round and after the last. Latency is thread CPU time in ONNX Runtime "
+            "against the dense model, interleaved in the same run. The curve is validation accuracy before each "
+            "round's training.",
         ],
     }
 
@@ -95,6 +97,8 @@ def _user(
     if not newcomer:
         user["upload_bytes"] = sum(step["up"] for step in result["traffic"].values())
         user["upload_ratio"] = user["upload_bytes"] / dense.bytes_up[name]
+        user["download_bytes"] = sum(step["down"] for step in result["traffic"].values())
+        user["download_ratio"] = user["download_bytes"] / dense.bytes_down
     return user
 
 

@@ -32,10 +32,19 @@ def test_the_summary_holds_what_is_promised(told: Path) -> None:
         assert user["onnx_max_abs_diff"] <= 1e-4
     members = [u for u in summary["users"].values() if u["role"] == "member"]
     assert len(members) == 16
-    assert all(u["upload_ratio"] > 0 for u in members)
+    assert all(u["upload_ratio"] > 0 and 0 < u["download_ratio"] < 1 for u in members)
     assert {"zero_shot", "scratch", "personal"} <= summary["newcomers"]["accuracy"].keys()
     assert {"local", "fedavg", "fedavg_ft", "personal"} <= summary["accuracy"].keys()
-    for key in ("upload_ratio", "params_ratio", "latency_ratio", "onnx_max_abs_diff", "rounds", "broker", "seed"):
+    for key in (
+        "upload_ratio",
+        "download_ratio",
+        "params_ratio",
+        "latency_ratio",
+        "onnx_max_abs_diff",
+        "rounds",
+        "broker",
+        "seed",
+    ):
         assert summary[key] is not None
     assert 0 < summary["agents_peak_mb"] < 2000
     assert summary["versions"].keys() >= {"python", "torch", "onnxruntime"}

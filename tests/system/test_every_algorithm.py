@@ -58,8 +58,8 @@ def data_of(seed, task=tasks.CLASSIFICATION):
     return DeviceData(Samples.of(x[:12], y[:12], task), Samples.of(x[12:], y[12:], task))
 
 
-async def together(folder, url, name, run, data, plans):
-    """A coordinator and its devices, each with its own connection, until the last round."""
+async def together(folder, url, name, run, data, plans, told):
+    """A coordinator and its devices, each with its own connection, until the last round; ``told`` is what they tell."""
     fleet = name.replace("_", "-")
     config = FleetConfig(name=fleet, run=run, state=folder, members=tuple(data), stay=False, retry_s=0.3, deadline_s=60)
     store, blobs = Store(folder / "db"), FolderBlobs(folder / "blobs")
@@ -71,7 +71,7 @@ async def together(folder, url, name, run, data, plans):
                     device=who, fleet=fleet, broker=url, state=folder / who, retry_s=0.3, plan=plans.get(who),
                     source=Given(lambda who=who: data[who]), allow=("mypkg",),
                 ),
-                worker=worker,
+                worker=worker, report=told.append,
             )
             for who in data
         ]  # fmt: skip
@@ -98,7 +98,8 @@ def test_simulation_and_fleet_agree(tmp_path, broker, name, task, spec):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        shared, private, results = asyncio.run(together(tmp_path, broker, name, run, data, plans))
+        told = []
+        shared, private, results = asyncio.run(together(tmp_path, broker, name, run, data, plans, told))
         simulated = simulate(run, {w: Member(w, d.train, d.val, plans.get(w)) for w, d in data.items()})
     finally:
         torch.set_num_threads(before)
@@ -107,3 +108,22 @@ def test_simulation_and_fleet_agree(tmp_path, broker, name, task, spec):
         assert tensors.equal(private[who], simulated.private[who]), who
     assert all(result["parameters"] > 0 for result in results)
     assert not any("error" in result for result in results)
+    # Who keeps a part of the channels downloads that part. Hermes' devices cut theirs down in the first round.
+    narrow = {"local": [False], "hermes": [False, True, True]}.get(name, [True] * 3)
+    assert parts_of(told, "anna") == narrow
+    assert parts_of(told, "bela") == (narrow if name == "hermes" else [False] * len(narrow))
+
+
+def parts_of(told, who):
+    """Of each model that came whether it was a part."""
+    return [event.get("part", False) for event in told if (event["event"], event["device"]) == ("model", who)]
+
+
+def test_who_compares_its_plan_with_the_dense_twin_has_the_last_model_whole(tmp_path, broker):
+    run = Run(spec=SPEC, algorithm="fedper", recipe=Recipe(batch=6, lr=0.02), rounds=2, seed=3)
+    data, told = {"anna": data_of(1), "bela": data_of(2)}, []
+    plan = Plan(widths={g: max(8, n // 2) for g, n in layout_of(SPEC).sizes.items()}, accuracy_drop=0.99)
+    _, _, (anna, _) = asyncio.run(together(tmp_path, broker, "twin", run, data, {"anna": plan}, told))
+    assert anna["plan"]["accuracy"]["kept"]
+    assert parts_of(told, "anna") == [True, True, False]
+    assert parts_of(told, "bela") == [False] * 3

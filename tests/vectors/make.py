@@ -6,6 +6,7 @@ stand in JSON as ``{"hex": ...}``. Vectors of a version are promises: what chang
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import OrderedDict
 from dataclasses import fields
@@ -28,6 +29,7 @@ from talaria.wire import download, strict_safetensors
 from talaria.wire import messages as m
 from talaria.wire.chunks import describe
 from talaria.wire.codec import encode_tensors, encode_update
+from talaria.wire.compact import compacted
 from talaria.wire.feedback import compensate, remainder
 from talaria.wire.frames import Header, encode_frame
 from talaria.wire.signing import Signer
@@ -92,6 +94,7 @@ def spoken() -> list[tuple[str, Header, m.Message, Signer]]:
         (co, m.CoordinatorBirth(online=False, key=b"", **least)),
         ("co/model", m.ModelManifest(**parcel, nonce=nonce, version=3)),
         ("cmd", m.ModelManifest(**parcel, nonce=nonce, version=3)),
+        ("cmd", m.CompactManifest(**parcel, nonce=nonce, of=hashlib.sha256(b"the whole").digest())),
         ("cmd", m.KitManifest(**parcel, nonce=nonce)),
         ("cmd", m.NoKit(reason="there is none")),
         ("cmd", m.Told(attempt=7, step=1, part=0, parts=2, data=b"the first half, ")),
@@ -112,6 +115,7 @@ def spoken() -> list[tuple[str, Header, m.Message, Signer]]:
         (dev, m.Decline(attempt=7, reason="no power")),
         (dev, m.Want(model_digest=model.sha256, bitmap=b"")),
         (dev, m.Want(model_digest=model.sha256, bitmap=bits_of({0, 2}, 3))),
+        (dev, m.WantCompact(model_digest=model.sha256, mask=masks.pack(MASK))),
         (dev, m.WantKit(sha256=b"", bitmap=b"")),
         (dev, m.Word(attempt=7, step=0, part=0, parts=1, data=b"a word")),
         (dev, m.WantKit(sha256=model.sha256, bitmap=bits_of({1}, 3))),
@@ -266,6 +270,7 @@ def updates() -> dict[str, bytes]:
     dense = {"conv1.weight": numbers((10, 2), "dense"), "fc.weight": numbers((3, 20), "dense2")}
     narrow = Update(masks.gather(dense, MASK), 1.5, client=DEVICE, mask=MASK)
     out["update-masked.bin"] = encode_update(narrow, compress=False)
+    out["model-compact.bin"] = compacted(download.encoded(download.rounded(dense, "int8"), "int8"), MASK)
     shown = {n: {k: listed(v) for k, v in t.items()} for n, t in (("new", new), ("old", old))}
     facts = {"client": DEVICE, "weight": 18.0, "base_version": 3, "metrics": {"loss": 0.1}}
     out["model.bin"] = encode_tensors(old)

@@ -10,9 +10,10 @@ import pytest
 from tolerance import roundings
 
 from talaria.errors import WireError
+from talaria.model import masks
 from talaria.programs.program import Program
 from talaria.tensors import equal
-from talaria.wire import messages, strict_safetensors
+from talaria.wire import compact, download, messages, strict_safetensors
 from talaria.wire.codec import TensorSpec, decode_tensors, decode_update
 from talaria.wire.frames import decode_frame, signed_by
 
@@ -91,6 +92,10 @@ def test_every_update_is_read_back():
     schema = {k: TensorSpec(s, np.dtype(np.float32)) for k, s in masked.items()}
     update = decode_update((HERE / "update-masked.bin").read_bytes(), schema=schema, layout=make.LAYOUT)
     assert update.mask == make.MASK
+    part = compact.opened((HERE / "model-compact.bin").read_bytes(), schema, make.LAYOUT)
+    dense = {"conv1.weight": make.numbers((10, 2), "dense"), "fc.weight": make.numbers((3, 20), "dense2")}
+    assert part.mask == make.MASK
+    assert equal(part.tensors, masks.gather(download.rounded(dense, "int8"), make.MASK))
 
 
 def test_the_program_steps_as_its_vector_says():

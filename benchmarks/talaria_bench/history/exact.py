@@ -115,6 +115,10 @@ class ExactLearner(Learner):
     def _own(self, private: Private | None, model_digest: bytes) -> Tensors | None:
         return None if private is None else private.tensors
 
+    def keeps(self, last: bool = False) -> bytes:
+        """All: there are no channels here."""
+        return b""
+
     def finish(self, model_digest: bytes) -> dict[str, Any]:
         """What the gate says of the model, after all that a device does before it on flash."""
         self.store.publish()

@@ -20,7 +20,7 @@ from talaria.protocol import events as e
 from talaria.protocol.coordinator.kits import KitOffer
 from talaria.protocol.coordinator.machine import Rules
 from talaria.protocol.driver import Driver, Sent
-from talaria.wire.chunks import ROOM, Cut, chunk_within, describe, most_within
+from talaria.wire.chunks import ROOM, Cut, chunk_within, most_within
 from talaria.wire.mqtt import LinkDown, LinkUp, Transport, Will
 from talaria.wire.topics import Topic
 from talaria.wire.validity import watch
@@ -37,6 +37,7 @@ from talaria_coordinator.fleet.link_health import Footing
 from talaria_coordinator.fleet.notices import Enrolled, Folded, FoldFailed, Stop
 from talaria_coordinator.fleet.operator_commands import Order, decide
 from talaria_coordinator.fleet.order_box import take
+from talaria_coordinator.fleet.parcels import Parcels
 from talaria_coordinator.fleet.refusals import Refusals
 from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.secure import secure_of
@@ -101,9 +102,8 @@ class Service:
         self._half = self._members.half(rules, spec)
         self._driver = Driver(self._read, sent, inbox=INBOX, known=True)
         self._uploads = Uploads(config.state / "uploads", config.max_update)
-        self._model: tuple[Cut, bytes] | None = None
-        self._make_kit, self._kit, self._seeks_kit = kit, b"", False
         hands = Hands(self._feed, self._tell, self._driver.spawn, self._driver.inbox.put)
+        self._parcels = Parcels(config.run, kit, hands, self._offer_kit)
         self._conductor = Conductor(config, store, self._learning, hands, rules.grace, self._secure)
         self._talk = Conversation(self._secure, hands)
         self.begun = False
@@ -244,7 +244,7 @@ class Service:
     def _fit(self, largest: int | None) -> None:
         """Send in chunks that the broker takes. Raises :class:`ConfigError` where that is not possible."""
         rules, most = self._half.rules, most_within(largest)
-        need = max(len(self._model[1]) if self._model else 0, 1)
+        need = max(self._parcels.size, 1)
         if need > most or (largest is not None and len(self._half.spec) + ROOM > largest):
             raise ConfigError(
                 f"the broker takes at most {largest} bytes as one message, in which at most {most} can be sent; the "
@@ -255,14 +255,10 @@ class Service:
         if chunk != rules.chunk:
             self._half = replace(self._half, rules=replace(rules, chunk=chunk, max_update=min(rules.max_update, most)))
             self._publish_model(multicast=False)
-            if self._kit:
-                self._offer_kit()
+            self._parcels.cut_anew(chunk)
 
     def _read(self, cut: Cut) -> bytes:
-        """The bytes of the current global model, or of the kit; none for what is no longer current."""
-        if self._half.kit.cut is not None and self._half.kit.cut.sha256 == cut.sha256:
-            return self._kit
-        return self._model[1] if self._model and self._model[0].sha256 == cut.sha256 else b""
+        return self._parcels.read(cut)
 
     async def _tick(self, transport: Transport) -> None:
         before = 0
@@ -351,10 +347,9 @@ class Service:
             case a.Fenced():
                 raise StateError(replaced(name, self._conductor.fleet.epoch, action))
             case a.KitAsked():
-                if not self._seeks_kit:
-                    self._seeks_kit = True
-                    self._tell("kit-asked", device=action.device)
-                    self._driver.spawn(self._find_kit())
+                self._parcels.ask_for_kit(action.device, lambda: self._half.rules.chunk)
+            case a.CompactAsked():
+                self._parcels.ask(action)
             case a.Departed():
                 self._leaving.done(action.device)
                 if action.for_good:
@@ -385,21 +380,8 @@ class Service:
             self._tell("rejected", attempt=action.attempt, device=action.device, reason=answer.reason)
         await self._driver.inbox.put(answer)
 
-    # -- the run's kit
-
-    async def _find_kit(self) -> None:
-        """Find or make it, beside the rounds; whoever asked asks again."""
-        try:
-            self._kit = await asyncio.to_thread(self._make_kit)
-            self._offer_kit()
-        except TalariaError as error:
-            self._half = replace(self._half, kit=KitOffer(without=str(error)))
-            self._tell("error", error=f"devices without torch cannot take part: {error}")
-        else:
-            self._tell("kit", bytes=len(self._kit))
-
-    def _offer_kit(self) -> None:
-        self._half = replace(self._half, kit=KitOffer(describe(self._kit, self._half.rules.chunk)))
+    def _offer_kit(self, kit: KitOffer) -> None:
+        self._half = replace(self._half, kit=kit)
 
     # -- orders and global models
 
@@ -461,9 +443,9 @@ class Service:
         return self.again
 
     def _publish_model(self, multicast: bool) -> None:
-        data = self.blobs.get(self._conductor.fleet.model_digest)
-        self._model = (describe(data, self._half.rules.chunk), data)
-        self._feed(e.PublishModel(time.monotonic(), self._conductor.fleet.round, self._model[0], multicast))
+        multicast = multicast and self._parcels.to_all
+        cut = self._parcels.publish(self.blobs.get(self._conductor.fleet.model_digest), self._half.rules.chunk)
+        self._feed(e.PublishModel(time.monotonic(), self._conductor.fleet.round, cut, multicast))
         if self._conductor.over and self._done_at is None:
             self._done_at = time.monotonic()
             self._feed(e.Dismiss(self._done_at, "the run is over"))

@@ -31,16 +31,16 @@ from talaria.wire.validity import validities, warnings, watch
 from talaria_edge import training_policy
 from talaria_edge.agent.asked import asked_of
 from talaria_edge.agent.goodbye import Parting
+from talaria_edge.agent.incoming import Incoming
 from talaria_edge.agent.misfits import misfits
 from talaria_edge.agent.secure import Part, Said
-from talaria_edge.agent.training import Learner, equipped
+from talaria_edge.agent.training import Learner, Narrow, equipped
 from talaria_edge.agent.training_window import Left, TrainingWindow
 from talaria_edge.config import DeviceConfig, has_torch
 from talaria_edge.data import DeviceData
 from talaria_edge.deployment import gate
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, reach
 from talaria_edge.storage import tensor_files
-from talaria_edge.storage.downloads import Arrivals, Kits
 from talaria_edge.storage.state import DeviceStore
 from talaria_edge.training_policy import Reading
 
@@ -118,14 +118,13 @@ class Agent:
             self._round = 1 if private is None else private.round + 1
             self._traffic = self._store.traffic()
             self._state = self._store.protocol()
-            self._arrivals = Arrivals(self._store, self.config.max_model)
-            self._kits = Kits(self._store, self.config.max_model)
+            put = self._driver.inbox.put
+            self._incoming = Incoming(self.config, self._store, self._state, put, self._tell)
             self._settle()
             try:
                 await self._driver.run(self._live())
             finally:
-                self._arrivals.close()
-                self._kits.close()
+                self._incoming.close()
         if self._result is None:
             raise StateError(f"{self.config.device}: left before the last round")
         return self._result
@@ -155,10 +154,7 @@ class Agent:
                     self._feed(e.SayGoodbye(time.monotonic()))
 
     def _boot(self) -> None:
-        partial, chunks = self._state.partial(), frozenset[int]()
-        if partial is not None:
-            chunks = self._arrivals.found(*partial)
-        self._store.clear_parts(keep=partial[0] if partial else "")
+        chunks = self._incoming.resume()
         done = self._store.trained()
         job = self._state.job
         masked = b"" if job is None else self._part.upload(job.attempt)
@@ -220,15 +216,14 @@ class Agent:
             case a.Publish() | a.SendChunks():
                 self._driver.say(action)
             case a.KeepChunk():
-                self._keep(action)
+                if (work := self._incoming.keep(action)) is not None:
+                    self._driver.spawn(work)
             case a.ModelComplete():
-                self._driver.spawn(self._assemble(action))
+                self._driver.spawn(self._incoming.assemble(action))
             case a.Discard():
-                self._arrivals.drop(action.xfer)
-                self._kits.drop(action.xfer)
+                self._incoming.drop(action.xfer)
             case a.KitBegun():
-                found = self._kits.found_if_readable(action.xfer, action.cut)
-                self._feed(e.KitFound(time.monotonic(), action.cut.sha256, found))
+                self._feed(self._incoming.kit_found(action.xfer, action.cut))
             case a.KitComplete():
                 self._driver.spawn(self._equip(action))
             case a.KitRefused():
@@ -281,6 +276,12 @@ class Agent:
         else:
             self._take_up(run)
 
+    def _know_what_it_keeps(self, last: bool = False) -> None:
+        """Of the next global model a part is enough where this device keeps a part of the channels; ``last`` of the one
+        after the last round."""
+        if self._learner is not None:
+            self._feed(e.Keeps(time.monotonic(), self._learner.keeps(last)))
+
     def _builds_nothing(self) -> bool:
         """Whether this device has neither what makes programs nor a file with them."""
         return self.config.engine == "onnx" and self.config.kit is None and not has_torch()
@@ -289,6 +290,7 @@ class Agent:
         """From now on this is what is learned here."""
         self._learner = self._learner_of(self.config, self._store, run)
         self._learner.private()
+        self._know_what_it_keeps()
         looked, self._looked = self._looked, None
         for event, facts in misfits(self.config, run, looked):
             self._tell(event, **facts)
@@ -299,13 +301,7 @@ class Agent:
     async def _equip(self, action: a.KitComplete) -> None:
         """A whole kit: check it, put it on flash, and learn from it."""
         run = self._for_kit
-        try:
-            await self._kits.finish(action)
-        except (StateError, WireError) as error:
-            self._tell("error", error=str(error))
-            await asyncio.sleep(self.config.retry_s)
-            found = self._kits.found_if_readable(action.xfer, action.cut)
-            await self._driver.inbox.put(e.KitFound(time.monotonic(), action.cut.sha256, found))
+        if not await self._incoming.finish_kit(action):
             return
         self._feed(e.KitStored(time.monotonic()))
         if not equipped(self._store, run):
@@ -337,6 +333,9 @@ class Agent:
             work = partial(learner.learn, round, action.model_digest, asked.after, action.epoch)
             trained, metrics = await loop.run_in_executor(self._worker, work)
             self._took = time.monotonic() - begun
+        except Narrow:
+            await self._driver.inbox.put(e.TooNarrow(time.monotonic()))
+            return
         except WireError as error:
             logger.info("%s: round %s: %s", self.config.device, action.attempt, error)
             # Nobody else knows that this global model is gone from here; declined, it is asked again for the newer one.
@@ -425,36 +424,7 @@ class Agent:
         facts = {"attempt": number, "round": self._round, "outcome": outcome, "reason": reason}
         self._tell("received", **facts, traffic=self._traffic.get(self._round))
         self._round += 1
-
-    # -- the global model
-
-    def _keep(self, action: a.KeepChunk) -> None:
-        kit = self._state.kit is not None and self._state.kit.transfer == action.xfer
-        try:
-            part = (self._kits if kit else self._arrivals).part(action.xfer, action.cut)
-            part.put(action.index, action.data, known=True)
-        except StateError as error:
-            self._tell("error", error=str(error))
-            if not kit:  # a kit that lacks something is found out when it is whole
-                self._driver.spawn(self._fetch_again(action.xfer, action.cut))
-
-    async def _assemble(self, action: a.ModelComplete) -> None:
-        try:
-            await self._arrivals.finish(action)
-        except (StateError, WireError) as error:
-            if self._state.fetch is None or self._state.fetch.cut.sha256 != action.cut.sha256:
-                return
-            self._tell("error", error=str(error))
-            await self._fetch_again(action.xfer, action.cut)
-        else:
-            self._tell("model", version=action.version, bytes=action.cut.size)
-            await self._driver.inbox.put(e.ModelStored(time.monotonic(), action.cut.sha256))
-
-    async def _fetch_again(self, transfer: str, cut: Cut) -> None:
-        """After the disk refused: look what is there, a while later."""
-        await asyncio.sleep(self.config.retry_s)
-        found = self._arrivals.found_if_readable(transfer, cut)
-        await self._driver.inbox.put(e.ModelDamaged(time.monotonic(), cut.sha256, found))
+        self._know_what_it_keeps()
 
     # -- the end
 
@@ -463,6 +433,7 @@ class Agent:
         if learner is None or state.busy or state.version < learner.run.rounds:
             return
         if state.fetch is not None and not state.wanted:
+            self._know_what_it_keeps(last=True)
             self._feed(e.FetchModel(time.monotonic()))
         elif state.fetch is None and state.model_digest and self._served != (learner.digest, state.model_digest):
             self._served = learner.digest, state.model_digest
@@ -473,6 +444,10 @@ class Agent:
         self._tell("personalizing")
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._worker, learner.finish, model_digest)
+        except Narrow:
+            self._served = None
+            await self._driver.inbox.put(e.TooNarrow(time.monotonic()))
+            return
         except Exception as error:  # noqa: BLE001 - what was learned is on flash, and other agents share the process
             self._log_unforeseen(error, "personalizing")
             self._tell("error", error=said(error))

@@ -10,10 +10,12 @@ from typing import Any
 
 from talaria.errors import AggregationError, ConfigError, DataError, ModelError, StateError, TalariaError, WireError
 from talaria.federated import rounds, warm_start
-from talaria.federated.global_model import decode_model
+from talaria.federated.global_model import decode_held
 from talaria.federated.kit import open_kit
 from talaria.federated.private_rule import coordinates_of
 from talaria.federated.run import Member, Run
+from talaria.model import masks
+from talaria.model.masks import ChannelMask
 from talaria.model.weights import Model, Served
 from talaria.model.widths import widths_of
 from talaria.planning.budget import AccuracyCheck
@@ -25,6 +27,7 @@ from talaria.tensors import Tensors
 from talaria.training.engine import state_of
 from talaria.training.evaluation import evaluate
 from talaria.wire import codec
+from talaria.wire.compact import model_of
 from talaria_edge.config import DeviceConfig, has_torch
 from talaria_edge.data import DeviceData, checked
 from talaria_edge.deployment.deploy import VARIANT_DROP, Candidate, deploy
@@ -32,6 +35,10 @@ from talaria_edge.storage import tensor_files
 from talaria_edge.storage.state import DeviceStore, Private, Trained
 
 logger = logging.getLogger(__name__)
+
+
+class Narrow(TalariaError):  # noqa: N818 - it says what is
+    """What is on flash of the global model is not enough for this device; it is fetched whole."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ class Learner:
         """The update as it travels, the new private tensors and the metrics of round ``round``."""
         samples = self._data()
         member = self.member(samples)
-        shared = self._shared(model_digest)
+        shared = self._shared(model_digest, own)
         update, moved = rounds.participate(self.run, member, shared, own, round)
         if samples.told:
             update = replace(update, metrics={**update.metrics, **samples.told})
@@ -125,13 +132,13 @@ class Learner:
         """What this device brings to a secure round of an update that it made from this global model."""
         schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
         sent = codec.decode_update(update, schema=schema, layout=layout, client=self.config.device)
-        return contribution(self._shared(model_digest), coordinates_of(self.run), terms, sent)
+        return contribution(self._held(model_digest)[0], coordinates_of(self.run), terms, sent)
 
     def _own(self, private: Private | None, model_digest: bytes) -> Tensors | None:
         """The private tensors as this run has them: of a run before it, what fits is carried over."""
         if private is None or self.run.is_named(private.run):
             return None if private is None else private.tensors
-        member, shared = self.member(self._data()), self._shared(model_digest)
+        member, shared = self.member(self._data()), self._whole(model_digest)
         found = warm_start.private_of(self.run, member, shared, private.tensors)
         logger.info("%s: carried over from the run before: %s", self.config.device, found.facts())
         return found.tensors
@@ -162,11 +169,50 @@ class Learner:
     def _data(self) -> DeviceData:
         return checked(self.config.source.load(), self.run.spec.input_shape, self.run.spec.classes, self.run.task)
 
-    def _shared(self, model_digest: bytes) -> Tensors:
+    def _held(self, model_digest: bytes) -> tuple[Tensors, ChannelMask | None]:
+        """The global model on flash, dense; where that is a part, with the mask beyond which all is zero."""
         data = self.store.model()
-        if hashlib.sha256(data).digest() != model_digest:
+        if model_of(data) != model_digest:
             raise WireError("the global model on flash is another one by now; the coordinator will ask again")
-        return decode_model(self.run, data)
+        return decode_held(self.run, data)
+
+    def _shared(self, model_digest: bytes, own: Tensors | None) -> Tensors:
+        """What a device with these private tensors needs of the global model. Raises :class:`Narrow`."""
+        shared, kept = self._held(model_digest)
+        if kept is not None:
+            need = rounds.mask_under(self.run, self.config.plan, own)
+            if need is None or not need.within(kept):
+                raise Narrow("the part of the global model on flash lacks channels that this device keeps")
+        return shared
+
+    def _whole(self, model_digest: bytes) -> Tensors:
+        shared, kept = self._held(model_digest)
+        if kept is not None:
+            raise Narrow("a part of the global model is on flash, and all of it is needed")
+        return shared
+
+    def keeps(self, last: bool = False) -> bytes:
+        """The channels, packed, that this device will need of the next global model; ``last``: of the one after the
+        last round. Empty where it needs all, or cannot tell yet."""
+        plan = self.config.plan
+        if last and plan is not None and plan.accuracy_drop is not None:
+            return b""  # it compares the planned model with its dense twin
+        try:
+            states = [state for state in (self.store.staged(), self.store.private()) if state is not None]
+            if not all(self.run.is_named(state.run) for state in states):
+                return b""
+            # In rounds what is staged comes into force; asynchronously only where it counted.
+            sure = states if self.run.asynchronous else states[:1]
+            found = [rounds.mask_under(self.run, plan, own.tensors) for own in sure] or [
+                rounds.mask_under(self.run, plan, None)
+            ]
+        except TalariaError as error:
+            logger.info("%s: which channels it keeps is not known yet: %s", self.config.device, error)
+            return b""
+        mask = found[0]
+        if mask is None or mask.is_full or any(other != mask for other in found[1:]):
+            return b""
+        return masks.pack(mask)
 
     def finish(self, model_digest: bytes) -> dict[str, Any]:
         """Personalize from the last global model and the private state in force, and write what stays on this device:
@@ -176,8 +222,9 @@ class Learner:
         else:
             self.store.publish()
         private, data = self.private(), self._data()
-        member, shared = self.member(data), self._shared(model_digest)
-        tensors = self._own(private, model_digest)
+        member, tensors = self.member(data), self._own(private, model_digest)
+        twin = member.plan is not None and member.plan.accuracy_drop is not None
+        shared = self._whole(model_digest) if twin else self._shared(model_digest, tensors)
         model = rounds.personalize(self.run, member, shared, tensors)
         self.keep(model)
         state = state_of(model)

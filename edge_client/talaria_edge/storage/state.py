@@ -34,6 +34,7 @@ from talaria import durable, time
 from talaria.errors import StateError, so_that_it_can_be_written
 from talaria.protocol.device.machine import DeviceState
 from talaria.tensors import Tensors
+from talaria.wire.compact import model_of
 from talaria_edge.storage import tensor_files
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class DeviceStore:
         A half-written stage (no update beside it) was never offered: it is removed, and trained again.
         """
         with self._staging:
-            trained, staged = self._opened_update(), self._staged()
+            trained, staged = self._opened_update(), self.staged()
             if staged is None or trained is None or _round(staged) != _round(trained):
                 self._next.unlink(missing_ok=True)
                 return False
@@ -174,7 +175,7 @@ class DeviceStore:
         trained = self._opened_update()
         if trained is None:
             return None
-        for state in (self._staged(), self.private()):
+        for state in (self.staged(), self.private()):
             if state is not None and _round(state) == _round(trained):
                 return trained
         return None
@@ -185,7 +186,8 @@ class DeviceStore:
             self._next.unlink(missing_ok=True)
             self._update.unlink(missing_ok=True)
 
-    def _staged(self) -> Private | None:
+    def staged(self) -> Private | None:
+        """The private state of the round that is staged, or None."""
         try:
             return self._read(self._next)
         except StateError as error:
@@ -241,13 +243,14 @@ class DeviceStore:
             ) from None
 
     def model_digest(self) -> bytes:
-        """sha256 of the global model on flash, read again; empty where there is none."""
+        """sha256 of the global model on flash, or of the one that a part of lies there, read again; empty where there
+        is none."""
         if not self._model.exists():
             return b""
-        return hashlib.sha256(tensor_files.read(self._model, "delete it; it is fetched again")).digest()
+        return model_of(tensor_files.read(self._model, "delete it; it is fetched again"))
 
     def model(self) -> bytes:
-        """The global model on flash."""
+        """The global model on flash, or what this device keeps of it."""
         return tensor_files.read(self._model, "delete it; it is fetched again")
 
     def clear_parts(self, keep: str = "") -> None:

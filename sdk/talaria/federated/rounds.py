@@ -279,7 +279,12 @@ def unpruned(run: Run) -> Served:
 
 
 def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | None:
-    """The device's mask: the one it stored, else the one that its plan asks for, else None (all kept).
+    """The device's mask; see :func:`mask_under`."""
+    return mask_under(run, member.plan, private)
+
+
+def mask_under(run: Run, plan: Plan | None, private: Tensors | None) -> ChannelMask | None:
+    """The mask of a device: the one it stored, else the one that its ``plan`` asks for, else None (all kept).
 
     An algorithm that prunes by itself starts from the full mask."""
     layout = layout_of(run.spec)
@@ -287,10 +292,10 @@ def mask_of(run: Run, member: Member, private: Tensors | None) -> ChannelMask | 
         return masks.from_tensors(layout, private)
     if algorithm_of(run).card.prunes:
         return layout.full()
-    if member.plan is None or not member.plan.widths:
+    if plan is None or not plan.widths:
         return None
     scores = importance(_first_weights(run), split_of(run).parameters("body", "adapters", "head"), layout)
-    return choose(scores, layout.full(), widths=member.plan.widths, block=1)
+    return choose(scores, layout.full(), widths=plan.widths, block=1)
 
 
 def _first_weights(run: Run) -> Tensors:

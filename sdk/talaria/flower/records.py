@@ -15,10 +15,10 @@ from numpy.lib import format as npy
 
 from talaria.aggregate.validation import is_reserved
 from talaria.errors import ConfigError, TooLarge, WireError
-from talaria.federated.global_model import MOST
 from talaria.foreign import reading, shown
 from talaria.tensors import Array, Tensors, is_float
 from talaria.wire.codec import Limits, TensorSpec
+from talaria.wire.compact import MOST
 
 try:
     from flwr.app import Array as FlowerArray

@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from talaria.bitmaps import bits_of
-from talaria.errors import ModelError
+from talaria.bitmaps import bits_of, indices_of
+from talaria.errors import ModelError, WireError
 from talaria.tensors import Array, Tensors, only, under
 
 Axis = tuple[tuple[str, int], ...]
@@ -168,6 +168,24 @@ def apply_dense(tensors: Tensors, mask: ChannelMask) -> Tensors:
 def pack(mask: ChannelMask) -> bytes:
     """One bitmap per group in order of name, each ceil(channels / 8) bytes, lowest channel in the lowest bit."""
     return b"".join(bits_of(mask.kept[group], size) for group, size in sorted(mask.layout.sizes.items()))
+
+
+def unpack(layout: ChannelLayout, data: bytes) -> ChannelMask:
+    """The mask that :func:`pack` wrote. Raises :class:`~talaria.errors.ModelError` for bytes that are no mask of this
+    layout."""
+    sizes = sorted(layout.sizes.items())
+    want = sum(-(-size // 8) for _, size in sizes)
+    if len(data) != want:
+        raise ModelError(f"mask: {len(data)} bytes; this model's channels need {want}")
+    kept, at = {}, 0
+    for group, size in sizes:
+        width = -(-size // 8)
+        try:
+            kept[group] = tuple(sorted(indices_of(data[at : at + width], size)))
+        except WireError as why:
+            raise ModelError(f"mask: group {group!r}: {why}") from None
+        at += width
+    return ChannelMask(layout, kept)
 
 
 def as_tensors(mask: ChannelMask) -> Tensors:

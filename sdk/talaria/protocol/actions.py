@@ -193,6 +193,16 @@ class Equivocation:
 
 
 @dataclass(frozen=True)
+class CompactAsked:
+    """A device asks for what ``mask`` keeps of the global model with this sha256: make it, and answer with
+    :class:`~talaria.protocol.events.CompactMade`."""
+
+    device: str
+    model_digest: bytes
+    mask: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class KitAsked:
     """A device asks for the run's kit, and whether there is one is not known: find out, and give the machine its
     :class:`~talaria.protocol.coordinator.kits.KitOffer`. Said again each time that one asks."""
@@ -239,6 +249,8 @@ class ModelComplete:
     version: int
     xfer: str
     cut: Cut = field(repr=False)
+    of: bytes = b""
+    """The global model that these bytes are a part of; empty where they are the model."""
 
 
 @dataclass(frozen=True)
@@ -357,6 +369,7 @@ Action = (
     | Departed
     | Quarantined
     | Equivocation
+    | CompactAsked
     | KitAsked
     | WordSaid
     | StepOver

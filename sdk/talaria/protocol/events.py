@@ -240,10 +240,11 @@ class Connecting:
 
 @dataclass(frozen=True)
 class ModelStored:
-    """The global model with this sha256 is durable on flash."""
+    """The global model with this sha256 is durable on flash, or what is kept here ``of`` one."""
 
     now: float
     sha256: bytes
+    of: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -298,6 +299,18 @@ class DeclineRound:
 
 
 @dataclass(frozen=True)
+class CompactMade:
+    """What ``mask`` keeps of the current global model, ``model_digest``, is there to be downloaded, cut so, for the
+    ``devices`` that asked for it; None where it is no mask of the model."""
+
+    now: float
+    model_digest: bytes
+    mask: bytes = field(repr=False)
+    cut: Cut | None
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SayWord:
     """Say this device's word of ``step`` of the secure round ``attempt``, which is durable on flash; again until it is
     heard. Give it again after a reboot."""
@@ -311,6 +324,21 @@ class SayWord:
 @dataclass(frozen=True)
 class FetchModel:
     """The newest global model is wanted here, though no round asks this device for work: the run is over."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Keeps:
+    """What the program needs of a global model from now on: the channels of ``mask``, packed; all where it is empty."""
+
+    now: float
+    mask: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class TooNarrow:
+    """What is on flash of the global model is not enough after all: it is needed whole."""
 
     now: float
 

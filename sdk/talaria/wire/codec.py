@@ -47,7 +47,8 @@ __all__ = [
 ]
 
 VERSION = 2
-_MASK = "mask|"
+MASK = "mask|"
+"""Before a group's name: the bitmap of its kept channels."""
 _META = "talaria"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST = sys.float_info.max
@@ -104,7 +105,7 @@ def decode_tensors(data: bytes, *, schema: Mapping[str, TensorSpec] | None, limi
         entries, _ = strict_safetensors.unpack(unsqueeze(data, limits.total), most=limits.tensors)
         return {name: entry.array() for name, entry in entries.items()}
     entries, _ = _open(data, schema, limits, extra=0)
-    _check_names(entries, schema, masks=())
+    check_names(entries, schema, masks=())
     for name, spec in schema.items():
         check_planes(name, spec, entries)
     return {name: from_planes(name, spec, entries, _FLOAT32_MAX) for name, spec in schema.items()}
@@ -134,8 +135,7 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
         "mask": None if update.mask is None else update.mask.digest,
     }
     if update.mask is not None:
-        for group, kept in update.mask.kept.items():
-            planes[_MASK + group] = np.frombuffer(bits_of(kept, update.mask.layout.sizes[group]), np.uint8)
+        planes |= bitmaps_of(update.mask)
     meta = {_META: json.dumps(about, separators=(",", ":"), sort_keys=True, allow_nan=False)}
     data = strict_safetensors.pack(planes, meta)
     return squeeze(data) if compress else data
@@ -159,10 +159,10 @@ def decode_update(
     about = _about(strict_safetensors.parse_meta(meta, _META), limits)
     if client is not None and about["client"] != client:
         raise WireError(f"update says client={about['client']!r} but came from {client!r}")
-    groups = tuple(name for name in entries if name.startswith(_MASK))
-    mask = _mask(about["mask"], groups, entries, layout)
+    groups = tuple(name for name in entries if name.startswith(MASK))
+    mask = mask_in(about["mask"], groups, entries, layout)
     compact = {n: TensorSpec(compact_shape(n, s.shape, mask), s.dtype) for n, s in schema.items()}
-    _check_names(entries, schema, groups)
+    check_names(entries, schema, groups)
     for name, spec in compact.items():
         check_planes(name, spec, entries)
     tensors: Tensors = {name: spread(name, spec, entries, limits.max_norm) for name, spec in compact.items()}
@@ -241,23 +241,31 @@ def _about(about: dict[str, Any], limits: Limits) -> dict[str, Any]:
 # ---- masks ---------------------------------------------------------------------------------------------
 
 
-def _mask(
+def bitmaps_of(mask: ChannelMask) -> Tensors:
+    """``mask|<group>``: uint8 (ceil(channels / 8),), the kept channels as a bitmap."""
+    sizes = mask.layout.sizes
+    return {MASK + g: np.frombuffer(bits_of(kept, sizes[g]), np.uint8) for g, kept in mask.kept.items()}
+
+
+def mask_in(
     digest: str | None,
     groups: tuple[str, ...],
     entries: Mapping[str, Entry],
     layout: ChannelLayout | None,
 ) -> ChannelMask | None:
+    """The mask with this ``digest`` in the bitmaps ``groups`` of ``entries``; None where there is no digest. Raises
+    :class:`WireError` where the bitmaps are not those of ``layout`` and ``digest``."""
     if digest is None:
         if groups:
             raise WireError("update has bitmaps but no mask; damaged")
         return None
     if layout is None:
         raise WireError("update comes with a mask, but this model has no channel layout; send it dense")
-    if set(groups) != {_MASK + g for g in layout.sizes}:
+    if set(groups) != {MASK + g for g in layout.sizes}:
         raise WireError(f"mask has {len(groups)} groups; this model has {len(layout.sizes)}, by other names")
     raw = {}
     for group, size in layout.sizes.items():
-        entry = entries[_MASK + group]
+        entry = entries[MASK + group]
         if entry.dtype != np.uint8 or entry.shape != (-(-size // 8),):
             raise WireError(f"mask of {group!r} must be {-(-size // 8)} bytes for {size} channels")
         raw[group] = bytes(entry.raw)
@@ -291,7 +299,8 @@ def _open(
     return strict_safetensors.unpack(unsqueeze(data, cap), most=2 * len(schema) + extra)
 
 
-def _check_names(entries: Mapping[str, Entry], schema: Mapping[str, TensorSpec], masks: Iterable[str]) -> None:
+def check_names(entries: Mapping[str, Entry], schema: Mapping[str, TensorSpec], masks: Iterable[str]) -> None:
+    """Raise :class:`WireError` for a name of ``entries`` that is neither a plane of ``schema`` nor one of ``masks``."""
     ours = {name + suffix for name in schema for suffix in (*SUFFIXES, "|s", "|v")} | set(masks)
     for name in entries:
         if name not in ours:

@@ -19,6 +19,7 @@ from talaria.wire.frames import LARGEST_INT, MAX_PAYLOAD, Frame, unpack
 MAX_CHUNKS = 3600
 MAX_SPEC = 64 * 1024
 MAX_PROFILE = 4 * 1024
+MAX_MASK = 64 * 1024
 MAX_TEXT = 300
 MAX_TRANSFER = 2**32
 MAX_WORD = 64 * 2**10
@@ -152,6 +153,15 @@ class ModelManifest(Parcel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompactManifest(Parcel):
+    """What a device keeps of the global model ``of``, as it asked for; the model itself where there is nothing smaller.
+    Sent to that device alone."""
+
+    TYPE: ClassVar[str] = "compact"
+    of: bytes = _bytes(32, 32)
+
+
+@dataclass(frozen=True, kw_only=True)
 class KitManifest(Parcel):
     """The run's kit, which a device without torch asked for. Sent to that device alone."""
 
@@ -270,6 +280,16 @@ class Want(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WantCompact(Message):
+    """The device asks for the manifest of what ``mask`` keeps of a global model: one bitmap per channel group, in order
+    of name."""
+
+    TYPE: ClassVar[str] = "wantcompact"
+    model_digest: bytes = _bytes(32, 32)
+    mask: bytes = _bytes(1, MAX_MASK)
+
+
+@dataclass(frozen=True, kw_only=True)
 class WantKit(Message):
     """The device asks for exactly these chunks of the kit with this sha256; with an empty bitmap, for its manifest."""
 
@@ -359,6 +379,7 @@ _ALL: tuple[type[Message], ...] = (
     CoordinatorBirth,
     DeviceBirth,
     ModelManifest,
+    CompactManifest,
     KitManifest,
     NoKit,
     Offer,
@@ -371,6 +392,7 @@ _ALL: tuple[type[Message], ...] = (
     Abort,
     Rebirth,
     Want,
+    WantCompact,
     WantKit,
     Word,
     Told,

@@ -106,6 +106,8 @@ class World:
                     assert hashlib.sha256(data).digest() == action.cut.sha256
                     self.disk.updates[action.attempt, action.device] = data
                     self.tell(e.Stored(self.now, action.attempt, action.device, action.cut.sha256))
+                case a.CompactAsked():
+                    self._narrow(action)
                 case a.RoundClosed():
                     self.closed.append(action)
                     if self.auto_commit:
@@ -113,6 +115,13 @@ class World:
                 case a.RoundFailed():
                     self.failed.append(action)
         return actions
+
+    def _narrow(self, action: a.CompactAsked) -> None:
+        """The part that a mask keeps: the model's bytes up to the mask's number."""
+        data = self.disk.models[action.model_digest][: int(action.mask.decode())]
+        cut = describe(data, self.rules.chunk)
+        self.disk.models[cut.sha256] = data
+        self.tell(e.CompactMade(self.now, action.model_digest, action.mask, cut, (action.device,)))
 
     def _send(self, action: a.SendChunks, data: bytes) -> None:
         for topic, payload in chunk_frames(action, lambda off, n: data[off : off + n]):
@@ -184,8 +193,8 @@ class World:
                     data = b"".join(pieces[i] for i in sorted(pieces))
                     assert hashlib.sha256(data).digest() == action.cut.sha256
                     assert transfer_of(action.cut.sha256) == action.xfer
-                    disk.models = {action.cut.sha256: data}
-                    self.say(name, e.ModelStored(self.now, action.cut.sha256))
+                    disk.models = {action.of or action.cut.sha256: data}
+                    self.say(name, e.ModelStored(self.now, action.cut.sha256, action.of))
                 case a.KitBegun():
                     found = frozenset(disk.files.get((name, action.xfer), {}))
                     self.say(name, e.KitFound(self.now, action.cut.sha256, found))

@@ -25,6 +25,7 @@ def user(device: str, width: float, **accuracy: float) -> dict[str, Any]:
         "params_ratio": width,
         "latency_ratio": round(width**0.5, 3),
         "upload_ratio": width / 4,
+        "download_ratio": width / 5,
         "onnx_max_abs_diff": 2.4e-7,
         "bundle_bytes": int(80_000 * width),
     }
@@ -46,6 +47,7 @@ def summary() -> dict[str, Any]:
         "params_ratio": 0.5,
         "latency_ratio": 0.667,
         "upload_ratio": 0.125,
+        "download_ratio": 0.1,
         "onnx_max_abs_diff": 2.4e-7,
         "rounds": 12,
         "seed": 3,
@@ -200,7 +202,7 @@ def test_the_terminal_table_has_users_mean_and_worst_tenth(summary: dict[str, An
     assert {"s01-left", "s01-right", "s02-left", "s10-left"} <= lines.keys()
     for text in ("0.926", "0.809", "0.912", "0.941", "0.25", "0.50", "0.06"):
         assert text in lines["s01-left"]
-    assert "Against dense FedAvg: parameters 0.50, latency 0.67, upload 0.12." in out.getvalue()
+    assert "Against dense FedAvg: parameters 0.50, latency 0.67, upload 0.12, download 0.10." in out.getvalue()
     assert "12 rounds, seed 3, broker mosquitto 2.0.11." in out.getvalue()
     worst = [line for line in out.getvalue().splitlines() if "worst tenth" in line]
     assert all(text in worst[0] for text in ("0.895", "0.809", "0.912", "0.930"))

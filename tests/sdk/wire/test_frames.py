@@ -118,6 +118,8 @@ HASH = bytes(32)
 EXAMPLES = [
     m.CoordinatorBirth(online=True, key=KEY.public, chunk=1000, credit=8, max_update=10**6, retry=2.0, spec=b"s"),
     m.DeviceBirth(online=False, key=b"", profile=b"p"),
+    m.CompactManifest(of=HASH, size=2500, chunk=1000, sha256=HASH, hashes=bytes(96), nonce=bytes(16)),
+    m.WantCompact(model_digest=HASH, mask=b"\x05"),
     m.ModelManifest(version=3, size=2500, chunk=1000, sha256=HASH, hashes=bytes(96), nonce=bytes(16)),
     m.Offer(attempt=1, base_version=0, base_digest=HASH, size=1, chunk=1000, sha256=HASH, hashes=HASH, nonce=bytes(16)),
     m.Work(attempt=1, version=2, model_digest=HASH, seconds=1.5, spec=b""),

@@ -15,7 +15,7 @@ from talaria.bitmaps import indices_of
 from talaria.errors import StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.coordinator import async_rounds, calls, kits, presence, secure_rounds, uploads
+from talaria.protocol.coordinator import async_rounds, calls, compacts, kits, presence, secure_rounds, uploads
 from talaria.protocol.coordinator.kits import KitOffer
 from talaria.protocol.coordinator.outbox import Voice
 from talaria.protocol.coordinator.state import LIVE, Attempt, CoordinatorState, GlobalModel, Participant, Peer, Rules
@@ -91,6 +91,8 @@ class CoordinatorMachine:
             case e.WordRefused():
                 secure_rounds.refused(t, event)
                 self._settle(t)
+            case e.CompactMade():
+                compacts.made(t, event)
             case e.NextStep():
                 if secure_rounds.go_on(t, event):
                     self._finish(t, event.attempt, "closed", "the sum is open")
@@ -148,9 +150,9 @@ class CoordinatorMachine:
         self._settle(t)
 
     def _publish(self, t: Turn, event: e.PublishModel) -> None:
-        t.state.model = GlobalModel(event.version, event.cut)
+        t.state.model, t.state.compacts = GlobalModel(event.version, event.cut), {}
         for peer in t.state.peers.values():
-            peer.served = 0
+            peer.served = peer.masks = 0
         t.act(a.Save())
         t.announce_model()
         if event.multicast:
@@ -386,6 +388,8 @@ class CoordinatorMachine:
                 uploads.offer(t, device, message)
             case m.Want():
                 self._serve(t, device, peer, message)
+            case m.WantCompact():
+                compacts.serve(t, device, message)
             case m.Word():
                 secure_rounds.heard(t, device, message)
             case m.WantKit():
@@ -430,19 +434,20 @@ class CoordinatorMachine:
                 f"asked for more than {self.rules.serve} times the model; it gets one more each minute. What is sent "
                 "to it may be lost on the way: look at its link, and at the broker's bound on packets"
             )
-        if want.model_digest != model.cut.sha256 or not want.bitmap:
+        cut = compacts.cut_named(t, want.model_digest)
+        if cut is None or not want.bitmap:
             peer.served += len(model.cut.hashes)  # a manifest of a large global model is large itself
             t.say_where(device)
             return
         try:
-            indices = sorted(indices_of(want.bitmap, model.cut.count))[: self.rules.credit]
+            indices = sorted(indices_of(want.bitmap, cut.count))[: self.rules.credit]
         except WireError as why:  # it may know the same global model by another cut, from before we began
             peer.served += len(model.cut.hashes)
             t.say_where(device)
             raise IgnoredError(str(why)) from None
-        peer.served += sum(model.cut.place(i)[1] for i in indices)
-        name = transfer_of(model.cut.sha256)
-        t.act(a.SendChunks(self.fleet, device, name, t.state.epoch, 0, model.cut, tuple(indices), "dn"))
+        peer.served += sum(cut.place(i)[1] for i in indices)
+        name = transfer_of(cut.sha256)
+        t.act(a.SendChunks(self.fleet, device, name, t.state.epoch, 0, cut, tuple(indices), "dn"))
 
     # ---- time ------------------------------------------------------------------------------------------
 

@@ -115,6 +115,8 @@ class Peer:
     """When it was last told that it is shut out."""
     served: int = 0
     """Bytes sent to it alone, of the current global model."""
+    masks: int = field(default=0, metadata=state_codec.of_this_life())
+    """How many masks of the current global model it had made."""
     out: str = ""
     """Why it is quarantined; empty where it is not."""
     key: bytes = b""
@@ -238,6 +240,8 @@ class CoordinatorState:
     announced: float = 0.0
     fenced: bool = False
     model: GlobalModel | None = None
+    compacts: dict[bytes, Cut] = field(default_factory=dict, metadata=state_codec.of_this_life())
+    """What devices keep of ``model``, by the sha256 of their masks."""
     current: int | None = None
     attempts: dict[int, Attempt] = field(default_factory=dict)
     peers: dict[str, Peer] = field(default_factory=dict)

@@ -6,7 +6,7 @@ It owes nothing to memory: after a reboot or a cut it says again what still wait
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 
 from talaria.bitmaps import indices_of
@@ -15,10 +15,10 @@ from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol import words
 from talaria.protocol.device import kit
+from talaria.protocol.device.download import Download
 from talaria.protocol.device.state import DeviceLimits, DeviceState, Job, Saying
-from talaria.protocol.transfer import Receiver, transfer_of
+from talaria.protocol.transfer import transfer_of
 from talaria.wire import messages as m
-from talaria.wire.chunks import cut_of
 from talaria.wire.frames import Frame, Header, decode_frame, encode_frame, signed_by
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic, parse
@@ -43,6 +43,10 @@ class DeviceMachine:
         Topic(self.fleet, "state", self.device)
         if len(self.profile) > m.MAX_PROFILE:
             raise ConfigError(f"profile has {len(self.profile)} bytes; at most {m.MAX_PROFILE}")
+
+    @cached_property
+    def _model(self) -> Download:
+        return Download(self.device, self.limits, self._say)
 
     def will(self, state: DeviceState) -> tuple[str, bytes]:
         """Topic and payload of the last will of the present boot. Give it to the transport, retained."""
@@ -72,8 +76,8 @@ class DeviceMachine:
                 if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
                     state.fetch.have, state.fetch.asked = set(event.chunks), set()
                     if state.fetch.whole:  # nothing is missing: the disk only refused to make it durable
-                        out.append(self._complete(state))
-                    self._want(state, now, out, again=True)
+                        out.append(self._model.complete(state))
+                    self._model.want(state, now, out, again=True)
             case e.UpdateReady():
                 self._ready(state, event, out)
             case e.DeclineRound():
@@ -98,8 +102,12 @@ class DeviceMachine:
                 state.kit = None
             case e.FetchModel():
                 state.wanted = state.fetch is not None
-                if state.fetch is not None and now - state.fetch.touched >= self._patience(state):
-                    self._want(state, now, out)
+                if state.fetch is not None and now - state.fetch.touched >= self._model.patience(state):
+                    self._model.want(state, now, out)
+            case e.Keeps():
+                state.keeps = event.mask
+            case e.TooNarrow():
+                self._model.whole(state, out)
             case e.SayGoodbye():
                 self._say(state, m.Leave() if event.for_good else m.Goodbye(version=max(0, state.version)), out)
             case _:
@@ -115,10 +123,10 @@ class DeviceMachine:
         if state.fetch is not None:
             state.fetch.have, state.fetch.asked = set(event.chunks), set()
             state.fetch.touched = event.now
-            if state.fetch.cut.sha256 == event.model_digest:
+            if state.fetched == event.model_digest:
                 state.fetch = None
             elif state.fetch.whole:
-                out.append(self._complete(state))
+                out.append(self._model.complete(state))
         job = state.job
         if job is None:
             return
@@ -133,7 +141,7 @@ class DeviceMachine:
             self._begin(state, event.now, out)
 
     def _model_stored(self, state: DeviceState, event: e.ModelStored, out: list[a.Action]) -> None:
-        state.model_digest = event.sha256
+        state.model_digest = event.of or event.sha256
         if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
             state.fetch, state.wanted = None, False
         out.append(a.Save())
@@ -178,7 +186,7 @@ class DeviceMachine:
             if frame.header.fleet != self.fleet or frame.header.device != topic.device:
                 raise WireError(f"frame for {frame.header.device!r} on the topic of {topic.device!r}")
             if topic.kind in ("m", "dn"):
-                self._chunk(state, frame, event.now, out)
+                self._chunk(state, frame, event.now, out, multicast=topic.kind == "m")
             else:
                 self._heard(state, topic, frame, event.now, out, event.retained)
         except WireError as why:
@@ -206,7 +214,7 @@ class DeviceMachine:
             if came:
                 self._again(state, now, out)
         elif topic.kind == "co/model":
-            self._manifest(state, message, now, out, at_once=retained)
+            self._model.announced(state, message, now, out, at_once=retained)
         elif state.guard.fresh(epoch, frame.header.seq):
             self._command(state, message, now, out)
 
@@ -216,7 +224,9 @@ class DeviceMachine:
             case m.Work():
                 self._work(state, message, now, out)
             case m.ModelManifest():
-                self._manifest(state, message, now, out, at_once=True)
+                self._model.announced(state, message, now, out, at_once=True, alone=True)
+            case m.CompactManifest():
+                self._model.narrowed(state, message, now, out)
             case m.KitManifest() if state.kit is not None:
                 if message.size > self.limits.max_model:
                     state.kit, why = None, f"of {message.size} bytes is above this device's {self.limits.max_model}"
@@ -294,7 +304,7 @@ class DeviceMachine:
         self._begin(state, now, out)
         state.job.said = now
         if state.job.phase == "fetching":  # what came by multicast came before; the rest is asked for
-            self._want(state, now, out)
+            self._model.want(state, now, out)
 
     def _repeat(self, state: DeviceState, job: Job, now: float, out: list[a.Action]) -> None:
         """Say again what the coordinator has not heard."""
@@ -334,101 +344,21 @@ class DeviceMachine:
         job.phase, job.outcome, job.reason = "done", receipt.outcome, receipt.reason
         out.extend((a.Save(), a.Receipted(job.attempt, receipt.outcome, receipt.reason)))
 
-    # ---- the global model --------------------------------------------------------------------------------------
-
-    def _manifest(self, state: DeviceState, message: m.Message, now: float, out: list[a.Action], at_once: bool) -> None:
-        if not isinstance(message, m.ModelManifest):
-            raise WireError(f"{message.TYPE!r} on the model's topic")
-        if message.version < state.version:
-            raise WireError(
-                f"global model {message.version} is older than {state.version}, which was announced already"
-            )
-        if message.size > self.limits.max_model:
-            raise WireError(
-                f"global model of {message.size} bytes is above this device's limit of {self.limits.max_model}"
-            )
-        state.version = message.version
-        fetching = state.fetch is not None and state.fetch.cut == cut_of(message)
-        if message.sha256 == state.model_digest or fetching:
-            return
-        if state.fetch is not None:
-            out.append(a.Discard(self.device, transfer_of(state.fetch.cut.sha256)))
-        # What is announced live may come by multicast: to ask for it too would double it.
-        touched = -1e18 if at_once else now
-        state.fetch, state.fetch_version = Receiver(cut_of(message), touched=touched, moved=now), message.version
-        state.wanted = False
-        out.append(a.Save())
-        if at_once:
-            self._want(state, now, out)
-
-    def _chunk(self, state: DeviceState, frame: Frame, now: float, out: list[a.Action]) -> None:
-        fetch = state.fetch
+    def _chunk(self, state: DeviceState, frame: Frame, now: float, out: list[a.Action], *, multicast: bool) -> None:
         if frame.header.type != m.CHUNK:
             raise WireError(f"{frame.header.type!r} on a topic of chunks")
         if state.kit is not None and frame.header.xfer == state.kit.transfer:
             say = partial(self._say, state, out=out)
             out.extend(kit.took(state.kit, self.device, frame, now, state.credit, say))
             return
-        if fetch is None or fetch.whole or frame.header.xfer != transfer_of(fetch.cut.sha256):
-            return
-        try:
-            new = fetch.take(frame, now)
-        except WireError:
-            if fetch.bad == self.limits.strikes:
-                reason = f"{fetch.bad} wrong chunks of global model {frame.header.xfer}"
-                self._say(state, m.Trouble(attempt=0 if state.job is None else state.job.attempt, reason=reason), out)
-            raise
-        if not new:
-            return
-        out.append(a.KeepChunk(self.device, frame.header.xfer, fetch.cut, frame.header.idx, frame.payload))
-        if fetch.whole:
-            out.append(self._complete(state))
-        elif self._needs(state) and (fetch.asked or now - fetch.touched >= self._patience(state)):
-            self._want(state, now, out)
-
-    def _complete(self, state: DeviceState) -> a.ModelComplete:
-        if state.fetch is None:
-            raise StateError("device: no global model is on its way")
-        return a.ModelComplete(state.fetch_version, transfer_of(state.fetch.cut.sha256), state.fetch.cut)
-
-    def _needs(self, state: DeviceState) -> bool:
-        """Whether the global model that was announced last is for this device: the job begins from it, or the program
-        wants it. Else it stays where it is; what comes of it by multicast is kept."""
-        job, fetch = state.job, state.fetch
-        if fetch is None:
-            return False
-        asked = job is not None and job.phase == "fetching" and job.model_digest == fetch.cut.sha256
-        return asked or state.wanted
-
-    def _want(self, state: DeviceState, now: float, out: list[a.Action], again: bool = False) -> None:
-        """Ask for missing chunks of the global model, or for the manifest of the one that the job needs."""
-        job, fetch = state.job, state.fetch
-        if fetch is not None and self._needs(state):
-            if not fetch.whole:
-                bitmap = fetch.window(now, state.credit, again)
-                if bitmap:
-                    self._say(state, m.Want(model_digest=fetch.cut.sha256, bitmap=bitmap), out)
-        elif (
-            job is not None
-            and job.phase == "fetching"
-            and job.model_digest != state.model_digest
-            and job.version < state.version
-        ):
-            job.phase, job.reason = "refused", f"global model {job.version} was replaced by {state.version}"
-            out.append(a.Save())
-            self._say(state, m.Decline(attempt=job.attempt, reason=job.reason), out)
-        elif job is not None and job.phase == "fetching" and job.model_digest != state.model_digest:
-            self._say(state, m.Want(model_digest=job.model_digest, bitmap=b""), out)
+        self._model.chunk(state, frame, now, out, multicast=multicast)
 
     # ---- time ------------------------------------------------------------------------------------------
-
-    def _patience(self, state: DeviceState) -> float:
-        return max(self.limits.retry, state.retry)
 
     def _tick(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
         if not state.linked:
             return
-        job, wait = state.job, self._patience(state)
+        job, wait = state.job, self._model.patience(state)
         if state.kit is not None:
             kit.tick(state.kit, now, wait, state.credit, partial(self._say, state, out=out))
         if (job is None or job.phase in ("done", "refused")) and now - state.greeted >= self.limits.hello:
@@ -439,12 +369,12 @@ class DeviceMachine:
             self._offer(state, now, out)
         if state.saying is not None and now - state.saying.said >= wait:
             self._speak(state, now, out)
-        if state.fetch is not None and self._needs(state):
+        if state.fetch is not None and self._model.needed(state):
             if now - state.fetch.touched >= wait:
-                self._want(state, now, out, again=True)
+                self._model.want(state, now, out, again=True)
         elif job is not None and job.phase == "fetching" and now - job.said >= wait:
             job.said = now
-            self._want(state, now, out)
+            self._model.want(state, now, out)
 
     def _again(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
         """After a new link or a new coordinator: say what still waits for an answer."""
@@ -452,8 +382,9 @@ class DeviceMachine:
         if job is not None and job.phase in ("fetching", "training", "offering", "refused"):
             self._repeat(state, job, now, out)
         self._speak(state, now, out)
+        state.compact_asks = 0
         if state.fetch is not None and state.fetch.asked:
-            self._want(state, now, out, again=True)
+            self._model.want(state, now, out, again=True)
         if state.kit is not None:
             kit.ask(state.kit, now, state.credit, partial(self._say, state, out=out), again=True)
 

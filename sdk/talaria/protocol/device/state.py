@@ -87,11 +87,17 @@ class DeviceState:
     retry: float = 0.0
     max_update: int = m.MAX_TRANSFER
     model_digest: bytes = b""
-    """sha256 of the global model on flash."""
+    """sha256 of the global model on flash, which is there wholly or as far as this device keeps it."""
     version: int = -1
     """Newest version that a manifest named, in ``epoch`` or before."""
     fetch: Receiver | None = None
     fetch_version: int = 0
+    fetch_of: bytes = b""
+    """The global model that ``fetch`` is a part of; empty where it is the model."""
+    keeps: bytes = field(default=b"", metadata=state_codec.of_this_life())
+    """The mask of what the program needs of a global model, packed; empty for all."""
+    compact_asks: int = field(default=0, metadata=state_codec.of_this_life())
+    """How often it was asked for that part without an answer."""
     wanted: bool = field(default=False, metadata=state_codec.of_this_life())
     """Whether the program wants it though no round asks for it."""
     job: Job | None = None
@@ -114,6 +120,11 @@ class DeviceState:
     def busy(self) -> bool:
         """Whether a job is under way."""
         return self.job is not None and self.job.phase in ("fetching", "training", "offering")
+
+    @property
+    def fetched(self) -> bytes | None:
+        """sha256 of the global model that is on its way, wholly or in part."""
+        return None if self.fetch is None else self.fetch_of or self.fetch.cut.sha256
 
     def partial(self) -> tuple[str, Cut] | None:
         """The name and cut of the global model that is on its way, if any."""

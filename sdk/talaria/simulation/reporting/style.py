@@ -3,10 +3,10 @@
 STYLE = """
 :root{--paper:#fbfaf7;--card:#fff;--ink:#1d2329;--soft:#5c6670;--line:#e2e0d9;
 --personal:#00796b;--fedavg:#c77700;--ft:#7a4fb0;--alone:#77808a;
---params:#3566b0;--bundle:#7a4fb0;--latency:#00796b;--upload:#c77700}
+--params:#3566b0;--bundle:#7a4fb0;--latency:#00796b;--upload:#c77700;--download:#b0455e}
 @media (prefers-color-scheme:dark){:root{--paper:#14181c;--card:#1c2227;--ink:#e8eaec;--soft:#a0a9b2;--line:#313940;
 --personal:#3ecfb8;--fedavg:#f0a93c;--ft:#b895ea;--alone:#98a2ac;
---params:#7aa7ee;--bundle:#b895ea;--latency:#3ecfb8;--upload:#f0a93c}}
+--params:#7aa7ee;--bundle:#b895ea;--latency:#3ecfb8;--upload:#f0a93c;--download:#ee8fa3}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);
 font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
@@ -41,6 +41,7 @@ stroke-linejoin:round;font-variant-numeric:tabular-nums}
 .bundle_ratio{fill:var(--bundle);background:var(--bundle)}
 .latency_ratio{fill:var(--latency);background:var(--latency)}
 .upload_ratio{fill:var(--upload);background:var(--upload)}
+.download_ratio{fill:var(--download);background:var(--download)}
 .cell{fill:var(--personal)}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 20px;margin:0 0 4px;padding:0;font-size:.88rem}
 .legend li{display:flex;align-items:center;gap:7px}

@@ -27,7 +27,7 @@ from talaria.training.evaluation import summarize
 
 MEMBER_METHODS = ("local", "fedavg", "fedavg_ft", "personal")
 NEWCOMER_METHODS = ("scratch", "zero_shot", "personal")
-RATIOS = ("params_ratio", "bundle_ratio", "latency_ratio", "upload_ratio")
+RATIOS = ("params_ratio", "bundle_ratio", "latency_ratio", "upload_ratio", "download_ratio")
 
 TITLES = {
     "local": "Alone",
@@ -40,6 +40,7 @@ TITLES = {
     "bundle_ratio": "Bundle size",
     "latency_ratio": "Latency",
     "upload_ratio": "Upload",
+    "download_ratio": "Download",
 }
 """How people read the keys."""
 

@@ -9,7 +9,15 @@ from rich.text import Text
 
 from talaria.simulation.reporting.summary import MEMBER_METHODS, NEWCOMER_METHODS, RATIOS, TITLES, Story, User, read
 
-SHORT = {"fedavg_ft": "fedavg, tuned", "params_ratio": "para-\nmeters"}
+SHORT = {
+    "fedavg_ft": "fedavg,\ntuned",
+    "personal": "per-\nsonal",
+    "params_ratio": "para-\nmeters",
+    "bundle_ratio": "bundle\nsize",
+    "latency_ratio": "lat-\nency",
+    "upload_ratio": "up-\nload",
+    "download_ratio": "down-\nload",
+}
 """Headings that would otherwise be too wide for a terminal of 80 columns, which cuts words and names."""
 
 

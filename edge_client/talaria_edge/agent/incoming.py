@@ -1,0 +1,98 @@
+""":class:`Incoming`: what a device downloads, from its first chunk until it is in force on flash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from talaria import time
+from talaria.errors import StateError, WireError
+from talaria.protocol import actions as a
+from talaria.protocol import events as e
+from talaria.protocol.device.machine import DeviceState
+from talaria.wire.chunks import Cut
+from talaria_edge.config import DeviceConfig
+from talaria_edge.storage.downloads import Arrivals, Kits
+from talaria_edge.storage.state import DeviceStore
+
+Put = Callable[[object], Coroutine[Any, Any, None]]
+
+
+class Incoming:
+    """The downloads of one device. ``put`` gives its machine an event, ``tell`` its journal."""
+
+    def __init__(
+        self, config: DeviceConfig, store: DeviceStore, state: DeviceState, put: Put, tell: Callable[..., None]
+    ) -> None:
+        self._store, self._state, self._put, self._tell = store, state, put, tell
+        self._pause = config.retry_s
+        self._models = Arrivals(store, config.max_model)
+        self._kits = Kits(store, config.max_model)
+
+    def close(self) -> None:
+        """Let go of the files; what came stays."""
+        self._models.close()
+        self._kits.close()
+
+    def resume(self) -> frozenset[int]:
+        """The chunks that lie intact on flash of the model that is on its way; what is of no use is removed."""
+        partial, chunks = self._state.partial(), frozenset[int]()
+        if partial is not None:
+            chunks = self._models.found(*partial)
+        self._store.clear_parts(keep=partial[0] if partial else "")
+        return chunks
+
+    def drop(self, transfer: str) -> None:
+        """It comes no more."""
+        self._models.drop(transfer)
+        self._kits.drop(transfer)
+
+    def keep(self, action: a.KeepChunk) -> Coroutine[Any, Any, None] | None:
+        """Write a chunk; what is to be done where the disk refuses."""
+        kit = self._state.kit is not None and self._state.kit.transfer == action.xfer
+        try:
+            part = (self._kits if kit else self._models).part(action.xfer, action.cut)
+            part.put(action.index, action.data, known=True)
+        except StateError as error:
+            self._tell("error", error=str(error))
+            if not kit:  # a kit that lacks something is found out when it is whole
+                return self._fetch_again(action.xfer, action.cut)
+        return None
+
+    async def assemble(self, action: a.ModelComplete) -> None:
+        """All of a global model is here: check it and put it in force."""
+        try:
+            await self._models.finish(action)
+        except (StateError, WireError) as error:
+            if self._state.fetch is None or self._state.fetch.cut.sha256 != action.cut.sha256:
+                return
+            self._tell("error", error=str(error))
+            await self._fetch_again(action.xfer, action.cut)
+        else:
+            part = {"part": True} if action.of else {}
+            self._tell("model", version=action.version, bytes=action.cut.size, **part)
+            await self._put(e.ModelStored(time.monotonic(), action.cut.sha256, action.of))
+
+    async def _fetch_again(self, transfer: str, cut: Cut) -> None:
+        """After the disk refused: look what is there, a while later."""
+        await asyncio.sleep(self._pause)
+        found = self._models.found_if_readable(transfer, cut)
+        await self._put(e.ModelDamaged(time.monotonic(), cut.sha256, found))
+
+    # -- the run's kit
+
+    def kit_found(self, transfer: str, cut: Cut) -> e.KitFound:
+        """What lies on flash of a kit that is on its way."""
+        return e.KitFound(time.monotonic(), cut.sha256, self._kits.found_if_readable(transfer, cut))
+
+    async def finish_kit(self, action: a.KitComplete) -> bool:
+        """All of a kit is here: check it and put it on flash. False where that failed, and it is fetched again."""
+        try:
+            await self._kits.finish(action)
+        except (StateError, WireError) as error:
+            self._tell("error", error=str(error))
+            await asyncio.sleep(self._pause)
+            await self._put(self.kit_found(action.xfer, action.cut))
+            return False
+        return True

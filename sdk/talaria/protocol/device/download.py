@@ -1,0 +1,162 @@
+"""How a device gets the global model: it hears which one there is, asks for it when a round or the program needs it,
+and takes it a window at a time. Where it keeps a part of the channels alone, it asks for these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from talaria.errors import StateError, WireError
+from talaria.protocol import actions as a
+from talaria.protocol.device.state import DeviceLimits, DeviceState
+from talaria.protocol.transfer import Receiver, transfer_of
+from talaria.wire import messages as m
+from talaria.wire.chunks import cut_of
+from talaria.wire.frames import Frame
+
+ASKS = 3
+"""So often a device asks for its part without an answer, until it takes the whole model."""
+
+Actions = list[a.Action]
+Say = Callable[[DeviceState, m.Message, Actions], None]
+
+
+@dataclass(frozen=True)
+class Download:
+    """The download of one device; ``say`` puts a message into the actions."""
+
+    device: str
+    limits: DeviceLimits
+    say: Say
+
+    def announced(
+        self, state: DeviceState, message: m.Message, now: float, out: Actions, *, at_once: bool, alone: bool = False
+    ) -> None:
+        """There is this global model; ``alone`` where that was said to this device alone, which had asked. Raises
+        :class:`~talaria.errors.WireError` for one that is older than what was announced, or too large."""
+        if not isinstance(message, m.ModelManifest):
+            raise WireError(f"{message.TYPE!r} on the model's topic")
+        if message.version < state.version:
+            raise WireError(
+                f"global model {message.version} is older than {state.version}, which was announced already"
+            )
+        self._require_size(message)
+        state.version = message.version
+        # Who is told where the whole one is, while a part of it is on its way, asked a coordinator that began since.
+        part = state.fetch_of == message.sha256 and not alone
+        if message.sha256 == state.model_digest or (state.fetch is not None and state.fetch.cut == cut_of(message)):
+            return
+        if state.fetch is not None and part:
+            return
+        # What is announced live may come by multicast: to ask for it too would double it.
+        touched = -1e18 if at_once else now
+        self._begin(state, Receiver(cut_of(message), touched=touched, moved=now), b"", out)
+        state.fetch_version, state.wanted, state.compact_asks = message.version, False, 0
+        if at_once:
+            self.want(state, now, out)
+
+    def narrowed(self, state: DeviceState, message: m.CompactManifest, now: float, out: Actions) -> None:
+        """This is what the mask keeps of the model that is on its way."""
+        fetch = state.fetch
+        if fetch is None or state.fetch_of or message.of != fetch.cut.sha256:
+            return  # said twice, or another one is there by now
+        self._require_size(message)
+        if message.sha256 == message.of:
+            state.compact_asks = ASKS
+        else:
+            self._begin(state, Receiver(cut_of(message), touched=-1e18, moved=now), message.of, out)
+        self.want(state, now, out)
+
+    def _require_size(self, message: m.Parcel) -> None:
+        if message.size > self.limits.max_model:
+            raise WireError(
+                f"global model of {message.size} bytes is above this device's limit of {self.limits.max_model}"
+            )
+
+    def _begin(self, state: DeviceState, receiver: Receiver, of: bytes, out: Actions) -> None:
+        if state.fetch is not None:
+            out.append(a.Discard(self.device, transfer_of(state.fetch.cut.sha256)))
+        state.fetch, state.fetch_of = receiver, of
+        out.append(a.Save())
+
+    def chunk(self, state: DeviceState, frame: Frame, now: float, out: Actions, *, multicast: bool = False) -> None:
+        """One chunk of it. What is sent to all is let go by where this device needs a part. Raises
+        :class:`~talaria.errors.WireError` for a wrong one."""
+        fetch = state.fetch
+        if fetch is None or fetch.whole or frame.header.xfer != transfer_of(fetch.cut.sha256):
+            return
+        if multicast and self._narrows(state):
+            return
+        try:
+            new = fetch.take(frame, now)
+        except WireError:
+            if fetch.bad == self.limits.strikes:
+                reason = f"{fetch.bad} wrong chunks of global model {frame.header.xfer}"
+                self.say(state, m.Trouble(attempt=0 if state.job is None else state.job.attempt, reason=reason), out)
+            raise
+        if not new:
+            return
+        out.append(a.KeepChunk(self.device, frame.header.xfer, fetch.cut, frame.header.idx, frame.payload))
+        if fetch.whole:
+            out.append(self.complete(state))
+        elif self.needed(state) and (fetch.asked or now - fetch.touched >= self.patience(state)):
+            self.want(state, now, out)
+
+    def complete(self, state: DeviceState) -> a.ModelComplete:
+        """What is to be done with a model of which all chunks are there."""
+        if state.fetch is None:
+            raise StateError("device: no global model is on its way")
+        cut = state.fetch.cut
+        return a.ModelComplete(state.fetch_version, transfer_of(cut.sha256), cut, state.fetch_of)
+
+    def needed(self, state: DeviceState) -> bool:
+        """Whether the global model that was announced last is for this device: the job begins from it, or the program
+        wants it. Else it stays where it is; what comes of it by multicast is kept."""
+        job, digest = state.job, state.fetched
+        if digest is None:
+            return False
+        return state.wanted or (job is not None and job.phase == "fetching" and job.model_digest == digest)
+
+    def want(self, state: DeviceState, now: float, out: Actions, again: bool = False) -> None:
+        """Ask for missing chunks of the global model, or for the manifest of the one that the job needs."""
+        job, fetch = state.job, state.fetch
+        if fetch is not None and self.needed(state):
+            if self._narrows(state):
+                if again or not state.compact_asks:
+                    state.compact_asks, fetch.touched = state.compact_asks + 1, now
+                    self.say(state, m.WantCompact(model_digest=fetch.cut.sha256, mask=state.keeps), out)
+            elif not fetch.whole:
+                bitmap = fetch.window(now, state.credit, again)
+                if bitmap:
+                    self.say(state, m.Want(model_digest=fetch.cut.sha256, bitmap=bitmap), out)
+        elif (
+            job is not None
+            and job.phase == "fetching"
+            and job.model_digest != state.model_digest
+            and job.version < state.version
+        ):
+            job.phase, job.reason = "refused", f"global model {job.version} was replaced by {state.version}"
+            out.append(a.Save())
+            self.say(state, m.Decline(attempt=job.attempt, reason=job.reason), out)
+        elif job is not None and job.phase == "fetching" and job.model_digest != state.model_digest:
+            self.say(state, m.Want(model_digest=job.model_digest, bitmap=b""), out)
+
+    def _narrows(self, state: DeviceState) -> bool:
+        """Whether a part of the model that is on its way is to be asked for instead."""
+        begun = state.fetch is None or bool(state.fetch_of or state.fetch.have)
+        return bool(state.keeps) and not begun and state.compact_asks < ASKS
+
+    def whole(self, state: DeviceState, out: Actions) -> None:
+        """What is on flash is not enough: the whole model is asked for."""
+        digest, job = state.model_digest, state.job
+        state.keeps, state.model_digest = b"", b""
+        if job is not None and job.phase == "training":
+            job.phase = "fetching"
+        out.append(a.Save())
+        if digest:
+            self.say(state, m.Want(model_digest=digest, bitmap=b""), out)
+
+    def patience(self, state: DeviceState) -> float:
+        """Seconds after which what was not answered is said again."""
+        return max(self.limits.retry, state.retry)

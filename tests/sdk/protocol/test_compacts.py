@@ -1,0 +1,169 @@
+"""A device that keeps a part of the channels downloads that part: over bad networks, restarts, and with bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from memory_broker import Faults
+
+from talaria.protocol import actions as a
+from talaria.protocol import events as e
+from talaria.protocol.coordinator.compacts import MASKS
+from talaria.protocol.device.download import ASKS
+from talaria.wire import messages as m
+from talaria.wire.frames import decode_frame
+
+PART = 1200
+WHOLE = 5500
+
+
+def said(w, kind):
+    """What devices said of this kind."""
+    frames = (decode_frame(x.payload) for x in w.events if isinstance(x, a.Publish) and x.topic.endswith("/evt"))
+    return [m.decode_message(frame) for frame in frames if frame.header.type == kind.TYPE]
+
+
+def keep(w, *names, mask=str(PART).encode()):
+    for name in names or w.names:
+        w.say(name, e.Keeps(w.now, mask))
+
+
+def begun(w, *narrow):
+    w.start_coordinator()
+    w.publish_body(0, multicast=False)
+    for name in w.names:
+        w.start_device(name)
+    keep(w, *narrow)
+
+
+def down(w):
+    """Bytes of models that went to each device alone."""
+    found = dict.fromkeys([*w.names, ""], 0)
+    for x in w.events:
+        if isinstance(x, a.SendChunks) and x.kind in ("dn", "m"):
+            found[x.device if x.kind == "dn" else ""] += sum(x.cut.place(i)[1] for i in x.indices)
+    return found
+
+
+def test_who_keeps_a_part_downloads_that_part_and_who_keeps_all_the_whole(world):
+    w = world(3, Faults())
+    begun(w, "dev-0", "dev-1")
+    w.open(1)
+    w.run(10)
+    assert [c.device for c in w.closed[0].counted] == w.names
+    assert down(w) == {"dev-0": PART, "dev-1": PART, "dev-2": WHOLE, "": 0}
+    assert sum(isinstance(x, a.CompactAsked) for x in w.events) == 1, "one mask is made once"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_comes_whole_over_a_bad_network_and_restarts_of_both_sides(world, seed):
+    w = world(3, Faults(seed=seed, drop=0.15, duplicate=0.15, reorder=0.3), signed=seed % 2 == 1)
+    chance = Random(seed)
+    begun(w)
+    for number in range(1, 4):
+        w.open(number)
+        for _ in range(200):
+            keep(w)
+            w.run(1)
+            if len(w.closed) == number:
+                break
+            if number < 3 and chance.random() < 0.2:
+                w.crash_coordinator()
+                w.start_coordinator()
+                w.publish_body(number - 1, multicast=False)
+            elif number < 3 and chance.random() < 0.3:
+                name = chance.choice(w.names)
+                w.crash_device(name)
+                w.start_device(name)
+        w.publish_body(number, multicast=False)
+    assert len(w.closed) == 3
+    assert not [x for x in w.events if isinstance(x, a.Quarantined)]
+    assert [sorted(c.device for c in closed.counted) for closed in w.closed] == [w.names] * 3
+
+
+def test_what_is_sent_to_all_is_let_go_by(world):
+    w = world(2, Faults())
+    begun(w, "dev-0")
+    w.publish_body(1)
+    w.run(2)
+    assert ("dev-0", "") not in {(device, "") for device, _ in w.disks["dev-0"].files}
+    assert not w.disks["dev-0"].files
+    assert len(next(iter(w.disks["dev-1"].models.values()))) == WHOLE
+    w.open(1)
+    w.run(10)
+    assert len(next(iter(w.disks["dev-0"].models.values()))) == PART
+
+
+def test_a_part_that_is_not_enough_is_replaced_by_the_whole_in_the_same_round(world):
+    w = world(1, Faults())
+    begun(w)
+    learn = w.work
+
+    def at_first(name, number, version):
+        w.work = learn
+        w.say(name, e.TooNarrow(w.now))
+
+    w.work = at_first
+    w.open(1)
+    w.run(10)
+    assert [c.device for c in w.closed[0].counted] == ["dev-0"]
+    assert len(next(iter(w.disks["dev-0"].models.values()))) == WHOLE
+    assert w.trained == [("dev-0", 1)] * 2
+
+
+def test_who_gets_no_answer_takes_the_whole(world):
+    w = world(1, Faults())
+    w._narrow = lambda action: None
+    begun(w)
+    w.open(1)
+    w.run(15)
+    assert [c.device for c in w.closed[0].counted] == ["dev-0"]
+    assert len(said(w, m.WantCompact)) == ASKS
+    assert down(w)["dev-0"] == WHOLE
+
+
+def test_bytes_that_are_no_mask_get_the_whole(world):
+    w = world(1, Faults())
+    w._narrow = lambda asked: w.tell(
+        e.CompactMade(w.now, asked.model_digest, asked.mask, None, (asked.device,))
+    )  # fmt: skip
+    begun(w)
+    w.open(1)
+    w.run(5)
+    assert [c.device for c in w.closed[0].counted] == ["dev-0"]
+    assert len(said(w, m.WantCompact)) == 1
+
+
+def test_a_device_has_no_more_than_a_few_masks_made(world):
+    w = world(2, Faults())
+    begun(w, "dev-1")
+    state = w.devices["dev-0"][1]
+    digest = w.state.model.cut.sha256
+    for number in range(MASKS + 3):
+        out = []
+        w.devices["dev-0"][0]._say(state, m.WantCompact(model_digest=digest, mask=str(100 + number).encode()), out)
+        for action in out:
+            w.hub.publish(action.topic, action.payload, action.retain)
+        w.hub.pump()
+    asked = [x for x in w.events if isinstance(x, a.CompactAsked)]
+    assert len(asked) == MASKS
+    assert "one" in next(x.reason for x in w.events if isinstance(x, a.FrameRefused))
+    assert not [x for x in w.events if isinstance(x, a.Quarantined)]
+    w.open(1)
+    w.run(10)
+    assert len(w.closed) == 1, "the others are served"
+
+
+def test_a_part_that_is_too_large_is_refused(world):
+    w = world(1, Faults())
+    begun(w)
+    half, state = w.devices["dev-0"]
+    w.devices["dev-0"] = replace(half, limits=replace(half.limits, max_model=WHOLE)), state
+    w.hub.pump()
+    huge = m.CompactManifest(
+        of=w.state.model.cut.sha256, size=WHOLE + 1, chunk=1000, sha256=bytes(32), hashes=bytes(32 * 6), nonce=bytes(16)
+    )
+    with pytest.raises(Exception, match="above this device's limit"):
+        w.devices["dev-0"][0]._model.narrowed(state, huge, w.now, [])
