@@ -18,6 +18,7 @@ export async function readBundle(bytes) {
     shape: manifest.input.shape,
     windows: manifest.input.windows ?? null, // { size, stride } where the model cuts one recording by itself
     labels: manifest.output.labels,
+    task: manifest.output.task ?? "classification", // what the outputs are: docs/export.md
     variants: inside.map((one) => one.name),
     model: (name = manifest.default) => members.get(row(name).file),
   };

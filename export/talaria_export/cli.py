@@ -56,7 +56,16 @@ def export(
     ] = None,
     variants: Annotated[str, typer.Option(help="Variants to try, with commas between.")] = "fp32,fp16,int8,int8-linear",
     agreement: Annotated[float, typer.Option(help="Least agreement with fp32 that a variant must reach.")] = 0.99,
-    accuracy_drop: Annotated[float, typer.Option(help="Most accuracy that a variant may lose.")] = 0.01,
+    accuracy_drop: Annotated[
+        float, typer.Option(help="Most accuracy, or of the task's score, that a variant may lose.")
+    ] = 0.01,
+    distance: Annotated[
+        float, typer.Option(help="Of a regression: how far from fp32 a variant may lie, as a share of the spread.")
+    ] = 0.05,
+    task: Annotated[
+        str | None,
+        typer.Option(help="classification | regression | multilabel | per_step; default: what --state learned."),
+    ] = None,
     keep_samples: Annotated[bool, typer.Option(help="Put a few of the samples into the bundle, for parity.")] = False,
     executorch: Annotated[
         bool, typer.Option(help="Also put an ExecuTorch program for phones (XNNPACK) into the bundle.")
@@ -77,6 +86,7 @@ def export(
     The model is converted to ONNX, compared with torch, tried in every variant (half precision, int8), measured
     against the unpruned model on this machine, and written with the fastest variant that passes the gate.
     """
+    from talaria import tasks
     from talaria.types import Samples
     from talaria_export.build import build, inputs
     from talaria_export.bundle.preprocess import preprocessing
@@ -90,18 +100,20 @@ def export(
     else:
         raise ConfigError("export: give --spec and --weights (and --mask), or --state alone")
     moments = None if normalize is None else inputs.moments(normalize)
+    goal = task or str(facts.get("task") or tasks.CLASSIFICATION)
     report = build.make_bundle(
         out,
         model,
         example=example,
-        samples=None if data is None else Samples.of(*_arrays(data, 1)),
+        samples=None if data is None else Samples.of(*_arrays(data, 1), task=goal),
         labels=labels.split(",") if labels else facts.get("labels") or None,
         meta=facts.get("card", {}) if card is None else inputs.read_json(card),
         normalize=moments,
         stride=stride,
         dense=dense,
         variants=[name for name in variants.split(",") if name],
-        gate=Gate(agreement=agreement, accuracy_drop=accuracy_drop),
+        gate=Gate(agreement=agreement, accuracy_drop=accuracy_drop, distance=distance),
+        task=goal,
         optimize=optimize,
         executorch=executorch,
         keep_samples=keep_samples,

@@ -311,7 +311,7 @@ class Personalizer:
                 "labels": labels,
                 "meta": meta,
                 "dense": self._dense,
-                **({} if self.goal == tasks.CLASSIFICATION else {"task": self.goal, "variants": ("fp32",)}),
+                **({} if self.goal == tasks.CLASSIFICATION else {"task": self.goal}),
                 **asked,
                 **options,
             },

@@ -56,6 +56,23 @@ def test_node_runs_every_variant_unchanged(bundle, many, imu):
                 assert roundings(there, here) <= 1000
 
 
+def test_node_runs_small_variants_of_another_task(tmp_path):
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 8), torch.nn.Linear(8, 2)).eval(), None
+    x = np.random.default_rng(0).normal(size=(20, 6, 10)).astype("<f4")
+    y = model(torch.from_numpy(x)).detach().numpy()
+    path = tmp_path / "numbers.talaria"
+    make_bundle(path, model, example=x[:1], samples=(x, y), task="regression", variants=("fp32", "fp16"), seconds=0)
+    node, entry = found("node", "nodejs"), packages(HERE / "node") / "onnxruntime-node" / "dist" / "index.js"
+    command = [node, str(HERE / "node" / "predict.mjs"), str(entry), str(path)]
+    done = subprocess.run(command, input=x.tobytes(), capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    answer = json.loads(done.stdout)
+    assert (answer["task"], set(answer["logits"])) == ("regression", {"fp32", "fp16"})
+    for variant, numbers in answer["logits"].items():
+        assert roundings(np.array(numbers).reshape(20, 2), Predictor(path, variant=variant)(x).values) <= 1000
+
+
 def recording(length: int) -> np.ndarray:
     """Raw numbers (time, 6) for the bundle that cuts and normalizes."""
     return (np.random.default_rng(3).normal(size=(length, 6)) * range(1, 7) + range(6)).astype("<f4")

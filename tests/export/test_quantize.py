@@ -120,7 +120,7 @@ def test_calibration_and_judgement_never_share_a_sample(imu, monkeypatch, tmp_pa
 
     seen = {}
 
-    def spy(fp32, wanted, calibration, held_out, gate):
+    def spy(fp32, wanted, calibration, held_out, gate, task):
         seen["calibration"], seen["held out"] = calibration, held_out
         return make_variants(fp32, ["fp32"], None, held_out, gate)
 

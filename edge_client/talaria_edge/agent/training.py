@@ -242,7 +242,13 @@ class Learner:
         if spent := self.store.spent():
             card["privacy"] = spent
         path = self.store.folder / "personal.safetensors"
-        facts = {"device": self.config.device, "run": self.digest, "labels": list(self.config.labels), "card": card}
+        facts = {
+            "device": self.config.device,
+            "run": self.digest,
+            "labels": list(self.config.labels),
+            "card": card,
+            "task": self.run.task,
+        }
         packed = tensor_files.pack(state, facts)
         tensor_files.write(path, packed)
         found: dict[str, Any] = {

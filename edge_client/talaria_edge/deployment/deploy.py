@@ -79,7 +79,7 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
         samples=data.val if len(data.val) else data.train,
         calibration=data.train.x,
         labels=config.labels or None,
-        variants=(config.variants or VARIANTS) if candidate.task == tasks.CLASSIFICATION else ("fp32",),
+        variants=config.variants or VARIANTS,
         task=candidate.task,
         dense=dense_file(candidate.spec) if candidate.dense is None else _plain(candidate.dense),
         gate=Gate(accuracy_drop=candidate.spare),

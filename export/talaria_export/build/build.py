@@ -84,8 +84,8 @@ def make_bundle(
     With ``precision="fp16"`` the bundle is to be half as large: the fp32 form is only what others are measured against,
     and is neither chosen nor kept where another passed the gate.
     ``seconds`` of CPU time go into measuring latency; with 0 it is not measured, and the smallest variant that passes
-    the gate is chosen. ``task`` is what the model says of an input (:mod:`talaria.tasks`); variants are judged by
-    classes, so that a bundle of another task than classification holds fp32 alone, which ``variants`` must say.
+    the gate is chosen. ``task`` is what the model says of an input (:mod:`talaria.tasks`); variants are judged by its
+    own score and decisions (:class:`~talaria_export.convert.quantize.Gate`).
 
     Raises :class:`~talaria.errors.ModelError` where the exported model differs from torch, and whatever
     :func:`~talaria_export.convert.onnx.export_onnx` and :func:`~talaria_export.bundle.bundle.save` raise. Nothing is
@@ -94,11 +94,6 @@ def make_bundle(
     check_names(variants)
     if precision not in ("fp32", "fp16"):
         raise ConfigError(f"precision={precision!r} must be 'fp32' or 'fp16'")
-    if task != tasks.CLASSIFICATION and (tuple(variants) != ("fp32",) or precision != "fp32"):
-        raise ConfigError(
-            f"variants={tuple(variants)} and precision={precision!r}: smaller variants are judged by classes, and "
-            f"task={task!r} has none; give variants=('fp32',) and precision='fp32'"
-        )
     held = samples if samples is None or isinstance(samples, Samples) else Samples.of(*samples, task=task)
     example = np.asarray(example)
     steps = preprocessing(example.shape[1:], normalize, stride)
@@ -120,11 +115,9 @@ def make_bundle(
     calibrated, judged = _roles(held, calibration, x)
     reference = _reference(dense, example, steps)
 
-    made = make_variants(proto, variants, calibrated, judged[0], gate)
+    made = make_variants(proto, variants, calibrated, judged[0], gate, task)
     difference = _difference(model, made[0], x if held is None else np.concatenate([x, held.x]))
-    if task != tasks.CLASSIFICATION:
-        judged = judged[0], None
-    rows = [selection.judge(one, made[0], judged, gate, x, expected) for one in made]
+    rows = [selection.judge(one, made[0], judged, gate, x, expected, task) for one in made]
     if not steps.empty:
         made = [_ready(one, steps, row) for one, row in zip(made, rows, strict=True)]
         difference = max(difference, _apart(made[0], given, expected))
@@ -154,7 +147,8 @@ def make_bundle(
         "output": {"name": OUTPUT, "labels": names} | ({} if task == tasks.CLASSIFICATION else {"task": task}),
         "variants": rows,
         "default": default,
-        "gate": {"agreement": gate.agreement, "accuracy_drop": gate.accuracy_drop},
+        "gate": {"agreement": gate.agreement, "accuracy_drop": gate.accuracy_drop}
+        | ({"distance": gate.distance} if tasks.of(task).name == "regression" else {}),
         "parity": {"inputs": source, "outputs": "parity/outputs.npy", "tolerance": tolerance(expected)},
         "reference": None if reference is None else {"file": "reference/dense.onnx", "bytes": len(reference)},
         "device": cpu.device(),

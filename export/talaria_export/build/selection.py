@@ -8,16 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from talaria import shares
+from talaria import shares, tasks
 from talaria.errors import BundleError
 from talaria_export.bundle.preprocess import Array
 from talaria_export.convert.quantize import Gate, Made
+from talaria_export.runtime.likeness import likeness
 from talaria_export.runtime.session import Session
 from talaria_export.runtime.timing import interleaved
 
+ROUNDING = 1e-9
+"""Of a score, which is a quotient of sums."""
+
 
 def judge(
-    one: Made, fp32: Made, judged: tuple[Array, Array | None], gate: Gate, probes: Array, expected: Array
+    one: Made,
+    fp32: Made,
+    judged: tuple[Array, Array | None],
+    gate: Gate,
+    probes: Array,
+    expected: Array,
+    task: str = tasks.CLASSIFICATION,
 ) -> dict[str, Any]:
     """A row of the manifest's table, without the latency."""
     row: dict[str, Any] = {"name": one.name, "file": None, "bytes": None, "passed": False, "why": one.why}
@@ -27,25 +37,34 @@ def judge(
     x, y = judged
     try:
         session, plain = Session(one.data), Session(fp32.data or b"")
-        answers, plain_answers = session(x).argmax(1), plain(x).argmax(1)
+        answers, exact = session(x), plain(x)
         row["max_abs_diff"] = float(np.abs(session(probes) - expected).max())
     except BundleError as problem:
         return row | {"why": str(problem)}
     row["bytes"] = len(one.data)
-    count, agree = len(answers), int((answers == plain_answers).sum())
-    row["agreement"] = agree / count
-    lost = 0
-    if y is not None:
-        right = int((answers == y).sum())
-        row["accuracy"] = right / count
-        lost = int((plain_answers == y).sum()) - right
-    if not shares.at_least(agree, count, gate.agreement):
-        row["why"] = f"agrees with fp32 on {agree} of {count} inputs, a share of {gate.agreement} is asked for"
-    elif lost > 0 and not shares.at_most(lost, count, gate.accuracy_drop):
-        row["why"] = f"loses {lost} of {count} samples that fp32 labels right; accuracy_drop={gate.accuracy_drop}"
-    else:
-        row["passed"] = True
-    return row
+    alike = likeness(task, answers, exact, y)
+    row |= {"agreement": alike.agreement} if alike.distance is None else {"distance": alike.distance}
+    lost = "" if y is None else _lost(row, answers, exact, y, gate, task)
+    row["why"] = alike.why_not(gate.agreement, gate.distance) or lost
+    return row | {"passed": not row["why"]}
+
+
+def _lost(row: dict[str, Any], answers: Array, exact: Array, y: Array, gate: Gate, task: str) -> str:
+    """Adds the score to the row; says what is lost of it where that is too much."""
+    if task == tasks.CLASSIFICATION:
+        right, before = (int((one.argmax(1) == y).sum()) for one in (answers, exact))
+        row["accuracy"] = right / len(y)
+        if before <= right or shares.at_most(before - right, len(y), gate.accuracy_drop):
+            return ""
+        return f"loses {before - right} of {len(y)} samples that fp32 labels right; accuracy_drop={gate.accuracy_drop}"
+    goal = tasks.of(task)
+    row["accuracy"], before_score = (goal.measured(one, y)[0] for one in (answers, exact))
+    if before_score - row["accuracy"] <= gate.accuracy_drop + ROUNDING:
+        return ""
+    return (
+        f"loses {before_score - row['accuracy']:.4f} of fp32's {tasks.score_word(task)} of {before_score:.4f}; "
+        f"accuracy_drop={gate.accuracy_drop}"
+    )
 
 
 def time(made: Sequence[Made], rows: list[dict[str, Any]], dense: bytes | None, x: Array, seconds: float) -> None:

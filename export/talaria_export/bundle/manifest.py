@@ -204,7 +204,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "output": lambda out: _has(out, name=_text, labels=_labels) and _task(out.get("task", "classification")),
     "variants": _rows,
     "default": _text,
-    "gate": lambda gate: _has(gate, agreement=_number, accuracy_drop=_number),
+    "gate": lambda gate: _has(gate, agreement=_number, accuracy_drop=_number) and _number(gate.get("distance", 0)),
     "parity": lambda parity: _has(parity, inputs=_sources, outputs=_text, tolerance=_number),
     "reference": _maybe(lambda reference: _has(reference, file=_text)),
     "device": lambda device: isinstance(device, dict),

@@ -15,11 +15,13 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from talaria import tasks
 from talaria.errors import ConfigError
 from talaria_export.bundle.preprocess import Array
 from talaria_export.convert.passes.nchwc import tell_batches
 from talaria_export.convert.passes.rewrites import set_nodes, strip
 from talaria_export.runtime.cpu import has_vnni
+from talaria_export.runtime.likeness import likeness
 from talaria_export.runtime.session import Session
 
 VARIANTS = ("fp32", "fp16", "int8", "int8-linear")
@@ -33,16 +35,20 @@ PREFIXES = (0, 1, 3, 6, 9)
 class Gate:
     """What a variant must keep, against fp32 on held-out inputs.
 
-    ``agreement`` is the least share of equal top-1 classes; ``accuracy_drop`` the most accuracy that may be lost;
+    ``agreement`` is the least share of equal decisions (the likeliest class, of each step where there are steps; each
+    label said or not); of a regression ``distance`` is the most that its numbers may lie apart, root mean square, as a
+    share of the spread of what fp32 gives. ``accuracy_drop`` is the most that may be lost of the accuracy, or of the
+    task's score (R², F1, steps right);
     ``latency_gain`` the share of time within which two variants count as equally fast (the smaller file wins).
     """
 
     agreement: float = 0.99
     accuracy_drop: float = 0.01
     latency_gain: float = 0.05
+    distance: float = 0.05
 
     def __post_init__(self) -> None:
-        for name in ("agreement", "accuracy_drop", "latency_gain"):
+        for name in ("agreement", "accuracy_drop", "latency_gain", "distance"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"gate: {name}={getattr(self, name)} must be in [0, 1]")
 
@@ -58,7 +64,12 @@ class Made:
 
 
 def make_variants(
-    fp32: ModelProto, wanted: Sequence[str], calibration: Array | None, held_out: Array, gate: Gate
+    fp32: ModelProto,
+    wanted: Sequence[str],
+    calibration: Array | None,
+    held_out: Array,
+    gate: Gate,
+    task: str = tasks.CLASSIFICATION,
 ) -> list[Made]:
     """The wanted variants of ``fp32``, which comes first whether wanted or not.
 
@@ -70,7 +81,7 @@ def make_variants(
     if "fp16" in wanted:
         made.append(Made("fp16", _bytes(half(fp32))))
     if "int8" in wanted:
-        made.append(_static(fp32, calibration, held_out, gate))
+        made.append(_static(fp32, calibration, held_out, gate, task))
     if "int8-linear" in wanted:
         made.append(_linear(fp32))
     return made
@@ -104,22 +115,24 @@ def half(model: ModelProto) -> ModelProto:
     return out
 
 
-def _static(fp32: ModelProto, calibration: Array | None, held_out: Array, gate: Gate) -> Made:
+def _static(fp32: ModelProto, calibration: Array | None, held_out: Array, gate: Gate, task: str) -> Made:
     if calibration is None or len(calibration) == 0:
         return Made("int8", None, "needs samples of the user to calibrate on")
     layers = _layers(fp32)
-    expected = Session(_bytes(fp32))(held_out).argmax(1)
+    # Numbers in units of their own, side by side in one tensor, are nothing that 256 steps could hold.
+    last = layers[-1:] if tasks.of(task).name == "regression" else []
+    expected = Session(_bytes(fp32))(held_out)
     best: Made | None = None
     best_agreement = -1.0
     for prefix in PREFIXES:
-        if prefix >= len(layers):
+        if prefix >= len(layers) - len(last):
             break
-        data = static_int8(fp32, calibration, keep=layers[:prefix], reduce_range=not has_vnni())
-        agreement = float((Session(data)(held_out).argmax(1) == expected).mean())
-        if agreement > best_agreement:
-            best_agreement = agreement
+        data = static_int8(fp32, calibration, keep=[*layers[:prefix], *last], reduce_range=not has_vnni())
+        alike = likeness(task, Session(data)(held_out), expected)
+        if alike.agreement > best_agreement:
+            best_agreement = alike.agreement
             best = Made("int8", data, settings={"fp32_layers": prefix, "reduce_range": not has_vnni()})
-        if agreement >= gate.agreement:
+        if not alike.why_not(gate.agreement, gate.distance):
             break
     return best or Made("int8", None, "has no layer to quantize")
 

@@ -16,6 +16,7 @@ from talaria_export.bundle.archive import Limits
 from talaria_export.bundle.bundle import Bundle, open_bundle
 from talaria_export.bundle.preprocess import Array, Preprocessing, inputs_of
 from talaria_export.bundle.report import Check, Report
+from talaria_export.runtime.likeness import likeness
 from talaria_export.runtime.parity_inputs import drawn
 from talaria_export.runtime.session import Session, session_of
 from talaria_export.runtime.timing import interleaved
@@ -60,7 +61,7 @@ def verify_bundle(
         inputs, expected = _parity_data(bundle)
         checks += list(_parity(bundle, sessions, inputs, expected, figures))
         if samples is not None:
-            checks.append(_accuracy(bundle, sessions, samples, figures))
+            checks += _accuracy(bundle, sessions, samples, figures)
         if seconds > 0:
             _latency(bundle, sessions, inputs[: bundle.steps.inputs(1)[0]], reference, seconds, figures)
     except BundleError as problem:
@@ -106,7 +107,9 @@ def _parity(
         yield Check(f"parity {variant}", bool(difference <= allowed), f"{difference:.1e}, at most {allowed:.1e}")
 
 
-def _accuracy(bundle: Bundle, sessions: dict[str, Session], samples: tuple[Any, Any], figures: dict[str, Any]) -> Check:
+def _accuracy(
+    bundle: Bundle, sessions: dict[str, Session], samples: tuple[Any, Any], figures: dict[str, Any]
+) -> list[Check]:
     steps = bundle.steps
     x = inputs_of(Preprocessing(steps.shape), samples[0])
     y = np.asarray(samples[1])
@@ -121,17 +124,26 @@ def _accuracy(bundle: Bundle, sessions: dict[str, Session], samples: tuple[Any, 
     figures["agreement"] = agree / max(1, len(x))
     wanted = bundle.manifest["gate"]["agreement"]
     told = f"{default} with fp32 on {agree} of {len(x)}, a share of at least {wanted}"
-    return Check("agreement", shares.at_least(agree, len(x), wanted), told)
+    return [Check("agreement", shares.at_least(agree, len(x), wanted), told)]
 
 
-def _score(bundle: Bundle, sessions: dict[str, Session], x: Array, y: Array, figures: dict[str, Any]) -> Check:
-    goal = tasks.of(bundle.task)
+def _score(bundle: Bundle, sessions: dict[str, Session], x: Array, y: Array, figures: dict[str, Any]) -> list[Check]:
+    goal, default = tasks.of(bundle.task), bundle.manifest["default"]
     given = Samples.of(x, y, task=bundle.task)
     goal.require("samples:", given.y, len(bundle.labels))
-    score, beside = goal.measured(sessions[bundle.manifest["default"]](given.x), given.y)
+    answers = sessions[default](given.x)
+    score, beside = goal.measured(answers, given.y)
     figures["accuracy"] = score
     figures |= dict(zip(goal.figures, (score, beside), strict=True))
-    return Check(goal.figures[0], score > goal.lowest, f"{score:.4f} on {len(x)} samples")
+    found = [Check(goal.figures[0], score > goal.lowest, f"{score:.4f} on {len(x)} samples")]
+    if default == "fp32" or "fp32" not in sessions or not len(given):
+        return found
+    gate = bundle.manifest["gate"]
+    alike = likeness(bundle.task, answers, sessions["fp32"](given.x), given.y)
+    what = "agreement" if alike.distance is None else "distance"
+    figures[what] = alike.agreement if alike.distance is None else alike.distance
+    why = alike.why_not(gate["agreement"], gate.get("distance", 0.0))
+    return [*found, Check(what, not why, f"{default}: {why or f'{figures[what]:.4g} with fp32'}")]
 
 
 def _classes(session: Session, steps: Preprocessing, x: Array) -> Array:

@@ -50,6 +50,10 @@ class Goal(Protocol):
         """The score, and a second figure beside it."""
         ...
 
+    def decided(self, out: Array) -> Array | None:
+        """What is decided by these outputs, one entry for each decision; None where they are numbers themselves."""
+        ...
+
     def scale(self, y: Array) -> Scale | None:
         """What training targets are scaled by on their device, or None where they are learned as they are."""
         ...

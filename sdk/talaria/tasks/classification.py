@@ -47,6 +47,10 @@ class Classification:
         recalls = [float(right[y == label].mean()) for label in sorted(set(y.tolist()))]
         return float(right.mean()), math.fsum(recalls) / len(recalls)
 
+    def decided(self, out: Array) -> Array | None:
+        """The likeliest class of each sample."""
+        return np.asarray(out.argmax(1))
+
     def scale(self, y: Array) -> Scale | None:
         """None."""
         return None

@@ -47,6 +47,10 @@ class MultiLabel:
         macro = float((2 * both[known] / either[known]).mean()) if known.any() else float(not said.any())
         return float(2 * both.sum() / either.sum()) if either.sum() else float(not np.isnan(out).any()), macro
 
+    def decided(self, out: Array) -> Array | None:
+        """Each label, said or not."""
+        return np.asarray(out > 0)
+
     def scale(self, y: Array) -> Scale | None:
         """None."""
         return None

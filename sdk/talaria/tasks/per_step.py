@@ -59,6 +59,10 @@ class PerStep:
         recalls = [float(right[labels == label].mean()) for label in sorted(set(labels.tolist()))]
         return float(right.mean()), math.fsum(recalls) / len(recalls)
 
+    def decided(self, out: Array) -> Array | None:
+        """The likeliest class of each step."""
+        return np.asarray(out.argmax(-1))
+
     def scale(self, y: Array) -> Scale | None:
         """None."""
         return None

@@ -64,6 +64,10 @@ class Regression:
         spread = max(float(((wanted - wanted.mean(0)) ** 2).sum()), LEAST_SPREAD**2 * wanted.size)
         return max(WORST, 1 - float((away**2).sum()) / spread), max(WORST, -float(np.abs(away).mean()))
 
+    def decided(self, out: Array) -> Array | None:
+        """None: it says numbers."""
+        return None
+
     def scale(self, y: Array) -> Scale | None:
         """Mean and standard deviation of each target; 1 where it does not vary."""
         values = y.reshape(len(y), -1).astype(np.float64)

@@ -14,4 +14,4 @@ for (const variant of bundle.variants) {
   const answer = await session.run({ input: new ort.Tensor("float32", values, dims) });
   logits[variant] = Array.from(answer.logits.data);
 }
-console.log(JSON.stringify({ labels: bundle.labels, logits }));
+console.log(JSON.stringify({ labels: bundle.labels, task: bundle.task, logits }));
