@@ -2,6 +2,7 @@
 a device says becomes part of the page."""
 
 import html
+import json
 import os
 import re
 import shutil
@@ -104,6 +105,56 @@ def test_what_a_device_says_stays_text(odd, page):
     assert "Release" in text_of(dom, "quarantine")
     assert "No update has come yet." in dom
     assert "not every algorithm does" in dom
+
+
+@pytest.fixture
+def moving(tmp_path):
+    """A store in which anna's and bela's samples have moved, carl has told nothing, and dora was taken out."""
+    store = Store(tmp_path / "coordinator.db")
+    store.enter("watch", '{"rounds": 9, "algorithm": "fedavg", "spec": {"name": "mlp"}}', "a" * 64, "b" * 64)
+    for name in ("anna", "bela", "carl", "dora"):
+        store.see("watch", name, 1, {})
+    store.retire("watch", "dora", True, by="owner")
+    told = [
+        {"anna": {"drift.labels": 0.9, "drift.features": 9.0}},
+        {"anna": {"drift.labels": 0.25, "drift.features": 1.24}, "bela": {"drift.features": 0.5}, "carl": {"loss": 1}},
+    ]
+    for round, found in enumerate(told, 1):
+        number = store.open_attempt("watch", round, list(found), "a" * 64).attempt
+        for name, metrics in found.items():
+            text = json.dumps({"metrics": metrics, "weight": 1.0, "dense": 4})
+            store.keep_update("watch", number, name, digest="c" * 64, size=4, base_version=0, found=text)
+    views = Views(tmp_path / "coordinator.db")
+    yield views
+    views.close()
+    store.close()
+
+
+def test_how_far_samples_have_moved_is_shown_for_each_device(moving, page):
+    config = ApiConfig(port=0)
+    with listening(config) as sock, serving(make_api(moving), config, sock):
+        url = url_of(config, sock)
+        found = {d["device"]: d["drift"] for d in httpx.get(f"{url}/api/v1/fleets/watch/devices").json()}
+        alone = httpx.get(f"{url}/api/v1/fleets/watch/devices/anna").json()["drift"]
+        dom = page(url)
+    assert found["anna"] == alone == {"attempt": 2, "labels": 0.25, "features": 1.24}  # what it told last
+    assert found["bela"] == {"attempt": 2, "labels": None, "features": 0.5}
+    assert found["carl"] is found["dora"] is None
+    assert text_of(dom, "tile-drift").startswith("25.0 % / 1.2 sd labels / features moved since the first day")
+    rows = text_of(dom, "devices")
+    assert re.search(r"labels moved features moved", rows)
+    assert re.search(
+        r"anna online 1 [^%]* 25\.0 % 1\.2 sd Retire bela online 1 [^–]* – 0\.50 sd Retire carl online", rows
+    )
+    assert "dora left by its owner" in rows
+
+
+def test_nothing_is_told_of_drift_where_no_device_tells_it(odd, page):
+    config = ApiConfig(port=0)
+    with listening(config) as sock, serving(make_api(odd), config, sock):
+        dom = page(url_of(config, sock))
+    assert "tile-drift" not in dom
+    assert "labels moved" not in dom
 
 
 def test_without_the_token_the_page_shows_a_door_and_no_facts(odd, page):

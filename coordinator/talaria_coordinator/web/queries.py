@@ -37,6 +37,7 @@ from talaria_coordinator.web.schemas import (
     AttemptDetail,
     AttemptView,
     DeviceView,
+    DriftView,
     EventView,
     FleetView,
     OverlapView,
@@ -48,6 +49,8 @@ from talaria_coordinator.web.schemas import (
 PAIRED = 64
 """Masked updates of a round, first by name, that are compared pair by pair."""
 REMEMBERED = 2048
+DRIFT_ATTEMPTS = 20
+"""What devices told of their samples longer ago than this is not looked for."""
 
 
 class Views:
@@ -113,8 +116,9 @@ class Views:
         if quarantined:
             chosen &= DEVICES.c.quarantine.is_not(None)
         with self._reading() as tx:
-            rows = tx.execute(select(DEVICES).where(chosen).order_by(DEVICES.c.device).limit(limit))
-            return [_device(row) for row in rows]
+            rows = tx.execute(select(DEVICES).where(chosen).order_by(DEVICES.c.device).limit(limit)).all()
+            moved = _drift(tx, fleet, [row.device for row in rows])
+            return [_device(row, moved.get(row.device)) for row in rows]
 
     def device(self, fleet: str, name: str) -> DeviceView | None:
         """One device, or None."""
@@ -122,7 +126,7 @@ class Views:
             row = tx.execute(
                 select(DEVICES).where((DEVICES.c.fleet == fleet) & (DEVICES.c.device == name))
             ).one_or_none()
-            return None if row is None else _device(row)
+            return None if row is None else _device(row, _drift(tx, fleet, [name]).get(name))
 
     def device_updates(self, fleet: str, name: str, limit: int = 50) -> list[UpdateView]:
         """A device's last ``limit`` updates, newest first."""
@@ -257,9 +261,27 @@ def _spread(values: list[float]) -> Spread | None:
     return Spread(len(values), min(values), median(values), fmean(values), max(values))
 
 
-def _device(row: Row[Any]) -> DeviceView:
-    times = row.joined, row.seen
-    return DeviceView(row.device, bool(row.online), row.boot, *times, row.quarantine, row.retired, row.left_by)
+def _device(row: Row[Any], drift: DriftView | None) -> DeviceView:
+    times, left = (row.joined, row.seen), (row.retired, row.left_by)
+    return DeviceView(row.device, bool(row.online), row.boot, *times, row.quarantine, *left, drift)
+
+
+def _drift(tx: Connection, fleet: str, names: Sequence[str]) -> dict[str, DriftView]:
+    """What these devices told last of how far their samples have moved, where they told it lately."""
+    newest = tx.execute(select(func.max(ATTEMPTS.c.attempt)).where(ATTEMPTS.c.fleet == fleet)).scalar_one()
+    if newest is None or not names:
+        return {}
+    lately = (FINDINGS.c.fleet == fleet) & (FINDINGS.c.attempt > newest - DRIFT_ATTEMPTS)
+    told = lately & FINDINGS.c.device.in_(names) & FINDINGS.c.found.like('%"drift.%')
+    last = select(FINDINGS.c.device, func.max(FINDINGS.c.attempt).label("last")).where(told).group_by(FINDINGS.c.device)
+    each = last.subquery()
+    same = (FINDINGS.c.device == each.c.device) & (FINDINGS.c.attempt == each.c.last)
+    rows = tx.execute(select(FINDINGS).join(each, same).where(FINDINGS.c.fleet == fleet))
+    found = {}
+    for row in rows:
+        metrics = update_summary.read(row.found).metrics
+        found[row.device] = DriftView(row.attempt, metrics.get("drift.labels"), metrics.get("drift.features"))
+    return found
 
 
 def _update(row: Row[Any]) -> UpdateView:

@@ -113,9 +113,21 @@ class OverlapView:
 
 
 @dataclass(frozen=True)
+class DriftView:
+    """How far a device's samples have moved since its first day, as it told with its update of ``attempt``: by what
+    share its ``labels`` differ, 0 to 1, and by how many of that day's spreads its ``features`` have moved; None what it
+    did not tell."""
+
+    attempt: int
+    labels: float | None
+    features: float | None
+
+
+@dataclass(frozen=True)
 class DeviceView:
     """A device as it was last seen; ``quarantine`` says why it is shut out, if it is, and ``retired`` when it left for
-    good, if it did, ``left_by`` the operator's hand or its owner's."""
+    good, if it did, ``left_by`` the operator's hand or its owner's. ``drift`` is what it told last, within the last 20
+    attempts."""
 
     device: str
     online: bool
@@ -125,6 +137,7 @@ class DeviceView:
     quarantine: str | None
     retired: float | None = None
     left_by: Literal["operator", "owner"] | None = None
+    drift: DriftView | None = None
 
 
 @dataclass(frozen=True)

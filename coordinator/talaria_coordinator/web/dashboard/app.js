@@ -42,6 +42,9 @@ const put = (id, ...children) => $(id).replaceChildren(...children);
 const nothing = (text) => make("div", { class: "empty" }, text);
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}\u00a0%`);
 
+const share = (value) => (Number.isFinite(value) ? percent(value) : "–");
+const spreads = (value) => (Number.isFinite(value) ? `${value.toPrecision(2)}\u00a0sd` : "–");
+
 function bytes(n) {
   if (n < 1024) return `${n} B`;
   const units = ["KiB", "MiB", "GiB", "TiB"];
@@ -169,6 +172,8 @@ function show(about, rounds, devices, shut, events, overlap) {
   $("abort").disabled = !["running", "paused"].includes(about.status);
   const dense = closed && closed.bytes_dense ? closed.bytes_up / closed.bytes_dense : null;
   const spent = about.privacy;
+  const moved = devices.filter((d) => d.drift);
+  const furthest = (what) => Math.max(...moved.map((d) => d.drift[what]).filter((v) => v !== null));
   put("tiles",
     tile("rounds", `${about.round} / ${about.rounds}`, "rounds of learning"),
     tile("open", open ? `${open.stored} / ${open.cohort}` : "–", open ? `updates in round ${open.round}` : "no open round"),
@@ -178,6 +183,8 @@ function show(about, rounds, devices, shut, events, overlap) {
     tile("dense", percent(dense), "of dense bytes, last round"),
     tile("kept", percent(closed && closed.kept && closed.kept.mean), "of channels kept, mean"),
     tile("overlap", percent(closed && closed.overlap), "mask overlap, mean"),
+    ...(moved.length ? [tile("drift", `${share(furthest("labels"))} / ${spreads(furthest("features"))}`,
+      "labels / features moved since the first day, at most")] : []),
     ...(spent ? [tile("epsilon", spent.epsilon.toPrecision(3), `epsilon${spent.budget ? ` of ${spent.budget}` : ""}, delta ${spent.delta}`,
       spent.budget && spent.epsilon > 0.9 * spent.budget ? "bad" : "")] : []));
   const late = about.waits_for.map((d) => `${d.device} (${d.phase}${d.online ? "" : ", away"})`);
@@ -213,6 +220,8 @@ function show(about, rounds, devices, shut, events, overlap) {
     ["link", (d) => make("span", { class: d.quarantine ? "no" : d.online && !d.retired ? "up" : "down" },
       d.quarantine ? "shut out" : d.left_by === "owner" ? "left by its owner" : d.retired ? "left" : d.online ? "online" : "away")],
     ["boots", (d) => String(d.boot), "n"], ["last birth or death", (d) => ago(d.seen)],
+    ...(moved.length ? [["labels moved", (d) => share(d.drift && d.drift.labels), "n"],
+      ["features moved", (d) => spreads(d.drift && d.drift.features), "n"]] : []),
     ["", (d) => leaveButton(d)],
   ], devices, "No device has come yet."));
   put("events", table([
