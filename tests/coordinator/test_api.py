@@ -73,7 +73,10 @@ def store(tmp_path):
         store.keep_update("watch", first, device, digest=B, size=100, base_version=1, found=found(device, accuracy))
     store.reject_update("watch", first, "dora", digest=C, size=7, base_version=1, reason="not finite")
     counted = [(first, device) for device in KEPT]
-    store.commit_attempt("watch", first, epoch=fleet.epoch, counted=counted, model_digest=C, server=A, last=False)
+    bytes_ = {"down": 330, "dense": 400}
+    store.commit_attempt(
+        "watch", first, epoch=fleet.epoch, counted=counted, model_digest=C, server=A, last=False, **bytes_
+    )
     store.fail_attempt("watch", store.open_attempt("watch", 2, list(KEPT), C).attempt, "0 of at least 2 updates came")
     store.open_attempt("watch", 2, list(KEPT), C)
     yield store
@@ -116,6 +119,8 @@ def test_rounds_come_newest_first_with_accuracy_overlap_and_bytes(client):
     assert failed["failure"] == "0 of at least 2 updates came"
     assert (first["counted"], first["rejected"]) == (3, 1)
     assert (first["bytes_up"], first["bytes_dense"]) == (300, 1200)
+    assert (first["bytes_down"], first["bytes_down_dense"]) == (330, 1200)
+    assert newest["bytes_down"] is newest["bytes_down_dense"] is None
     spread = first["accuracy"]
     assert (spread["count"], spread["low"], spread["median"], spread["high"]) == (3, 0.5, 0.6, 0.9)
     assert first["kept"]["mean"] == 0.5

@@ -65,6 +65,9 @@ def test_a_short_fleet_on_the_dashboard(fleet, a_run, page):
     share = rounds[0]["bytes_up"] / rounds[0]["bytes_dense"]
     assert share < 0.9
     assert text_of(dom, "tile-dense").startswith(f"{100 * share:.1f} %")
+    down = rounds[0]["bytes_down"] / rounds[0]["bytes_down_dense"]
+    assert 0 < down < 0.9
+    assert text_of(dom, "tile-down").startswith(f"{100 * down:.1f} %")
     assert text_of(dom, "tile-accuracy").startswith(f"{100 * rounds[0]['accuracy']['median']:.1f} %")
     assert text_of(dom, "tile-overlap").startswith(f"{100 * rounds[0]['overlap']:.1f} %")
     assert dom.count('class="bar"') == 4

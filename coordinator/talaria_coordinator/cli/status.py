@@ -59,6 +59,8 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
                     "failure": r.failure,
                     "seconds": None if r.closed is None else round(r.closed - r.opened, 3),
                     "bytes_up": sum(u.size for u in store.updates(config.name, r.attempt) if u.status == "counted"),
+                    "bytes_down": r.down,
+                    "bytes_dense": r.dense,
                 }
                 for r in rounds
             ],
@@ -128,7 +130,7 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         for warning in certificates["warnings"]:
             console.print(_plain(f"warning: {warning}"), highlight=False, soft_wrap=True)
     history = Table(title="rounds")
-    for heading in ("attempt", "round", "asked", "counted", "seconds", "bytes up", "failure"):
+    for heading in ("attempt", "round", "asked", "counted", "seconds", "bytes up", "bytes down", "failure"):
         history.add_column(heading, justify="left" if heading == "failure" else "right")
     for row in found["history"]:
         history.add_row(
@@ -137,7 +139,8 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
             str(row["cohort"]),
             "-" if row["counted"] is None else str(row["counted"]),
             "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
-            f"{row['bytes_up']:,}",
+            _bytes(row["bytes_up"], row["counted"], row["bytes_dense"]),
+            _bytes(row["bytes_down"], row["cohort"], row["bytes_dense"]),
             _plain(row["failure"]),
         )
     console.print(history)
@@ -154,6 +157,13 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
             _plain(row["quarantine"]),
         )
     console.print(devices)
+
+
+def _bytes(size: int | None, devices: int | None, dense: int | None) -> str:
+    """Bytes, and their share of what as many devices would need for whole models as they are."""
+    if size is None:
+        return "-"
+    return f"{size:,}" + (f" ({size / (devices * dense):.2f})" if devices and dense else "")
 
 
 def _here(row: dict[str, Any]) -> str:

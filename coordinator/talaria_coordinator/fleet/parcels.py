@@ -49,6 +49,10 @@ class Parcels:
         """Bytes of the global model; 0 before there is one."""
         return 0 if self._model is None else len(self._model[1])
 
+    def is_kit(self, cut: Cut) -> bool:
+        """Whether these are the bytes of the kit."""
+        return self._kit is not None and self._kit[0].sha256 == cut.sha256
+
     def publish(self, data: bytes, chunk: int) -> Cut:
         """From now on ``data`` is the global model."""
         self._model = describe(data, chunk), data

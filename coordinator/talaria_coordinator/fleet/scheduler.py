@@ -57,6 +57,8 @@ class Conductor:
         self._begun = 0.0, 0.0
         """When it began to serve, and when the last of all devices was seen until then."""
         self._waiting, self._gathering = Patience(), Gathering()
+        self.down = 0
+        """Bytes of global models that went to devices since the last round was committed."""
 
     def inspect(self) -> int:
         """Read all that serving needs, before anything is said or written: another coordinator must not end for one
@@ -335,6 +337,7 @@ class Conductor:
     def _record(self, attempt: int, made: Made) -> None:
         for out in made.left:
             self.store.leave_out(self.config.name, out.entry.attempt, out.entry.device, out.reason)
+        down = self.down
         self.store.commit_attempt(
             self.config.name,
             attempt,
@@ -344,7 +347,10 @@ class Conductor:
             server=made.server,
             spent=self._learning.spent(made.server),
             last=self.fleet.round + 1 >= self.config.run.rounds,
+            down=down,
+            dense=self._learning.dense,
         )
+        self.down -= down
 
     def folded(self, event: Folded) -> None:
         """A round is committed."""

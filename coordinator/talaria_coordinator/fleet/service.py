@@ -322,6 +322,9 @@ class Service:
         match action:
             case a.Publish() | a.SendChunks():
                 self._planted += isinstance(action, a.Publish) and not action.payload
+                if isinstance(action, a.SendChunks) and not self._parcels.is_kit(action.cut):
+                    here = sum(peer.online for peer in self._state.peers.values()) if action.kind == "m" else 1
+                    self._conductor.down += here * sum(action.cut.place(index)[1] for index in action.indices)
                 self._driver.say(action)
             case a.FrameRefused():
                 self._refusals.heard(action, time.monotonic())

@@ -19,7 +19,7 @@ from talaria_coordinator.storage.tables import METADATA
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 HEAD = REVISIONS[-1]
 RENAMED = (
     ("fleets", "step", "round"),
@@ -37,7 +37,14 @@ RENAMED = (
 """What revision 0004 renames: table (by its new name), old and new name of a column, in this order."""
 RENAMED_TABLES = (("rounds", "attempts"),)
 """Old and new names of the tables that revision 0004 renames."""
-ADDED = (("fleets", "life"), ("devices", "retired"), ("fleets", "privacy"), ("devices", "left_by"))
+ADDED = (
+    ("fleets", "life"),
+    ("devices", "retired"),
+    ("fleets", "privacy"),
+    ("devices", "left_by"),
+    ("attempts", "down"),
+    ("attempts", "dense"),
+)
 """Columns that later revisions added."""
 _VERSION = table("alembic_version", column("version_num"))
 _ALONE = Lock()  # alembic runs its env.py with module-wide state

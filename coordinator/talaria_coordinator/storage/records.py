@@ -99,6 +99,10 @@ class Attempt:
     failure: str | None
     model_digest: str | None
     counted: tuple[tuple[int, str], ...] | None
+    down: int | None = None
+    """Bytes of global models that went to devices since the round before; of older records not known."""
+    dense: int | None = None
+    """Bytes of a whole model, and of a whole update, with every value as it is."""
 
 
 LeftBy = Literal["operator", "owner"]
@@ -151,8 +155,9 @@ def attempt_of(row: Row[Any]) -> Attempt:
     )
     cohort = tuple(json.loads(row.cohort))
     return Attempt(
-        row.attempt, row.round, cohort, row.base_digest, row.opened, row.closed, row.failure, row.model_digest, counted
-    )
+        row.attempt, row.round, cohort, row.base_digest, row.opened, row.closed, row.failure, row.model_digest, counted,
+        row.down, row.dense,
+    )  # fmt: skip
 
 
 def device_of(row: Row[Any]) -> Device:

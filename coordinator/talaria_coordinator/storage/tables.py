@@ -56,6 +56,8 @@ ATTEMPTS = Table(
     Column("server", String(64)),
     Column("counted", Text),
     Column("counted_sha256", String(64)),
+    Column("down", BigInteger),
+    Column("dense", BigInteger),
     ForeignKeyConstraint(["fleet"], ["fleets.fleet"]),
 )
 

@@ -250,6 +250,9 @@ class _Read:
         yield self._gauge("last_commit_timestamp_seconds", "When a round was last committed", last.closed or 0)
         yield self._gauge("round_upload_bytes", "Bytes of the last round's updates", last.bytes_up)
         yield self._gauge("round_dense_bytes", "The same, had each sent every shared value", last.bytes_dense)
+        if last.bytes_down is not None and last.bytes_down_dense is not None:
+            yield self._gauge("round_download_bytes", "What of models went down to its devices", last.bytes_down)
+            yield self._gauge("round_download_dense_bytes", "The same, had each the whole model", last.bytes_down_dense)
         if last.overlap is not None:
             yield self._gauge("mask_overlap", "How far the last round's masks agree, 0..1", last.overlap)
         for name, text, spread in (

@@ -243,6 +243,8 @@ def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
         failure=row.failure,
         bytes_up=sum(entry.size for entry in entries),
         bytes_dense=sum(one.dense for one in found),
+        bytes_down=row.down,
+        bytes_down_dense=None if row.dense is None else row.dense * len(json.loads(row.cohort)),
         accuracy=_spread([one.accuracy for one in found if one.accuracy is not None]),
         kept=_spread([one.kept for one in found if one.bits]),
         overlap=_overlap(found),

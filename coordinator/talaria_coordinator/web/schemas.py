@@ -58,6 +58,8 @@ class FleetView:
 @dataclass(frozen=True, kw_only=True)
 class AttemptView:
     """One attempt. ``bytes_up`` are the updates that came, ``bytes_dense`` the same had each sent every shared value.
+    ``bytes_down`` are what of models went to its devices, ``bytes_down_dense`` the same had each had the whole as it
+    is; null while it is open, and of rounds before that was kept.
     ``accuracy`` is on each device's own validation data, where the algorithm tells; ``kept`` the share of channels
     that masks keep, ``overlap`` how far any two of them agree (mean Jaccard index)."""
 
@@ -73,6 +75,8 @@ class AttemptView:
     failure: str | None
     bytes_up: int
     bytes_dense: int
+    bytes_down: int | None
+    bytes_down_dense: int | None
     accuracy: Spread | None
     kept: Spread | None
     overlap: float | None

@@ -171,6 +171,7 @@ function show(about, rounds, devices, shut, events, overlap) {
   $("next").disabled = !["paused", "done"].includes(about.status);
   $("abort").disabled = !["running", "paused"].includes(about.status);
   const dense = closed && closed.bytes_dense ? closed.bytes_up / closed.bytes_dense : null;
+  const down = closed && closed.bytes_down_dense ? closed.bytes_down / closed.bytes_down_dense : null;
   const spent = about.privacy;
   const moved = devices.filter((d) => d.drift);
   const furthest = (what) => Math.max(...moved.map((d) => d.drift[what]).filter((v) => v !== null));
@@ -180,7 +181,8 @@ function show(about, rounds, devices, shut, events, overlap) {
     tile("devices", `${about.online} / ${about.devices}`, "devices online"),
     tile("quarantined", String(about.quarantined), "in quarantine", about.quarantined ? "bad" : ""),
     tile("accuracy", percent(closed && closed.accuracy && closed.accuracy.median), "median accuracy, last round"),
-    tile("dense", percent(dense), "of dense bytes, last round"),
+    tile("dense", percent(dense), "of dense bytes up, last round"),
+    tile("down", percent(down), "of dense bytes down, last round"),
     tile("kept", percent(closed && closed.kept && closed.kept.mean), "of channels kept, mean"),
     tile("overlap", percent(closed && closed.overlap), "mask overlap, mean"),
     ...(moved.length ? [tile("drift", `${share(furthest("labels"))} / ${spreads(furthest("features"))}`,
@@ -211,6 +213,8 @@ function show(about, rounds, devices, shut, events, overlap) {
     ["asked", (r) => String(r.cohort), "n"], ["counted", (r) => (r.counted === null ? `(${r.stored})` : String(r.counted)), "n"],
     ["rejected", (r) => String(r.rejected), "n"], ["took", took, "n"], ["bytes up", (r) => bytes(r.bytes_up), "n"],
     ["of dense", (r) => (r.bytes_dense ? percent(r.bytes_up / r.bytes_dense) : "–"), "n"],
+    ["bytes down", (r) => (r.bytes_down === null ? "–" : bytes(r.bytes_down)), "n"],
+    ["of dense", (r) => (r.bytes_down_dense ? percent(r.bytes_down / r.bytes_down_dense) : "–"), "n"],
     ["accuracy low – median – high", (r) => (r.accuracy
       ? [r.accuracy.low, r.accuracy.median, r.accuracy.high].map((v) => (100 * v).toFixed(1)).join(" – ") : "–"), "n"],
     ["overlap", (r) => percent(r.overlap), "n"], ["why it failed", (r) => r.failure || "", "text"],
