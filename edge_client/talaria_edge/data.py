@@ -68,7 +68,7 @@ class NpzSource:
                 )
             rows = np.flatnonzero(owners == names.index(self.client))
         if found.split is None:
-            cuts = arrays.cut(found, y)
+            cuts = arrays.cut(found, _strata(y))
             train, val, test = cuts[self.client] if found.client is not None and self.client else cuts["client-0"]
         else:
             train, val, test = (rows[found.split[rows] == part] for part in range(len(recorded.PARTS)))
@@ -195,10 +195,10 @@ def handed(given: Handed) -> DeviceData:
     if isinstance(given, Samples):
         return _cut(given)
     if isinstance(given, tuple | list) and len(given) in (2, 3) and all(_is_part(one) for one in given):
-        parts = [one if isinstance(one, Samples) else Samples.of(*one) for one in given]
+        parts = [one if isinstance(one, Samples) else _samples(*one) for one in given]
         return DeviceData(parts[0], parts[1], parts[2] if len(parts) == 3 else None)
     if isinstance(given, tuple | list) and len(given) == 2:
-        return _cut(Samples.of(*given))
+        return _cut(_samples(*given))
     raise DataError(
         f"data: a {type(given).__name__} is no device's samples; give Samples, arrays (x, y), or (train, val), "
         "or a function that returns them"
@@ -209,11 +209,23 @@ def _is_part(given: Any) -> bool:
     return isinstance(given, Samples) or (isinstance(given, tuple) and len(given) == 2)
 
 
+def _samples(x: Any, y: Any) -> Samples:
+    """Samples of arrays; targets that are no whole numbers are a regression's."""
+    targets = np.asarray(y.detach().cpu() if hasattr(y, "detach") else y)
+    numbers = targets.dtype.kind == "f" and bool((targets != np.rint(targets)).any())
+    return Samples.of(x, y, task="regression" if numbers else tasks.CLASSIFICATION)
+
+
+def _strata(y: Array) -> Array:
+    """A class (N,) for each sample, by which samples are cut into alike parts; other targets are all alike."""
+    return y if y.ndim == 1 and y.dtype.kind == "i" else np.zeros(len(y), np.int64)
+
+
 def _cut(samples: Samples) -> DeviceData:
     """As a simulation cuts a file of one client: 70 % to train, 10 % to validate, 20 % to test."""
     if len(samples) < 2:
         raise DataError(f"data: {len(samples)} samples cannot be cut into training and test; record more")
-    parts = stratified(samples.y, 0.1, 0.2, np.random.default_rng([0, 0]))
+    parts = stratified(_strata(samples.y), 0.1, 0.2, np.random.default_rng([0, 0]))
     train, val, test = (samples.take(rows) for rows in parts)
     return DeviceData(train, val, test)
 

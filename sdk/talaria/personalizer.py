@@ -24,7 +24,7 @@ from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.federated import targets
 from talaria.federated.plan_compat import recipe_under
 from talaria.foreign import shown
-from talaria.model import adapters, prunability, pruning, split, zoo
+from talaria.model import adapters, prunability, pruning, several, split, zoo
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.split import Split
@@ -109,6 +109,8 @@ class Personalizer:
         self._given = model if isinstance(model, Module) else None
         if self._spec is None and self._given is None:
             raise ConfigError(f"model={type(model).__name__} must be a ModelSpec or a torch module")
+        if self._given is not None:
+            several.require_one(self._given, "model")
         limits = sorted(set(self.budget.limits()) - {"accuracy_drop"})
         if self._spec is None and plan is None and limits:
             raise ConfigError(

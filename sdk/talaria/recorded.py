@@ -4,19 +4,23 @@
 (:mod:`talaria.tasks`), numbers (N,) or (N, ...). ``client`` (N,), numbers or text,
 says whose each sample is, where there is more than one; ``split`` (N,) says 0 train, 1 validation, 2 test. The same
 parts may stand by themselves instead, as ``x_train``, ``y_train``, ``x_val``, ``y_val``, ``x_test`` and ``y_test``.
+A model of several inputs takes ``x_NAME`` (N, ...) of each instead of ``x``: float32, whole numbers (tokens) or bool
+(masks), which :mod:`talaria.inputs` puts side by side.
 The file is a ``.npz``, or a folder of ``.npy`` files. Needs numpy alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from talaria import npz
+from talaria import inputs, npz
 from talaria.errors import DataError
+from talaria.inputs import Parts
 from talaria.npz import Array
 
 PARTS = ("train", "val", "test")
@@ -31,13 +35,26 @@ class Recorded:
     y: Array = field(repr=False)
     client: Array | None = field(default=None, repr=False)
     split: Array | None = field(default=None, repr=False)
+    parts: Parts | None = None
+    """Of several named inputs their shapes; ``x`` (N, numbers) then has them side by side."""
+    plain: tuple[str, ...] = ()
+    """Those of them that are tokens or masks, which are not scaled."""
 
 
 def read(path: Path, limit: int = npz.LIMIT) -> Recorded:
     """The samples in ``path``, of at most ``limit`` bytes. :class:`DataError` names the array, the value, the mend."""
     found = npz.names(path)
     apart = sorted(name for name in found if name in _APART)
-    if "x" in found or not apart:
+    several = sorted(name for name in found if name.startswith("x_") and name not in _APART)
+    if several:
+        odd = [name for name in (*apart, "x") if name in found]
+        if odd:
+            there = ", ".join([*several[:6], *odd[:6]])
+            raise DataError(f"data: {path} holds {there}; write x_NAME of each input, y and split, or one x")
+        raw = npz.read(path, (*several, "y"), ("client", "split"), limit)
+        xs = {name.removeprefix("x_"): raw[name] for name in several}
+        made = _several(xs, raw["y"], raw.get("client"), _split(raw.get("split"), path), f"data: {path}")
+    elif "x" in found or not apart:
         raw = npz.read(path, ("x", "y"), ("client", "split"), limit)
         made = Recorded(raw["x"], raw["y"], raw.get("client"), _split(raw.get("split"), path))
     else:
@@ -47,7 +64,8 @@ def read(path: Path, limit: int = npz.LIMIT) -> Recorded:
 
 def of(x: Any, y: Any, client: Any = None, split: Any = None) -> Recorded:
     """The same of arrays, lists or tensors in Python. :class:`DataError` names the array, the value and the mend."""
-    given = {"x": x, "y": y, "client": client, "split": split}
+    several = isinstance(x, Mapping)
+    given = {"x": np.zeros(0) if several else x, "y": y, "client": client, "split": split}
     arrays: dict[str, Array] = {}
     for name, values in given.items():
         if values is None and name in ("client", "split"):
@@ -58,7 +76,16 @@ def of(x: Any, y: Any, client: Any = None, split: Any = None) -> Recorded:
             raise DataError(f"data: {name} cannot be an array ({type(error).__name__}: {str(error)[:200]})") from error
         if arrays[name].dtype.hasobject:
             raise DataError(f"data: {name} holds Python objects; give numbers, or text for y and client")
-    return _fitting(Recorded(arrays["x"], arrays["y"], arrays.get("client"), _split(arrays.get("split"), "data")))
+    client, split = arrays.get("client"), _split(arrays.get("split"), "data")
+    if several:
+        return _fitting(_several(x, arrays["y"], client, split, "data: x"))
+    return _fitting(Recorded(arrays["x"], arrays["y"], client, split))
+
+
+def _several(xs: Mapping[str, Any], y: Array, client: Array | None, split: Array | None, where: str) -> Recorded:
+    x, parts = inputs.joined(xs, where)
+    plain = tuple(name for name in parts if np.asarray(xs[name]).dtype.kind in "bi")
+    return Recorded(x, y, client, split, parts, plain)
 
 
 def _fitting(made: Recorded) -> Recorded:
@@ -116,7 +143,8 @@ def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
     first = raw["x_train"]
     for part in parts:
         x, y = raw[f"x_{part}"], raw[f"y_{part}"]
-        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y):
+        flat = y.ndim == 1 or (y.ndim == 2 and y.dtype.kind not in "US")
+        if not flat or x.ndim < 1 or len(x) != len(y):
             raise DataError(f"data: {path}: x_{part} {x.shape} and y_{part} {y.shape}; give one label per sample, (N,)")
         if x.shape[1:] != first.shape[1:]:
             raise DataError(
@@ -124,6 +152,8 @@ def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
             )
         if x.dtype.kind not in "bfiu":
             raise DataError(f"data: {path}: x_{part} is {x.dtype}; need numbers")
+        if y.shape[1:] != raw["y_train"].shape[1:]:
+            raise DataError(f"data: {path}: y_{part} is {y.shape}, y_train {raw['y_train'].shape}; give alike targets")
         if (y.dtype.kind in "US") != (raw["y_train"].dtype.kind in "US"):
             raise DataError(f"data: {path}: y_{part} is {y.dtype}, y_train {raw['y_train'].dtype}; label all alike")
     sizes = [len(raw[f"y_{part}"]) for part in parts]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from talaria import recorded, seeds, tasks, valid
+from talaria import inputs, recorded, seeds, tasks, valid
 from talaria.errors import ConfigError, DataError, some_of
 from talaria.foreign import shown
 from talaria.model.masks import ChannelMask
@@ -57,12 +57,13 @@ class Samples:
     @staticmethod
     def of(x: Any, y: Any, task: str = "classification") -> Samples:
         """Samples of tensors, numpy arrays or lists: numbers become float32, and whole labels int64; with
-        ``task="regression"`` targets are float32.
+        ``task="regression"`` targets are float32. Of several named inputs ``x`` is a dict of arrays
+        (:mod:`talaria.inputs`).
 
         Raises :class:`DataError` for what is no array of numbers, and for targets that are no classes.
         """
         numbers = tasks.of(task).name == "regression"
-        values, given = _array(x, "x"), _array(y, "y")
+        values, given = inputs.joined(x)[0] if isinstance(x, Mapping) else _array(x, "x"), _array(y, "y")
         labels = given.astype(np.float32) if numbers else recorded.whole(given, "y")
         with np.errstate(over="ignore"):
             return Samples(np.array(values, np.float32, order="C"), np.array(labels, order="C"))

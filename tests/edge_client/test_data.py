@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from talaria.errors import ConfigError, DataError
 from talaria.types import Samples
-from talaria_edge.data import DeviceData, Given, NamedSource, NpzSource, checked
+from talaria_edge.data import DeviceData, Given, NamedSource, NpzSource, checked, handed
 
 SHAPE, CLASSES = (6, 32), 3
 
@@ -51,7 +52,7 @@ def test_test_samples_are_taken_where_given(tmp_path):
         ({"y_val": None}, "lacks y_val"),
         ({"x_train": np.array(["a"] * 12)}, "need numbers"),
         ({"y_train": np.zeros(5, dtype=int)}, r"y_train \(5,\); give one label per sample"),
-        ({"y_train": np.zeros((12, 1), dtype=int)}, r"y_train \(12, 1\); give one label per sample"),
+        ({"y_train": np.zeros((12, 1), dtype=int)}, r"y_val is \(3,\), y_train \(12, 1\); give alike targets"),
     ],
 )
 def test_bad_arrays(tmp_path, changes, message):
@@ -127,3 +128,32 @@ def test_named_datasets():
 def test_given_samples():
     samples = Samples.of(np.zeros((2, 1)), [0, 1])
     assert Given(lambda: DeviceData(samples, samples)).load().train is samples
+
+
+@pytest.mark.parametrize("targets", ["numbers", "one number", "labels"])
+def test_targets_of_other_tasks_are_taken_as_arrays_and_files(tmp_path, targets):
+    x = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    y = {"numbers": x[:, :2] * 9, "one number": x[:, 0], "labels": (x[:, :2] > 0).astype(int)}[targets]
+    task, outputs = ("multilabel", 2) if targets == "labels" else ("regression", 1 if y.ndim == 1 else 2)
+    np.savez(tmp_path / "whole.npz", x=x, y=y)
+    np.savez(tmp_path / "parts.npz", x_train=x[:20], y_train=y[:20], x_val=x[20:], y_val=y[20:])
+    given = (x, y), ((x[:20], y[:20]), (x[20:], y[20:])), (torch.from_numpy(x), torch.from_numpy(y))
+    for found in (
+        *map(handed, given), NpzSource(tmp_path / "whole.npz").load(), NpzSource(tmp_path / "parts.npz").load()
+    ):  # fmt: skip
+        data = checked(found, (4,), outputs, task)
+        assert len(data.train) + len(data.val) + len(data.test or ()) == 30
+        assert data.train.y.shape[1:] == y.shape[1:]
+    np.savez(tmp_path / "odd.npz", x_train=x[:20], y_train=y[:20], x_val=x[20:], y_val=np.zeros((10, 7)))
+    with pytest.raises(DataError, match=r"y_val is \(10, 7\), y_train .*; give alike targets"):
+        NpzSource(tmp_path / "odd.npz").load()
+
+
+def test_named_inputs_of_a_device_stand_side_by_side(tmp_path):
+    draw = np.random.default_rng(0)
+    xs = {"walk": draw.normal(size=(30, 2, 3)), "mask": draw.normal(size=(30, 3)) > 0}
+    y = np.arange(30) % 3
+    np.savez(tmp_path / "mine.npz", y=y, **{f"x_{name}": values for name, values in xs.items()})
+    for found in (NpzSource(tmp_path / "mine.npz").load(), handed((xs, y))):
+        data = checked(found, (9,), 3)
+        assert set(np.unique(data.train.x[:, :3])) == {0.0, 1.0}  # mask comes before walk

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from talaria.model.several import Several
+
 
 class Recurrent(nn.Module):
     """A GRU over (channels, time), and a linear layer called ``answer``."""
@@ -88,6 +90,33 @@ class Steps(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.act(self.two(self.act(self.norm(self.one(x))))).transpose(1, 2))
+
+
+class Masked(nn.Module):
+    """Two convolutions over a recording, their mean over the steps that a mask leaves, and a table beside it."""
+
+    def __init__(self, classes, width=16):
+        super().__init__()
+        self.one, self.two = nn.Conv1d(6, width, 5, padding=2), nn.Conv1d(width, width, 1)
+        self.act = nn.ReLU()
+        self.mix = nn.Linear(width + 4, width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, imu: Tensor, about: Tensor, mask: Tensor) -> Tensor:
+        kept = mask.unsqueeze(1)
+        seen = self.two(self.act(self.one(imu * kept))) * kept
+        mean = seen.sum(-1) / kept.sum(-1).clamp(min=1)
+        return self.head(self.act(self.mix(torch.cat([mean, about], 1))))
+
+
+def masked(input_shape, classes, *, width: int = 16):
+    """Three named inputs, one of them a padding mask."""
+    return Several(Masked(classes, width), imu=(6, 32), about=(4,), mask=(32,))
+
+
+def bare(input_shape, classes):
+    """The same, but nobody says how its inputs stand side by side."""
+    return Masked(classes)
 
 
 def plain(input_shape, classes, *, width: int = 8):

@@ -143,7 +143,8 @@ def make_bundle(
     manifest = {
         "created": created,
         "card": dict(meta or {}),
-        "input": {"name": INPUT, "shape": list(example.shape[1:]), "dtype": "float32", **steps.to_json()},
+        "input": {"name": INPUT, "shape": list(example.shape[1:]), "dtype": "float32", **steps.to_json()}
+        | _named(model),
         "output": {"name": OUTPUT, "labels": names} | ({} if task == tasks.CLASSIFICATION else {"task": task}),
         "variants": rows,
         "default": default,
@@ -160,6 +161,17 @@ def make_bundle(
     save(path, data)
     by = "the device's own graph" if isinstance(model, Served) else "torch"
     return _report(Path(path), manifest, data, (difference, by), reference)
+
+
+def _named(model: Model) -> dict[str, Any]:
+    """The inputs by name that stand side by side in the one array that the file takes; nothing for a single one."""
+    if isinstance(model, Served):
+        return {}
+    from talaria.model.several import Several
+
+    if not isinstance(model, Several):
+        return {}
+    return {"parts": [{"name": name, "shape": list(shape)} for name, shape in model.parts.items()]}
 
 
 def _converted(model: Model, example: Array) -> ModelProto:

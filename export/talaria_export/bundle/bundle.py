@@ -49,6 +49,11 @@ class Bundle:
         return tuple(self.manifest["input"]["shape"])
 
     @property
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the named inputs that stand side by side in one; empty where the model has a single one."""
+        return {part["name"]: tuple(part["shape"]) for part in self.manifest["input"].get("parts", ())}
+
+    @property
     def steps(self) -> Preprocessing:
         """What the graph does before its model, and so what the bundle takes."""
         return Preprocessing.from_json(self.manifest["input"])

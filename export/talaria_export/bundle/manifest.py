@@ -28,8 +28,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from talaria import tasks
-from talaria.errors import BundleError, ConfigError
+from talaria import inputs, tasks
+from talaria.errors import BundleError, ConfigError, DataError
 from talaria_export.bundle.preprocess import ELEMENTS, Preprocessing
 
 FORMAT = "talaria-bundle"
@@ -148,8 +148,19 @@ def _input(value: object) -> bool:
         isinstance(value, dict)
         and _has(value, name=_text, shape=_shape, dtype=lambda d: d == "float32")
         and ("normalized" not in value or _has(value["normalized"], mean=_numbers, std=_numbers))
+        and ("parts" not in value or _parts(value["parts"], value["shape"]))
         and ("windows" not in value or _has(value["windows"], size=_step, stride=_step))
     )
+
+
+def _parts(value: object, shape: list[int]) -> bool:
+    if not isinstance(value, list) or not all(_has(part, name=_text, shape=_shape) for part in value):
+        return False
+    try:
+        parts = inputs.parts_of({part["name"]: part["shape"] for part in value})
+    except DataError:
+        return False
+    return list(parts) == [part["name"] for part in value] and [inputs.size_of(parts)] == shape
 
 
 def _numbers(value: object) -> bool:

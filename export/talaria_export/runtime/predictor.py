@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from talaria.errors import BundleError, ConfigError, StateError
+from talaria import inputs
+from talaria.errors import BundleError, ConfigError, DataError, StateError
 from talaria_export.bundle.archive import Limits
 from talaria_export.bundle.bundle import Bundle, open_bundle
 from talaria_export.bundle.preprocess import Array, Preprocessing, inputs_of
@@ -86,6 +87,12 @@ class Prediction:
         return self.labels[0]
 
 
+def _side_by_side(bundle: Bundle, given: Mapping[str, Any]) -> Array:
+    if not bundle.parts:
+        raise DataError(f"x: is {len(given)} named inputs, and the model takes one array {bundle.shape}; give that")
+    return inputs.fitting(given, bundle.parts)
+
+
 @dataclass(frozen=True)
 class _Loaded:
     bundle: Bundle
@@ -123,11 +130,12 @@ class Predictor:
     def __call__(self, x: Any) -> Prediction:
         """Classifies one input of the bundle's shape, or a batch of them (N, ...), given as numbers of any type.
 
-        A bundle that cuts recordings (``steps.windows``) takes one recording (time, channels) and gives an answer per
-        window. Raises :class:`~talaria.errors.DataError` on an input that does not fit or is not finite.
+        A bundle of several named inputs takes a dict of arrays, by their names. A bundle that cuts recordings
+        (``steps.windows``) takes one recording (time, channels) and gives an answer per window. Raises
+        :class:`~talaria.errors.DataError` on an input that does not fit or is not finite.
         """
         loaded = self._current  # read once: a swap in between cannot mix two bundles
-        given = inputs_of(loaded.steps, x)
+        given = inputs_of(loaded.steps, _side_by_side(loaded.bundle, x) if isinstance(x, Mapping) else x)
         return Prediction(loaded.session(given), loaded.bundle.labels, loaded.bundle.digest, loaded.bundle.task)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria import recorded, tasks
+from talaria import inputs, recorded, tasks
 from talaria.data.federated import Client, Federated
 from talaria.data.partition import stratified
 from talaria.errors import ConfigError, DataError
@@ -41,6 +41,9 @@ def load(
     dimensions with 1, 3 or 4 at the end and not after N are channels-last and are turned; 3 dimensions are one-channel
     images where they are uint8 or square from 8 x 8, else series, of which the shorter side is the channels. ``meta``
     says what was done; ``layout`` says otherwise.
+
+    **Several named inputs**, ``x_NAME`` in the file, stand side by side as (N, numbers) and keep their layout; floats
+    are z-scored by the channels of each, tokens (whole numbers) and masks (bool) stay as they are.
 
     **Labels** may be any integers, or text: they become 0..C-1 in their order and keep their names. Clients too may
     be numbers or text; without them all samples are one client's.
@@ -84,7 +87,7 @@ def federated(
         )
     if seed < 0:
         raise ConfigError(f"data: seed={seed} must be at least 0")
-    x, done = _oriented(_numbers(raw.x), layout)
+    x, done = (_numbers(raw.x), "named inputs") if raw.parts else _oriented(_numbers(raw.x), layout)
     labels, y = _targets(raw.y, task)
     cuts = cut(raw, tasks.of(task).strata(y), validation=validation, test=test, seed=seed)
     for who, (train, _, tests) in cuts.items():
@@ -94,6 +97,13 @@ def federated(
     scaling: dict[str, Any] = {"scaled": "divided by 255" if raw.x.dtype == np.uint8 else "as given"}
     if raw.x.dtype == np.uint8:
         x = x.astype(np.float32) / np.float32(255)
+    elif standardize and raw.parts:
+        given, each = inputs.apart(x, raw.parts), np.concatenate([train for train, _, _ in cuts.values()])
+        for part in set(given) - set(raw.plain):
+            mean, sd = _scale(given[part], each)
+            given[part] = (given[part] - mean) / sd
+        x = inputs.joined(given)[0]
+        scaling = {"scaled": "z-scored, each input by its channels, but tokens and masks"}
     elif standardize:
         mean, sd = _scale(x, np.concatenate([train for train, _, _ in cuts.values()]))
         x = (x - mean) / sd
@@ -104,7 +114,8 @@ def federated(
         labels=labels,
         task=task,
         input_shape=x.shape[1:],
-        meta={"layout": done, "split": "as given" if raw.split is not None else "cut at random", **scaling},
+        meta={"layout": done, "split": "as given" if raw.split is not None else "cut at random", **scaling}
+        | ({"parts": raw.parts} if raw.parts else {}),
     )
 
 

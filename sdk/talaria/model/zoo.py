@@ -144,8 +144,11 @@ def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | N
     """
     from torch.nn import Module
 
+    from talaria.model import several
+
     if not isinstance(module, Module):
         raise ConfigError(f"model: {shown(module)} must be a torch module")
+    several.require_one(module, "model")
     own = deepcopy(module)
     name = f"{type(module).__module__}:{type(module).__qualname__}"
     kept = GROUP.keep(name, _Entry(lambda shape, answers: deepcopy(own), None))
@@ -157,6 +160,8 @@ def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | N
 def _made(spec: ModelSpec, entry: _Entry) -> Module:
     from torch.nn import Module
 
+    from talaria.model import several
+
     what, taken = f"model {shown(spec.name)}", valid.options_of(entry.make)
     options = taken.but(list(taken.known)[:2]).read(what, dict(spec.options))
     if not GROUP.is_foreign(spec.name):
@@ -164,6 +169,7 @@ def _made(spec: ModelSpec, entry: _Entry) -> Module:
     model = plugins.make(what, entry.make, spec.input_shape, spec.classes, **options)
     if not isinstance(model, Module):
         raise ConfigError(f"{what}: its factory gave a {type(model).__name__}; it must give a torch module")
+    several.require_one(model, what)
     return model
 
 

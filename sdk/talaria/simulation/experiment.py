@@ -23,7 +23,7 @@ from talaria.federated.private_rule import private_rule
 from talaria.federated.rounds import check_over, require_engine
 from talaria.federated.run import ENGINES, Engine, Member, Run
 from talaria.federated.server_rule import located, rule_named
-from talaria.model import tokens, zoo
+from talaria.model import several, tokens, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning.plan import Plan
 from talaria.privacy.rule import Privacy, as_plain
@@ -290,6 +290,7 @@ def prepare(
     )
     if zoo.GROUP.is_foreign(run.spec.name):
         everyone = {**found.clients, **found.newcomers}
+        several.require_fits(zoo.build(run.spec), found.input_shape, found.meta.get("parts"))
         tokens.require_known(zoo.build(run.spec), {name: client.train.x for name, client in everyone.items()})
     rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
     buffer = buffering_of(run, buffering, len(found.clients))

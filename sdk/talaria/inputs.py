@@ -1,0 +1,97 @@
+"""Several named inputs of one model, side by side in one array: all that carries samples carries one ``x``.
+
+The numbers of a sample stand in the order of its inputs' names, each input row by row. Needs numpy alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from talaria.errors import DataError
+from talaria.foreign import shown
+from talaria.npz import Array
+
+Parts = Mapping[str, tuple[int, ...]]
+"""The shape of each input by its name, without N, in the order of names."""
+MOST = 64
+"""Inputs of one model, at most."""
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,39}")
+_TAKEN = ("train", "val", "test")
+
+
+def parts_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """``shapes`` by name, in order. Raises :class:`DataError` for a name or a shape that none can have."""
+    if not 1 <= len(shapes) <= MOST:
+        raise DataError(f"inputs: {len(shapes)} are named; name 1 to {MOST}")
+    for name, shape in shapes.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _TAKEN:
+            raise DataError(
+                f"inputs: {shown(name)} names no input; use letters, digits and _, as an argument of the model's "
+                f"forward, and not {', '.join(_TAKEN)}, which name parts of a file"
+            )
+        whole = isinstance(shape, list | tuple) and all(type(size) is int and size > 0 for size in shape)
+        if not whole or not len(shape):
+            raise DataError(f"inputs: {name}={shown(shape)} must be its shape without N, such as {name}=(6, 100)")
+    return {name: tuple(shapes[name]) for name in sorted(shapes)}
+
+
+def size_of(parts: Parts) -> int:
+    """How many numbers a sample has in all."""
+    return sum(math.prod(shape) for shape in parts.values())
+
+
+def joined(arrays: Mapping[str, Any], where: str = "x") -> tuple[Array, dict[str, tuple[int, ...]]]:
+    """The arrays (N, ...) of named inputs as one, float32 (N, numbers), and their shapes. Raises :class:`DataError`,
+    beginning with ``where``."""
+    found = {}
+    for name, values in arrays.items():
+        array = np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
+        if array.dtype.kind not in "bif" or array.ndim < 1:
+            mend = "need float32, whole numbers for tokens, or bool for a mask"
+            if array.dtype.kind == "u":
+                mend = "divide pixels by 255 as float32, and write a mask as bool"
+            raise DataError(f"{where}: input {shown(name)} is {array.dtype} {array.shape}; {mend}")
+        found[name] = array[:, None] if array.ndim == 1 else array
+    parts = parts_of({name: array.shape[1:] for name, array in found.items()})
+    rows = {name: len(array) for name, array in found.items()}
+    if len(set(rows.values())) > 1:
+        raise DataError(f"{where}: its inputs have {shown(rows)} samples; give as many of each")
+    with np.errstate(over="ignore"):
+        flat = [found[name].reshape(len(found[name]), -1).astype(np.float32) for name in parts]
+    return np.concatenate(flat, 1), parts
+
+
+def apart(x: Array, parts: Parts) -> dict[str, Array]:
+    """What :func:`joined` joined, as views."""
+    out, at = {}, 0
+    for name, shape in parts.items():
+        size = math.prod(shape)
+        out[name] = x[:, at : at + size].reshape(len(x), *shape)
+        at += size
+    return out
+
+
+def fitting(given: Mapping[str, Any], parts: Parts) -> Array:
+    """One sample's named inputs, or a batch of them, as one array (N, numbers) for a model of ``parts``. Raises
+    :class:`DataError` for other names or shapes."""
+    if set(given) != set(parts):
+        raise DataError(f"x: has the inputs {shown(sorted(map(str, given)))}; the model takes {told(parts)}")
+    arrays = {name: np.asarray(given[name]) for name in parts}
+    if all(arrays[name].shape == shape for name, shape in parts.items()):
+        arrays = {name: array[None] for name, array in arrays.items()}
+    for name, shape in parts.items():
+        if arrays[name].shape[1:] != shape:
+            raise DataError(
+                f"x: input {name!r} has shape {arrays[name].shape}; give {shape} for one, or (N, ...) for N"
+            )
+    return joined(arrays)[0]
+
+
+def told(parts: Parts) -> str:
+    """The inputs in words."""
+    return ", ".join(f"{name} {shape}" for name, shape in parts.items())
