@@ -220,3 +220,19 @@ def test_a_label_by_hand(tmp_path):
     path.write_text(f'{head}[data]\nsource = "smartwatch"\n')
     with pytest.raises(ConfigError, match="no folder that fills"):
         CliRunner().invoke(app, ["label", str(path), "a", "walk"], catch_exceptions=False)
+
+
+def test_windows_of_several_named_inputs(tmp_path):
+    source = FolderSource(tmp_path / "windows")
+    draw = np.random.default_rng(0)
+    for i in range(20):
+        given = {"imu": draw.normal(size=(2, 5)), "mask": np.arange(5) < 3}
+        source.record(given, i % 2)
+    np.savez(
+        tmp_path / "windows" / "more.npz", x_imu=draw.normal(size=(2, 2, 5)), x_mask=np.ones((2, 5), bool), y=[0, 1]
+    )
+    found = checked(source.load(), (15,), 2)
+    assert len(found.train) + len(found.val) == 22
+    assert set(np.unique(found.train.x[:, 10:])) <= {0.0, 1.0}
+    with pytest.raises(DataError, match=r"record: x: input 'imu' is uint8 .*; divide pixels by 255 as float32"):
+        source.record({"imu": np.zeros((2, 5), np.uint8)})

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria import durable, npz, recorded, time
+from talaria import durable, inputs, npz, recorded, time
 from talaria.errors import ConfigError, DataError
 from talaria.foreign import shown
 from talaria.tensors import Array
@@ -34,11 +35,11 @@ HELD_OUT = 10
 class FolderSource:
     """The windows in the ``.npz`` files of the folder ``path``, as they are when a round begins.
 
-    A file holds ``x`` (N, ...), one or several windows, and, where labels are known already, ``y`` (N,): class
-    numbers, names of ``labels``, or numbers; a whole -1, an empty text and NaN stand for a label that is not known
-    yet. It may hold ``split`` (N,), as :mod:`talaria.recorded` says. Without it, one file of ten is held out for
-    validation, by its name, so that a window never goes from one side to the other. Windows without a label are kept,
-    and not learned from.
+    A file holds ``x`` (N, ...), or ``x_NAME`` of each input, one or several windows, and, where labels are known
+    already, ``y`` (N,): class numbers, names of ``labels``, or numbers; a whole -1, an empty text and NaN stand for a
+    label that is not known yet. It may hold ``split`` (N,), as :mod:`talaria.recorded` says. Without it, one file of
+    ten is held out for validation, by its name, so that a window never goes from one side to the other. Windows without
+    a label are kept, and not learned from.
 
     When the folder holds more than ``most`` windows or ``megabytes``, or files older than ``days``, the oldest files
     are removed. Files whose names begin with a dot, or that are not whole, are never read.
@@ -87,9 +88,10 @@ class FolderSource:
         return DeviceData(train, val, test if len(test) else None, self._drift(windows, given))
 
     def record(self, x: Any, y: Label | None = None) -> str:
-        """Keep one window ``x`` (the model's input shape), with its label where it is known; its name for
-        :meth:`label`. It is on flash, whole, when this returns."""
-        values = np.asarray(x)
+        """Keep one window ``x`` (the model's input shape, or a dict of its named inputs), with its label where it is
+        known; its name for :meth:`label`. It is on flash, whole, when this returns."""
+        several = {name: np.asarray(one)[None] for name, one in x.items()} if isinstance(x, Mapping) else None
+        values = np.asarray(x) if several is None else inputs.joined(several, "record: x")[0][0]
         if values.dtype.kind not in "bfiu" or not values.ndim:
             raise ConfigError(f"record: x is {values.dtype} {values.shape}; give an array of numbers")
         name = f"{int(time.time() * 1000):013d}-{os.urandom(4).hex()}"
@@ -220,8 +222,9 @@ class _Window:
 
 
 def _read(path: Path, at: float, limit: int) -> _Window:
-    raw = npz.read(path, ("x",), ("y", "split"), limit)
-    x = raw["x"]
+    several = sorted(name for name in npz.names(path) if name.startswith("x_"))
+    raw = npz.read(path, several or ("x",), ("y", "split"), limit)
+    x = inputs.joined({name.removeprefix("x_"): raw[name] for name in several})[0] if several else raw["x"]
     if x.dtype.kind not in "bfiu" or x.ndim < 2 or not len(x):
         raise DataError(f"x is {x.dtype} {x.shape}; it needs numbers, (N, ...)")
     rest = {name: raw.get(name) for name in ("y", "split")}
