@@ -479,6 +479,18 @@ def test_deeply_nested_graphs_are_refused():
         inspect_onnx("m.onnx", model.SerializeToString())
 
 
+def test_a_number_that_is_not_four_bytes_is_refused():
+    node = onnx.helper.make_node("Relu", ["input"], ["logits"], alpha=0.5)
+    whole = network(node).SerializeToString()
+    attribute = node.attribute[0].SerializeToString()
+    # The float, field 2 in 4 bytes, as field 2 in bytes of a length: 3 of them, so that all around it keeps its place.
+    at = attribute.index(b"\x15")
+    forged = attribute[:at] + b"\x12\x03" + attribute[at + 1 : at + 4] + attribute[at + 5 :]
+    assert len(forged) == len(attribute)
+    with pytest.raises(BundleError, match="a number of 3 bytes"):
+        inspect_onnx("m.onnx", whole.replace(attribute, forged))
+
+
 def test_damaged_models_never_raise_anything_else(small):
     model = members_of(small)["models/fp32.onnx"]
     rng = random.Random(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Callable
@@ -11,13 +12,14 @@ import msgpack
 import numpy as np
 
 from talaria.bitmaps import indices_of
-from talaria.errors import ConfigError, WireError
+from talaria.errors import ConfigError, ModelError, WireError
 from talaria.identity import enrolment
+from talaria.model import masks
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.protocol.transfer import Receiver, transfer_of
 from talaria.tensors import Tensors, is_float
 from talaria.types import Update
-from talaria.wire import codec, messages, strict_safetensors, topics
+from talaria.wire import codec, compact, download, messages, strict_safetensors, topics
 from talaria.wire.broker_url import Address
 from talaria.wire.chunks import cut_of, describe
 from talaria.wire.compression import squeeze, unsqueeze
@@ -66,6 +68,8 @@ def every_message() -> list[messages.Message]:
         messages.Rebirth(above=0),
         messages.Notice(text="asked once others have left"),
         messages.Want(model_digest=CUT.sha256, bitmap=b"\x0f"),
+        messages.CompactManifest(of=bytes(32), **parcel),  # type: ignore[arg-type]
+        messages.WantCompact(model_digest=CUT.sha256, mask=masks.pack(MASK)),
         messages.KitManifest(**parcel),  # type: ignore[arg-type]
         messages.NoKit(reason="there is none"),
         messages.WantKit(sha256=CUT.sha256, bitmap=b"\x0f"),
@@ -104,6 +108,9 @@ def targets() -> list[Target]:
     answer = enrolment.Answer("watch", "anna", "ca", "crt", SIGNER.public, "mqtts://b.example").signed(SIGNER)
     facts = strict_safetensors.unpack(updates()[0], most=9)[1]["talaria"].encode()
     raw, wire = strict_safetensors.pack(DENSE), (WireError,)
+    part = compact.compacted(raw, MASK)
+    about = strict_safetensors.parse_meta(strict_safetensors.unpack(part, most=9)[1], "talaria-compact")
+    quantized = compact.compacted(download.encoded(download.rounded(DENSE, "int8"), "int8"), MASK)
     return [
         Target("frame", _frame, wire, frames),
         Target("frame header", _header, wire, heads),
@@ -113,6 +120,9 @@ def targets() -> list[Target]:
         Target("zstd", _unsqueeze, wire, [squeeze(bytes(1000) + MODEL), b"plain"]),
         Target("tensors", _tensors, wire, [raw, squeeze(raw), codec.encode_tensors(DENSE, codec="int8")]),
         Target("own tensors", _own, wire, [raw]),
+        Target("part of a model", _part, wire, [part, quantized]),
+        Target("facts of a part", _facts_of_part, wire, [json.dumps(about).encode()]),
+        Target("packed mask", lambda data: masks.unpack(LAYOUT, data), (ModelError,), [masks.pack(MASK)]),
         Target("update", _update, wire, updates()),
         Target("update facts", _facts, wire, [facts]),
         Target("code", _text(enrolment.Code.parse), (ConfigError,), [code.text().encode()]),
@@ -189,6 +199,18 @@ def _update(data: bytes) -> None:
     again = decode(codec.encode_update(update))
     if (again.mask, again.metrics, again.weight) != (update.mask, update.metrics, update.weight):
         raise Defect("an update that does not survive being sent")
+
+
+def _part(data: bytes) -> None:
+    found = compact.opened(data, SCHEMA, LAYOUT)
+    if found is not None:
+        _fitting(found.tensors, found.mask)
+        compact.model_of(data)
+
+
+def _facts_of_part(data: bytes) -> None:
+    planes = codec.bitmaps_of(MASK) | COMPACT
+    _part(strict_safetensors.pack(planes, {"talaria-compact": data.decode("utf-8", "replace")}))
 
 
 def _facts(data: bytes) -> None:

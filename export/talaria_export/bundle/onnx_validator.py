@@ -91,6 +91,12 @@ class _Walk:
             raise self.refuse("not an ONNX model (a number where a message belongs)")
         return value
 
+    def number(self, content: memoryview) -> float:
+        if len(content) != 4:
+            raise self.refuse(f"not an ONNX model (a number of {len(content)} bytes)")
+        (found,) = struct.unpack("<f", content)
+        return float(found)
+
     def text(self, value: int | memoryview) -> str:
         return str(bytes(self.nested(value)[:200]), "utf-8", "replace")
 
@@ -184,12 +190,13 @@ class _Walk:
         return Node(kind, domain, tuple(inputs), tuple(outputs), attributes)
 
     def attribute(self, view: memoryview) -> tuple[str, Any]:
-        name, found, many = "", None, list[float]()
+        name, many = "", list[float]()
+        found: Any = None
         for field, value in self.fields(view):
             if field == 1:
                 name = self.text(value)
             elif field == 2:
-                found = struct.unpack("<f", self.nested(value))[0]
+                found = self.number(self.nested(value))
             elif field == 3 and isinstance(value, int):
                 found = _signed(value)
             elif field == 4:

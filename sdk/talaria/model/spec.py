@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from talaria.errors import ConfigError
-from talaria.foreign import shown
+from talaria.foreign import named, shown
 from talaria.valid import plain
 
 LARGEST_INPUT = 1 << 24
@@ -35,23 +35,25 @@ class AdapterSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError(f"adapters: kind={self.kind!r} is unknown; use one of {', '.join(KINDS)}")
+            raise ConfigError(f"adapters: kind={shown(self.kind)} is unknown; use one of {', '.join(KINDS)}")
         for name, rank in (("rank", self.rank), ("head", self.head)):
             whole = isinstance(rank, int) and not isinstance(rank, bool)
             if rank is not None and not (whole and 1 <= rank <= LARGEST_RANK):
-                raise ConfigError(f"adapters: {name}={rank!r} must be a whole number in 1..{LARGEST_RANK}, or None")
+                raise ConfigError(
+                    f"adapters: {name}={shown(rank)} must be a whole number in 1..{LARGEST_RANK}, or None"
+                )
         if self.kind == "lowrank" and self.rank is None:
             raise ConfigError("adapters: kind='lowrank' needs a rank, such as rank=8")
         if self.kind == "heart" and self.rank is not None:
             raise ConfigError(f"adapters: kind='heart' has full width; leave rank={self.rank} out")
         if not isinstance(self.nonlinear, bool) or (self.nonlinear and (self.kind != "residual" or self.rank is None)):
             raise ConfigError(
-                f"adapters: nonlinear={self.nonlinear!r} needs kind='residual' with a rank; "
+                f"adapters: nonlinear={shown(self.nonlinear)} needs kind='residual' with a rank; "
                 f"without a bottleneck there is nothing between"
             )
         where = (self.where,) if isinstance(self.where, str) else self.where
         if not isinstance(where, (tuple, list)) or not all(isinstance(p, str) and p for p in where):
-            raise ConfigError(f"adapters: where={self.where!r} must be a tuple of dotted layer names")
+            raise ConfigError(f"adapters: where={shown(self.where)} must be a tuple of dotted layer names")
         object.__setattr__(self, "where", tuple(where))
 
     def to_json(self) -> dict[str, Any]:
@@ -66,10 +68,12 @@ class AdapterSpec:
             raise ConfigError("adapters: need an object with at least 'kind'")
         odd = set(data) - {"kind", "rank", "where", "nonlinear", "head"}
         if odd:
-            raise ConfigError(f"adapters: {min(map(str, odd))!r} is unknown; it has rank, where, nonlinear and head")
+            raise ConfigError(
+                f"adapters: {shown(min(map(str, odd)))} is unknown; it has rank, where, nonlinear and head"
+            )
         where = data.get("where", [])
         if not isinstance(where, (list, tuple)):
-            raise ConfigError(f"adapters: where={where!r} must be a list of dotted layer names")
+            raise ConfigError(f"adapters: where={shown(where)} must be a list of dotted layer names")
         return cls(**{**data, "where": tuple(where)})
 
 
@@ -97,23 +101,25 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"model: name={self.name!r} must be the name of a zoo model")
+            raise ConfigError(f"model: name={shown(self.name)} must be the name of a zoo model")
         if not isinstance(self.input_shape, (tuple, list)) or not self.input_shape:
-            raise ConfigError(f"model: input_shape={self.input_shape!r} must be a tuple of sizes without the batch")
+            raise ConfigError(
+                f"model: input_shape={shown(self.input_shape)} must be a tuple of sizes without the batch"
+            )
         shape = tuple(self.input_shape)
         if not all(_whole(n) and n > 0 for n in shape) or len(shape) > 4 or prod(shape) > LARGEST_INPUT:
             raise ConfigError(
-                f"model: input_shape={shape!r} must be 1 to 4 positive sizes of at most {LARGEST_INPUT} values"
+                f"model: input_shape={shown(shape)} must be 1 to 4 positive sizes of at most {LARGEST_INPUT} values"
             )
         object.__setattr__(self, "input_shape", shape)
         if not _whole(self.classes) or not 1 <= self.classes <= MOST_CLASSES:
-            raise ConfigError(f"model: classes={self.classes!r} must be a whole number in 1..{MOST_CLASSES}")
+            raise ConfigError(f"model: classes={shown(self.classes)} must be a whole number in 1..{MOST_CLASSES}")
         if not _whole(self.seed) or not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"model: seed={self.seed!r} must be a whole number in 0..2**63-1")
+            raise ConfigError(f"model: seed={shown(self.seed)} must be a whole number in 0..2**63-1")
         if self.adapters is not None and not isinstance(self.adapters, AdapterSpec):
-            raise ConfigError(f"model: adapters={self.adapters!r} must be an AdapterSpec or None")
+            raise ConfigError(f"model: adapters={shown(self.adapters)} must be an AdapterSpec or None")
         if not isinstance(self.pretrained, bool):
-            raise ConfigError(f"model: pretrained={self.pretrained!r} must be true or false")
+            raise ConfigError(f"model: pretrained={shown(self.pretrained)} must be true or false")
         if not isinstance(self.options, Mapping | tuple | list):
             raise ConfigError(f"model: options={shown(self.options)} must be a table of the factory's arguments")
         try:
@@ -150,7 +156,7 @@ class ModelSpec:
         known = {"name", "input_shape", "classes", "adapters", "seed", "pretrained", "options", "head"}
         missing, odd = {"name", "input_shape", "classes"} - set(data), set(data) - known
         if missing or odd:
-            raise ConfigError(f"model: fields missing {sorted(missing)}, unknown {sorted(map(str, odd))}")
+            raise ConfigError(f"model: fields missing {sorted(missing)}, unknown {named(odd)}")
         fields = dict(data)
         if isinstance(fields["input_shape"], list):
             fields["input_shape"] = tuple(fields["input_shape"])

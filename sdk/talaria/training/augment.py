@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from talaria.errors import ConfigError, DataError
+from talaria.foreign import shown
 from talaria.seeds import Draws
 from talaria.tensors import Array
 
@@ -92,4 +93,4 @@ def get(name: str) -> Augmentation:
     try:
         return AUGMENTATIONS[name]
     except KeyError:
-        raise ConfigError(f"augment={name!r} is unknown; use one of {', '.join(AUGMENTATIONS)}") from None
+        raise ConfigError(f"augment={shown(name)} is unknown; use one of {', '.join(AUGMENTATIONS)}") from None

@@ -30,3 +30,11 @@ def test_what_it_follows_travels_and_is_checked():
     for wrong in ("abc", ("abc",), (run.identity,) * 17, (1,)):
         with pytest.raises(ConfigError, match=r"follows=.* must be a list of at most 16 identities"):
             replace(run, follows=wrong)
+
+
+@pytest.mark.parametrize("part", ['"input_shape"', '"none"', '"imu_cnn"'])
+def test_a_strangers_model_is_quoted_by_its_beginning(part):
+    text = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedper").to_json().replace(part, f'"{"x" * 5000}"')
+    with pytest.raises(ConfigError, match=r"unknown|there is no model") as refused:
+        Run.from_json(text)
+    assert len(str(refused.value)) < 400
