@@ -30,11 +30,14 @@ def shared_state(rng: np.random.Generator) -> Tensors:
     return out | {"norm.running_var": np.ones(5, np.float32), "norm.num_batches_tracked": np.array(7, np.int64)}
 
 
-def updates_of(shared: Tensors, count: int, rng: np.random.Generator, kind: str = "value") -> list[Update]:
-    masks = [None, mask(rng), mask(rng)]
+def updates_of(
+    shared: Tensors, count: int, rng: np.random.Generator, kind: str = "value", dense: int = 1
+) -> list[Update]:
+    """``dense`` devices without a mask for each two with one."""
+    masks = [*[None] * dense, mask(rng), mask(rng)]
     out = []
     for number in range(count):
-        own = masks[number % 3]
+        own = masks[number % len(masks)]
         steps = {k: rng.normal(0, 0.1, v.shape).astype(np.float32) for k, v in shared.items() if v.dtype.kind == "f"}
         values = steps if kind == "delta" else {k: shared[k] + v for k, v in steps.items()}
         if kind == "value":
@@ -118,19 +121,32 @@ def test_noise_that_devices_add_comes_to_what_was_asked_for_and_no_byte_depends_
         Privacy(noise_by="nobody")
 
 
-def test_neighbours_instead_of_all_change_no_byte() -> None:
-    """A round of no more devices than a device has neighbours is one of all."""
+def test_neighbours_instead_of_all_change_no_byte_of_what_most_hold() -> None:
+    """Eight of twelve are in one piece on every ring. A round of no more devices than neighbours is one of all."""
     shared, rule = shared_state(np.random.default_rng(1)), MaskedMean()
-    for devices, degree in ((12, 6), (5, 6)):
+    for devices, degree, dense in ((12, 6, 4), (5, 6, 1)):
         mean = inner_of(private(rule, Privacy(secure=True, degree=6, holders=2)))
         terms = mean.terms(Coordinates.of(shared, LAYOUT), devices, 64, fleet="watch", round=1, attempt=1)
         assert (terms.degree, terms.own_threshold) == ((6, 4) if degree < devices - 1 else (0, 0))
-        updates = updates_of(shared, devices, np.random.default_rng(2))
-        asked = [Privacy(secure=secure, degree=6, holders=2) for secure in (False, True)]
-        both = [private(rule, one).apply(shared, {}, updates) for one in asked]
-        assert tensors.equal(both[0][0], both[1][0])
+        updates = updates_of(shared, devices, np.random.default_rng(2), dense=dense)
+        both = [means(rule, shared, updates, secure) for secure in (False, True)]
+        assert tensors.equal(*both)
     with pytest.raises(ConfigError, match="degree=7 must be even"):
         Privacy(secure=True, degree=7)
+
+
+def test_what_few_hold_stays_where_the_ring_parts_them() -> None:
+    """Four of twelve hold some coordinates; whether in one piece, the ring says that the cohort's keys draw."""
+    shared, rule = shared_state(np.random.default_rng(1)), MaskedMean()
+    updates = updates_of(shared, 12, np.random.default_rng(2))
+    plain, secure = (means(rule, shared, updates, secure) for secure in (False, True))
+    for name, old in shared.items():
+        assert np.all((secure[name] == plain[name]) | (secure[name] == old)), name
+
+
+def means(rule: MaskedMean, shared: Tensors, updates: list[Update], secure: bool) -> Tensors:
+    new, _ = private(rule, Privacy(secure=secure, degree=6, holders=2)).apply(shared, {}, updates)
+    return new
 
 
 def test_what_too_few_hold_stays_and_says_so() -> None:

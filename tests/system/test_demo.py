@@ -32,7 +32,9 @@ def test_the_summary_holds_what_is_promised(told: Path) -> None:
         assert user["onnx_max_abs_diff"] <= 1e-4
     members = [u for u in summary["users"].values() if u["role"] == "member"]
     assert len(members) == 16
-    assert all(u["upload_ratio"] > 0 and 0 < u["download_ratio"] < 1 for u in members)
+    assert all(0 < u["upload_ratio"] < 1 for u in members)
+    # One round has to bear the kit, which comes once: of the two dense models that FedAvg takes down, and of itself.
+    assert all(0 < u["download_ratio"] < 2 for u in members)
     assert {"zero_shot", "scratch", "personal"} <= summary["newcomers"]["accuracy"].keys()
     assert {"local", "fedavg", "fedavg_ft", "personal"} <= summary["accuracy"].keys()
     for key in (

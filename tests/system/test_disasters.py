@@ -50,6 +50,8 @@ class Site(House):
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+        # The thread that learns goes on, which that of a killed process would not: its writes end before others begin.
+        await asyncio.get_running_loop().run_in_executor(self.worker, lambda: None)
 
     async def stop(self):
         """The coordinator is stopped in good order."""

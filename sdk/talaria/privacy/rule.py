@@ -2,7 +2,8 @@
 
 It stands where :class:`~talaria.aggregate.masked.MaskedMean` stands, within the same wrappers, and moves the same
 coordinates; :func:`private` puts it there. Differences travel, never values. What it computes from a sum does not
-depend on how the sum was made, so that ``secure`` changes no byte.
+depend on how the sum was made, so that ``secure`` changes no byte; but with neighbours instead of all, coordinates
+whose few holders the ring parts stay as they were.
 """
 
 from __future__ import annotations
