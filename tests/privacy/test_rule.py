@@ -180,9 +180,14 @@ def test_rules_that_are_no_sums_are_refused_with_the_reason() -> None:
             rule = registry.load({k: v for k, v in spec.items() if k != "radius"})
         with pytest.raises(ConfigError, match=why):
             private(rule, asked)
-    for rule, why in ((FedBuff(), "one by one"), (PooledStatistics(inner=MaskedMean()), "no sums yet")):
-        with pytest.raises(ConfigError, match=why):
-            private(rule, asked)
+    with pytest.raises(ConfigError, match="one by one"):
+        private(FedBuff(), asked)
+    pooled = PooledStatistics(inner=MaskedMean())
+    for more in ({"bits": 16}, {"clip": 1.0}):
+        with pytest.raises(ConfigError, match="class statistics are sums"):
+            private(pooled, replace(asked, **more))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="class statistics are sums"):
+        private(replace(pooled, inner=MaskedMean(weighting="uniform")), asked)
 
 
 def test_fewer_than_the_threshold_are_refused() -> None:
@@ -241,7 +246,7 @@ def test_a_simulation_keeps_its_budget_and_its_ledger(tmp_path: object) -> None:
         ({"asynchronous": True}, "one by one"),
         ({"codec": "int8"}, "rounds each update alone"),
         ({"aggregator": "median:f=1"}, "compares"),
-        ({"algorithm": "pfedgm"}, "no sums yet"),
+        ({"algorithm": "pfedgm", "privacy": {"secure": True, "clip": 1.0}}, "leave clip"),
         ({"privacy": {"epsilon": 8.0}}, "need clip"),
         ({"privacy": {"noise": 1.0}}, "need clip"),
         ({"privacy": {"bits": 16}}, "neither secure nor clip"),

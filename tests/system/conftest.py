@@ -290,8 +290,8 @@ def keyed(tmp_path):
     made, before = [], torch.get_num_threads()
     torch.set_num_threads(1)
 
-    def make(rounds=3, **options):
-        made.append(Keyed(tmp_path, a_run(rounds=rounds), **options))
+    def make(rounds=3, algorithm="fedavg", **options):
+        made.append(Keyed(tmp_path, a_run(algorithm, rounds=rounds), **options))
         return made[-1]
 
     yield make

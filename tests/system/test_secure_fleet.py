@@ -45,8 +45,9 @@ async def nothing():
     """Nothing more."""
 
 
-def test_a_secure_fleet_learns_what_is_simulated_and_its_coordinator_keeps_no_update(keyed):
-    fleet = keyed(rounds=2, members=FOUR, privacy=SECURE)
+@pytest.mark.parametrize("algorithm", ["fedavg", "pfedgm"])
+def test_a_secure_fleet_learns_what_is_simulated_and_its_coordinator_keeps_no_update(keyed, algorithm):
+    fleet = keyed(rounds=2, members=FOUR, privacy=SECURE, algorithm=algorithm)
     fleet.live(nothing)
     assert fleet.counted() == {1: list(FOUR), 2: list(FOUR)}
     assert tensors.equal(shared_of(fleet), simulated(fleet))

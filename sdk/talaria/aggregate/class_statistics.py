@@ -8,13 +8,17 @@ R_c = Σ̄/N_c + T Σ_i n_ic²/N_c² of means that move because the features do:
     P⁻ = P + Q Σ̄;  K = P⁻ / (P⁻ + R);  μ ← μ + K (m̄ − μ);  P ← (1 − K) P⁻;  Σ ← (1 − β) Σ + β Σ̄
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from talaria.aggregate.arithmetic import cast, lerp
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.wrappers import chain
 from talaria.errors import AggregationError, ConfigError
 from talaria.tensors import Array, Tensors
 from talaria.types import Update
@@ -112,10 +116,11 @@ class PooledStatistics:
         classes, dim = shared[MEAN].shape
         pool = Pool(classes, dim, shared[WITHIN].shape)
         new, state = self.inner.apply(shared, state, _pooled(shared, updates, pool))
-        return {**new, **self._renewed(shared, pool)}, state
+        return {**new, **self.renewed(shared, pool)}, state
 
     @np.errstate(over="ignore", invalid="ignore")
-    def _renewed(self, shared: Tensors, pool: Pool) -> Tensors:
+    def renewed(self, shared: Tensors, pool: Pool) -> Tensors:
+        """The shared statistics after a round of the devices in ``pool``."""
         fresh = pool.covariance()
         if fresh is None:
             return {k: np.array(shared[k], order="C") for k in ALL}
@@ -143,6 +148,24 @@ def _pooled(shared: Tensors, updates: Iterable[Update], pool: Pool) -> Iterator[
     for update in updates:
         pool.add(*require(shared, update))
         yield bare(update)
+
+
+@runtime_checkable
+class Renewing(Protocol):
+    """An aggregator that may renew ``statistics`` by sums of its own."""
+
+    @property
+    def statistics(self) -> PooledStatistics | None:
+        """How; None where there are none."""
+        ...
+
+
+def pools(rule: Aggregator) -> bool:
+    """Whether ``rule`` renews class statistics."""
+    return any(
+        isinstance(one, PooledStatistics) or (isinstance(one, Renewing) and one.statistics is not None)
+        for one in chain(rule)
+    )
 
 
 def bare(update: Update) -> Update:
@@ -173,7 +196,7 @@ def require(shared: Tensors, update: Update) -> tuple[Array, Array, Array]:
         count, mean, scatter = (
             shared[n].astype(np.float64) + v for n, v in zip(SENT, (count, mean, scatter), strict=True)
         )
-        return np.maximum(count.round(), 0.0), mean, _not_negative(scatter)
+        return np.maximum(count.round(), 0.0), mean, nearest_covariance(scatter)
     odd = (count < 0) | (count != count.round())
     if odd.any():
         bad = float(count[odd][0])
@@ -200,7 +223,7 @@ def _require_covariance(scatter: Array, who: str) -> Array:
     return even
 
 
-def _not_negative(covariance: Array) -> Array:
+def nearest_covariance(covariance: Array) -> Array:
     """The nearest positive semidefinite matrix, or variances of at least 0."""
     if covariance.ndim == 1:
         return np.maximum(covariance, 0.0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from talaria import algorithms, seeds, tasks
 from talaria.aggregate import arrival
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.class_statistics import ANSWERED, PooledStatistics
+from talaria.aggregate.class_statistics import ANSWERED, PooledStatistics, pools
 from talaria.aggregate.fedbuff import FedBuff
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.robust.stacked_updates import RowRule
@@ -150,7 +150,7 @@ def rule_of(run: Run, aggregator: Aggregator | None = None) -> Aggregator:
             "moves what some of them keep; give that rule keep='all' (masked_mean: mode='intersection'), or set "
             "mode='holders'"
         )
-    if isinstance(own, PooledStatistics) and not isinstance(aggregator, PooledStatistics):
+    if isinstance(own, PooledStatistics) and not pools(aggregator):
         return replace(own, inner=aggregator)
     return aggregator
 

@@ -19,6 +19,7 @@ import numpy as np
 from talaria.aggregate.validation import is_reserved, is_statistic, trained
 from talaria.errors import AggregationError
 from talaria.model.masks import ChannelLayout, ChannelMask, compact_shape
+from talaria.privacy import class_sums
 from talaria.tensors import Array, Tensors
 from talaria.wire.tensor_codecs import TensorSpec
 
@@ -37,14 +38,15 @@ class Coordinates:
 
     @staticmethod
     def of(shared: Tensors, layout: ChannelLayout | None) -> Coordinates:
-        """Those of the floating-point tensors of ``shared`` that updates carry."""
-        return Coordinates({name: tuple(shared[name].shape) for name in trained(shared)}, layout)
+        """Those of the floating-point tensors of ``shared`` that updates carry, and of class statistics as sums."""
+        named = {name: tuple(shared[name].shape) for name in trained(shared)}
+        return Coordinates(named | class_sums.shapes({n: tuple(v.shape) for n, v in shared.items()}), layout)
 
     @staticmethod
     def of_schema(schema: Mapping[str, TensorSpec], layout: ChannelLayout | None) -> Coordinates:
         """As :meth:`of`, of shapes and dtypes alone."""
         named = {name: one.shape for name, one in schema.items() if one.dtype.kind == "f" and not is_reserved(name)}
-        return Coordinates(named, layout)
+        return Coordinates(named | class_sums.shapes({n: one.shape for n, one in schema.items()}), layout)
 
     @cached_property
     def digest(self) -> bytes:
@@ -138,5 +140,8 @@ class Coordinates:
         return out
 
     def bounds(self, bound: float, statistics: float) -> dict[str, float]:
-        """By tensor, how large a value may be: ``statistics`` for BatchNorm's running ones."""
-        return {name: statistics if is_statistic(name) else bound for name in self.shapes}
+        """By tensor, how large a value may be: ``statistics`` for BatchNorm's running ones and class statistics, 1 for
+        shares of samples."""
+        by_name = dict.fromkeys(class_sums.SHARES, 1.0)
+        wide = {name for name in self.shapes if is_statistic(name) or name.startswith(class_sums.PREFIX)}
+        return {name: by_name.get(name, statistics if name in wide else bound) for name in self.shapes}

@@ -18,12 +18,14 @@ import numpy as np
 from talaria import seeds, tensors, valid
 from talaria.aggregate.arithmetic import cast, lerp
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.class_statistics import PooledStatistics, bare
 from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.validation import checked, not_below
 from talaria.errors import AggregationError, ConfigError
 from talaria.model import masks
 from talaria.model.masks import ChannelMask
+from talaria.privacy import class_sums
 from talaria.privacy.accounting import Ledger, ledger_in
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.coordinator import Opened
@@ -106,12 +108,14 @@ class Privacy:
 class PrivateMean:
     """``G[j] + sum_h n_k d_k[j] / sum_h n_k`` over the holders ``h`` of ``j``, of whole numbers, where enough hold it.
 
-    ``like`` says the weighting, ``min_holders`` and ``blend``. Integer tensors stay as they are: the largest is no sum.
-    Raises :class:`AggregationError` where fewer devices come than the threshold, or the budget is spent.
+    ``like`` says the weighting, ``min_holders`` and ``blend``; ``statistics`` how class statistics are renewed, where
+    the run pools them. Integer tensors stay as they are: the largest is no sum. Raises :class:`AggregationError` where
+    fewer devices come than the threshold, or the budget is spent.
     """
 
     privacy: Privacy
     like: MaskedMean = field(default_factory=MaskedMean)
+    statistics: PooledStatistics | None = None
     seed: int = 0
     """Of the noise, which a simulation repeats."""
 
@@ -121,7 +125,8 @@ class PrivateMean:
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
         """The new shared state, and the ledger with this round."""
-        held = {u.client: u for u in checked(shared, updates)}
+        given = {u.client: u for u in updates}
+        held = {u.client: u for u in checked(shared, map(bare, given.values()) if self.statistics else given.values())}
         if not held:
             return tensors.copied(shared), tensors.copied(state)
         layout = next((u.mask.layout for u in held.values() if u.mask is not None), None)
@@ -130,16 +135,16 @@ class PrivateMean:
         kept = [one.mask for one in held.values()]
         paid = self._paid(state, held)
         paid.require(self.privacy.epsilon)
-        given = {
+        parts = {
             name: contribution(
                 shared, coordinates, terms, one, seeds.draws(self.seed, name, paid.version, "privacy noise")
             )
-            for name, one in held.items()
+            for name, one in given.items()
         }
         if self.privacy.secure:
-            opened = secure_sum(terms, coordinates, given, identities(terms.fleet, sorted(given)), least=2)
+            opened = secure_sum(terms, coordinates, parts, identities(terms.fleet, sorted(parts)), least=2)
         else:
-            opened = plain_sum(terms, coordinates, given)
+            opened = plain_sum(terms, coordinates, parts)
         return self.moved(shared, state, coordinates, opened, kept)
 
     def moved(
@@ -219,9 +224,13 @@ class PrivateMean:
         deviation = 0.0 if terms.noise else self._deviation(coordinates, terms, ledger.noise)
         draws = seeds.draws(self.seed, "", ledger.version, "privacy noise")
         new = {name: np.array(value, order="C") for name, value in shared.items()}
+        sums: dict[str, Array] = {}
         for name, part in coordinates.slices.items():
-            here, old = open_[part], shared[name].reshape(-1)
             step = grid.decode(opened.sums[part], bounds[name])
+            if name.startswith(class_sums.PREFIX):
+                sums[name] = step.reshape(coordinates.shapes[name])
+                continue
+            here, old = open_[part], shared[name].reshape(-1)
             if deviation:
                 step = step + deviation * draws.normal(len(step))
             mean = not_below(name, old.astype(np.float64) + step / each[part])
@@ -230,6 +239,8 @@ class PrivateMean:
             new[name] = np.where(here, cast(mean, old.dtype), old).reshape(shared[name].shape)
             if not np.isfinite(new[name]).all():
                 raise AggregationError(f"tensor {name!r}: the aggregate left the range of {old.dtype}; lower bound")
+        if self.statistics is not None:
+            new |= self.statistics.renewed(shared, class_sums.pooled(shared, sums, terms.most_weight))
         return new
 
     def _deviation(self, coordinates: Coordinates, terms: Terms, noise: float) -> float:
@@ -270,14 +281,17 @@ def contribution(
 
     Differences, cut to the L2 length ``terms.clip`` where there is one; a weight above ``terms.most_weight`` counts as
     that. Its part of the noise comes from ``draws``, which a simulation repeats, or from a seed that nobody keeps."""
-    steps = as_delta(update, masks.gathered(shared, update.tensors, update.mask)).tensors
+    weight = min(update.weight, terms.most_weight) if terms.most_weight else update.weight
+    plain = bare(update)
+    steps = as_delta(plain, masks.gathered(shared, plain.tensors, plain.mask)).tensors
+    if class_sums.COUNTS in coordinates.shapes:
+        steps = steps | class_sums.brought(shared, update, weight, terms.most_weight)
     steps = {name: steps[name] for name in coordinates.shapes}
     if terms.clip:
         steps = clipped(steps, terms.clip)
     if terms.noise:
         draws = draws or seeds.Draws(secrets.randbits(128))
         steps = {name: step + terms.noise * draws.normal(step.size).reshape(step.shape) for name, step in steps.items()}
-    weight = min(update.weight, terms.most_weight) if terms.most_weight else update.weight
     return Contribution(steps, update.mask, weight)
 
 
@@ -289,8 +303,10 @@ def clipped(steps: Tensors, norm: float) -> Tensors:
     return {name: np.asarray(value * np.float64(norm / length)) for name, value in steps.items()}
 
 
-def private(rule: Aggregator, privacy: Privacy, seed: int = 0) -> Aggregator:
-    """``rule`` with the private mean in the place of its masked mean.
+def private(
+    rule: Aggregator, privacy: Privacy, seed: int = 0, statistics: PooledStatistics | None = None
+) -> Aggregator:
+    """``rule`` with the private mean in the place of its masked mean, which renews ``statistics`` too.
 
     Raises :class:`ConfigError`, with the reason, for a rule that is no mean of sums.
     """
@@ -300,9 +316,17 @@ def private(rule: Aggregator, privacy: Privacy, seed: int = 0) -> Aggregator:
                 "privacy: mode='intersection' moves only what all devices keep, also when one comes late; use "
                 "mode='holders', and privacy's holders for how many must keep a coordinate"
             )
-        return PrivateMean(privacy=privacy, like=rule, seed=seed)
+        found = PrivateMean(privacy=privacy, like=rule, statistics=statistics, seed=seed)
+        if statistics is not None and not (found.weighted and privacy.bits == 32):
+            raise ConfigError(
+                "privacy: class statistics are sums of samples' features, which clip and noise do not cover; they need "
+                "weights by samples and bits=32: leave clip, noise and epsilon out"
+            )
+        return found
     if isinstance(rule, ServerMomentum | ServerAdam):
-        return replace(rule, inner=private(rule.inner, privacy, seed))
+        return replace(rule, inner=private(rule.inner, privacy, seed, statistics))
+    if isinstance(rule, PooledStatistics) and statistics is None:
+        return private(rule.inner, privacy, seed, rule)
     name = type(rule).__name__
     why = _REASONS.get(name, "is no mean whose sums could be made in private")
     raise ConfigError(f"privacy: {name} {why}; use mean, server_momentum or server_adam")
@@ -325,8 +349,9 @@ def with_sum(
         return replace(rule, inner=with_sum(rule.inner, coordinates, opened, kept, seed))
     mean = inner_of(rule)
     return OpenedMean(
-        privacy=mean.privacy, like=mean.like, seed=seed, coordinates=coordinates, opened=opened, kept=tuple(kept)
-    )
+        privacy=mean.privacy, like=mean.like, statistics=mean.statistics, seed=seed, coordinates=coordinates,
+        opened=opened, kept=tuple(kept),
+    )  # fmt: skip
 
 
 _ROWS = "compares the updates of single devices, which nobody sees"
@@ -335,7 +360,6 @@ _REASONS: Mapping[str, str] = {
     "Clipped": "cuts the updates of single devices at the server; privacy's clip lets the devices do it",
     "FedBuff": "takes updates one by one as they come, and no cohort adds them up together",
     "Distilled": "teaches the server's model from single devices' models, which nobody sees",
-    "PooledStatistics": "pools class statistics of single devices, which are no sums yet",
 }
 
 
