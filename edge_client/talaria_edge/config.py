@@ -48,6 +48,7 @@ every_s = 10                  # how often to look again
 [privacy]                     # leave the table out to take part in any round
 secure = true                 # decline rounds in which the coordinator could see this device's update; needs keys
 least = 3                     # devices, this one among them, that a secure sum must have
+# least_noise = 1.0           # noise that devices add to the sum, in lengths that updates are cut to; 0 unless given
 
 [home_assistant]              # show this device there, over the same broker; leave the table out for not
 prefix = "homeassistant"      # what its discovery listens to
@@ -126,6 +127,8 @@ class DeviceConfig:
     """Whether rounds are declined in which the coordinator could see this device's update."""
     least: int = 3
     """Devices, this one among them, that a secure sum must have."""
+    least_noise: float = 0.0
+    """Noise that the devices of a secure round add to its sum at least, in lengths that their updates are cut to."""
     home_assistant: HomeAssistant | None = None
     """How this device appears in Home Assistant; None: it does not."""
     profile: Mapping[str, Any] = field(default_factory=dict)
@@ -210,6 +213,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         guard=_rules(guard) if "guard" in top.values else None,
         secure=privacy.flag("secure", False),
         least=privacy.whole("least", 3, low=3, high=1024),
+        least_noise=_least_noise(privacy),
         guard_every_s=guard.number("every_s", 10.0, low=0.05, high=3600),
         home_assistant=_home(home) if "home_assistant" in top.values else None,
         profile=dict(top.table("profile").values),
@@ -239,6 +243,13 @@ def _source(data: Section, device: str, labels: tuple[str, ...], allow: tuple[st
     if "path" in data.values:
         raise data.bad("source", 'reads no path; write "npz" or "folder" for what lies there, or leave path out')
     return NamedSource(kind, data.text("client", device), dict(data.table("options").values), allow)
+
+
+def _least_noise(privacy: Section) -> float:
+    least = privacy.number("least_noise", 0.0, low=0.0, high=1e6)
+    if least and not privacy.flag("secure", False):
+        raise privacy.bad("least_noise", "is of secure rounds, in which devices add the noise; set secure = true")
+    return least
 
 
 def _plan(device: Section, section: Section) -> Plan | None:

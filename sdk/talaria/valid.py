@@ -57,6 +57,18 @@ def among(what: str, name: str, value: object, known: Collection[str]) -> None:
         raise ConfigError(f"{what}: {name}={shown(value)} is unknown; use {' or '.join(map(repr, known))}")
 
 
+def names(what: str, name: str, value: object, most: int) -> tuple[str, ...]:
+    """``value``, names in a list or a text with commas, as a tuple. Raises :class:`ConfigError` unless it is one of at
+    most ``most`` different ones, of 1 to 64 letters each."""
+    found = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    good = isinstance(found, list | tuple) and all(isinstance(one, str) and 1 <= len(one) <= 64 for one in found)
+    if not good or len(found) > most or len({*found}) < len(found):  # type: ignore[arg-type, misc]
+        raise ConfigError(
+            f"{what}: {name}={shown(value)} must be at most {most} different names of 1 to 64 letters, in a list"
+        )
+    return tuple(found)  # type: ignore[arg-type]
+
+
 def only(what: str, given: Mapping[Any, Any], known: Collection[str]) -> None:
     """Raise :class:`ConfigError` for the first field of ``given`` whose name is not among ``known``."""
     for name, value in given.items():

@@ -75,8 +75,9 @@ def store(tmp_path):
     counted = [(first, device) for device in KEPT]
     bytes_ = {"down": 330, "dense": 400}
     store.commit_attempt(
-        "watch", first, epoch=fleet.epoch, counted=counted, model_digest=C, server=A, last=False, **bytes_
-    )
+        "watch", first, epoch=fleet.epoch, counted=counted, model_digest=C, server=A, last=False,
+        means={"val_accuracy": 0.625}, **bytes_,
+    )  # fmt: skip
     store.fail_attempt("watch", store.open_attempt("watch", 2, list(KEPT), C).attempt, "0 of at least 2 updates came")
     store.open_attempt("watch", 2, list(KEPT), C)
     yield store
@@ -127,6 +128,7 @@ def test_rounds_come_newest_first_with_accuracy_overlap_and_bytes(client):
     # Pairs: {0..3} and {2..5} share 2 of 6; {0..3} twice is 1.
     assert first["overlap"] == pytest.approx((1 / 3 + 1 / 3 + 1) / 3, abs=1e-4)
     assert newest["accuracy"] is None
+    assert (first["means"], newest["means"]) == ({"val_accuracy": 0.625}, {})
     assert [r["attempt"] for r in got(client, "/api/v1/fleets/watch/attempts?before=3&limit=1")] == [2]
 
 
@@ -465,6 +467,7 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
         ("talaria_round_upload_bytes", ()): 300,
         ("talaria_round_dense_bytes", ()): 1200,
         ("talaria_val_accuracy", ("median",)): 0.6,
+        ("talaria_mean", ("val_accuracy",)): 0.625,
     }
     assert {key: found.get(key) for key in expected} == expected
     assert 5000 <= found["talaria_reassembly_bytes", ()] < 20000

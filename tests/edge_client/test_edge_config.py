@@ -116,3 +116,10 @@ def test_the_guard_is_off_unless_asked_for(tmp_path):
 def test_bad_rules(tmp_path, line, message):
     with pytest.raises(ConfigError, match=message):
         load_config(written(tmp_path, f"{GOOD}[guard]\n{line}\n"))
+
+
+def test_an_owner_says_how_much_noise_a_sum_must_have(tmp_path):
+    config = load_config(written(tmp_path, GOOD + "[privacy]\nsecure = true\nleast_noise = 0.5\n"))
+    assert (config.secure, config.least_noise) == (True, 0.5)
+    with pytest.raises(ConfigError, match=r"\[privacy\] least_noise=0.5 is of secure rounds"):
+        load_config(written(tmp_path, GOOD + "[privacy]\nleast_noise = 0.5\n"))

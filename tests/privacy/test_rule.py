@@ -20,7 +20,8 @@ from talaria.errors import AggregationError, ConfigError
 from talaria.model.masks import gather
 from talaria.privacy.accounting import ledger_in
 from talaria.privacy.coordinates import Coordinates
-from talaria.privacy.rule import Privacy, PrivateMean, clipped, inner_of, private
+from talaria.privacy.in_process import identities, plain_sum, secure_sum
+from talaria.privacy.rule import Privacy, PrivateMean, clipped, contribution, inner_of, private
 from talaria.tensors import Tensors
 from talaria.types import Update
 
@@ -190,6 +191,27 @@ def test_rules_that_are_no_sums_are_refused_with_the_reason() -> None:
         private(replace(pooled, inner=MaskedMean(weighting="uniform")), asked)
 
 
+def test_metrics_open_as_their_mean_alone_and_each_must_tell_all() -> None:
+    rng = np.random.default_rng(5)
+    shared = shared_state(rng)
+    asked = Privacy(secure=True, holders=2, metrics=["val_accuracy", "pruned"], metric_bound=2.0)  # type: ignore[arg-type]
+    updates = [one.but(metrics={"val_accuracy": rng.random(), "pruned": 9.0, "odd": 1.0}) for one in updates_of(
+        shared, 5, rng)]  # fmt: skip
+    rule, coordinates = PrivateMean(privacy=asked), Coordinates.of(shared, LAYOUT)
+    terms = rule.terms(coordinates, 5, 512, fleet="f", round=1, attempt=1)
+    given = {one.client: contribution(shared, coordinates, terms, one) for one in updates}
+    seen = secure_sum(terms, coordinates, given, identities("f", sorted(given)), least=2).metrics
+    assert seen == plain_sum(terms, coordinates, given).metrics
+    assert list(seen) == ["val_accuracy", "pruned"]
+    # Each of five is rounded to a step of the bound over (2^31 - 1) / 5, and cut at the bound.
+    mean = np.mean([one.metrics["val_accuracy"] for one in updates])
+    assert abs(seen["val_accuracy"] - mean) <= 0.5 * 2.0 / ((2**31 - 1) // 5) + 1e-15
+    assert seen["pruned"] == pytest.approx(2.0, rel=1e-8)
+    for lacking in ({}, {"val_accuracy": 0.5}, {"val_accuracy": float("nan"), "pruned": 0.0}):
+        with pytest.raises(AggregationError, match=r"does not tell (val_accuracy|pruned)"):
+            rule.apply(shared, {}, [*updates[:4], updates[4].but(metrics=lacking)])
+
+
 def test_fewer_than_the_threshold_are_refused() -> None:
     rng = np.random.default_rng(5)
     shared = shared_state(rng)
@@ -253,6 +275,10 @@ def test_a_simulation_keeps_its_budget_and_its_ledger(tmp_path: object) -> None:
         ({"privacy": {"secret": True}}, "unknown"),
         ({"privacy": {"clip": 1.0, "noise": 1.0, "noise_by": "devices"}}, "set secure=true"),
         ({"privacy": {"clip": 1.0, "most_weight": 5}}, "weigh the same"),
+        ({"privacy": {"secure": True, "metrics": ["a", "a"]}}, "different names"),
+        ({"privacy": {"secure": True, "metrics": 3}}, "different names"),
+        ({"privacy": {"clip": 1.0, "metrics": "pruned"}}, "tells its own anyhow"),
+        ({"privacy": {"secure": True, "clip": 1.0, "epsilon": 8.0, "metrics": "pruned"}}, "without noise"),
         ({"privacy": {"clip": float("nan")}}, "above 0"),
     ],
 )

@@ -97,6 +97,24 @@ def odd(tmp_path):
     store.close()
 
 
+def test_the_mean_within_a_sum_stands_where_no_device_tells_its_own(tmp_path, page):
+    with Store(tmp_path / "coordinator.db") as store:
+        run = '{"rounds": 3, "algorithm": "hermes", "spec": {"name": "mlp"}}'
+        fleet = store.enter("watch", run, "a" * 64, "b" * 64)
+        for value in (0.5, 0.625):
+            number = store.open_attempt("watch", fleet.round + 1, ["anna"], "a" * 64).attempt
+            facts = {"epoch": fleet.epoch, "counted": [], "model_digest": "c" * 64, "server": "b" * 64}
+            store.commit_attempt("watch", number, last=False, means={"val_accuracy": value}, **facts)
+            fleet = store.fleet("watch")
+    views, config = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)
+    with listening(config) as sock, serving(make_api(views), config, sock):
+        dom = page(url_of(config, sock))
+    views.close()
+    assert text_of(dom, "tile-accuracy").startswith("62.5 % mean accuracy")
+    assert dom.count('class="dot"') == 2
+    assert "val_accuracy 0.6250" in text_of(dom, "rounds")
+
+
 def test_what_a_device_says_stays_text(odd, page):
     config = ApiConfig(port=0)
     with listening(config) as sock, serving(make_api(odd), config, sock):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 from tests.keyed import FLEET, LEFT_SOCKETS, Keyed, data_of
@@ -151,6 +152,60 @@ def test_an_owner_who_insists_takes_part_in_no_open_round(keyed):
     asyncio.run(asyncio.wait_for(scenario(), 100))
     assert fleet.counted() == {1: list(FOUR[:3])}
     assert "wants secure rounds" in fleet.of("progress", device="dora", phase="declined")[0]["reason"]
+
+
+def test_metrics_are_told_as_means_alone(keyed):
+    rule = replace(SECURE.rule, metrics=("val_accuracy", "pruned"), metric_bound=1.0)
+    fleet = keyed(rounds=2, members=FOUR, algorithm="hermes", privacy=replace(SECURE, rule=rule))
+    fleet.live(nothing)
+    own = [one["metrics"] for one in fleet.of("trained")]
+    assert len(own) == 8
+    with fleet.store as store:
+        told = [attempt.means for attempt in store.attempts(FLEET)]
+    for means, devices in zip(told, (own[:4], own[4:]), strict=True):
+        for name in rule.metrics:
+            # Each of four is rounded to a step of one over (2^31 - 1) / 4.
+            assert abs(means[name] - fmean(one[name] for one in devices)) < 2 / 2**31 + 1e-12
+    views = Views(fleet.state / "coordinator.db")
+    newest = views.attempts(FLEET)[0]
+    assert newest.means == told[-1]
+    assert newest.accuracy is None, "no device's own"
+    assert all(not one.metrics for one in views.attempt(FLEET, 2).updates)
+    views.close()
+    assert tensors.equal(shared_of(fleet), simulated(fleet))
+
+
+def test_who_cannot_tell_what_all_tell_takes_no_part_and_says_why(keyed):
+    rule = replace(SECURE.rule, metrics=("drift.labels",))
+    fleet = keyed(rounds=1, members=FOUR, privacy=replace(SECURE, rule=rule))
+
+    async def scenario():
+        async with fleet.running(*FOUR):
+            await fleet.told_of("progress", phase="declined", count=4)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    reasons = {one["device"]: one["reason"] for one in fleet.of("progress", phase="declined")}
+    assert sorted(reasons) == sorted(FOUR)
+    assert all("does not tell drift.labels" in reason for reason in reasons.values())
+
+
+@pytest.mark.parametrize(("least", "takes_part"), [(1.0, True), (1.1, False)])
+def test_an_owner_who_wants_noise_of_devices_takes_part_where_there_is_so_much(keyed, least, takes_part):
+    rule = Privacy(secure=True, clip=1.0, noise=1.0, noise_by="devices", threshold=3)
+    fleet = keyed(rounds=1, members=FOUR, privacy=replace(SECURE, rule=rule))
+    device = Keyed.device
+    own = {"secure": True, "least_noise": least}
+    fleet.device = lambda name: replace(device(fleet, name), **(own if name == "dora" else {}))
+
+    async def scenario():
+        async with fleet.running(*FOUR):
+            await fleet.told_of("round-closed", round=1)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    assert fleet.counted() == {1: list(FOUR if takes_part else FOUR[:3])}
+    declined = fleet.of("progress", device="dora", phase="declined")
+    assert bool(declined) is not takes_part
+    assert takes_part or "wants noise of 1.1 by devices" in declined[0]["reason"]
 
 
 LIES = {

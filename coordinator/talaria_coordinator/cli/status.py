@@ -61,6 +61,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
                     "bytes_up": sum(u.size for u in store.updates(config.name, r.attempt) if u.status == "counted"),
                     "bytes_down": r.down,
                     "bytes_dense": r.dense,
+                    "means": dict(r.means),
                 }
                 for r in rounds
             ],
@@ -144,6 +145,11 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
             _plain(row["failure"]),
         )
     console.print(history)
+    told = next((row for row in reversed(found["history"]) if row["means"]), None)
+    if told is not None:
+        means = ", ".join(f"{name} {value:.4g}" for name, value in told["means"].items())
+        text = f"means within the sum of round {told['round']}, over {told['counted']} devices: {means}"
+        console.print(_plain(text), highlight=False, soft_wrap=True)
     devices = Table(title="devices")
     for heading in ("device", "online", "boot", "seen", "quarantine"):
         devices.add_column(heading)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -196,17 +196,17 @@ class Learning:
         shared = self._model(self.blobs.get(fleet.model_digest))
         server = self._server(fleet)
         try:
-            after, state, survivors = secure.fold(attempt, shared, server)
+            after, state, opened = secure.fold(attempt, shared, server)
         except AggregationError as error:
             left = tuple(LeftOut(entry, str(error), liar=False) for entry in counted)
             return Made(fleet.model_digest, fleet.server, (), left)
-        kept = tuple(entry for entry in counted if entry.device in survivors)
-        if len(kept) != len(survivors):
+        kept = tuple(entry for entry in counted if entry.device in opened.survivors)
+        if len(kept) != len(opened.survivors):
             raise StateError(
-                f"attempt {attempt}: {len(survivors)} updates are in the sum, and {len(kept)} in the store"
+                f"attempt {attempt}: {len(opened.survivors)} updates are in the sum, and {len(kept)} in the store"
             )
         new = self.blobs.put(self._encoded(after))
-        return Made(new, self.blobs.put(codec.encode_tensors(state)), kept, ())
+        return Made(new, self.blobs.put(codec.encode_tensors(state)), kept, (), dict(opened.metrics))
 
     def unaffordable(self, fleet: Fleet, devices: Sequence[str]) -> str:
         """Why no round of ``devices`` may be opened any more, empty where one may: the budget of privacy."""
@@ -308,13 +308,14 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Made:
-    """What a fold made: digests of the new global model and server state, what counts in them, and what was left
-    out."""
+    """What a fold made: digests of the new global model and server state, what counts in them, what was left out, and
+    the means of what devices told within a sum."""
 
     model_digest: str
     server: str
     counted: tuple[Counted, ...]
     left: tuple[LeftOut, ...]
+    means: Mapping[str, float] = field(default_factory=dict)
 
 
 class NothingLeft(AggregationError):  # noqa: N818 - it says what is, and carries why

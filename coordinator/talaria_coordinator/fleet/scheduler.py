@@ -349,6 +349,7 @@ class Conductor:
             last=self.fleet.round + 1 >= self.config.run.rounds,
             down=down,
             dense=self._learning.dense,
+            means=made.means,
         )
         self.down -= down
 

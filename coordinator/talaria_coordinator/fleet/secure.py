@@ -146,15 +146,15 @@ class Secure:
             except StateError:
                 return False
 
-    def fold(self, attempt: int, shared: Tensors, server: Tensors) -> tuple[Tensors, Tensors, tuple[str, ...]]:
-        """The global model and server state after a round whose sum is open, and who is in it."""
+    def fold(self, attempt: int, shared: Tensors, server: Tensors) -> tuple[Tensors, Tensors, Opened]:
+        """The global model and server state after a round whose sum is open, and that sum."""
         with self._line:
             half = self._known(attempt)
             opened: Opened = half.opened()
             kept = [half.masks[name] for name in opened.survivors]
         rule = with_sum(self.rule, half.coordinates, opened, kept, secrets.randbits(62))
         after, state = rounds.close(self.run, shared, server, (), rule)
-        return after, state, opened.survivors
+        return after, state, opened
 
     def _where(self, attempt: int, half: CoordinatorHalf, cohort: Sequence[str] = ()) -> e.NextStep:
         step, came = PHASES.index(half.phase), frozenset(half.came)

@@ -19,7 +19,7 @@ from talaria_coordinator.storage.tables import METADATA
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 HEAD = REVISIONS[-1]
 RENAMED = (
     ("fleets", "step", "round"),
@@ -44,6 +44,7 @@ ADDED = (
     ("devices", "left_by"),
     ("attempts", "down"),
     ("attempts", "dense"),
+    ("attempts", "means"),
 )
 """Columns that later revisions added."""
 _VERSION = table("alembic_version", column("version_num"))

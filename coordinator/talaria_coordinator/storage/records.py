@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -103,6 +104,8 @@ class Attempt:
     """Bytes of global models that went to devices since the round before; of older records not known."""
     dense: int | None = None
     """Bytes of a whole model, and of a whole update, with every value as it is."""
+    means: Mapping[str, float] = field(default_factory=dict)
+    """By name, the mean of what devices told within a secure round's sum."""
 
 
 LeftBy = Literal["operator", "owner"]
@@ -156,8 +159,13 @@ def attempt_of(row: Row[Any]) -> Attempt:
     cohort = tuple(json.loads(row.cohort))
     return Attempt(
         row.attempt, row.round, cohort, row.base_digest, row.opened, row.closed, row.failure, row.model_digest, counted,
-        row.down, row.dense,
+        row.down, row.dense, means_of(row),
     )  # fmt: skip
+
+
+def means_of(row: Row[Any]) -> dict[str, float]:
+    """What an attempt's row holds of means."""
+    return dict(json.loads(row.means)) if row.means else {}
 
 
 def device_of(row: Row[Any]) -> Device:

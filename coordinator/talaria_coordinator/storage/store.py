@@ -384,11 +384,12 @@ class Store:
         spent: Spent | None = None,
         down: int | None = None,
         dense: int | None = None,
+        means: Mapping[str, float] | None = None,
     ) -> None:
         """Commit the new global model and the exact set of updates in it, as (round, device), at once, and what privacy
         has cost with it; ``down`` are the bytes of models that went to devices since the round before, ``dense`` those
-        of a whole one that travels as it is. What is committed already just so, stays: a database may fall silent after
-        it did what it was asked.
+        of a whole one that travels as it is; ``means`` are those of what devices told within a sum. What is committed
+        already just so, stays: a database may fall silent after it did what it was asked.
 
         Raises :class:`~talaria.errors.StateError` where another coordinator has taken the fleet over, the round
         is closed already, or an update is not stored.
@@ -422,6 +423,7 @@ class Store:
                 "counted_sha256": digest,
                 "down": down,
                 "dense": dense,
+                "means": json.dumps(dict(means)) if means else None,
             }
             tx.execute(update(ATTEMPTS).where(mine).values(**values))
             status = "done" if last else row.status

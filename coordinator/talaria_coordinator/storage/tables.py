@@ -58,6 +58,7 @@ ATTEMPTS = Table(
     Column("counted_sha256", String(64)),
     Column("down", BigInteger),
     Column("dense", BigInteger),
+    Column("means", Text),
     ForeignKeyConstraint(["fleet"], ["fleets.fleet"]),
 )
 

@@ -255,6 +255,13 @@ class _Read:
             yield self._gauge("round_download_dense_bytes", "The same, had each the whole model", last.bytes_down_dense)
         if last.overlap is not None:
             yield self._gauge("mask_overlap", "How far the last round's masks agree, 0..1", last.overlap)
+        if last.means:
+            family = GaugeMetricFamily(
+                "talaria_mean", "What devices told within the last sum", labels=["fleet", "metric"]
+            )
+            for name, value in last.means.items():
+                family.add_metric([self._fleet, name], value)
+            yield family
         for name, text, spread in (
             ("val_accuracy", "Validation accuracy over the last round's devices", last.accuracy),
             ("kept_share", "Share of channels kept over the last round's devices", last.kept),

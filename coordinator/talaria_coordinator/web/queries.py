@@ -21,7 +21,7 @@ from talaria.privacy.rule import FORMS
 from talaria_coordinator.fleet.waiting import holding
 from talaria_coordinator.storage import update_summary
 from talaria_coordinator.storage.engine import open_engine
-from talaria_coordinator.storage.records import Life, Spent
+from talaria_coordinator.storage.records import Life, Spent, means_of
 from talaria_coordinator.storage.tables import (
     ATTEMPTS,
     DEVICES,
@@ -248,6 +248,7 @@ def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
         accuracy=_spread([one.accuracy for one in found if one.accuracy is not None]),
         kept=_spread([one.kept for one in found if one.bits]),
         overlap=_overlap(found),
+        means=means_of(row),
         model_digest=row.model_digest,
     )
 

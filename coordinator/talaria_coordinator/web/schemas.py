@@ -61,7 +61,8 @@ class AttemptView:
     ``bytes_down`` are what of models went to its devices, ``bytes_down_dense`` the same had each had the whole as it
     is; null while it is open, and of rounds before that was kept.
     ``accuracy`` is on each device's own validation data, where the algorithm tells; ``kept`` the share of channels
-    that masks keep, ``overlap`` how far any two of them agree (mean Jaccard index)."""
+    that masks keep, ``overlap`` how far any two of them agree (mean Jaccard index). ``means`` are those of what devices
+    told within a secure round's sum, where single devices' are not seen."""
 
     attempt: int
     round: int
@@ -80,6 +81,7 @@ class AttemptView:
     accuracy: Spread | None
     kept: Spread | None
     overlap: float | None
+    means: dict[str, float]
     model_digest: str | None
 
 

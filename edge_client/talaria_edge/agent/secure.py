@@ -66,8 +66,8 @@ class Part:
         """The first word in ``attempt``, to which ``bring`` gives what was learned in ``round``; after a reboot the
         same once more, or the masked update where that is on flash.
 
-        Raises :class:`ConfigError` where this device must not take part: its owner wants more company, or has helped to
-        open a sum of this round already. :class:`WireError` for terms that are not of this round.
+        Raises :class:`ConfigError` where this device must not take part: its owner wants more company or noise, or it
+        has helped to open a sum of this round already. :class:`WireError` for terms that are not of this round.
         """
         with self._line:
             return self._begin(run, Terms.decode(terms), terms, attempt, round, base_digest, bring)
@@ -96,10 +96,12 @@ class Part:
                     f"secure: this device has helped to open a sum of round {round}; a second one, of almost the same "
                     "devices, could show what one of them sent"
                 )
+            self._require_noise(asked)
             one = bring(asked)
             self._half = DeviceHalf.begin(
-                asked, coordinates, identity, one.tensors, mask=one.mask, weight=one.weight, least=self.config.least
-            )
+                asked, coordinates, identity, one.tensors,
+                mask=one.mask, weight=one.weight, metrics=one.metrics, least=self.config.least,
+            )  # fmt: skip
             self._write(_Kept(terms, base_digest, self._half.save()))
         return Said(0, self._half.advert().encode())
 
@@ -119,6 +121,15 @@ class Part:
         if after != kept:
             self._write(after)
         return Said(_STEPS[type(said)], said.encode())
+
+    def _require_noise(self, asked: Terms) -> None:
+        """What the coordinator adds to a sum that it sees does not count: no device knows of it."""
+        have = asked.noise * asked.needed**0.5 / asked.clip if asked.noise else 0.0
+        if have < self.config.least_noise:
+            raise ConfigError(
+                f"secure: this device's owner wants noise of {self.config.least_noise:g} by devices ([privacy] "
+                f"least_noise), and this round has {have:.3g}"
+            )
 
     def _same(self, kept: _Kept, terms: Terms, base_digest: str) -> bool:
         return (Terms.decode(kept.terms).round, kept.base_digest) == (terms.round, base_digest)

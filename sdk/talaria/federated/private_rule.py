@@ -22,6 +22,11 @@ def require_private(run: Run, privacy: Privacy) -> None:
             "privacy: noise_by='devices' and secure=false: a device's part of the noise does not hide it alone; set "
             "secure=true"
         )
+    if privacy.metrics and not privacy.secure:
+        raise ConfigError(
+            f"privacy: metrics={list(privacy.metrics)} and secure=false: each update tells its own anyhow; leave "
+            "metrics out"
+        )
     if run.asynchronous:
         raise ConfigError("privacy: an asynchronous run takes updates one by one, and no cohort adds them up together")
     if run.codec != "raw":

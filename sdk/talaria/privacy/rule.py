@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from talaria.privacy.accounting import Ledger, ledger_in
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.coordinator import Opened
 from talaria.privacy.in_process import Contribution, identities, plain_sum, secure_sum
-from talaria.privacy.terms import MOST_DEVICES, Terms, majority
+from talaria.privacy.terms import MOST_DEVICES, MOST_METRICS, Terms, majority
 from talaria.tensors import Array, Tensors
 from talaria.types import Update, as_delta
 
@@ -59,6 +60,8 @@ class Privacy:
       ``delta`` that no round may exceed. With a budget alone the noise is the least that keeps it for all rounds.
     - ``noise_by``: ``"coordinator"`` adds it to the sum that it sees; ``"devices"`` each add a part of it before they
       mask their updates: where just so many hold a coordinate as must for it to open, their parts come to ``noise``.
+    - ``metrics``: what every device tells beside its update, cut at ``metric_bound``, of which the mean alone opens. No
+      noise is on it, so that it goes with no budget.
     """
 
     secure: bool = False
@@ -75,6 +78,8 @@ class Privacy:
     epsilon: float | None = None
     delta: float = 1e-5
     noise_by: str = "coordinator"
+    metrics: tuple[str, ...] = ()
+    metric_bound: float = 1024.0
 
     def __post_init__(self) -> None:
         what = "privacy"
@@ -91,6 +96,13 @@ class Privacy:
         if self.noise is not None:
             valid.number(what, "noise", self.noise, "a number of at least 0", low=0)
         valid.among(what, "noise_by", self.noise_by, tuple(FORMS))
+        object.__setattr__(self, "metrics", valid.names(what, "metrics", self.metrics, MOST_METRICS))
+        valid.number(what, "metric_bound", self.metric_bound, "a number above 0", low=1e-30, high=1e30)
+        if self.metrics and (self.noise or self.epsilon is not None):
+            raise ConfigError(
+                f"privacy: metrics={list(self.metrics)} would be told without noise, and noise and epsilon promise "
+                "that all that is told has it; leave one of them out"
+            )
         valid.number(what, "delta", self.delta, "in (0, 1), below one over the number of devices", low=1e-300, high=0.5)
         if self.clip is None and (self.noise is not None or self.epsilon is not None):
             raise ConfigError("privacy: noise and epsilon need clip, the length that each device's update is cut to")
@@ -199,6 +211,8 @@ class PrivateMean:
             tiers=asked.tiers,
             most_weight=most_weight,
             clip=asked.clip or 0.0,
+            metrics=asked.metrics,
+            metric_bound=asked.metric_bound,
             **about,
         )
         return self._noisy(coordinates, terms) if asked.noise_by == "devices" and asked.noise else terms
@@ -292,7 +306,19 @@ def contribution(
     if terms.noise:
         draws = draws or seeds.Draws(secrets.randbits(128))
         steps = {name: step + terms.noise * draws.normal(step.size).reshape(step.shape) for name, step in steps.items()}
-    return Contribution(steps, update.mask, weight)
+    return Contribution(steps, update.mask, weight, told(update, terms.metrics))
+
+
+def told(update: Update, names: Sequence[str]) -> dict[str, float]:
+    """The metrics of an update that a sum takes. Raises :class:`AggregationError` where the device has none of a name:
+    a mean over those who have would tell of them alone."""
+    missing = [name for name in names if not isfinite(update.metrics.get(name, nan))]
+    if missing:
+        raise AggregationError(
+            f"privacy: this device does not tell {', '.join(missing)}, which the fleet's [privacy] metrics ask of all; "
+            f"it tells {', '.join(sorted(update.metrics)) or 'nothing'}"
+        )
+    return {name: update.metrics[name] for name in names}
 
 
 def clipped(steps: Tensors, norm: float) -> Tensors:

@@ -16,6 +16,7 @@ from talaria.privacy.fixed_point import Grid
 from talaria.wire.frames import unpack
 
 MOST_DEVICES = 1024
+MOST_METRICS = 32
 LARGEST = 8 * 1024
 """Bytes of the terms at most."""
 
@@ -95,9 +96,7 @@ class Terms:
             raise ConfigError(f"{what}: own_threshold={self.own_threshold} goes with a degree; leave it at 0")
         if not isinstance(self.coordinates, bytes) or len(self.coordinates) != 32:
             raise ConfigError(f"{what}: coordinates must be a digest of 32 bytes")
-        names = self.metrics
-        if len(names) > 32 or not all(isinstance(n, str) and len(n) <= 64 for n in names) or len({*names}) < len(names):
-            raise ConfigError(f"{what}: metrics must be at most 32 different names of at most 64 letters")
+        valid.names(what, "metrics", self.metrics, MOST_METRICS)
         _ = self.grid
 
     @property

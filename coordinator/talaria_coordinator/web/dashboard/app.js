@@ -90,8 +90,14 @@ function numbers(svg, rounds, x, height) {
   });
 }
 
+// Within a secure round's sum the mean alone is known.
+function accuracyOf(round) {
+  const mean = round.means.val_accuracy;
+  return round.accuracy || (mean === undefined ? null : { low: mean, median: mean, high: mean, count: round.counted, mean: true });
+}
+
 function accuracyPlot(rounds) {
-  const told = rounds.filter((r) => r.accuracy);
+  const told = rounds.map((r) => ({ round: r.round, accuracy: accuracyOf(r) })).filter((r) => r.accuracy);
   if (!told.length) return nothing("No device has told its accuracy: not every algorithm does.");
   const [w, h, left, top, foot] = [520, 200, 46, 8, 20];
   const span = w - left - 20;
@@ -104,7 +110,8 @@ function accuracyPlot(rounds) {
   told.forEach((r, i) => {
     const a = r.accuracy;
     svg.append(titled(draw("circle", { class: "dot", cx: x(i), cy: y(a.median), r: told.length > 40 ? 3 : 4.5 }),
-      `round ${r.round}: ${percent(a.low)} to ${percent(a.high)}, median ${percent(a.median)}, ${a.count} devices`));
+      a.mean ? `round ${r.round}: mean ${percent(a.low)}, ${a.count} devices`
+        : `round ${r.round}: ${percent(a.low)} to ${percent(a.high)}, median ${percent(a.median)}, ${a.count} devices`));
   });
   numbers(svg, told, x, h);
   return svg;
@@ -173,6 +180,7 @@ function show(about, rounds, devices, shut, events, overlap) {
   const dense = closed && closed.bytes_dense ? closed.bytes_up / closed.bytes_dense : null;
   const down = closed && closed.bytes_down_dense ? closed.bytes_down / closed.bytes_down_dense : null;
   const spent = about.privacy;
+  const known = closed && accuracyOf(closed);
   const moved = devices.filter((d) => d.drift);
   const furthest = (what) => Math.max(...moved.map((d) => d.drift[what]).filter((v) => v !== null));
   put("tiles",
@@ -180,7 +188,7 @@ function show(about, rounds, devices, shut, events, overlap) {
     tile("open", open ? `${open.stored} / ${open.cohort}` : "–", open ? `updates in round ${open.round}` : "no open round"),
     tile("devices", `${about.online} / ${about.devices}`, "devices online"),
     tile("quarantined", String(about.quarantined), "in quarantine", about.quarantined ? "bad" : ""),
-    tile("accuracy", percent(closed && closed.accuracy && closed.accuracy.median), "median accuracy, last round"),
+    tile("accuracy", percent(known && known.median), `${known && known.mean ? "mean" : "median"} accuracy, last round`),
     tile("dense", percent(dense), "of dense bytes up, last round"),
     tile("down", percent(down), "of dense bytes down, last round"),
     tile("kept", percent(closed && closed.kept && closed.kept.mean), "of channels kept, mean"),
@@ -217,7 +225,9 @@ function show(about, rounds, devices, shut, events, overlap) {
     ["of dense", (r) => (r.bytes_down_dense ? percent(r.bytes_down / r.bytes_down_dense) : "–"), "n"],
     ["accuracy low – median – high", (r) => (r.accuracy
       ? [r.accuracy.low, r.accuracy.median, r.accuracy.high].map((v) => (100 * v).toFixed(1)).join(" – ") : "–"), "n"],
-    ["overlap", (r) => percent(r.overlap), "n"], ["why it failed", (r) => r.failure || "", "text"],
+    ["overlap", (r) => percent(r.overlap), "n"],
+    ...(rounds.some((r) => Object.keys(r.means).length) ? [["means within the sum", (r) => Object.entries(r.means)
+      .map(([name, value]) => `${name} ${value.toPrecision(4)}`).join(", ")]] : []), ["why it failed", (r) => r.failure || "", "text"],
   ], rounds, "No round was opened yet: the coordinator waits for its devices."));
   put("devices", table([
     ["device", (d) => d.device],
