@@ -20,7 +20,7 @@ from talaria.errors import AggregationError, ConfigError, WireError
 from talaria.model.masks import ChannelMask, gather
 from talaria.privacy import device as device_module
 from talaria.privacy import keystream, roster, shamir
-from talaria.privacy.coordinator import CoordinatorHalf
+from talaria.privacy.coordinator import CoordinatorHalf, NoSecretError
 from talaria.privacy.device import DeviceHalf, begun
 from talaria.privacy.in_process import Contribution, identities, plain_sum
 from talaria.privacy.messages import Agreed, Agreement, Cohort, Delivery, Masked, Opening, Shares, Survivors
@@ -458,10 +458,12 @@ def test_a_device_that_sends_garbage(kind: str) -> None:
                 continue
             coordinator.receive(said)
     if kind == "boxes":  # nobody can give a share of its seeds but itself
-        with pytest.raises(AggregationError, match="do not give its secret"):
+        with pytest.raises(NoSecretError, match="do not give its secret") as found:
             coordinator.opened()
+        assert found.value.device == "d1"
         return
     opened = coordinator.opened()
+    assert list(coordinator.liars) == (["d1"] if kind == "shares" else [])
     left = set(names) - ({"d1"} if kind in ("values", "silent") else set())
     plain = plain_sum(terms, COORDINATES, given, members=names, survivors=left)
     assert np.array_equal(opened.sums, plain.sums)

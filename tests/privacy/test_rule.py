@@ -22,6 +22,7 @@ from talaria.privacy.accounting import ledger_in
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.in_process import identities, plain_sum, secure_sum
 from talaria.privacy.rule import Privacy, PrivateMean, clipped, contribution, inner_of, private
+from talaria.seeds import Draws
 from talaria.tensors import Tensors
 from talaria.types import Update
 
@@ -210,6 +211,55 @@ def test_metrics_open_as_their_mean_alone_and_each_must_tell_all() -> None:
     for lacking in ({}, {"val_accuracy": 0.5}, {"val_accuracy": float("nan"), "pruned": 0.0}):
         with pytest.raises(AggregationError, match=r"does not tell (val_accuracy|pruned)"):
             rule.apply(shared, {}, [*updates[:4], updates[4].but(metrics=lacking)])
+
+
+def far(shared: Tensors, updates: list[Update]) -> list[Update]:
+    """Every value far beyond its bound, up or down."""
+    rng = np.random.default_rng(9)
+    return [
+        one.but(
+            tensors={
+                k: (1e9 * rng.choice([-1.0, 1.0], v.shape)).astype(v.dtype) if v.dtype.kind == "f" else v
+                for k, v in one.tensors.items()
+            },
+            kind="delta",
+        )
+        for one in updates
+    ]
+
+
+@pytest.mark.parametrize("asked", [{}, {"bits": 16}, {"most_weight": 4096}, {"clip": 1.0}, {"clip": 1.0, "bits": 16},
+    {"clip": 2.0, "noise": 1.0, "noise_by": "devices"}], ids=str)  # fmt: skip
+def test_what_honest_devices_cut_is_used_and_garbage_within_the_sum_is_not(asked: dict[str, object]) -> None:
+    """The largest sums of the honest pass; a masked update of any numbers makes sums of any numbers."""
+    rng = np.random.default_rng(4)
+    shared = shared_state(rng)
+    rule = PrivateMean(privacy=Privacy(secure=True, holders=2, **asked))  # type: ignore[arg-type]
+    updates = far(shared, updates_of(shared, 6, rng))
+    state = rule.init(shared)
+    coordinates = Coordinates.of(shared, LAYOUT)
+    terms = rule.terms(coordinates, 6, 4096 if rule.weighted else 0, fleet="f", round=1, attempt=1)
+    given = {one.client: contribution(shared, coordinates, terms, one, Draws(7)) for one in updates}
+    opened = plain_sum(terms, coordinates, given)
+    kept = [one.mask for one in updates]
+    used = {k: v + np.float32(1e6) if v.dtype.kind == "f" else v for k, v in shared.items()}  # variances stay above 0
+    assert not tensors.equal(rule.moved(used, state, coordinates, opened, kept)[0], used)
+    garbage = rng.integers(0, 1 << terms.bits, opened.sums.size).astype(opened.sums.dtype)
+    garbage[opened.sums == 0] = 0  # what did not open stays zero
+    with pytest.raises(AggregationError, match=r"one of them (sent garbage|was not cut)"):
+        rule.moved(used, state, coordinates, replace(opened, sums=garbage), kept)
+
+
+def test_a_difference_that_was_not_cut_is_found_by_the_length_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: Tensors = {"w": np.zeros(50, np.float32)}
+    updates = [Update({"w": np.full(50, 0.2, np.float32)}, 1.0, f"d{n}", kind="delta") for n in range(4)]
+    rule = PrivateMean(privacy=Privacy(secure=False, clip=0.5, holders=4))
+    whole = rule.apply(shared, rule.init(shared), updates)[0]["w"]
+    assert np.allclose(whole, 0.5 / 50**0.5, atol=1e-6)
+    real = clipped
+    monkeypatch.setattr("talaria.privacy.rule.clipped", lambda steps, norm: steps if norm else real(steps, norm))
+    with pytest.raises(AggregationError, match="one of them was not cut"):
+        rule.apply(shared, rule.init(shared), updates)
 
 
 def test_fewer_than_the_threshold_are_refused() -> None:

@@ -5,11 +5,12 @@ import json
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
 import pytest
 from tests.keyed import FLEET, LEFT_SOCKETS, Keyed, data_of
 
 from talaria import tensors
-from talaria.federated import global_model
+from talaria.federated import global_model, rounds
 from talaria.federated.private_rule import private_rule
 from talaria.federated.run import Member
 from talaria.privacy.accounting import noise_for
@@ -206,6 +207,61 @@ def test_an_owner_who_wants_noise_of_devices_takes_part_where_there_is_so_much(k
     declined = fleet.of("progress", device="dora", phase="declined")
     assert bool(declined) is not takes_part
     assert takes_part or "wants noise of 1.1 by devices" in declined[0]["reason"]
+
+
+def spoiling(monkeypatch, step, spoilt, liar="dora"):
+    """``liar`` says ``spoilt(what it would say)`` as its word of a step, signed as it should be."""
+    real = Part.answer
+
+    def answer(part, run, attempt, data):
+        said = real(part, run, attempt, data)
+        if part.config.device != liar or said.step != step:
+            return said
+        return replace(said, data=spoilt(decode(said.data)).signed(part._identity().signer).encode())
+
+    monkeypatch.setattr(Part, "answer", answer)
+
+
+def test_who_gives_wrong_shares_is_found_out_and_the_sum_opens_by_the_others(keyed, monkeypatch):
+    five = (*FOUR, "elsa")  # four give every secret, so that one of them may be wrong
+    fleet = keyed(rounds=2, members=five, privacy=SECURE)
+    wrong = lambda said: replace(said, seeds=tuple((name, bytes(len(s) - 1) + b"\7") for name, s in said.seeds))
+    spoiling(monkeypatch, 4, wrong, liar="anna")
+
+    async def scenario():
+        async with fleet.running(*five):
+            await fleet.told_of("round-closed", round=2)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    assert fleet.counted() == {1: list(five), 2: list(five[1:])}
+    assert [one["device"] for one in fleet.of("quarantined")] == ["anna"]
+    assert "wrong shares of 5 of 5 devices" in fleet.of("quarantined")[0]["reason"]
+
+
+def test_who_shares_what_is_no_secret_ends_one_round_and_takes_part_in_no_other(keyed, monkeypatch):
+    fleet = keyed(rounds=2, members=FOUR, privacy=SECURE)
+    spoiling(monkeypatch, 1, lambda said: replace(said, boxes=tuple((n, bytes(len(b))) for n, b in said.boxes)))
+
+    async def scenario():
+        async with fleet.running(*FOUR):
+            await fleet.told_of("round-closed", round=2)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    assert fleet.counted() == {1: [], 2: list(FOUR[:3])}
+    assert "do not give its secret" in fleet.of("round-passed")[0]["reason"]
+    assert [one["device"] for one in fleet.of("quarantined")] == ["dora"]
+
+
+def test_a_sum_with_garbage_in_it_is_not_used_and_nobody_is_blamed(keyed, monkeypatch):
+    fleet = keyed(rounds=1, members=FOUR, privacy=SECURE)
+    noise = np.random.default_rng(0)
+    spoiling(monkeypatch, 2, lambda said: replace(said, values=noise.bytes(len(said.values))))
+    fleet.live(nothing)
+    assert fleet.counted() == {1: []}
+    assert {one["device"] for one in fleet.of("left-out")} == set(FOUR)
+    assert "one of them sent garbage" in fleet.of("left-out")[0]["reason"]
+    assert not fleet.of("quarantined")
+    assert tensors.equal(shared_of(fleet), rounds.start(fleet.run)[0])
 
 
 LIES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from talaria import time
 from talaria.errors import StateError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
@@ -35,10 +36,12 @@ class Conversation:
     async def go_on(self, over: a.StepOver) -> None:
         """A step is over."""
         secure = self._secured()
-        answer = await insist(lambda: secure.step_over(over), self._complaint(over.attempt))
+        answer, liars = await insist(lambda: secure.step_over(over), self._complaint(over.attempt))
         if isinstance(answer, e.NextStep):
             self._hands.tell("step", attempt=over.attempt, step=over.step + 1, devices=len(answer.members))
         await self._hands.put(answer)
+        for device, reason in liars.items():
+            await self._hands.put(e.Revoke(time.monotonic(), device, reason))
 
     def _complaint(self, attempt: int) -> partial[None]:
         return partial(_complain, self._hands, attempt)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import RLock
 
 import msgpack
@@ -22,7 +22,7 @@ from talaria.federated.private_rule import coordinates_of
 from talaria.federated.run import Run
 from talaria.model import masks
 from talaria.model.masks import ChannelMask
-from talaria.privacy.coordinator import CoordinatorHalf, Opened
+from talaria.privacy.coordinator import CoordinatorHalf, NoSecretError, Opened
 from talaria.privacy.messages import Message, decode
 from talaria.privacy.rule import inner_of, with_sum
 from talaria.privacy.terms import Terms
@@ -108,26 +108,29 @@ class Secure:
         """The masked update with this digest is durable."""
         self.store.keep_word(self.fleet, attempt, words.UPLOAD, device, bytes.fromhex(digest))
 
-    def step_over(self, over: a.StepOver) -> e.NextStep | e.AbortRound:
-        """Go on with those who have said their word."""
+    def step_over(self, over: a.StepOver) -> tuple[e.NextStep | e.AbortRound, Mapping[str, str]]:
+        """Go on with those who have said their word. Beside, who was found to lie, and how."""
         with self._line:
-            half = self._known(over.attempt)
+            half, liars = self._known(over.attempt), dict[str, str]()
             if PHASES.index(half.phase) == over.step:
                 came = half.came
                 try:
                     said = half.proceed()
                     if half.phase == "done":
                         half.opened()
+                        liars.update(half.liars)
                 except (AggregationError, WireError) as error:
                     self._half = None  # what went on in memory alone is forgotten
-                    return e.AbortRound(time.monotonic(), over.attempt, str(error))
+                    if isinstance(error, NoSecretError):
+                        liars[error.device] = str(error)
+                    return e.AbortRound(time.monotonic(), over.attempt, str(error)), liars
                 self.store.keep_word(self.fleet, over.attempt, over.step, "", msgpack.packb(list(came)))
                 written = {id(message): message.encode() for message in said.values()}
                 told = {name: written[id(message)] for name, message in said.items()}
-                return e.NextStep(
-                    time.monotonic(), over.attempt, PHASES.index(half.phase), frozenset(came), frozenset(), told
-                )
-            return self._where(over.attempt, half)
+                step = PHASES.index(half.phase)
+                now = time.monotonic()
+                return e.NextStep(now, over.attempt, step, frozenset(came), frozenset(), told), liars
+            return self._where(over.attempt, half), liars
 
     def resume(self, attempt: int, cohort: Sequence[str]) -> e.NextStep | e.AbortRound:
         """After a start: where an attempt that is open stands."""

@@ -7,6 +7,7 @@ is all that a restart needs. Nothing that it holds before the end tells more tha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -94,6 +95,16 @@ class _State:
     openings: dict[str, bytes] = field(default_factory=dict)
 
 
+class NoSecretError(AggregationError):
+    """What ``device`` shared among others does not come to what it promised."""
+
+    def __init__(self, device: str, shares: int) -> None:
+        super().__init__(
+            f"secure: of {device!r} {shares} shares came, which do not give its secret; it shared what is none"
+        )
+        self.device = device
+
+
 class CoordinatorHalf:
     """One attempt at one round. ``authority`` is the public key that devices' badges are signed by."""
 
@@ -106,6 +117,8 @@ class CoordinatorHalf:
         self._side: Array | None = None
         self._places: dict[int, Places] = {}
         """Where the values of each mask class stand among all."""
+        self.liars: Mapping[str, str] = {}
+        """Known once the sum is open: who gave wrong shares of most of those whose shares it holds, and how many."""
 
     @property
     def phase(self) -> Phase:
@@ -245,7 +258,8 @@ class CoordinatorHalf:
         return {name: Delivery(members, tuple(found)) for name, found in boxes.items()}
 
     def opened(self) -> Opened:
-        """The sums. Raises :class:`AggregationError` where shares are missing or too many of them are wrong."""
+        """The sums. Raises :class:`AggregationError` where too few stayed, and :class:`NoSecretError` where shares of a
+        device are missing or too many of them are wrong."""
         if self.phase != "done":
             raise AggregationError(f"secure: the round is in the phase {self.phase!r}; nothing is open yet")
         blocks, survivors = self._blocks, set(self._survivors.names)
@@ -323,18 +337,40 @@ class CoordinatorHalf:
         scales: dict[tuple[int, ...], list[int]] = {}
         seeds: dict[str, list[bytes]] = {}
         keys: dict[str, bytes] = {}
+        used: dict[str, list[tuple[dict[int, bytes], tuple[int, ...]]]] = {}
         for owner, shares in by_owner.items():
             if owner in survivors:
                 promised = self._shares_of(owner).commitments
-                seeds[owner] = [
-                    self._joined(
-                        owner, {x: s[at * size : (at + 1) * size] for x, s in shares.items()}, scales, promised[tier]
-                    )
-                    for at, tier in enumerate(tiers)
-                ]
+                cut = [{x: s[at : at + size] for x, s in shares.items()} for at in range(0, size * len(tiers), size)]
+                found = [self._joined(owner, s, scales, promised[tier]) for s, tier in zip(cut, tiers, strict=True)]
+                seeds[owner] = [secret for secret, _ in found]
+                used[owner] = [(s, chosen) for s, (_, chosen) in zip(cut, found, strict=True)]
             elif any(other in survivors for other in self._roster.neighbours[owner]):
-                keys[owner] = self._joined(owner, shares, scales, None)
+                keys[owner], chosen = self._joined(owner, shares, scales, None)
+                used[owner] = [(shares, chosen)]
+        if any(set(chosen) != set(sorted(shares)[: len(chosen)]) for all_ in used.values() for shares, chosen in all_):
+            self.liars = self._found_out(used)
         return seeds, keys
+
+    def _found_out(self, used: Mapping[str, Sequence[tuple[Mapping[int, bytes], tuple[int, ...]]]]) -> dict[str, str]:
+        """Who gave shares that are not on the polynomial of those which came to a secret. One such share may be its
+        owner's lie; wrong ones of most owners are the giver's, as most are honest."""
+        scales: dict[tuple[tuple[int, ...], int], list[int]] = {}
+        gave, wrong = Counter[str](), Counter[str]()
+        for owner, parts in used.items():
+            holders = self._roster.holders(owner)
+            for x in parts[0][0]:
+                gave[holders[x - 1]] += 1
+                for shares, chosen in parts:
+                    scale = scales[chosen, x] = scales.get((chosen, x)) or shamir.weights(chosen, at=x)
+                    if not shamir.is_on(shares[x], [shares[c] for c in chosen], scale):
+                        wrong[holders[x - 1]] += 1
+                        break
+        return {
+            giver: f"it gave wrong shares of {wrong[giver]} of {gave[giver]} devices in a secure round"
+            for giver in sorted(wrong)
+            if 2 * wrong[giver] > gave[giver]
+        }
 
     def _joined(
         self,
@@ -342,21 +378,19 @@ class CoordinatorHalf:
         shares: Mapping[int, bytes],
         scales: dict[tuple[int, ...], list[int]],
         promised: bytes | None,
-    ) -> bytes:
-        """The secret of ``owner``; where a share is wrong, other choices are tried."""
+    ) -> tuple[bytes, tuple[int, ...]]:
+        """The secret of ``owner``, and whose shares gave it; where a share is wrong, other choices are tried."""
         threshold = self._roster.own_threshold
         public = self._roster.adverts[owner].mask_key
         for chosen in _choices(sorted(shares), threshold):
-            scale = scales.setdefault(chosen, shamir.weights(chosen))
+            scale = scales[chosen] = scales.get(chosen) or shamir.weights(chosen)
             try:
                 secret = shamir.join({x: shares[x] for x in chosen}, scale)
             except WireError:
                 continue
             if (keystream.public_of(secret) == public) if promised is None else (commitment(secret) == promised):
-                return secret
-        raise AggregationError(
-            f"secure: of {owner!r} {len(shares)} shares came, which do not give its secret; try the round again"
-        )
+                return secret, chosen
+        raise NoSecretError(owner, len(shares))
 
     # What is kept.
 

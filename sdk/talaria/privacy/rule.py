@@ -235,6 +235,7 @@ class PrivateMean:
         weight, bounds = opened.weight(), coordinates.bounds(terms.bound, terms.statistics_bound)
         total = sum(opened.weights) / terms.most_weight if terms.most_weight else float(len(opened.survivors))
         open_, each = coordinates.values(opened.rows), np.repeat(weight, coordinates.widths)
+        self._require_within(coordinates, opened, each)
         deviation = 0.0 if terms.noise else self._deviation(coordinates, terms, ledger.noise)
         draws = seeds.draws(self.seed, "", ledger.version, "privacy noise")
         new = {name: np.array(value, order="C") for name, value in shared.items()}
@@ -257,17 +258,50 @@ class PrivateMean:
             new |= self.statistics.renewed(shared, class_sums.pooled(shared, sums, terms.most_weight))
         return new
 
+    def _require_within(self, coordinates: Coordinates, opened: Opened, each: Array) -> None:
+        """Raise :class:`AggregationError` for a sum that no devices within their bounds come to: one sent garbage.
+
+        A value is at most its share of ``unit``, and half a step that rounding adds; and where devices cut their
+        differences, all together are no longer than the sum of their lengths and what they added as noise.
+        """
+        terms, most = opened.blocks.terms, opened.blocks.terms.grid.unit
+        limit = each * (most * (1 + 1e-9)) + 0.5 * np.repeat(opened.holders, coordinates.widths)
+        signed = terms.grid.signed(opened.sums)
+        beyond = int((np.abs(signed) > limit).sum())
+        if beyond:
+            raise AggregationError(
+                f"privacy: {beyond} of {len(signed)} sums are beyond what {len(opened.survivors)} devices can send "
+                "within their bounds; one of them sent garbage, and which one is not known: the round is not used"
+            )
+        if not terms.clip:
+            return
+        bounds = coordinates.bounds(terms.bound, terms.statistics_bound)
+        parts = (terms.grid.decode(opened.sums[part], bounds[name]) for name, part in coordinates.slices.items())
+        length = float(sum(float(np.square(part).sum()) for part in parts) ** 0.5)
+        count = len(opened.survivors)
+        noise = count**0.5 * terms.noise * (len(signed) ** 0.5 + _FAR)
+        longest = count * (terms.clip + self._rounding(coordinates, terms)) + noise
+        if length > longest * (1 + 1e-9):
+            raise AggregationError(
+                f"privacy: the sum is {length:.4g} long, and {count} differences of at most {terms.clip:g} come to "
+                f"{longest:.4g}; one of them was not cut, and which one is not known: the round is not used"
+            )
+
+    def _rounding(self, coordinates: Coordinates, terms: Terms) -> float:
+        """The L2 length that rounding to the grid may add to a difference."""
+        bounds = coordinates.bounds(terms.bound, terms.statistics_bound)
+        squares = (
+            (part.stop - part.start) * (0.5 * bounds[name] / terms.grid.unit) ** 2
+            for name, part in coordinates.slices.items()
+        )
+        return float(sum(squares) ** 0.5)
+
     def _deviation(self, coordinates: Coordinates, terms: Terms, noise: float) -> float:
         """Standard deviation of the noise on each coordinate of the sum: ``noise``, which the ledger counts with, times
         the longest difference that can come, ``clip`` and what rounding to the grid may add to it."""
         if self.privacy.clip is None or not noise:
             return 0.0
-        bounds = coordinates.bounds(terms.bound, terms.statistics_bound)
-        rounding = sum(
-            (part.stop - part.start) * (0.5 * bounds[name] / terms.grid.unit) ** 2
-            for name, part in coordinates.slices.items()
-        )
-        return float(noise * (self.privacy.clip + rounding**0.5))
+        return float(noise * (self.privacy.clip + self._rounding(coordinates, terms)))
 
 
 @dataclass(frozen=True, kw_only=True)

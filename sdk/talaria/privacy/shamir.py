@@ -42,8 +42,8 @@ def _value(falling: Sequence[int], x: int) -> int:
     return total
 
 
-def weights(points: Sequence[int]) -> list[int]:
-    """Lagrange's weights for the value at 0 of a polynomial known at ``points`` (distinct, from 1)."""
+def weights(points: Sequence[int], at: int = 0) -> list[int]:
+    """Lagrange's weights for the value at ``at`` of a polynomial known at ``points`` (distinct, from 1)."""
     if len(set(points)) != len(points) or not all(1 <= x <= MOST for x in points):
         raise WireError(f"shares: holders {list(points)[:8]} must be distinct and in 1..{MOST}")
     out = []
@@ -51,9 +51,15 @@ def weights(points: Sequence[int]) -> list[int]:
         above = below = 1
         for other in points:
             if other != x:
-                above, below = above * other % PRIME, below * (other - x) % PRIME
+                above, below = above * (other - at) % PRIME, below * (other - x) % PRIME
         out.append(above * pow(below, -1, PRIME) % PRIME)
     return out
+
+
+def is_on(share: bytes, shares: Sequence[bytes], scale: Sequence[int]) -> bool:
+    """Whether ``share`` is the value of the polynomial through ``shares`` where ``scale`` are its :func:`weights`."""
+    total = sum(int.from_bytes(one, "big") * w for one, w in zip(shares, scale, strict=True)) % PRIME
+    return share == total.to_bytes(SHARE_BYTES, "big")
 
 
 def join(shares: Mapping[int, bytes], scale: Sequence[int] | None = None) -> bytes:
