@@ -373,8 +373,9 @@ def require_agreement(
         if name in survivors:
             word = Agreed(name, terms.digest, digest, set_of, signature)
             signed += word.signed_by(roster.adverts[name].identity)
-    if signed < terms.threshold:
-        raise WireError(f"secure: {signed} signed these survivors, {terms.threshold} must; nothing is opened")
+        if signed == terms.threshold:
+            return
+    raise WireError(f"secure: {signed} signed these survivors, {terms.threshold} must; nothing is opened")
 
 
 def commitment(seed: bytes) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import msgpack
@@ -66,8 +67,17 @@ class _Signed(_Message):
 
     def text(self) -> bytes:
         """What is signed."""
+        return _DOMAIN + self._content
+
+    def digest(self) -> bytes:
+        """sha256 of what is signed, and of the signature."""
+        return hashlib.sha256(self.text() + self.signature).digest()  # type: ignore[attr-defined]
+
+    @cached_property
+    def _content(self) -> bytes:
+        """A masked update is large, and looked at once for its signature and its digest."""
         bare = [_plain(getattr(self, f.name)) for f in fields(self) if f.name != "signature"]
-        return _DOMAIN + hashlib.sha256(msgpack.packb([self.TYPE, *bare])).digest()
+        return hashlib.sha256(msgpack.packb([self.TYPE, *bare])).digest()
 
     def __post_init__(self) -> None:
         _name(self.device)

@@ -110,9 +110,15 @@ def vouched(fleet: str, authority: bytes, data: bytes) -> bool:
     return (
         isinstance(advert, Advert)
         and isinstance(badge, Badge)
-        and badge.genuine(authority, fleet, advert.device)
+        and enrolled(badge, authority, fleet, advert.device)
         and advert.signed_by(advert.identity)
     )
+
+
+@lru_cache(maxsize=4096)
+def enrolled(badge: Badge, authority: bytes, fleet: str, device: str) -> bool:
+    """Whether ``authority`` issued the badge: for as long as a device has its key, which is many rounds."""
+    return badge.genuine(authority, fleet, device)
 
 
 def packed(mask: ChannelMask | None) -> bytes:
