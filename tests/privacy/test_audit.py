@@ -14,14 +14,22 @@ from talaria.tensors import Tensors
 from talaria_bench.audit import Audit, audited
 
 
-def attacked(noise_by: str = "coordinator", noise: float = 1.0, rounds: int = 1, trials: int = 1500) -> Audit:
+def attacked(
+    noise_by: str = "coordinator",
+    noise: float = 1.0,
+    rounds: int = 1,
+    trials: int = 1500,
+    quantile: float | None = None,
+) -> Audit:
     """With four devices, all of whom must hold a value."""
-    return audited(Privacy(clip=0.5, noise=noise, holders=4, noise_by=noise_by), rounds=rounds, trials=trials)
+    asked = Privacy(clip=0.5, noise=noise, holders=4, noise_by=noise_by, quantile=quantile)
+    return audited(asked, rounds=rounds, trials=trials)
 
 
+@pytest.mark.parametrize("quantile", [None, 0.5])
 @pytest.mark.parametrize("noise_by", FORMS)
-def test_no_more_shows_than_is_claimed_and_not_much_less(noise_by: str) -> None:
-    found = attacked(noise_by)
+def test_no_more_shows_than_is_claimed_and_not_much_less(noise_by: str, quantile: float | None) -> None:
+    found = attacked(noise_by, quantile=quantile)
     assert found.claimed == pytest.approx(4.377, abs=1e-3)
     assert 0.4 * found.claimed < found.shown <= found.claimed
 

@@ -13,11 +13,13 @@ from talaria import tensors
 from talaria.federated import global_model, rounds
 from talaria.federated.private_rule import private_rule
 from talaria.federated.run import Member
-from talaria.privacy.accounting import noise_for
+from talaria.privacy.accounting import epsilon, noise_for
+from talaria.privacy.clipping import clip_in
 from talaria.privacy.messages import decode
 from talaria.privacy.rule import FORMS, Privacy
 from talaria.protocol.events import Received
 from talaria.simulation.run import simulate
+from talaria.wire import codec
 from talaria_coordinator.config.privacy import PrivacyConfig
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.web.queries import Views
@@ -139,6 +141,35 @@ def test_a_budget_is_kept_told_and_ends_the_fleet(keyed, noise_by):
         assert own == {"epsilon": record.spent.epsilon, "delta": 1e-5}
     fleet.options["privacy"] = replace(SECURE, rule=replace(rule, noise=0.0, epsilon=None))
     assert not tensors.equal(shared_of(fleet), simulated(fleet)), "there is noise"
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_length_that_follows_the_devices_goes_where_simulation_sends_it(keyed, secure):
+    """Without noise, so that both can be told apart by nothing else."""
+    rule = Privacy(secure=secure, clip=0.05, quantile=0.5, clip_rate=1.0)
+    fleet = keyed(rounds=3, members=FOUR, privacy=replace(SECURE, rule=rule))
+    fleet.live(nothing)
+    assert tensors.equal(shared_of(fleet), simulated(fleet))
+    with fleet.store as store:
+        record = store.fleet(FLEET)
+        assert [one.means for one in store.attempts(FLEET)] == [{}, {}, {}]
+        server = codec.decode_tensors(FolderBlobs(fleet.state / "blobs").get(record.server), schema=None)
+    clip = clip_in(server)
+    assert clip > 0.05, "all are longer than the first length"
+
+
+def test_a_length_that_follows_with_a_budget_is_told(keyed):
+    rule = Privacy(secure=True, clip=1.0, quantile=0.5, epsilon=8.0, noise=2.0, noise_by="devices")
+    fleet = keyed(rounds=2, members=FOUR, privacy=replace(SECURE, rule=rule))
+    fleet.live(nothing)
+    views = Views(fleet.state / "coordinator.db")
+    told = views.fleet(FLEET).privacy
+    views.close()
+    with fleet.store as store:
+        record = store.fleet(FLEET)
+        assert [one.means for one in store.attempts(FLEET)] == [{}, {}]
+    assert told.clip == record.spent.clip != 1.0
+    assert record.spent.epsilon == pytest.approx(epsilon(2.0, 2, 1e-5))
 
 
 def test_an_owner_who_insists_takes_part_in_no_open_round(keyed):

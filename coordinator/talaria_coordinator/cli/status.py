@@ -183,6 +183,7 @@ def _spent(privacy: dict[str, Any]) -> str:
     return (
         f"privacy: epsilon {privacy['epsilon']:.4g}{budget} at delta {privacy['delta']:g}, of the device counted most "
         f"often ({max(privacy['rounds'].values(), default=0)} rounds)"
+        + ("" if privacy["clip"] is None else f"; differences are cut to {privacy['clip']:.4g} now")
     )
 
 

@@ -18,6 +18,7 @@ from talaria.federated.private_rule import private_rule
 from talaria.federated.run import Run
 from talaria.federated.server_rule import aggregator_of, least_of
 from talaria.privacy.accounting import epsilon, ledger_in
+from talaria.privacy.clipping import clip_in
 from talaria.privacy.rule import Privacy
 from talaria.protocol.actions import Counted
 from talaria.tensors import Tensors
@@ -206,7 +207,7 @@ class Learning:
                 f"attempt {attempt}: {len(opened.survivors)} updates are in the sum, and {len(kept)} in the store"
             )
         new = self.blobs.put(self._encoded(after))
-        return Made(new, self.blobs.put(codec.encode_tensors(state)), kept, (), dict(opened.metrics))
+        return Made(new, self.blobs.put(codec.encode_tensors(state)), kept, (), secure.told(opened))
 
     def unaffordable(self, fleet: Fleet, devices: Sequence[str]) -> str:
         """Why no round of ``devices`` may be opened any more, empty where one may: the budget of privacy."""
@@ -220,6 +221,10 @@ class Learning:
             return str(error)
         return ""
 
+    def clip(self, fleet: Fleet) -> float | None:
+        """The length that differences are cut to in the next round, where it moves."""
+        return None if self.privacy is None or self.privacy.quantile is None else clip_in(self._server(fleet))
+
     def promises(self, fleet: Fleet, devices: Sequence[str]) -> dict[str, dict[str, float]]:
         """By device, what it will have spent once it is counted in the next round; empty where nothing is counted."""
         ledger = ledger_in(self._server(fleet))
@@ -231,13 +236,14 @@ class Learning:
 
     def spent(self, server: str) -> Spent | None:
         """What differential privacy has cost by this server state; None where nothing is counted."""
-        ledger = ledger_in(codec.decode_tensors(self.blobs.get(server), schema=None))
+        state = codec.decode_tensors(self.blobs.get(server), schema=None)
+        ledger = ledger_in(state)
         if ledger is None or self.privacy is None or not ledger.noise:
             return None
         return Spent(
             epsilon=ledger.epsilon, delta=ledger.delta, budget=self.privacy.epsilon, noise=ledger.noise,
             secure=self.privacy.secure, rounds=dict(ledger.rounds), version=ledger.version,
-            noise_by=self.privacy.noise_by,
+            noise_by=self.privacy.noise_by, clip=clip_in(state),
         )  # fmt: skip
 
     def _server(self, fleet: Fleet) -> Tensors:

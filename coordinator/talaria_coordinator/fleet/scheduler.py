@@ -181,7 +181,7 @@ class Conductor:
         """What all devices of a secure round agree on, as they are told it."""
         if self._secure is None:
             return {}
-        terms = self._secure.begin(attempt, asked.round, len(asked.cohort))
+        terms = self._secure.begin(attempt, asked.round, len(asked.cohort), self._learning.clip(self.fleet))
         return {"secure": base64.b64encode(terms.encode()).decode()}
 
     def _end(self, reason: str) -> None:

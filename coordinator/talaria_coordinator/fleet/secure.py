@@ -22,6 +22,7 @@ from talaria.federated.private_rule import coordinates_of
 from talaria.federated.run import Run
 from talaria.model import masks
 from talaria.model.masks import ChannelMask
+from talaria.privacy.clipping import WITHIN
 from talaria.privacy.coordinator import CoordinatorHalf, NoSecretError, Opened
 from talaria.privacy.messages import Message, decode
 from talaria.privacy.rule import inner_of, with_sum
@@ -52,17 +53,19 @@ class Secure:
         self._line = RLock()
         self._half: tuple[int, CoordinatorHalf] | None = None
 
-    def begin(self, attempt: int, round: int, devices: int) -> Terms:
-        """The terms of a new attempt at a round that ``devices`` are asked for; kept before they are told.
+    def begin(self, attempt: int, round: int, devices: int, clip: float | None = None) -> Terms:
+        """The terms of a new attempt at a round that ``devices`` are asked for; kept before they are told. ``clip``
+        is the length of differences, where it moves.
 
         Raises :class:`AggregationError` where these are too few to hide each other.
         """
         most = 0
         if self._mean.weighted:
             most = min(self._mean.privacy.most_weight or MOST_WEIGHT, (1 << 31) // devices - 1)
-        about = {"fleet": self.fleet, "round": round, "attempt": attempt, "nonce": secrets.token_bytes(16)}
-        coordinates = coordinates_of(self.run)
-        terms = self._mean.terms(coordinates, devices, most, **about)
+        coordinates, nonce = coordinates_of(self.run), secrets.token_bytes(16)
+        terms = self._mean.terms(
+            coordinates, devices, most, clip, fleet=self.fleet, round=round, attempt=attempt, nonce=nonce
+        )
         with self._line:
             self.store.keep_word(self.fleet, attempt, TERMS, "", terms.encode())
             self._half = attempt, CoordinatorHalf(terms, coordinates, self.authority)
@@ -158,6 +161,11 @@ class Secure:
         rule = with_sum(self.rule, half.coordinates, opened, kept, secrets.randbits(62))
         after, state = rounds.close(self.run, shared, server, (), rule)
         return after, state, opened
+
+    @staticmethod
+    def told(opened: Opened) -> dict[str, float]:
+        """The means that may be told as they are: how many were cut has its noise yet to come."""
+        return {name: value for name, value in opened.metrics.items() if name != WITHIN}
 
     def _where(self, attempt: int, half: CoordinatorHalf, cohort: Sequence[str] = ()) -> e.NextStep:
         step, came = PHASES.index(half.phase), frozenset(half.came)

@@ -55,6 +55,8 @@ class Spent:
     rounds: dict[str, int]
     version: int
     noise_by: str = "coordinator"
+    clip: float | None = None
+    """The length that differences are cut to now, where it moves."""
 
     def to_json(self) -> str:
         """As it is stored."""

@@ -220,7 +220,7 @@ def spent_view(spent: Spent | None) -> SpentView | None:
     if spent is None:
         return None
     most = max(spent.rounds.values(), default=0)
-    facts = {name: getattr(spent, name) for name in ("epsilon", "delta", "budget", "noise", "secure")}
+    facts = {name: getattr(spent, name) for name in ("epsilon", "delta", "budget", "noise", "secure", "clip")}
     return SpentView(**facts, rounds=most, form=FORMS[spent.noise_by])
 
 

@@ -18,7 +18,8 @@ class Spread:
 @dataclass(frozen=True, kw_only=True)
 class SpentView:
     """What differential privacy has cost the device that was counted most, in ``rounds`` rounds: ``epsilon`` at
-    ``delta``, out of ``budget`` (null: no bound). ``form`` says who adds the noise."""
+    ``delta``, out of ``budget`` (null: no bound). ``form`` says who adds the noise, ``clip`` how long differences
+    may be now (null where that does not move)."""
 
     epsilon: float
     delta: float
@@ -27,6 +28,7 @@ class SpentView:
     rounds: int
     secure: bool
     form: str
+    clip: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from talaria.model import masks
 from talaria.model.masks import ChannelMask
 from talaria.privacy import class_sums
 from talaria.privacy.accounting import Ledger, ledger_in
+from talaria.privacy.clipping import COUNT_NOISE, WITHIN, as_tensors, clip_in, clipped, length, next_clip, on_values
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.coordinator import Opened
 from talaria.privacy.in_process import Contribution, identities, plain_sum, secure_sum
@@ -55,7 +56,9 @@ class Privacy:
       left; 0, and in a round of no more devices: all others.
     - ``most_weight``: the largest weight of a device; None: the power of two above the weights that come, as only a
       simulation can know it.
-    - ``clip``: the L2 length that a device's whole difference is cut to. All devices then weigh the same.
+    - ``clip``: the L2 length that a device's whole difference is cut to. All devices then weigh the same. With
+      ``quantile`` it is the first one, and moves to where that share of the differences is not cut, by ``clip_rate``
+      (:mod:`talaria.privacy.clipping`).
     - ``noise``: standard deviation of the Gaussian noise on the sum, in lengths of ``clip``; ``epsilon``: the budget at
       ``delta`` that no round may exceed. With a budget alone the noise is the least that keeps it for all rounds.
     - ``noise_by``: ``"coordinator"`` adds it to the sum that it sees; ``"devices"`` each add a part of it before they
@@ -74,6 +77,8 @@ class Privacy:
     tiers: int = 4
     most_weight: int | None = None
     clip: float | None = None
+    quantile: float | None = None
+    clip_rate: float = 0.2
     noise: float | None = None
     epsilon: float | None = None
     delta: float = 1e-5
@@ -95,6 +100,11 @@ class Privacy:
                 valid.number(what, name, getattr(self, name), "a number above 0", low=1e-12)
         if self.noise is not None:
             valid.number(what, "noise", self.noise, "a number of at least 0", low=0)
+        if self.quantile is not None:
+            valid.number(what, "quantile", self.quantile, "in (0, 1)", low=1e-6, high=1 - 1e-6)
+            if self.clip is None:
+                raise ConfigError("privacy: quantile moves clip, the length to begin with; set clip too")
+        valid.number(what, "clip_rate", self.clip_rate, "above 0, at most 10", low=1e-6, high=10)
         valid.among(what, "noise_by", self.noise_by, tuple(FORMS))
         object.__setattr__(self, "metrics", valid.names(what, "metrics", self.metrics, MOST_METRICS))
         valid.number(what, "metric_bound", self.metric_bound, "a number above 0", low=1e-30, high=1e30)
@@ -132,8 +142,12 @@ class PrivateMean:
     """Of the noise, which a simulation repeats."""
 
     def init(self, shared: Tensors) -> Tensors:
-        """An empty ledger, where there is noise."""
-        return {} if self.privacy.clip is None else Ledger(self.privacy.noise or 0.0, self.privacy.delta).as_tensors()
+        """An empty ledger, where devices cut their differences, and the length that they begin with."""
+        asked = self.privacy
+        if asked.clip is None:
+            return {}
+        ledger = Ledger(asked.noise or 0.0, asked.delta).as_tensors()
+        return ledger if asked.quantile is None else ledger | as_tensors(asked.clip)
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
         """The new shared state, and the ledger with this round."""
@@ -143,7 +157,7 @@ class PrivateMean:
             return tensors.copied(shared), tensors.copied(state)
         layout = next((u.mask.layout for u in held.values() if u.mask is not None), None)
         coordinates = Coordinates.of(shared, layout)
-        terms = self._terms(coordinates, held.values())
+        terms = self._terms(coordinates, held.values(), clip_in(state))
         kept = [one.mask for one in held.values()]
         paid = self._paid(state, held)
         paid.require(self.privacy.epsilon)
@@ -173,24 +187,38 @@ class PrivateMean:
         ledger.require(self.privacy.epsilon)
         new = self._moved(shared, coordinates, opened, ledger)
         new |= _bitmaps(shared, kept, opened.blocks.terms.needed)
-        return new, tensors.copied(state) | (ledger.as_tensors() if ledger_in(state) is not None else {})
+        own = ledger.as_tensors() if ledger_in(state) is not None else {}
+        return new, tensors.copied(state) | own | self._next_clip(opened, ledger)
+
+    def _next_clip(self, opened: Opened, ledger: Ledger) -> Tensors:
+        """The length for the next round, where it moves."""
+        asked, terms = self.privacy, opened.blocks.terms
+        if asked.quantile is None or WITHIN not in opened.metrics:
+            return {}
+        share = opened.metrics[WITHIN] + 0.5
+        if not terms.noise:
+            draws = seeds.draws(self.seed, "", ledger.version, "privacy clip")
+            share += COUNT_NOISE * ledger.noise / len(opened.survivors) * float(draws.normal(1)[0])
+        return as_tensors(next_clip(terms.clip, share, asked.quantile, asked.clip_rate))
 
     def _paid(self, state: Tensors, devices: Iterable[str]) -> Ledger:
         """The ledger when a round of ``devices`` is opened; an empty one where none is kept."""
         ledger = ledger_in(state)
         return Ledger(0.0, self.privacy.delta) if ledger is None else ledger.after(devices)
 
-    def _terms(self, coordinates: Coordinates, updates: Iterable[Update]) -> Terms:
+    def _terms(self, coordinates: Coordinates, updates: Iterable[Update], clip: float | None) -> Terms:
         found = list(updates)
         most_weight = 0
         if self.weighted:
             largest = int(max(one.weight for one in found))
             most_weight = self.privacy.most_weight or 1 << largest.bit_length()
-        return self.terms(coordinates, len(found), most_weight, fleet="simulation", round=0, attempt=0)
+        return self.terms(coordinates, len(found), most_weight, clip, fleet="simulation", round=0, attempt=0)
 
-    def terms(self, coordinates: Coordinates, count: int, most_weight: int, **about: Any) -> Terms:
-        """The terms of a round of ``count`` devices; ``about`` are its fleet, numbers and nonce. Raises
-        :class:`AggregationError` for fewer devices than hide each other."""
+    def terms(
+        self, coordinates: Coordinates, count: int, most_weight: int, clip: float | None = None, **about: Any
+    ) -> Terms:
+        """The terms of a round of ``count`` devices; ``clip`` is the length that has moved, ``about`` are its fleet,
+        numbers and nonce. Raises :class:`AggregationError` for fewer devices than hide each other."""
         asked = self.privacy
         threshold = threshold_of(asked, count)
         if count < max(3, threshold):
@@ -210,8 +238,8 @@ class PrivateMean:
             statistics_bound=asked.statistics_bound,
             tiers=asked.tiers,
             most_weight=most_weight,
-            clip=asked.clip or 0.0,
-            metrics=asked.metrics,
+            clip=clip or asked.clip or 0.0,
+            metrics=asked.metrics if asked.quantile is None else (*asked.metrics, WITHIN),
             metric_bound=asked.metric_bound,
             **about,
         )
@@ -219,10 +247,15 @@ class PrivateMean:
 
     def _noisy(self, coordinates: Coordinates, terms: Terms) -> Terms:
         """These terms with each device's part of the noise, and bounds that it fits between."""
-        parts = terms.needed**0.5
-        far = terms.clip + _FAR * self._deviation(coordinates, terms, self.privacy.noise or 0.0) / parts
+        parts, noise = terms.needed**0.5, self.privacy.noise or 0.0
+        far = terms.clip + _FAR * self._deviation(coordinates, terms, noise) / parts
         wide = replace(terms, bound=max(terms.bound, far), statistics_bound=max(terms.statistics_bound, far))
-        return replace(wide, noise=self._deviation(coordinates, wide, self.privacy.noise or 0.0) / parts)
+        wide = replace(wide, noise=self._deviation(coordinates, wide, noise) / parts)
+        if self.privacy.quantile is None:
+            return wide
+        # All survivors tell whether they were cut, and at least ``threshold`` survive.
+        own = COUNT_NOISE * noise / terms.threshold**0.5 * (1 + 1 / terms.side.unit)
+        return replace(wide, metric_noise=own, metric_bound=0.5 + _FAR * own)
 
     @property
     def weighted(self) -> bool:
@@ -298,10 +331,12 @@ class PrivateMean:
 
     def _deviation(self, coordinates: Coordinates, terms: Terms, noise: float) -> float:
         """Standard deviation of the noise on each coordinate of the sum: ``noise``, which the ledger counts with, times
-        the longest difference that can come, ``clip`` and what rounding to the grid may add to it."""
-        if self.privacy.clip is None or not noise:
+        the longest difference that can come, ``clip`` and what rounding to the grid may add to it; and wider where
+        devices tell too whether they were cut."""
+        if not terms.clip or not noise:
             return 0.0
-        return float(noise * (self.privacy.clip + self._rounding(coordinates, terms)))
+        wide = noise if self.privacy.quantile is None else on_values(noise)
+        return float(wide * (terms.clip + self._rounding(coordinates, terms)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,12 +370,17 @@ def contribution(
     if class_sums.COUNTS in coordinates.shapes:
         steps = steps | class_sums.brought(shared, update, weight, terms.most_weight)
     steps = {name: steps[name] for name in coordinates.shapes}
+    draws = draws or seeds.Draws(secrets.randbits(128))
+    metrics = told(update, [name for name in terms.metrics if name != WITHIN])
+    if WITHIN in terms.metrics:
+        metrics[WITHIN] = 0.5 if length(steps) <= terms.clip else -0.5
     if terms.clip:
         steps = clipped(steps, terms.clip)
     if terms.noise:
-        draws = draws or seeds.Draws(secrets.randbits(128))
         steps = {name: step + terms.noise * draws.normal(step.size).reshape(step.shape) for name, step in steps.items()}
-    return Contribution(steps, update.mask, weight, told(update, terms.metrics))
+    if terms.metric_noise:
+        metrics[WITHIN] += terms.metric_noise * float(draws.normal(1)[0])
+    return Contribution(steps, update.mask, weight, metrics)
 
 
 def told(update: Update, names: Sequence[str]) -> dict[str, float]:
@@ -353,14 +393,6 @@ def told(update: Update, names: Sequence[str]) -> dict[str, float]:
             f"it tells {', '.join(sorted(update.metrics)) or 'nothing'}"
         )
     return {name: update.metrics[name] for name in names}
-
-
-def clipped(steps: Tensors, norm: float) -> Tensors:
-    """All ``steps`` scaled down together, so that their L2 length is ``norm`` at most; float64 where they are."""
-    length = float(sum(float(np.square(v, dtype=np.float64).sum()) for v in steps.values()) ** 0.5)
-    if length <= norm:
-        return steps
-    return {name: np.asarray(value * np.float64(norm / length)) for name, value in steps.items()}
 
 
 def private(

@@ -35,7 +35,8 @@ class Terms:
       ``statistics_bound``: one of BatchNorm's running statistics.
     - ``most_weight``: the largest weight of a device; 0: all weigh the same, and no weights travel.
     - ``tiers``: into how many parts the coordinates are cut that open together; see :mod:`talaria.privacy.blocks`.
-    - ``metrics``: what the devices report, each within ``metric_bound``, of which the mean alone opens.
+    - ``metrics``: what the devices report, each within ``metric_bound``, of which the mean alone opens;
+      ``metric_noise``: standard deviation of what a device adds to whether its difference was cut.
     - ``clip``: the L2 length that a device cuts its whole difference to; 0: it does not.
     - ``noise``: standard deviation of what a device adds to each of its values, after it cut them; 0: it adds none.
     - ``nonce``: bytes that no other attempt has: nothing of one can be taken for another's, also where a fleet's record
@@ -62,6 +63,7 @@ class Terms:
     clip: float = 0.0
     noise: float = 0.0
     nonce: bytes = b""
+    metric_noise: float = 0.0
 
     def __post_init__(self) -> None:
         what = "secure"
@@ -82,7 +84,8 @@ class Terms:
             valid.number(what, name, getattr(self, name), "a number above 0", low=1e-30, high=1e30)
         if self.clip:
             valid.number(what, "clip", self.clip, "a number above 0", low=1e-12, high=1e30)
-        valid.number(what, "noise", self.noise, "a number of at least 0", low=0, high=1e30)
+        for name in ("noise", "metric_noise"):
+            valid.number(what, name, getattr(self, name), "a number of at least 0", low=0, high=1e30)
         if self.noise and not self.clip:
             raise ConfigError(f"{what}: noise={self.noise:g} hides what is cut to a length; give clip too")
         if not isinstance(self.nonce, bytes) or len(self.nonce) > 32:
@@ -121,7 +124,10 @@ class Terms:
 
     def encode(self) -> bytes:
         """The terms as msgpack; equal terms, equal bytes."""
-        packed: bytes = msgpack.packb(asdict(self) | {"metrics": list(self.metrics)})
+        values = asdict(self) | {"metrics": list(self.metrics)}
+        if not self.metric_noise:  # terms without it are those of before
+            del values["metric_noise"]
+        packed: bytes = msgpack.packb(values)
         return packed
 
     @staticmethod
@@ -131,7 +137,7 @@ class Terms:
             raise WireError(f"secure: terms of {len(data)} bytes are above {LARGEST}")
         with reading("secure: terms"):
             found: Any = unpack(data, "terms")
-            if not isinstance(found, dict) or set(found) != {f.name for f in fields(Terms)}:
+            if not isinstance(found, dict) or {*found, "metric_noise"} != {f.name for f in fields(Terms)}:
                 raise WireError("secure: these are no terms of this version")
             try:
                 return Terms(**{**found, "metrics": tuple(found["metrics"])})

@@ -12,6 +12,7 @@ from talaria.federated.private_rule import require_private, with_noise
 from talaria.federated.run import Run
 from talaria.foreign import shown
 from talaria.privacy.accounting import ledger_in
+from talaria.privacy.clipping import clip_in
 from talaria.privacy.rule import FORMS, Privacy
 from talaria.tensors import Tensors
 
@@ -35,7 +36,9 @@ def figures(privacy: Privacy | None, server: Tensors) -> dict[str, Any] | None:
     """What a run with ``privacy`` came to, from the server's state: settings, and epsilon as it was spent."""
     if privacy is None:
         return None
-    out = {"secure": privacy.secure, "bits": privacy.bits, "clip": privacy.clip}
+    out: dict[str, Any] = {"secure": privacy.secure, "bits": privacy.bits, "clip": privacy.clip}
+    if privacy.quantile is not None:
+        out["clip_now"] = clip_in(server)
     ledger = ledger_in(server)
     if ledger is None:
         return out
