@@ -1,6 +1,7 @@
 """Epsilon against dp-accounting's own cases and accountants; test_audit.py attacks it."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -12,6 +13,14 @@ from talaria.privacy.accounting import KEY, Ledger, epsilon, ledger_in, noise_fo
 def test_the_gaussian_of_dp_accountings_own_tests() -> None:
     # pld_privacy_accountant_test.test_gaussian_basic: noise sqrt(3), three times, is (1, 0.126936).
     assert epsilon(math.sqrt(3), 3, 0.126936) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(("budget", "delta"), [(2.0, 1e-4), (0.5, 1e-6), (8.0, 1e-5)])
+def test_the_gaussian_of_pfl_researchs_tests(budget: float, delta: float) -> None:
+    """Its tests/privacy hold one Gaussian (epsilon 2, delta 1e-4) to the least delta in closed form, as this does."""
+    sigma, phi = noise_for(budget, 1, delta), NormalDist().cdf
+    least = phi(0.5 / sigma - budget * sigma) - math.exp(budget) * phi(-0.5 / sigma - budget * sigma)
+    assert least == pytest.approx(delta, rel=1e-6)
 
 
 @pytest.mark.parametrize(("noise", "rounds", "delta"), [(0.7, 1, 1e-5), (1.0, 4, 1e-3), (6.0, 30, 1e-5)])

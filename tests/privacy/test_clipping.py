@@ -103,6 +103,14 @@ def test_a_share_with_much_noise_moves_it_by_one_step_at_most() -> None:
     assert next_clip(1e-9, 1.0, 0.1, 1.0) == 1e-9
 
 
+def test_the_cases_of_pfl_research() -> None:
+    """Its tests/privacy/test_adaptive_clipping.py: noise .6 beside a count whose noise is 1 of a step of 1, and two
+    bounds of 3 with half of the cohort within."""
+    assert pytest.approx(on_values(0.6, count=1 / (2 * 0.6))) == 0.6 * 1.25
+    assert next_clip(3.0, 0.5, 0.5, 0.1) == 3.0
+    assert next_clip(3.0, 0.5, 0.2, 0.2) == pytest.approx(2.825293600752746, rel=1e-14)
+
+
 def test_what_cannot_be_is_refused() -> None:
     for asked, why in (
         ({"quantile": 0.5}, "set clip too"),

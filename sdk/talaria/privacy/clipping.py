@@ -39,10 +39,10 @@ def length(steps: Tensors) -> float:
     return float(sum(float(np.square(v, dtype=np.float64).sum()) for v in steps.values()) ** 0.5)
 
 
-def on_values(noise: float) -> float:
-    """The noise multiplier of the values, where the count has :data:`COUNT_NOISE` times ``noise`` and both together are
-    to be as private as ``noise``: ``1 / noise^2 = 1 / values^2 + 1 / (2 COUNT_NOISE noise)^2``."""
-    return noise / math.sqrt(1 - (2 * COUNT_NOISE) ** -2)
+def on_values(noise: float, count: float = COUNT_NOISE) -> float:
+    """The noise multiplier of the values, where the count has noise of ``count`` times ``noise`` (above 1/2) and both
+    together are to be as private as ``noise``: ``1 / noise^2 = 1 / values^2 + 1 / (2 count noise)^2``."""
+    return noise / math.sqrt(1 - (2 * count) ** -2)
 
 
 def next_clip(clip: float, share: float, quantile: float, rate: float) -> float:
