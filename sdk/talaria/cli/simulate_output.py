@@ -152,6 +152,8 @@ def tell(result: Result, report: Path | None, *, as_json: bool) -> None:
 def _private(kept: Mapping[str, Any]) -> str:
     """What privacy came to, in a sentence or two."""
     told = "updates were added up so that only sums opened" if kept["secure"] else "updates were added up in the open"
+    if "clip_now" in kept:
+        told += f", cut to {kept['clip_now']:.3g} in the end"
     if kept.get("epsilon") is None:
         return told
     budget = "" if kept["budget"] is None else f" of {kept['budget']:g}"
