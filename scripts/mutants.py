@@ -183,7 +183,6 @@ def _warm() -> None:
     import torch
     import torch.distributions
     import torch.fx
-    import zstandard  # noqa: F401
 
     torch.set_num_threads(1)
     assert "talaria" not in sys.modules
