@@ -20,12 +20,13 @@ from talaria.errors import TalariaError, TransportError, WireError
 from talaria.federated import rounds
 from talaria.federated.kit import open_kit
 from talaria.federated.run import Run
+from talaria.plugins import has_torch
 from talaria.wire import messages as m
 from talaria.wire.frames import decode_frame, signed_by
 from talaria.wire.mqtt import Arrival, Transport, Will
 from talaria.wire.topics import Topic, parse
 from talaria.wire.validity import validities
-from talaria_edge.config import DeviceConfig, has_torch, load_config
+from talaria_edge.config import DeviceConfig, load_config
 from talaria_edge.data import DeviceData, checked, require_learnable
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, require_safe
 from talaria_edge.storage.state import has_left

@@ -67,8 +67,9 @@ def run(
     import logging
 
     from talaria.event_log import EventLog
+    from talaria.plugins import has_torch
     from talaria_edge.agent.supervisor import run_agents
-    from talaria_edge.config import has_torch, load_configs
+    from talaria_edge.config import load_configs
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if threads and has_torch():

@@ -61,7 +61,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -74,7 +73,7 @@ from talaria.federated.run import ENGINES, Engine
 from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
 from talaria.planning.plan import Plan
-from talaria.plugins import require_packages
+from talaria.plugins import has_torch, require_packages
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE
 from talaria_edge.data import DataSource, NamedSource, NpzSource
 from talaria_edge.home_assistant import HomeAssistant
@@ -85,14 +84,6 @@ from talaria_edge.training_policy import Rules, hours
 def usual_engine() -> Engine:
     """Who trains where nobody says it."""
     return "torch" if has_torch() else "onnx"
-
-
-def has_torch() -> bool:
-    """True where torch can be imported; it is not."""
-    try:
-        return find_spec("torch") is not None
-    except (ImportError, ValueError):  # the second where somebody has shut it out
-        return False
 
 
 @dataclass(frozen=True, kw_only=True)

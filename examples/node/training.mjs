@@ -37,7 +37,7 @@ export async function look(program, given, state) {
   return Object.fromEntries(Object.entries(found).map(([name, value]) => [name, fromOrt(value)]));
 }
 
-/** The sizes of an input without the batch: a name stands for a width of the state, perhaps times a number. */
+/** The sizes of an input without the batch: the widths of names, times numbers, and `#` numbers, with + between. */
 function shapeOf({ inputMetadata }, wanted, state) {
   const widths = {};
   for (const { name, shape } of inputMetadata)
@@ -45,8 +45,12 @@ function shapeOf({ inputMetadata }, wanted, state) {
   const [, ...sizes] = inputMetadata.find(({ name }) => name === wanted).shape;
   return sizes.map((size) => {
     if (typeof size === "number") return size;
-    const [name, times] = size in widths ? [size, 1] : [size.slice(0, size.lastIndexOf("*")), size.slice(size.lastIndexOf("*") + 1)];
-    return widths[name] * times;
+    if (size in widths) return widths[size];
+    const each = (one) => {
+      const at = one.lastIndexOf("*");
+      return one in widths ? widths[one] : one[0] === "#" ? +one.slice(1) : widths[one.slice(0, at)] * one.slice(at + 1);
+    };
+    return size.split("+").reduce((sum, one) => sum + each(one), 0);
   });
 }
 

@@ -51,6 +51,14 @@ def require_packages(what: str, names: Collection[str]) -> None:
             raise ConfigError(f"{what}={shown(name)} must be the name of a package, such as 'mypkg', without dots")
 
 
+def has_torch() -> bool:
+    """True where torch can be imported; it is not."""
+    try:
+        return find_spec("torch") is not None
+    except (ImportError, ValueError):  # the second where somebody has shut it out
+        return False
+
+
 def make(what: str, kind: Callable[..., Any], *given: Any, **options: Any) -> Any:
     """``kind(*given, **options)``; what somebody else's code raises there is a :class:`ConfigError` that says so."""
     try:

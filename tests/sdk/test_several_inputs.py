@@ -1,6 +1,9 @@
 """Several named inputs, padding masks among them, side by side in one array: files, training, pruning, bundles."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,18 @@ from torch import nn
 
 import talaria
 from talaria import inputs
+from talaria.algorithms.thorki.fusion_gate import ConstantGate
+from talaria.algorithms.thorki.serving import fused
 from talaria.data import Federated
 from talaria.errors import ConfigError, DataError, ModelError
+from talaria.federated.run import Run
 from talaria.model import zoo
 from talaria.model.several import Several
 from talaria.model.spec import ModelSpec
 from talaria.personalizer import Personalizer
 from talaria.planning.plan import Plan
 from talaria.types import Samples
-from talaria_export import Predictor, open_bundle, verify_bundle
+from talaria_export import Predictor, make_bundle, open_bundle, verify_bundle
 from talaria_export.bundle.manifest import parse_manifest
 
 NUMBERS = 6 * 32 + 4 + 32
@@ -59,10 +65,10 @@ def test_a_file_of_named_inputs_is_learned_pruned_and_exported(tmp_path: Path) -
     assert set(np.unique(mask)) == {0.0, 1.0}, "a mask is not scaled"
     assert set(zoo.layout(SPEC).sizes) == {"module.one", "module.mix"}
     for algorithm in ("fedper", "hermes"):
-        found = talaria.simulate(algorithm, data, "mypkg.nets:masked", rounds=2, recipe={"epochs": 8, "lr": 0.05})
-        assert found.accuracy.mean > 0.6, algorithm
-    with pytest.raises(ModelError, match=r"layer 'getitem' .* or train this model with torch"):
-        talaria.simulate("fedper", data, "mypkg.nets:masked", rounds=1, engine="onnx")
+        for engine in ("torch", "onnx"):
+            more = {"rounds": 2, "recipe": {"epochs": 8, "lr": 0.05}, "engine": engine}
+            found = talaria.simulate(algorithm, data, "mypkg.nets:masked", **more)  # type: ignore[arg-type]
+            assert found.accuracy.mean > 0.6, (algorithm, engine)
 
 
 def test_a_bundle_takes_named_inputs_and_says_so(tmp_path: Path) -> None:
@@ -90,6 +96,32 @@ def test_a_bundle_takes_named_inputs_and_says_so(tmp_path: Path) -> None:
     manifest["input"] = {**manifest["input"], "parts": [{"name": "imu", "shape": [6, 32]}]}
     with pytest.raises(Exception, match=r"manifest\.json: input="):
         parse_manifest(json.dumps(manifest).encode())
+
+
+def test_two_that_are_served_as_one_name_their_inputs_too(tmp_path: Path) -> None:
+    xs, _ = recorded(60)
+    two = [Several(Masked(3), imu=(6, 32), about=(4,), mask=(32,)).eval() for _ in range(2)]
+    make_bundle(tmp_path / "two.talaria", fused(*two, ConstantGate(0.5)), example=inputs.joined(xs)[0], seconds=0)
+    assert open_bundle(tmp_path / "two.talaria").parts == {"about": (4,), "imu": (6, 32), "mask": (32,)}
+
+
+def test_without_torch_a_model_of_another_package_is_named_and_never_imported() -> None:
+    text = Run(spec=SPEC, algorithm="fedavg").to_json()
+    with pytest.raises(ConfigError, match="mypkg"):
+        Run.from_json(text)
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from talaria.federated.run import Run; from talaria.model import zoo; from talaria.errors import ConfigError\n"
+        "run = Run.from_json(sys.stdin.read())\n"
+        "try: zoo.head(run.spec)\n"
+        "except ConfigError as error: print(error)\n"
+        "assert not any(name.startswith('mypkg') for name in sys.modules)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "its code needs torch, which is not installed; learn it with programs (a kit)" in done.stdout
 
 
 @pytest.mark.parametrize(

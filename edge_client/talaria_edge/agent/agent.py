@@ -20,6 +20,7 @@ from typing import Any, Literal
 from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError, WireError, said
 from talaria.federated.run import Run
+from talaria.plugins import has_torch
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine
@@ -36,7 +37,7 @@ from talaria_edge.agent.misfits import misfits
 from talaria_edge.agent.secure import Part, Said
 from talaria_edge.agent.training import Learner, Narrow, equipped
 from talaria_edge.agent.training_window import Left, TrainingWindow
-from talaria_edge.config import DeviceConfig, has_torch
+from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData
 from talaria_edge.deployment import gate
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, reach

@@ -20,6 +20,7 @@ from talaria.model.weights import Model, Served
 from talaria.model.widths import widths_of
 from talaria.planning.budget import AccuracyCheck
 from talaria.planning.plan import Plan
+from talaria.plugins import has_torch
 from talaria.privacy.in_process import Contribution
 from talaria.privacy.rule import contribution
 from talaria.privacy.terms import Terms
@@ -28,7 +29,7 @@ from talaria.training.engine import state_of
 from talaria.training.evaluation import evaluate
 from talaria.wire import codec
 from talaria.wire.compact import model_of
-from talaria_edge.config import DeviceConfig, has_torch
+from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, checked
 from talaria_edge.deployment.deploy import VARIANT_DROP, Candidate, deploy
 from talaria_edge.storage import tensor_files

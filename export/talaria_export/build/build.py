@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from talaria import tasks
+from talaria import inputs, tasks
 from talaria.errors import ConfigError, DataError, ModelError
+from talaria.inputs import Parts
 from talaria.model.weights import Model, Served
 from talaria.types import Samples
 from talaria_export.build import selection
@@ -144,7 +145,7 @@ def make_bundle(
         "created": created,
         "card": dict(meta or {}),
         "input": {"name": INPUT, "shape": list(example.shape[1:]), "dtype": "float32", **steps.to_json()}
-        | _named(model),
+        | _named(model, example.shape[1:]),
         "output": {"name": OUTPUT, "labels": names} | ({} if task == tasks.CLASSIFICATION else {"task": task}),
         "variants": rows,
         "default": default,
@@ -163,15 +164,19 @@ def make_bundle(
     return _report(Path(path), manifest, data, (difference, by), reference)
 
 
-def _named(model: Model) -> dict[str, Any]:
+def _named(model: Model, shape: tuple[int, ...]) -> dict[str, Any]:
     """The inputs by name that stand side by side in the one array that the file takes; nothing for a single one."""
-    if isinstance(model, Served):
+    parts = model.parts if isinstance(model, Served) else _parts_of(model)
+    if (inputs.size_of(parts),) != shape:
         return {}
+    return {"parts": [{"name": name, "shape": list(size)} for name, size in parts.items()]}
+
+
+def _parts_of(model: Module) -> Parts:
+    """Those of a module, or of the first within it where an algorithm serves two as one."""
     from talaria.model.several import Several
 
-    if not isinstance(model, Several):
-        return {}
-    return {"parts": [{"name": name, "shape": list(shape)} for name, shape in model.parts.items()]}
+    return next((one.parts for one in model.modules() if isinstance(one, Several)), {})
 
 
 def _converted(model: Model, example: Array) -> ModelProto:

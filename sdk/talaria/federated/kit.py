@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from talaria.errors import ConfigError, StateError, TooLarge, WireError
+from talaria.errors import ConfigError, DataError, StateError, TooLarge, WireError
 from talaria.federated import own_process
 from talaria.federated.blueprint import Blueprint
 from talaria.federated.run import Run
 from talaria.foreign import parsed
+from talaria.inputs import parts_of
 from talaria.model.masks import ChannelLayout
 from talaria.model.split import Split
 from talaria.programs.given import Given
@@ -109,7 +110,7 @@ def _facts(source: Given) -> dict[str, Any]:
         "statistics": list(source.statistics),
         "falls": dict(source.falls),
         "cuts": dict(source.cuts),
-    }
+    } | ({"parts": {name: list(shape) for name, shape in source.parts.items()}} if source.parts else {})
 
 
 def _json(about: Mapping[str, Any]) -> bytes:
@@ -137,8 +138,8 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
         for source, own in ((kit.source, state), *((other, other.state) for other in others.values())):
             if not {*source.parameters, *source.statistics} <= {*own}:
                 raise StateError("kit: what it says and what it holds differ; make it again")
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, WireError, ConfigError) as error:
-        raise StateError(f"kit: damaged ({type(error).__name__}: {str(error)[:100]}); make it again") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, WireError, ConfigError, DataError) as why:
+        raise StateError(f"kit: damaged ({type(why).__name__}: {str(why)[:100]}); make it again") from None
     return kit
 
 
@@ -169,6 +170,7 @@ def _given(about: Mapping[str, Any], files: Mapping[str, bytes], limits: Limits,
         cuts=_sizes(about["cuts"]),
         files=files,
         limits=limits,
+        parts=parts_of(about["parts"]) if "parts" in about else {},
         **more,
     )
 

@@ -93,6 +93,7 @@ def _given(maker: Maker, state: Tensors, others: Mapping[str, Given] = MappingPr
         files=files,
         others=others,
         state=state,
+        parts=maker.parts,
     )
 
 

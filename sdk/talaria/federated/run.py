@@ -170,7 +170,8 @@ class Run:
         """The run that ``to_json`` wrote. Raises :class:`ConfigError` on anything else.
 
         ``allow`` are the top-level packages beside Talaria whose code the text may name: of a text from a network none
-        but those that this machine's owner allows; None for a text that this program wrote itself.
+        but those that this machine's owner allows; None for a text that this program wrote itself. A model's code
+        runs with torch alone: without it any model may be named, and is learned with programs that are given.
         """
         try:
             data = parsed(text)
@@ -180,7 +181,7 @@ class Run:
         if allow is not None and isinstance(data, Mapping):
             algorithms.GROUP.require_allowed(data.get("algorithm"), allow, ALLOWING)
             spec = data.get("spec")
-            zoo.GROUP.require_allowed(spec.get("name") if isinstance(spec, Mapping) else None, allow, ALLOWING)
+            zoo.require_allowed(spec.get("name") if isinstance(spec, Mapping) else None, allow, ALLOWING)
         return Run.of(data)
 
     @staticmethod

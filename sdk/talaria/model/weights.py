@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from talaria.inputs import Parts
 from talaria.tensors import Array, Tensors
 
 _AT_ONCE = 256
@@ -30,6 +31,8 @@ class Served(Weights):
     graph: Callable[[], Any] | None = field(default=None, repr=False)
     """The same as one graph (:class:`talaria.programs.graph.Graph`, from ``x`` to logits) with its weights inside, of
     which a bundle is made; None where there is none."""
+    parts: Parts = field(default_factory=dict, repr=False)
+    """The named inputs that stand side by side in ``x``; empty where it is one."""
 
     def predict(self, x: Array, batch: int = _AT_ONCE) -> Array:
         """Logits float32 (N, classes) of ``x`` float32 (N, ...), ``batch`` samples at once."""

@@ -3,7 +3,7 @@ by the name of an entry point in ``talaria.models`` or as ``module:factory``; a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -206,8 +206,16 @@ def _surveyed(spec: ModelSpec) -> prunability.Survey:
 
 
 def require(name: str) -> None:
-    """Raise :class:`ConfigError`, with the models there are, unless ``name`` is one of them."""
-    _entry(name)
+    """Raise :class:`ConfigError`, with the models there are, unless ``name`` is one of them. Where there is no torch,
+    another package's is not looked for: nothing could make it, and its programs need no code here."""
+    if not GROUP.is_foreign(name) or plugins.has_torch():
+        _entry(name)
+
+
+def require_allowed(name: object, allow: Collection[str], mend: str) -> None:
+    """As :meth:`talaria.plugins.Group.require_allowed`, where the code of a model would run at all: with torch."""
+    if plugins.has_torch():
+        GROUP.require_allowed(name, allow, mend)
 
 
 def fitting(input_shape: Sequence[int], classes: int, samples: int, seed: int = 0) -> ModelSpec:
@@ -228,6 +236,11 @@ def fitting(input_shape: Sequence[int], classes: int, samples: int, seed: int = 
 
 
 def _entry(name: str) -> _Entry:
+    if GROUP.is_foreign(name) and not plugins.has_torch():
+        raise ConfigError(
+            f"model {shown(name)}: its code needs torch, which is not installed; learn it with programs (a kit), or "
+            "install talaria[torch]"
+        )
     found = GROUP.find(name)
     if isinstance(found, _Entry):
         return found

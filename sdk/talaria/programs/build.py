@@ -108,6 +108,6 @@ def sizes_of(graph: Graph, module: Module) -> dict[str, int]:
             sizes |= {
                 label: size
                 for label, size in zip(port.shape, shape, strict=True)
-                if isinstance(label, str) and "*" not in label
+                if isinstance(label, str) and not {"*", "+"} & {*label}
             }
     return sizes

@@ -21,7 +21,7 @@ from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.programs import onnx_file, reference, vector
 from talaria.programs.build import VECTORS, sizes_of
-from talaria.programs.graph import FLOAT, Draft, Graph, Port, Size
+from talaria.programs.graph import FLOAT, Draft, Graph, Port, Size, size_of
 from talaria.programs.layers.base import Map, Step
 from talaria.programs.manifest import Manifest
 from talaria.programs.shapes import Limits, Value, measure
@@ -118,11 +118,7 @@ def curved(spec: ModelSpec) -> bytes:
 def _shapes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """The shape of each value at some sizes."""
 
-    def size(label: Size) -> int:
-        name, star, times = str(label).rpartition("*")
-        return label if isinstance(label, int) else sizes[name] * int(times) if star else sizes[label]
-
-    given = {port.name: Value(tuple(map(size, port.shape)), port.dtype) for port in graph.inputs}
+    given = {port.name: Value(tuple(size_of(one, sizes) for one in port.shape), port.dtype) for port in graph.inputs}
     return {name: value.shape for name, value in measure(graph, given, Limits()).outputs.items()}
 
 

@@ -18,6 +18,7 @@ from talaria.errors import ConfigError
 from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model
 from talaria.programs.derivatives import Derivatives, ProgramWalk
+from talaria.programs.graph import size_of
 from talaria.programs.program import Program
 from talaria.programs.source import Need, Source
 from talaria.programs.training import Training
@@ -208,12 +209,13 @@ class _Draws:
             for name, port in ports.items()
             if name.startswith("weight/")
             for label, size in zip(port.shape, state[name.removeprefix("weight/")].shape, strict=True)
+            if isinstance(label, str)
         }
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._falls: dict[str, float] = {}
         for name in (name.removeprefix("draw/") for name in ports if name.startswith("draw/")):
             self._falls[name] = falls[name]
-            self._shapes[name] = tuple(_size(label, sizes) for label in ports[f"draw/{name}"].shape[1:])
+            self._shapes[name] = tuple(size_of(label, sizes) for label in ports[f"draw/{name}"].shape[1:])
         self._streams = {name: layer_draws(task, purpose, name) for name in self._shapes}
 
     def copy(self) -> _Draws:
@@ -227,15 +229,6 @@ class _Draws:
         return {
             name: kept(self._streams[name], self._falls[name], count, *shape) for name, shape in self._shapes.items()
         }
-
-
-def _size(label: int | str, sizes: Mapping[Any, int]) -> int:
-    if isinstance(label, int):
-        return label
-    if label in sizes:
-        return sizes[label]
-    name, _, times = label.rpartition("*")
-    return sizes[name] * int(times)
 
 
 def _fresh(key: str, old: Array) -> Array:

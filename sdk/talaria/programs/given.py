@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from talaria.errors import ConfigError
+from talaria.inputs import Parts
 from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model, Served, Weights
 from talaria.programs.look import Look
@@ -38,6 +39,8 @@ class Given:
     """The models that an algorithm trains beside this one, by :func:`~talaria.programs.source.model_name`."""
     state: Tensors = field(default_factory=dict, repr=False)
     """The model's first weights, where it is one of these."""
+    parts: Parts = field(default_factory=dict, repr=False)
+    """The model's named inputs, where it has several."""
     _programs: dict[Need, Program] = field(default_factory=dict, repr=False)
     _derivatives: dict[str, Vjp] = field(default_factory=dict, repr=False)
     _lowers: dict[frozenset[str], Lower | None] = field(default_factory=dict, repr=False)
@@ -89,7 +92,7 @@ class Given:
         def logits(x: Array) -> Array:
             return self._forward({"x": x}, state)["features"]
 
-        return Served(state, logits, self.parameters, lambda: self._forward.fixed(state))
+        return Served(state, logits, self.parameters, lambda: self._forward.fixed(state), self.parts)
 
     @cached_property
     def _calibration(self) -> Look:

@@ -13,9 +13,48 @@ from talaria.tensors import Array
 Attribute = int | float | tuple[int, ...]
 """What an operator's attribute may be here; no text, no tensor and no graph."""
 Size = int | str
-"""A size that is known, or the name of one that each call decides."""
+"""A size that is known, or one that each call decides: a name, a name times a number (a flattened map), or a sum of
+these and of ``#`` numbers (maps side by side), such as ``conv2*8+#4``: layers may be named by numbers."""
 
 FLOAT, INT, BOOL = "float32", "int64", "bool"
+
+
+def size_of(label: Size, sizes: Mapping[str, int]) -> int:
+    """A size as a number, by the sizes of its names. Raises KeyError for a name that is not among them."""
+    if isinstance(label, int):
+        return label
+    if label in sizes:
+        return sizes[label]
+    if "+" in label:
+        return sum(size_of(one, sizes) for one in label.split("+"))
+    if label.startswith("#"):
+        return int(label[1:])
+    name, _, factor = label.rpartition("*")
+    return sizes[name] * int(factor)
+
+
+def times(label: Size, factor: int) -> Size:
+    """A size so many times."""
+    if isinstance(label, int):
+        return label * factor
+    if factor == 1:
+        return label
+    return "+".join(_each(one, factor) for one in label.split("+"))
+
+
+def _each(one: str, factor: int) -> str:
+    if one.startswith("#"):
+        return f"#{int(one[1:]) * factor}"
+    name, star, before = one.rpartition("*")
+    return f"{name}*{int(before) * factor}" if star else f"{one}*{factor}"
+
+
+def added(labels: Sequence[Size]) -> Size:
+    """The sum of sizes."""
+    whole = all(isinstance(one, int) for one in labels)
+    if whole:
+        return sum(one for one in labels if isinstance(one, int))
+    return "+".join(f"#{one}" if isinstance(one, int) else one for one in labels)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ import torch
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from talaria.inputs import Parts
 from talaria.model import zoo
+from talaria.model.several import Several
 from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model
 from talaria.programs import differentiate
@@ -74,6 +76,11 @@ class Maker:
     def falls(self) -> dict[str, float]:
         found = {name: getattr(layer, "p", None) for name, layer in self._module.named_modules()}
         return {name: float(p) for name, p in found.items() if isinstance(p, int | float)}
+
+    @property
+    def parts(self) -> Parts:
+        """The model's named inputs, where it has several."""
+        return self._module.parts if isinstance(self._module, Several) else {}
 
     def program(self, need: Need) -> Program:
         """The program, made when it is first asked for. Raises as :func:`talaria.programs.build.packed` does."""

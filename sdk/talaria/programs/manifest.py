@@ -10,7 +10,7 @@ from typing import Any
 
 from talaria.errors import WireError
 from talaria.foreign import parsed, shown
-from talaria.programs.graph import Size
+from talaria.programs.graph import Size, size_of
 
 VERSION = 2
 ROUNDING = 2.0**-23
@@ -48,11 +48,8 @@ class Manifest:
         return max(2 * self.parity["torch"], ROUNDING)
 
     def size(self, label: Size) -> int:
-        """A size of a port: a number, a known name, or a name times a number (a flattened map)."""
-        if isinstance(label, int):
-            return label
-        name, star, times = label.rpartition("*")
-        return self.sizes[name] * int(times) if star else self.sizes[label]
+        """A size of a port as a number."""
+        return size_of(label, self.sizes)
 
     def text(self) -> str:
         """The JSON that stands in the file; :func:`read` is the inverse."""

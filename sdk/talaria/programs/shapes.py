@@ -120,7 +120,10 @@ def _together(node: Node, given: list[Value]) -> Found:
     a, b = given
     if a.dtype != b.dtype:
         raise ValueError(f"{a.dtype} with {b.dtype}")
-    return Value(_joined(given), a.dtype), 0
+    sums = None
+    if node.kind == "Add" and a.numbers is not None and b.numbers is not None:
+        sums = _few(a.numbers + b.numbers)
+    return Value(_joined(given), a.dtype, sums), 0
 
 
 def _compared(node: Node, given: list[Value]) -> Found:

@@ -13,12 +13,14 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import fx
 from torch.nn import Identity, Module, MultiheadAttention
 
 from talaria.errors import ConfigError, ModelError
 from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
+from talaria.programs.layers.broadcast import beside
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
 from talaria.programs.layers.calls import CALLS, Batch, part
 from talaria.programs.layers.sequence import Weight, sizes
@@ -287,6 +289,8 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
             return target(*args)
         except TypeError:
             raise refused(node.name, "reckons with the batch's size", "keep the batch first and whole") from None
+    if target in JOINS and args and isinstance(args[0], tuple | list) and all(isinstance(a, Map) for a in args[0]):
+        return _side_by_side(node, *args[1:], **named)
     found = FUNCTIONS.get(target) if node.op in ("call_function", "call_method") else None
     plain = all(isinstance(arg, Map) for arg in args) and not named
     if name == "flatten":
@@ -298,7 +302,7 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if found is not None and plain:
         return _Layer(node.name, *found, read)
     call = CALLS.get(target)
-    known = (Map, Weight, Batch, int, float, tuple, list, slice, type(None))
+    known = (Map, Weight, Batch, int, float, tuple, list, slice, type(None), type(Ellipsis))
     if call is None or not all(isinstance(one, known) for one in (*args, *named.values())):
         what = f"{name}{node.args[1:]}"
         raise refused(node.name, f"is the function {what}, which has no rule", "use layers of torch.nn")
@@ -320,6 +324,17 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         return call(step, layer, *filled, **{**named, **rest})
 
     return _Layer(node.name, rule, Identity(), mapped, any(weights))
+
+
+JOINS = (torch.cat, torch.concat, torch.concatenate)
+
+
+def _side_by_side(node: fx.Node, dim: int = 0, **named: Any) -> _Layer:
+    if named:
+        raise refused(node.name, f"is called with {sorted(named)}", "give torch.cat maps and dim alone")
+    rule: Rule = lambda step, layer, own, given: beside(step, layer, given, dim)  # noqa: E731
+    (maps, *_) = node.args
+    return _Layer(node.name, rule, Identity(), [one for one in maps if isinstance(one, fx.Node)])  # type: ignore[union-attr]
 
 
 def named_maps(node: fx.Node) -> list[fx.Node]:

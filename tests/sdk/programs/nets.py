@@ -113,6 +113,36 @@ class Attending(nn.Module):
         return self.head(self.conv((x - y).transpose(1, 2)).mean(-1))
 
 
+class Padded(nn.Module):
+    """A recording in two channels beside its padding mask: what that hides counts in no mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.mix = nn.Conv1d(2, 16, 3, padding=1), nn.Conv1d(16, 5, 1), nn.Linear(10, 16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = x[:, 2].unsqueeze(1).clamp(0, max=1)
+        seen = mask * self.two(torch.relu(self.one(x[:, :2] * mask)))
+        mean = seen.sum(-1) / mask.sum(-1).clamp(min=1)
+        return self.head(torch.tanh(self.mix(torch.cat((mean, x[:, 2, -4:], mask.mean(-1)), 1))))
+
+
+class Beside(nn.Module):
+    """Two branches side by side, each of its own width, with sizes of 1 stretched in sums, products and quotients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.act = nn.Conv1d(3, 16, 3, padding=1), nn.Conv1d(3, 24, 1), nn.ReLU()
+        self.norm, self.flatten, self.head = nn.BatchNorm1d(40), nn.Flatten(), nn.Linear(480, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = self.act(self.one(x)), self.act(self.two(x))
+        two = two / (two.mean(dim=2, keepdim=True) + 1) - two.sum(dim=-1)[:, :, None] * 0.1
+        y = torch.cat([one.clip(max=0.5) * one.mean(-1, keepdim=True), two], dim=-2)
+        return self.head(self.flatten(self.norm(y)))
+
+
 def encoder(**options: object) -> nn.Module:
     """torch's own transformer of two layers; it drops no attention weights."""
     layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, **options)
@@ -167,6 +197,8 @@ NETS = {
     "group_norm": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), wide=168)),
     "group_norm_of_features": ((5,), lambda: maps(nn.Linear(5, 6), nn.GroupNorm(3, 6), nn.Tanh(), wide=6)),
     "softmax": ((5,), lambda: maps(nn.Linear(5, 6), nn.Softmax(dim=-1), wide=6)),
+    "padded": (LINE, Padded),
+    "beside": (LINE, Beside),
     "attention": (LINE, Attending),
     "attention_written": (LINE, lambda: Written("out")),
     "attention_fused": (LINE, lambda: Written("fused")),

@@ -70,16 +70,29 @@ def test_one_file_serves_every_mask_and_batch(program_of, spec_of, name, keep, c
     assert all(state[k].shape == v.shape and state[k].dtype == v.dtype for k, v in weights.items())
 
 
+def _encoder():
+    return nets.Sequences(nn.Linear(3, 8), nets.encoder(dropout=0.0), wide=8)
+
+
 @pytest.mark.parametrize("count", [1, 6])
-def test_what_a_mask_takes_from_an_encoder_its_program_takes_too(count):
+@pytest.mark.parametrize(
+    ("make", "groups"),
+    [
+        (_encoder, [f"layers.1.layers.{number}.linear1" for number in range(2)]),
+        (nets.Beside, ["one", "two"]),
+        (nets.Padded, ["one", "mix"]),
+    ],
+)
+def test_what_a_mask_takes_its_program_takes_too(make, groups, count):
     torch.manual_seed(0)
-    net = nets.Sequences(nn.Linear(3, 8), nets.encoder(dropout=0.0), wide=8)
+    net = make()
     spec = zoo.keep(net, nets.LINE, 4)
     layout = zoo.layout(spec)
-    assert {*layout.sizes} == {f"layers.1.layers.{number}.linear1" for number in range(2)}
+    assert {*layout.sizes} == {*groups}
     mask = pruning.choose(pruning.importance(net, layout), layout.full(), keep=0.5)
     module, weights = pruning.compact(net, mask), gather(state_of(net), mask)
-    assert weights["layers.1.layers.0.linear1.weight"].shape[0] < 12
+    first = f"{groups[0]}.weight"
+    assert weights[first].shape[0] < state_of(net)[first].shape[0]
     program, (x, y) = Program(build(spec)), batch(nets.LINE, 4, count)
     momentum = program.momentum(weights)
     state, _, _ = program.step(weights, momentum, x, y, lr=0.05)

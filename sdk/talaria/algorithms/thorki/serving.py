@@ -30,7 +30,7 @@ def fused(general: Model, small: Model, gate: Gate, shift: Array | None = None) 
     state |= {**prefixed(general.state, "general."), **prefixed(small.state, "small."), **prefixed(learned, "gate.")}
     parameters = {f"general.{key}" for key in general.parameters} | {f"small.{key}" for key in small.parameters}
     of_gate = () if isinstance(gate, ConstantGate) else prefixed(learned, "gate.")
-    return Served(state, logits, frozenset(parameters.union(of_gate)), whole)
+    return Served(state, logits, frozenset(parameters.union(of_gate)), whole, general.parts)
 
 
 def named(gate: Gate) -> Tensors:

@@ -15,6 +15,7 @@ from talaria.programs.graph import Size
 from talaria.programs.layers import plumbing
 from talaria.programs.layers.attention import softened
 from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.broadcast import both, bounded, indexed, unsqueezed
 from talaria.programs.layers.sequence import (
     Weight,
     averaged,
@@ -59,12 +60,12 @@ def _mean(step: Step, layer: str, x: Map, dim: Any, keepdim: bool = False) -> tu
     return averaged(step, layer, x, (dim,) if isinstance(dim, int) else dim, keepdim)
 
 
+def _sum(step: Step, layer: str, x: Map, dim: Any, keepdim: bool = False) -> tuple[Map, Pullback]:
+    return averaged(step, layer, x, (dim,) if isinstance(dim, int) else dim, keepdim, whole=True)
+
+
 def _item(step: Step, layer: str, x: Map, index: Any) -> tuple[Map, Pullback]:
-    index = index if isinstance(index, tuple) else (index,)
-    places = [(axis, one) for axis, one in enumerate(index) if one != slice(None)]
-    if len(places) != 1 or places[0][0] == 0 or not isinstance(places[0][1], int):
-        raise refused(layer, f"takes {index!r}"[:120], "take one place of one dimension behind the batch, as x[:, -1]")
-    return picked(step, layer, x, *places[0])
+    return indexed(step, layer, x, index if isinstance(index, tuple) else (index,))
 
 
 def _squeeze(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]:
@@ -139,7 +140,11 @@ def _multiply(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
     return x.like(step.draft.op("Mul", x.value, scale)), lambda g, wanted: [step.draft.op("Mul", g, scale)]
 
 
-def _divide(step: Step, layer: str, a: Map, b: Any) -> tuple[Map, Pullback]:
+def _divide(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
+    if isinstance(a, Map) and isinstance(b, Map):
+        return both(step, layer, "Div", a, b)
+    if not isinstance(a, Map):
+        raise refused(layer, "divides a number by a map", "multiply by what is wanted, or divide two maps")
     return _multiply(step, layer, a, 1 / float(b))
 
 
@@ -249,7 +254,11 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.softmax, F.softmax, "softmax"), _softmax),
     **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), _matmul),
     operator.getitem: _item,
+    **dict.fromkeys((torch.sum, "sum"), _sum),
+    **dict.fromkeys((torch.unsqueeze, "unsqueeze"), unsqueezed),
+    **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), bounded),
     F.scaled_dot_product_attention: _attend,
     "contiguous": _same,
+    "float": _same,
 }
 """By the function, or the name of a tensor's method."""

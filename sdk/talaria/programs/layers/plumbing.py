@@ -8,9 +8,10 @@ from typing import Any, cast
 
 from torch.nn import Dropout, Flatten, Module, ZeroPad2d
 
-from talaria.programs.graph import Size
+from talaria.programs.graph import times
 from talaria.programs.layers import windows
 from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.broadcast import both
 from talaria.programs.layers.sequence import closed, filled, opened, sizes
 
 
@@ -25,24 +26,22 @@ def flatten(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tup
         return x, lambda g, wanted: [g]
     rank, size = len(x.space) + 2, prod(x.space)
     order = (1, 0, *range(2, rank))
-    wide = x.channels * size if isinstance(x.channels, int) else x.channels if size == 1 else f"{x.channels}*{size}"
     y = draft.reshape(x.value if step.looks else draft.transpose(x.value, *order), 0, -1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         return [draft.transpose(draft.reshape(g, 0, -1, *x.space), *order)]
 
-    return Map(y, wide), back
+    return Map(y, times(x.channels, size)), back
 
 
 def _flat_rows(step: Step, x: Map) -> tuple[Map, Pullback]:
     size = prod(x.lead)
-    wide: Size = x.channels * size if isinstance(x.channels, int) else f"{x.channels}*{size}"
     y = step.draft.op("Flatten", opened(step, x.value, x), axis=1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         return [closed(step, step.draft.reshape(g, 0, *x.lead, -1), x)]
 
-    return Map(y, wide), back
+    return Map(y, times(x.channels, size)), back
 
 
 def identity(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
@@ -51,11 +50,11 @@ def identity(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tu
 
 
 def add(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """The sum of two branches of one shape."""
+    """The sum of two branches."""
     a, b = given
+    if [step.known(one) for one in sizes(a)] != [step.known(one) for one in sizes(b)]:
+        return both(step, layer, "Add", a, b)
     if (a.space, a.lead) != (b.space, b.lead):
-        if [step.known(one) for one in sizes(a)] != [step.known(one) for one in sizes(b)]:
-            raise refused(layer, f"adds maps of {sizes(a)} and {sizes(b)}", "bring both branches to one shape")
         like = filled(step, opened(step, b.value, b), a)
         y = a.like(step.draft.op("Add", a.value, like.value))
         return y, lambda g, wanted: [g, closed(step, opened(step, g, a), b)]
@@ -66,8 +65,9 @@ def multiply(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tu
     """The product of two branches; one of them may hold one value a channel, as a gate does."""
     a, b = given
     draft, ones = step.draft, [one.space == (1,) * len(one.space) for one in given]
-    if a.lead != b.lead or len(a.space) != len(b.space) or (a.space != b.space and not any(ones)):
-        raise refused(layer, f"multiplies maps of {a.space} and {b.space}", "bring both branches to one shape")
+    odd = a.lead != b.lead or len(a.space) != len(b.space) or (a.space != b.space and not any(ones))
+    if odd or step.known(a.channels) != step.known(b.channels):
+        return both(step, layer, "Mul", a, b)
     space = b.space if ones[0] else a.space
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:

@@ -123,7 +123,7 @@ def picked(step: Step, layer: str, x: Map, axis: int, place: int) -> tuple[Map, 
     out = shaped(layer, wide)
     begin, end, at, one = (draft.ints(n) for n in (place, place + 1, axis, 1))
     piece = draft.op("Slice", opened(step, x.value, x), begin, end, at, one)
-    y = filled(step, _without(step, piece, axis, wide), out)
+    y = filled(step, without(step, piece, axis, wide), out)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         many = 1 + len(sizes(x))
@@ -135,19 +135,22 @@ def picked(step: Step, layer: str, x: Map, axis: int, place: int) -> tuple[Map, 
     return y, back
 
 
-def averaged(step: Step, layer: str, x: Map, axes: Sequence[int], keep: bool = False) -> tuple[Map, Pullback]:
-    """The mean over some dimensions behind the batch."""
+def averaged(
+    step: Step, layer: str, x: Map, axes: Sequence[int], keep: bool = False, whole: bool = False
+) -> tuple[Map, Pullback]:
+    """The mean over some dimensions behind the batch; their ``whole`` sum if it is asked for."""
     wide, draft = sizes(x), step.draft
     gone = {axis % (1 + len(wide)) for axis in axes}
     if 0 in gone or len(gone) == len(wide):
-        raise refused(layer, f"averages over {tuple(axes)}", "average over some dimensions behind the batch")
+        what = "adds up" if whole else "averages over"
+        raise refused(layer, f"{what} {tuple(axes)}", "name some dimensions behind the batch, and leave one")
     rest: list[Size] = [1 if i in gone else n for i, n in enumerate(wide, 1) if keep or i not in gone]
-    share = 1 / prod(step.known(n) for i, n in enumerate(wide, 1) if i in gone)
+    share = 1.0 if whole else 1 / prod(step.known(n) for i, n in enumerate(wide, 1) if i in gone)
     out, full = shaped(layer, rest), opened(step, x.value, x)
-    y = filled(step, draft.mean(full, *sorted(gone), keep=keep), out)
+    y = filled(step, (draft.sum if whole else draft.mean)(full, *sorted(gone), keep=keep), out)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        each = opened(step, draft.op("Mul", g, draft.number(share, 2 + len(out.space))), out)
+        each = opened(step, g if whole else draft.op("Mul", g, draft.number(share, 2 + len(out.space))), out)
         for axis in () if keep else sorted(gone):
             each = draft.op("Unsqueeze", each, draft.ints(axis))
         return [closed(step, draft.op("Expand", each, draft.op("Shape", full)), x)]
@@ -155,7 +158,7 @@ def averaged(step: Step, layer: str, x: Map, axes: Sequence[int], keep: bool = F
     return y, back
 
 
-def _without(step: Step, value: str, axis: int, rest: Sequence[Size]) -> str:
+def without(step: Step, value: str, axis: int, rest: Sequence[Size]) -> str:
     """``value`` without a dimension of size 1; the sizes of ``rest`` stay behind the batch."""
     if len(rest) == 1:
         return step.draft.op("Flatten", value, axis=1)

@@ -1,0 +1,177 @@
+"""Maps of different sizes together, and what a padding mask is used for: products, quotients and sums with sizes of 1
+stretched as torch does, sums over dimensions, bounds, pieces of a dimension, and maps side by side.
+
+What comes in and goes out is reckoned as torch has it, (batch, *sizes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from talaria.programs.graph import Size, added
+from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.sequence import closed, filled, opened, picked, shaped, sizes, without
+
+
+def both(step: Step, layer: str, kind: str, a: Map, b: Map) -> tuple[Map, Pullback]:
+    """``kind`` (Add, Mul or Div) of two maps of as many dimensions, where a size of 1 stands for any."""
+    draft, wide = step.draft, _joined(layer, kind, a, b)
+    out = shaped(layer, wide)
+    left, right = opened(step, a.value, a), opened(step, b.value, b)
+    whole = draft.op(kind, left, right)
+
+    def slopes(g: str) -> tuple[Callable[[], str], Callable[[], str]]:
+        if kind == "Add":
+            return (lambda: g), (lambda: g)
+        if kind == "Mul":
+            return (lambda: draft.op("Mul", g, right)), (lambda: draft.op("Mul", g, left))
+        share: Callable[[], str] = lambda: draft.op("Div", g, right)  # noqa: E731
+        return share, (lambda: draft.op("Neg", draft.op("Mul", share(), whole)))
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        pairs = zip((a, b), slopes(opened(step, g, out)), wanted, strict=True)
+        return [closed(step, _shrunk(step, slope(), x, wide), x) if want else None for x, slope, want in pairs]
+
+    return filled(step, whole, out), back
+
+
+def _joined(layer: str, kind: str, a: Map, b: Map) -> list[Size]:
+    one, other = sizes(a), sizes(b)
+    odd = [pair for pair in zip(one, other, strict=False) if pair[0] != pair[1] and 1 not in pair]
+    if len(one) != len(other) or odd:
+        what = {"Add": "adds", "Mul": "multiplies", "Div": "divides"}[kind]
+        raise refused(layer, f"{what} maps of {one} and {other}", "bring both branches to one shape, or to sizes of 1")
+    return [n if m == 1 else m for m, n in zip(one, other, strict=True)]
+
+
+def _shrunk(step: Step, slope: str, x: Map, wide: Sequence[Size]) -> str:
+    """The slope of a map that was stretched to the sizes ``wide``."""
+    over = [axis for axis, (own, size) in enumerate(zip(sizes(x), wide, strict=True), 1) if own == 1 and size != 1]
+    return step.draft.sum(slope, *over, keep=True) if over else slope
+
+
+def bounded(
+    step: Step,
+    layer: str,
+    x: Map,
+    min: object = None,
+    max: object = None,
+) -> tuple[Map, Pullback]:
+    """No less than ``min`` and no more than ``max``; a value at a bound goes on learning, as in torch."""
+    draft, y, beyond = step.draft, x.value, list[str]()
+    for bound, kind, is_beyond in ((min, "Max", "Less"), (max, "Min", "Greater")):
+        if bound is None:
+            continue
+        if not isinstance(bound, int | float):
+            raise refused(layer, "is bounded by what is no number", "clamp by numbers")
+        level = draft.number(float(bound), 2 + len(x.space))
+        past = draft.op(is_beyond, y, level)
+        beyond.append(past)
+        y = draft.op("Max", y, level) if kind == "Max" else draft.op("Where", past, level, y)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        for past in reversed(beyond):
+            g = draft.op("Where", past, draft.constant(0.0), g)
+        return [g]
+
+    return x.like(y), back
+
+
+def unsqueezed(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]:
+    """With one more dimension, of size 1, behind the batch."""
+    wide = sizes(x)
+    axis = dim % (2 + len(wide))
+    if axis == 0:
+        raise refused(layer, f"puts dimension {dim} before the batch", "keep the batch first")
+    out = shaped(layer, [*wide[: axis - 1], 1, *wide[axis - 1 :]])
+    draft = step.draft
+    y = filled(step, draft.op("Unsqueeze", opened(step, x.value, x), draft.ints(axis)), out)
+    return y, lambda g, wanted: [closed(step, without(step, opened(step, g, out), axis, wide), x)]
+
+
+def cut(step: Step, layer: str, x: Map, axis: int, piece: slice) -> tuple[Map, Pullback]:
+    """Neighbouring places of a dimension."""
+    wide, draft = list(sizes(x)), step.draft
+    size = wide[axis - 1]
+    if not isinstance(size, int):
+        raise refused(layer, f"takes a piece of the width {size!r}, which a mask may narrow", "take the whole")
+    places = range(size)[piece]
+    if places.step != 1 or not places:
+        raise refused(layer, f"takes {piece} of {size}", "take neighbouring places, of which there is one")
+    wide[axis - 1] = len(places)
+    out = shaped(layer, wide)
+    ends = (draft.ints(n) for n in (places.start, places.stop, axis, 1))
+    y = filled(step, draft.op("Slice", opened(step, x.value, x), *ends), out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        many = 1 + len(wide)
+        low, high = [0] * many, [0] * many
+        low[axis], high[axis] = places.start, size - places.stop
+        whole = draft.op("Pad", opened(step, g, out), draft.ints(*low, *high), draft.constant(0.0))
+        return [closed(step, whole, x)]
+
+    return y, back
+
+
+def indexed(step: Step, layer: str, x: Map, index: tuple[object, ...]) -> tuple[Map, Pullback]:
+    """``x[index]`` of places, neighbouring places and new dimensions; the batch stays whole and first."""
+    wide = 1 + len(sizes(x))
+    taken = sum(one is not None and one is not Ellipsis for one in index)
+    if index.count(Ellipsis) > 1 or taken > wide or not index or index[0] is None:
+        raise refused(layer, f"takes {index!r}"[:120], "keep the batch first, as in x[:, 2:5]")
+    at = index.index(Ellipsis) if Ellipsis in index else len(index)
+    full = [*index[:at], *[slice(None)] * (wide - taken), *index[at + 1 :]]
+    if full[0] != slice(None):
+        raise refused(layer, f"takes {index!r}"[:120], "keep the whole batch, as in x[:, 2:5]")
+    ways = list[Pullback]()
+    axis = 0
+    for one in full:
+        if one is None:
+            x, way = unsqueezed(step, layer, x, axis)
+        elif isinstance(one, bool) or not isinstance(one, int | slice):
+            raise refused(layer, f"takes {index!r}"[:120], "take numbers and pieces, as in x[:, -1, 2:5]")
+        elif isinstance(one, int):
+            x, way = picked(step, layer, x, axis, one)
+        elif one != slice(None):
+            x, way = cut(step, layer, x, axis, one)
+        axis += not isinstance(one, int)
+        if one != slice(None):
+            ways.append(way)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        for way in reversed(ways):
+            (found,) = way(g, [True])
+            assert found is not None
+            g = found
+        return [g]
+
+    return x, back
+
+
+def beside(step: Step, layer: str, given: Sequence[Map], dim: int) -> tuple[Map, Pullback]:
+    """Maps side by side along a dimension behind the batch, as torch.cat has them."""
+    draft, wide = step.draft, [list(sizes(x)) for x in given]
+    axis = dim % (1 + len(wide[0]))
+    rest = [[*own[: axis - 1], *own[axis:]] for own in wide]
+    if axis == 0 or any(own != rest[0] for own in rest):
+        raise refused(layer, f"puts maps of {[*map(tuple, wide)]} side by side", "let them differ in one size only")
+    out = shaped(layer, [*rest[0][: axis - 1], added([own[axis - 1] for own in wide]), *rest[0][axis - 1 :]])
+    each = [opened(step, x.value, x) for x in given]
+    y = filled(step, draft.op("Concat", *each, axis=axis), out)
+
+    widths = [own[axis - 1] for own in wide]
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slope, found, start, end = opened(step, g, out), list[str | None](), draft.ints(0), ""
+        for place, (x, value, want) in enumerate(zip(given, each, wanted, strict=True)):
+            before = added(widths[: place + 1])
+            if isinstance(before, int):
+                end = draft.ints(before)
+            else:
+                end = draft.op("Add", start, draft.op("Shape", value, start=axis, end=axis + 1))
+            piece = draft.op("Slice", slope, start, end, draft.ints(axis), draft.ints(1)) if want else None
+            found.append(None if piece is None else closed(step, piece, x))
+            start = end
+        return found
+
+    return y, back
