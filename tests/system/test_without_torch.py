@@ -18,6 +18,7 @@ from talaria.model.state import state_of
 from talaria_coordinator.cli.orders import given
 from talaria_coordinator.config.fleet import load_config
 from talaria_coordinator.fleet.operator_commands import Order
+from talaria_coordinator.storage.store import Store
 from talaria_export.runtime.verify import verify_bundle
 
 RUNS = {"fedrep": {"head_epochs": 3, "final_epochs": 1}, "heart_pfl": {}}
@@ -79,6 +80,11 @@ def test_devices_that_train_with_programs_learn_what_is_simulated(fleet, a_run, 
     assert tensors.equal(one.shared(), simulated.shared)
     for device in one.devices:
         assert tensors.equal(one.private(device), simulated.private[device]), device
+    with Store(one.folder / "state" / "coordinator.db") as store:
+        name = load_config(one.config).name
+        sent = [attempt.down for attempt in store.attempts(name) if attempt.failure is None]
+    # A link that stalls is sent some of it again.
+    assert all(down >= facts.bytes_down for down, facts in zip(sent, simulated.history, strict=True))
 
 
 class Agents:

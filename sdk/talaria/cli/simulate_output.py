@@ -146,7 +146,16 @@ def tell(result: Result, report: Path | None, *, as_json: bool) -> None:
     kept = figures["privacy"]
     if kept is not None:
         console.print(_private(kept), highlight=False)
-    console.print(f"sent up: {figures['bytes_up'] / 1e6:.2f} MB in all", highlight=False)
+    console.print(_travelled(figures), highlight=False)
+
+
+def _travelled(figures: Mapping[str, Any]) -> str:
+    """The bytes both ways, and their share of every shared value of every model and update as it is."""
+    told = []
+    for way, size in (("up", figures["bytes_up"]), ("down", figures["bytes_down"])):
+        if size is not None:
+            told.append(f"{size / 1e6:.2f} MB {way} ({size / max(1, figures['bytes_whole'][way]):.2f})")
+    return f"travelled: {', '.join(told)}; in brackets the share of whole models and updates"
 
 
 def _private(kept: Mapping[str, Any]) -> str:

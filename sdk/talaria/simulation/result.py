@@ -141,6 +141,8 @@ class Result:
             },
             "newcomers": None if self.newcomers is None else self.newcomers.as_dict(),
             "bytes_up": sum(learned.bytes_up.values()),
+            "bytes_down": learned.bytes_down,
+            "bytes_whole": dict(zip(("up", "down"), learned.bytes_whole, strict=True)),
             "overlap": pair_overlap(learned.masks),
             "curve": [{"round": number, "accuracy": mark} for number, mark in sorted(self.marks.items())],
             "privacy": figures(self.privacy, learned.server),

@@ -14,6 +14,7 @@ from talaria.federated.fedbuff_run import Buffering, buffered
 from talaria.federated.run import Engine, Member, Run
 from talaria.model.masks import ChannelMask
 from talaria.planning.plan import Plan
+from talaria.simulation.downloads import Downloads, whole
 from talaria.simulation.schedules import Record, as_recorded, as_they_come, in_rounds
 from talaria.simulation.simulator import Fleet, RoundFacts, trained
 from talaria.simulation.workers import Answer, Crew
@@ -33,6 +34,23 @@ class Learned:
     private: Mapping[str, Tensors] = field(repr=False)
     history: tuple[RoundFacts, ...] = field(repr=False)
     bytes_up: Mapping[str, int] = field(repr=False)
+
+    @property
+    def bytes_down(self) -> int | None:
+        """Bytes of all global models that members downloaded: for each training, and the last one. None of a run that
+        an older version began, which did not count them."""
+        rounds_down = [facts.bytes_down for facts in self.history]
+        known = [size for size in rounds_down if size is not None]
+        if len(known) < len(rounds_down):
+            return None
+        sizes, last = Downloads(self.run), self.members.items()
+        return sum(known) + sum(sizes.size(self.shared, one, self.private.get(n), last=True) for n, one in last)
+
+    @property
+    def bytes_whole(self) -> tuple[int, int]:
+        """What ``bytes_up`` and ``bytes_down`` would be with every shared value of every model and update as it is."""
+        trained = sum(len(facts.counted) + len(facts.late) for facts in self.history)
+        return whole(self.run) * trained, whole(self.run) * (trained + len(self.members))
 
     @property
     def records(self) -> tuple[Record, ...]:

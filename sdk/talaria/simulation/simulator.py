@@ -8,6 +8,7 @@ from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run
+from talaria.simulation.downloads import Downloads
 from talaria.simulation.workers import Crew
 from talaria.tensors import Tensors
 from talaria.types import Update
@@ -25,11 +26,14 @@ class Arrived:
     base_version: int
     frame: bytes = field(repr=False)
     metrics: Mapping[str, float] = field(repr=False)
+    down: int = 0
+    """Bytes of the global model that it downloaded for it."""
 
 
 @dataclass(frozen=True)
 class RoundFacts:
     """What one round was: its number from 1, who took part, bytes sent up, and the devices' mean metrics.
+    ``bytes_down`` are those of the global models that they began from, where it is known.
 
     ``counted`` are the trainings whose updates made the next version of the global model, ``late`` those whose updates
     came after that, both in order of clients. Where arrival was drawn, ``time`` is when the round ended, and
@@ -44,6 +48,7 @@ class RoundFacts:
     late: tuple[Trained, ...] = ()
     time: float = 0.0
     recalled: int = 0
+    bytes_down: int | None = None
 
     @property
     def staleness(self) -> tuple[int, ...]:
@@ -64,6 +69,7 @@ class Fleet:
         self.private: dict[str, Tensors] = {}
         self.sent = dict.fromkeys(sorted(members), 0)
         self.history: list[RoundFacts] = []
+        self._downloads = Downloads(run)
         self.under_way: list[tuple[float, str, int]] = []
         """In an asynchronous run: who trains, until when, from which version."""
         self.models: dict[int, Tensors] = {}
@@ -74,9 +80,10 @@ class Fleet:
         if client not in self.members:
             raise ConfigError(f"client {client!r} is no member of this run; members are {sorted(self.members)[:8]}")
         member, private = self.members[client], self.private.get(client)
+        down = self._downloads.size(shared, member, private)
         frame, metrics, self.private[client] = trained(self.run, member, shared, private, base_version + 1)
         self.sent[client] += len(frame)
-        return Arrived(client, base_version, frame, metrics)
+        return Arrived(client, base_version, frame, metrics, down)
 
     def train_all(self, clients: Sequence[str]) -> dict[str, Arrived]:
         """Let devices train from the present version, in parallel where there is a crew."""
@@ -85,9 +92,10 @@ class Fleet:
         jobs = [({"train": client, "round": self.version + 1}, self.private.get(client)) for client in clients]
         found = {}
         for client, (metrics, private, frame) in zip(clients, self._crew.answers(self.shared, jobs), strict=True):
+            down = self._downloads.size(self.shared, self.members[client], self.private.get(client))
             self.private[client] = private
             self.sent[client] += len(frame)
-            found[client] = Arrived(client, self.version, frame, metrics)
+            found[client] = Arrived(client, self.version, frame, metrics, down)
         return found
 
     def fold(self, counted: Sequence[Arrived], late: Sequence[Arrived] = (), **more: Any) -> RoundFacts:
@@ -106,6 +114,7 @@ class Fleet:
             _mean([one.metrics for one in every]),
             tuple((one.client, one.base_version) for one in ordered),
             tuple(sorted((one.client, one.base_version) for one in late)),
+            bytes_down=sum(one.down for one in every),
             **more,
         )
         self.history.append(facts)

@@ -39,6 +39,7 @@ def test_figures_are_those_of_the_runs(runs: Path) -> None:
         assert told[name]["members"]["mean"] == kept["accuracy"]["mean"]
         assert told[name]["members"]["worst_tenth"] == kept["accuracy"]["worst_tenth"]
         assert told[name]["bytes_up"] == kept["bytes_up"]
+        assert told[name]["bytes_down"] == kept["bytes_down"] > kept["bytes_up"]
         assert told[name]["newcomers"] is None
     assert told["fedper"]["bytes_up"] < told["fedavg"]["bytes_up"]
 

@@ -1,6 +1,7 @@
 """The simulator and its command: what a user types, on arrays that nobody here has seen."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ from typer.testing import CliRunner
 from talaria.cli.main import app
 from talaria.data import load
 from talaria.errors import ConfigError, DataError
+from talaria.federated import rounds
+from talaria.federated.global_model import encode_compact, encode_model
 from talaria.federated.run import Run
 from talaria.federated.server_rule import rule_named
+from talaria.model import masks
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.options import assignments
 from talaria.planning.plan import Plan
@@ -88,6 +92,28 @@ def test_bytes_are_those_of_the_wire_and_add_up(arrays: Path) -> None:
     assert sum(f.bytes_up for f in facts) == sum(result.bytes_up.values())
     parameters = 4 * sum(v.size for v in result.shared.values())
     assert 0.7 * parameters < min(result.bytes_up.values()) / 2 < 1.1 * parameters + 1500
+
+
+@pytest.mark.parametrize("download", ["raw", "fp16", "int8"])
+def test_each_downloads_what_it_keeps_and_the_last_model_too(arrays: Path, tmp_path: Path, download: str) -> None:
+    data = load(f"npz:{arrays}")
+    run = Run(spec=ModelSpec("mlp", (4,), 3), algorithm="fedavg", recipe=Recipe(), rounds=2, download=download)
+    narrow, bounded = Plan(widths={"fc1": 32}), Plan(widths={"fc1": 32}, accuracy_drop=0.5)
+    plans = dict(zip(sorted(data.clients), (narrow, bounded, None), strict=True))
+    members = members_of(data.clients, {name: plan for name, plan in plans.items() if plan is not None})
+    done = simulate(run, members)
+    model = encode_model(done.shared, download)
+    mask = rounds.mask_of(run, next(iter(members.values())), None)
+    assert mask is not None
+    part = len(encode_compact(run, model, masks.pack(mask)))
+    assert part < 0.7 * len(model)
+    assert [facts.bytes_down for facts in done.history] == [2 * part + len(model)] * 2
+    # One whose plan bounds what accuracy it costs compares with the whole model in the end.
+    assert done.bytes_down == 2 * (2 * part + len(model)) + part + 2 * len(model)
+    dense = 4 * sum(value.size for value in done.shared.values())
+    assert done.bytes_whole == (6 * dense, 9 * dense)
+    older = replace(done, history=tuple(replace(facts, bytes_down=None) for facts in done.history))
+    assert older.bytes_down is None
 
 
 def test_local_sends_no_tensor(arrays: Path) -> None:

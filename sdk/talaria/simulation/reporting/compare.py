@@ -24,7 +24,8 @@ EXPERIMENT, RESULT = "experiment.json", "result.json"
 @dataclass(frozen=True)
 class Saved:
     """One saved run that is whole. ``members`` and ``newcomers`` have each client's ``score``, at most 1; ``kept`` is
-    the members' mean number of parameters, ``up`` all bytes that members sent."""
+    the members' mean number of parameters, ``up`` all bytes that members sent, ``down`` those of the
+    models that they downloaded (None where an older version learned)."""
 
     name: str
     algorithm: str
@@ -37,6 +38,7 @@ class Saved:
     curve: tuple[tuple[int, float], ...]
     kept: float
     up: int
+    down: int | None
     data: str
     """Digest of the samples that it learned from."""
 
@@ -58,6 +60,7 @@ def saved(folder: Path) -> Saved:
             curve=tuple((int(one["round"]), float(one["accuracy"])) for one in found["curve"]),
             kept=sum(int(one["parameters"]) for one in found["clients"].values()) / len(found["clients"]),
             up=int(found["bytes_up"]),
+            down=None if found.get("bytes_down") is None else int(found["bytes_down"]),
             data=str(asked["fingerprint"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
@@ -90,7 +93,7 @@ def figures(run: Saved) -> dict[str, Any]:
         values = list(getattr(run, part).values())
         whole = summarize(values) if values else None
         out[part] = None if whole is None else {"mean": whole.mean, "worst_tenth": whole.worst_tenth}
-    return out | {"parameters": run.kept, "bytes_up": run.up}
+    return out | {"parameters": run.kept, "bytes_up": run.up, "bytes_down": run.down}
 
 
 def page(runs: Sequence[Saved]) -> str:
@@ -156,7 +159,8 @@ def rows(runs: Sequence[Saved]) -> tuple[list[str], list[list[str]]]:
         ]
         first = [run.name, run.algorithm, run.dataset, *[run.score] * odd, str(run.rounds)]
         body.append([*first, *accuracies, f"{run.kept:,.0f}", f"{run.up / 1e6:.2f}"])
-    return [*heads, "MB up"], body
+        body[-1].append("–" if run.down is None else f"{run.down / 1e6:.2f}")
+    return [*heads, "MB up", "MB down"], body
 
 
 def _table(runs: Sequence[Saved]) -> str:

@@ -1,0 +1,41 @@
+"""How many bytes of the global model a device downloads: the channels that it keeps, as coarse as the run has them."""
+
+import math
+
+from talaria.federated import rounds
+from talaria.federated.global_model import encode_model
+from talaria.federated.run import Member, Run
+from talaria.model.masks import ChannelMask
+from talaria.tensors import Tensors
+from talaria.wire.compact import compacted
+
+
+class Downloads:
+    """The sizes of one run's downloads. They follow from names, shapes and masks alone, so each is worked out once."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._sizes: dict[tuple[int, str], int] = {}
+
+    def size(self, shared: Tensors, member: Member, private: Tensors | None, *, last: bool = False) -> int:
+        """Bytes of the file that ``member`` downloads of the dense global model ``shared``, before a round that it
+        takes part in, or the ``last``: then a device whose plan bounds what accuracy it may cost needs all of it."""
+        plan = member.plan
+        mask = rounds.mask_of(self._run, member, private)
+        if last and plan is not None and plan.accuracy_drop is not None:
+            mask = None
+        part = None if mask is None or mask.is_full else mask
+        key = len(shared), "" if part is None else part.digest  # an aggregator may write tensors of its own beside
+        if key not in self._sizes:
+            self._sizes[key] = self._measured(shared, part)
+        return self._sizes[key]
+
+    def _measured(self, shared: Tensors, mask: ChannelMask | None) -> int:
+        data = encode_model(shared, self._run.download)
+        return len(data if mask is None else compacted(data, mask))
+
+
+def whole(run: Run) -> int:
+    """Bytes of every shared value as it is: what one model or update of ``run`` has where nothing is spared."""
+    specs = rounds.update_schema(run).values()
+    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
