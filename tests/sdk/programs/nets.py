@@ -140,7 +140,7 @@ class Beside(nn.Module):
         one, two = self.act(self.one(x)), self.act(self.two(x))
         two = two / (two.mean(dim=2, keepdim=True) + 1) - two.sum(dim=-1)[:, :, None] * 0.1
         y = torch.cat([one.clip(max=0.5) * one.mean(-1, keepdim=True), two], dim=-2)
-        return self.head(self.flatten(self.norm(y)))
+        return self.head(self.flatten(self.norm(y + y.mean(-1, keepdim=True))))
 
 
 def encoder(**options: object) -> nn.Module:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.errors import ModelError
-from talaria.programs.graph import Draft, Size
+from talaria.programs.graph import Draft, Size, size_of
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,12 @@ class Step:
 
     def known(self, size: Size) -> int:
         """A size as a number; that of the unpruned model where a mask may narrow it."""
-        if isinstance(size, int) or size in self.widths:
-            return size if isinstance(size, int) else self.widths[size]
-        raise ModelError(
-            f"program: the width {size!r} is turned before any layer weighs it; train this model with torch"
-        )
+        try:
+            return size_of(size, self.widths)
+        except KeyError:
+            raise ModelError(
+                f"program: the width {size!r} is turned before any layer weighs it; train this model with torch"
+            ) from None
 
     @property
     def samples(self) -> str:

@@ -15,7 +15,7 @@ from talaria.programs.layers.sequence import closed, filled, opened, picked, sha
 
 def both(step: Step, layer: str, kind: str, a: Map, b: Map) -> tuple[Map, Pullback]:
     """``kind`` (Add, Mul or Div) of two maps of as many dimensions, where a size of 1 stands for any."""
-    draft, wide = step.draft, _joined(layer, kind, a, b)
+    draft, wide = step.draft, _joined(step, layer, kind, a, b)
     out = shaped(layer, wide)
     left, right = opened(step, a.value, a), opened(step, b.value, b)
     whole = draft.op(kind, left, right)
@@ -35,9 +35,10 @@ def both(step: Step, layer: str, kind: str, a: Map, b: Map) -> tuple[Map, Pullba
     return filled(step, whole, out), back
 
 
-def _joined(layer: str, kind: str, a: Map, b: Map) -> list[Size]:
+def _joined(step: Step, layer: str, kind: str, a: Map, b: Map) -> list[Size]:
     one, other = sizes(a), sizes(b)
-    odd = [pair for pair in zip(one, other, strict=False) if pair[0] != pair[1] and 1 not in pair]
+    pairs = [(step.known(m), step.known(n)) for m, n in zip(one, other, strict=False)]
+    odd = [pair for pair in pairs if pair[0] != pair[1] and 1 not in pair]
     if len(one) != len(other) or odd:
         what = {"Add": "adds", "Mul": "multiplies", "Div": "divides"}[kind]
         raise refused(layer, f"{what} maps of {one} and {other}", "bring both branches to one shape, or to sizes of 1")
@@ -59,7 +60,7 @@ def bounded(
 ) -> tuple[Map, Pullback]:
     """No less than ``min`` and no more than ``max``; a value at a bound goes on learning, as in torch."""
     draft, y, beyond = step.draft, x.value, list[str]()
-    for bound, kind, is_beyond in ((min, "Max", "Less"), (max, "Min", "Greater")):
+    for bound, is_beyond in ((min, "Less"), (max, "Greater")):
         if bound is None:
             continue
         if not isinstance(bound, int | float):
@@ -67,7 +68,7 @@ def bounded(
         level = draft.number(float(bound), 2 + len(x.space))
         past = draft.op(is_beyond, y, level)
         beyond.append(past)
-        y = draft.op("Max", y, level) if kind == "Max" else draft.op("Where", past, level, y)
+        y = draft.op("Where", past, level, y)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         for past in reversed(beyond):
