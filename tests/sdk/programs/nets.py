@@ -128,6 +128,20 @@ class Padded(nn.Module):
         return self.head(torch.tanh(self.mix(torch.cat((mean, x[:, 2, -4:], mask.mean(-1)), 1))))
 
 
+class Weighed(nn.Module):
+    """Moments weighed by a score of one channel, whichever comes first, of two branches side by side and a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.mix = nn.Conv1d(3, 16, 3, padding=1), nn.Conv1d(3, 8, 1), nn.Conv1d(24, 5, 1)
+        self.other, self.score, self.head = nn.Conv1d(3, 5, 1), nn.Conv1d(5, 1, 1), nn.Linear(10, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.mix(torch.cat([self.one(x), self.two(x)], 1)) + self.other(x))
+        share = torch.softmax(self.score(y), -1)
+        return self.head(torch.cat([(y * share).sum(-1), (share * y).mean(-1)], 1))
+
+
 class Beside(nn.Module):
     """Two branches side by side, each of its own width, with sizes of 1 stretched in sums, products and quotients."""
 
@@ -198,6 +212,7 @@ NETS = {
     "group_norm_of_features": ((5,), lambda: maps(nn.Linear(5, 6), nn.GroupNorm(3, 6), nn.Tanh(), wide=6)),
     "softmax": ((5,), lambda: maps(nn.Linear(5, 6), nn.Softmax(dim=-1), wide=6)),
     "padded": (LINE, Padded),
+    "weighed": (LINE, Weighed),
     "beside": (LINE, Beside),
     "attention": (LINE, Attending),
     "attention_written": (LINE, lambda: Written("out")),

@@ -81,6 +81,7 @@ def _encoder():
         (_encoder, [f"layers.1.layers.{number}.linear1" for number in range(2)]),
         (nets.Beside, ["one", "two"]),
         (nets.Padded, ["one", "mix"]),
+        (nets.Weighed, ["one", "two"]),
     ],
 )
 def test_what_a_mask_takes_its_program_takes_too(make, groups, count):

@@ -42,12 +42,13 @@ def _joined(step: Step, layer: str, kind: str, a: Map, b: Map) -> list[Size]:
     if len(one) != len(other) or odd:
         what = {"Add": "adds", "Mul": "multiplies", "Div": "divides"}[kind]
         raise refused(layer, f"{what} maps of {one} and {other}", "bring both branches to one shape, or to sizes of 1")
-    return [n if m == 1 else m for m, n in zip(one, other, strict=True)]
+    return [n if step.known(m) == 1 else m for m, n in zip(one, other, strict=True)]
 
 
 def _shrunk(step: Step, slope: str, x: Map, wide: Sequence[Size]) -> str:
     """The slope of a map that was stretched to the sizes ``wide``."""
-    over = [axis for axis, (own, size) in enumerate(zip(sizes(x), wide, strict=True), 1) if own == 1 and size != 1]
+    pairs = enumerate(zip(map(step.known, sizes(x)), map(step.known, wide), strict=True), 1)
+    over = [axis for axis, (own, size) in pairs if own == 1 and size != 1]
     return step.draft.sum(slope, *over, keep=True) if over else slope
 
 
