@@ -3,34 +3,17 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import mypkg
 import numpy as np
 import pytest
 from nursery import nursery
+from torchless import torchless
 
 from talaria import inputs
 from talaria_coordinator.storage.store import Store
 from talaria_export import Predictor, open_bundle
-
-TORCHLESS = """
-import sys
-class Refused:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "torchvision", "functorch"):
-            raise ImportError(f"{name} is not here")
-sys.meta_path.insert(0, Refused())
-from talaria.cli.main import main
-main()
-"""
-
-
-def torchless(*words):
-    """A process of ``talaria`` that cannot import torch."""
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", TORCHLESS, *words, "--threads", "1"], **pipes, text=True)
 
 
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
@@ -50,7 +33,7 @@ def test_a_fleet_learns_from_named_inputs_what_was_simulated(tmp_path, monkeypat
     words = ("simulate", "-a", "hermes", "-d", "npz:mine.npz", "--model", "mypkg.nets:masked", "--rounds", "2")
     words += ("--engine", engine)
     simulation = begin(*words, "--write-fleet", "watch", "--json")
-    out, errors = simulation.communicate(timeout=90)
+    out, errors = simulation.communicate(timeout=200)
     assert simulation.returncode == 0, errors
     kept = dict(np.load(tmp_path / "watch" / "data" / "client-0.npz"))
     apart = inputs.apart(kept.pop("x"), {"about": (4,), "imu": (6, 32), "mask": (32,)})  # as a device may keep them
@@ -63,9 +46,13 @@ def test_a_fleet_learns_from_named_inputs_what_was_simulated(tmp_path, monkeypat
     coordinator = begin("coordinator", "serve", "watch/fleet.toml", "--json")
     words = ("edge", "run", "watch/client-0.toml", "watch/client-1.toml", "--json")
     # With programs: where torch cannot be imported.
-    agents = begin(*words) if engine == "torch" else torchless(*words)
+    agents = (
+        begin(*words)
+        if engine == "torch"
+        else torchless(*words, "--threads", "1", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    )
     try:
-        assert agents.wait(60) == 0, agents.stderr.read()
+        assert agents.wait(200) == 0, agents.stderr.read()
         assert coordinator.wait(100) == 0, coordinator.stderr.read()
     finally:
         for program in (agents, coordinator):

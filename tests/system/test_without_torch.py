@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from servers import serving_small_packets
+from torchless import TORCHLESS, torchless
 
 from talaria import tensors
 from talaria.federated.rounds import layout_of
@@ -23,14 +24,6 @@ from talaria_export.runtime.verify import verify_bundle
 
 RUNS = {"fedrep": {"head_epochs": 3, "final_epochs": 1}, "heart_pfl": {}}
 COMMAND = "from talaria.cli.main import main; main()"
-TORCHLESS = """
-import sys
-class Refused:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "torchvision", "functorch"):
-            raise ImportError(f"{name} is not here")
-sys.meta_path.insert(0, Refused())
-"""
 
 
 def environment():
@@ -91,19 +84,8 @@ class Agents:
     """``talaria edge run`` in a process that cannot import torch."""
 
     def __init__(self, files):
-        command = [
-            sys.executable,
-            "-c",
-            TORCHLESS + COMMAND,
-            "edge",
-            "run",
-            *map(str, files),
-            "--json",
-            "--threads",
-            "1",
-        ]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen(command, **pipes, text=True, env=environment())
+        words = ("edge", "run", *map(str, files), "--json", "--threads", "1")
+        self.process = torchless(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
 
     def wait_for(self, event):
         for line in self.process.stdout:
