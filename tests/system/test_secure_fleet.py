@@ -159,7 +159,8 @@ def test_a_length_that_follows_the_devices_goes_where_simulation_sends_it(keyed,
 
 
 def test_a_length_that_follows_with_a_budget_is_told(keyed):
-    rule = Privacy(secure=True, clip=1.0, quantile=0.5, epsilon=8.0, noise=2.0, noise_by="devices")
+    # Noise may send the length up in one round and down in the next; by this quantile it does not come back to 1.
+    rule = Privacy(secure=True, clip=1.0, quantile=0.3, epsilon=8.0, noise=2.0, noise_by="devices")
     fleet = keyed(rounds=2, members=FOUR, privacy=replace(SECURE, rule=rule))
     fleet.live(nothing)
     views = Views(fleet.state / "coordinator.db")

@@ -34,6 +34,7 @@ AWAY_S = 120.0
 """Seconds after which somebody else tries a run in the place of a device that is away."""
 REST_S = 60.0
 """Seconds after which it is looked again who is away for a season."""
+UNANNOUNCED = "the coordinator or its database stopped before it was announced"
 
 
 class Conductor:
@@ -131,9 +132,7 @@ class Conductor:
         for row in self.store.open_attempts(self.config.name):
             machine = state.attempts.get(row.attempt)
             if machine is None or machine.phase in ("failed", "carried"):
-                self.store.fail_attempt(
-                    self.config.name, row.attempt, "the coordinator stopped before it was announced"
-                )
+                self.store.fail_attempt(self.config.name, row.attempt, UNANNOUNCED)
 
     # -- opening
 
