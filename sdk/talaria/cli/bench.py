@@ -1,14 +1,33 @@
 """``talaria bench``: the benchmarks that are installed, from the entry-point group ``talaria.benches``."""
 
 from importlib.metadata import entry_points
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from talaria.errors import ConfigError
 
 GROUP = "talaria.benches"
 
+
+class _Benches(TyperGroup):
+    """The installed benchmarks; each is imported, with all that it measures, only where it is run or described."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(entry_points(group=GROUP).names) or ["install"]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # of typer's own copy of click, or click's
+        found = entry_points(group=GROUP)
+        if cmd_name not in (found.names or {"install"}):
+            return None
+        one = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+        one.command(cmd_name)(found[cmd_name].load() if found.names else _missing)
+        return typer.main.get_command(one)
+
+
 app = typer.Typer(
+    cls=_Benches,
     help="Measure this machine: ratios within one run, on thread CPU time. Each has --help and --json.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -23,10 +42,3 @@ def bench() -> None:
 def _missing() -> None:
     """None is installed: run `pip install -e benchmarks` in a checkout of Talaria."""
     raise ConfigError("no benchmark is installed; they come with a checkout of Talaria: pip install -e benchmarks")
-
-
-_found = sorted(entry_points(group=GROUP), key=lambda e: e.name)
-for _entry in _found:
-    app.command(_entry.name)(_entry.load())
-if not _found:
-    app.command("install")(_missing)
