@@ -224,6 +224,10 @@ def test_an_update_survives_the_wire(name: str, setting: str) -> None:
             update.kind,
         )
         assert (back.mask or layout.full()).kept == (update.mask or layout.full()).kept
+        same = codec.as_decoded(update, schema=schema, layout=layout)
+        assert list(same.tensors) == list(back.tensors)
+        assert equal(same.tensors, back.tensors)
+        assert replace(same, tensors={}) == replace(back, tensors={})
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "local"])

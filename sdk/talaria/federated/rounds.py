@@ -90,6 +90,11 @@ def _split(spec: ModelSpec, buffers: Buffers) -> Split:
 
 def algorithm_of(run: Run) -> Algorithm:
     """The run's algorithm with its hyper-parameters."""
+    return algorithms.load(run.algorithm, run.hparams) if run.algorithm not in algorithms.ALGORITHMS else _own(run)
+
+
+@lru_cache(maxsize=64)
+def _own(run: Run) -> Algorithm:
     return algorithms.load(run.algorithm, run.hparams)
 
 

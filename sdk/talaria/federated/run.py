@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
 from talaria import algorithms, tasks, valid
@@ -128,6 +129,14 @@ class Run:
     def __hash__(self) -> int:
         """Of the fields that are no table: runs that are equal have the same, so that what is worked out of one is
         kept (:func:`functools.lru_cache`)."""
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: texts have another hash in each process."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def _hash(self) -> int:
         travels = self.codec, self.download
         return hash((self.spec, self.algorithm, self.recipe, self.rounds, self.seed, self.buffers, travels))
 

@@ -193,6 +193,7 @@ def layout(spec: ModelSpec) -> ChannelLayout:
     return surveyed(spec).layout
 
 
+@lru_cache(maxsize=64)
 def surveyed(spec: ModelSpec) -> prunability.Survey:
     """The layout with the reasons for what cannot be pruned."""
     return _surveyed(replace(spec, seed=0, pretrained=False))

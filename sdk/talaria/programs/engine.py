@@ -24,7 +24,7 @@ from talaria.programs.source import Need, Source
 from talaria.programs.training import Training
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Array, Tensors
-from talaria.training.batching import LARGEST_CACHE, cut, feed, kept, layer_draws, steps_of
+from talaria.training.batching import LARGEST_CACHE, cut, feed, kept, layer_draws, orders, steps_of
 from talaria.training.engine import Objective, Pull
 from talaria.training.objectives import CrossEntropy
 from talaria.types import Recipe, Samples, Task
@@ -112,10 +112,13 @@ class ProgramEngine:
         if training is None:
             training = Training(program, state, program.momentum(state), **how)
         else:
-            training.begin(state, program.momentum(state), **how)
-        draws = _Draws(program, self.source.falls, state, task, purpose)
-        for x, y in feed(task, recipe, samples, purpose):
-            training.step(np.ascontiguousarray(x), y, lr=recipe.lr, draws=draws.next(len(y)))
+            training.begin(state, **how)
+        if recipe.augment == "none" and not program.draws:
+            training.follow(samples.x, samples.y, orders(task, recipe, len(samples), purpose), lr=recipe.lr)
+        else:
+            draws = _Draws(program, self.source.falls, state, task, purpose)
+            for x, y in feed(task, recipe, samples, purpose):
+                training.step(np.ascontiguousarray(x), y, lr=recipe.lr, draws=draws.next(len(y)))
         after = training.weights
         self._idle[shapes] = training
         while len(self._idle) > _KEPT:

@@ -69,6 +69,11 @@ class Program:
         names = (port.name for port in self.graph.outputs)
         return tuple(name.removeprefix("next/weight/") for name in names if name.startswith("next/weight/"))
 
+    @property
+    def draws(self) -> tuple[str, ...]:
+        """The dropout layers that draw in a step."""
+        return tuple(name for _, name in self._reads[2])
+
     def momentum(self, weights: Mapping[str, Array]) -> Arrays:
         """Zeros for what is trained: the momentum of a new optimizer."""
         return {name: np.zeros_like(weights[name]) for _, name in self._reads[1]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -45,16 +45,18 @@ class Training:
     def begin(
         self,
         weights: Mapping[str, Array],
-        momentum: Mapping[str, Array],
         *,
         anchor: Mapping[str, Array] | None = None,
         pull: float = 0.0,
     ) -> None:
-        """Another training of the same program, at weights of the same names and shapes."""
+        """Another training of the same program, at weights of the same names and shapes, from rest."""
         self._anchor, self._pull, self._turn = anchor, pull, 0
-        for kind, given in (("weight", weights), ("momentum", momentum)):
-            for name, value in given.items():
-                np.copyto(self._state[f"{kind}/{name}"], value)
+        for port, value in self._state.items():
+            kind, _, name = port.partition("/")
+            if kind == "weight":
+                np.copyto(value, weights[name])
+            else:
+                value.fill(0)
         for buffers, _ in self._batches.values():
             for name, value in (anchor or {}).items():
                 if (port := f"anchor/{name}") in buffers:
@@ -89,6 +91,27 @@ class Training:
         calls[self._turn]()
         self._turn = 1 - self._turn
         return float(self._loss)
+
+    def follow(self, x: Array, y: Array, batches: Iterable[Array], *, lr: float) -> None:
+        """A step on each of ``batches``, int64 rows of ``x`` (M, ...) and ``y`` (M,): what :meth:`step` does with these
+        rows, for a program that draws nothing, with a tenth of what is around it. Errors are those of :meth:`step`; all
+        labels must be classes before the first one."""
+        self.program.labels(y)
+        bound: dict[int, tuple[Arrays, list[Callable[[], None]]]] = {}
+        for index in batches:
+            count = len(index)
+            if count not in bound:
+                given = x.take(index, 0), y.take(index, 0)
+                shapes = _shapes(*given, None)
+                if shapes not in self._batches:
+                    self._bind(shapes, *given, lr, None)
+                bound[count] = self._batches[shapes]
+                bound[count][0]["lr"][()] = lr
+            buffers, calls = bound[count]
+            x.take(index, 0, buffers["x"], "clip")  # other modes copy what they give
+            y.take(index, 0, buffers["y"], "clip")
+            calls[self._turn]()
+            self._turn = 1 - self._turn
 
     def _bind(self, shapes: object, x: Array, y: Array, lr: float, draws: Mapping[str, Array] | None) -> None:
         state = self._now("weight/"), self._now("momentum/")

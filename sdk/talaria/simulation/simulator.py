@@ -20,12 +20,14 @@ Trained = tuple[str, int]
 
 @dataclass(frozen=True)
 class Arrived:
-    """One training's update as it travels."""
+    """One training's update as it travels, or, where its codec changes no value, as it was made."""
 
     client: str
     base_version: int
-    frame: bytes = field(repr=False)
+    update: Update | bytes = field(repr=False)
     metrics: Mapping[str, float] = field(repr=False)
+    up: int
+    """Bytes of the update as it travels."""
     down: int = 0
     """Bytes of the global model that it downloaded for it."""
 
@@ -81,9 +83,11 @@ class Fleet:
             raise ConfigError(f"client {client!r} is no member of this run; members are {sorted(self.members)[:8]}")
         member, private = self.members[client], self.private.get(client)
         down = self._downloads.size(shared, member, private)
-        frame, metrics, self.private[client] = trained(self.run, member, shared, private, base_version + 1)
+        update, self.private[client] = rounds.participate(self.run, member, shared, private, base_version + 1)
+        how = rounds.codec_of(self.run, member)
+        frame = codec.encode_update(update, how)
         self.sent[client] += len(frame)
-        return Arrived(client, base_version, frame, metrics, down)
+        return Arrived(client, base_version, update if how == "raw" else frame, update.metrics, len(frame), down)
 
     def train_all(self, clients: Sequence[str]) -> dict[str, Arrived]:
         """Let devices train from the present version, in parallel where there is a crew."""
@@ -95,7 +99,7 @@ class Fleet:
             down = self._downloads.size(self.shared, self.members[client], self.private.get(client))
             self.private[client] = private
             self.sent[client] += len(frame)
-            found[client] = Arrived(client, self.version, frame, metrics, down)
+            found[client] = Arrived(client, self.version, frame, metrics, len(frame), down)
         return found
 
     def fold(self, counted: Sequence[Arrived], late: Sequence[Arrived] = (), **more: Any) -> RoundFacts:
@@ -110,7 +114,7 @@ class Fleet:
         facts = RoundFacts(
             self.version,
             tuple(sorted({one.client for one in every})),
-            sum(len(one.frame) for one in every),
+            sum(one.up for one in every),
             _mean([one.metrics for one in every]),
             tuple((one.client, one.base_version) for one in ordered),
             tuple(sorted((one.client, one.base_version) for one in late)),
@@ -124,7 +128,10 @@ class Fleet:
         schema = rounds.update_schema(self.run)
         layout = rounds.layout_of(self.run.spec)
         for one in arrived:
-            yield codec.decode_update(one.frame, schema=schema, layout=layout)
+            if isinstance(one.update, bytes):
+                yield codec.decode_update(one.update, schema=schema, layout=layout)
+            else:
+                yield codec.as_decoded(one.update, schema=schema, layout=layout)
 
 
 def trained(

@@ -27,8 +27,15 @@ def steps_of(recipe: Recipe, count: int) -> int:
     """Optimizer steps that the recipe takes on ``count`` samples; none without samples."""
     if not count:
         return 0
-    wanted = recipe.steps if recipe.steps is not None else recipe.epochs * len(cut(np.arange(count), recipe.batch))
+    full, left = divmod(count, recipe.batch)
+    once = full + (left > (full > 0 and recipe.batch > 1))  # as cut has it
+    wanted = recipe.steps if recipe.steps is not None else recipe.epochs * once
     return wanted if recipe.most_steps is None else min(wanted, recipe.most_steps)
+
+
+def orders(task: Task, recipe: Recipe, count: int, purpose: str = "train") -> Iterator[Array]:
+    """The rows (int64) of each batch of :func:`feed` over ``count`` samples, where nothing is augmented."""
+    return batches(count, recipe.batch, steps_of(recipe, count), task.draws(purpose))
 
 
 def batches(count: int, size: int, steps: int, draws: Draws) -> Iterator[Array]:

@@ -125,7 +125,16 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
     if not all(math.isfinite(v) for v in update.metrics.values()):
         raise ConfigError(f"metrics {dict(update.metrics)} of {update.client!r} must be finite")
     planes = _planes(update.tensors, how)
-    about: dict[str, Any] = {
+    if update.mask is not None:
+        planes |= bitmaps_of(update.mask)
+    meta = {_META: json.dumps(_facts(update), separators=(",", ":"), sort_keys=True, allow_nan=False)}
+    data = strict_safetensors.pack(planes, meta)
+    return squeeze(data) if compress else data
+
+
+def _facts(update: Update) -> dict[str, Any]:
+    """What an update says of itself, as plain values."""
+    return {
         "v": VERSION,
         "client": update.client,
         "weight": float(update.weight),
@@ -134,11 +143,6 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
         "metrics": {k: float(v) for k, v in sorted(update.metrics.items())},
         "mask": None if update.mask is None else update.mask.digest,
     }
-    if update.mask is not None:
-        planes |= bitmaps_of(update.mask)
-    meta = {_META: json.dumps(about, separators=(",", ":"), sort_keys=True, allow_nan=False)}
-    data = strict_safetensors.pack(planes, meta)
-    return squeeze(data) if compress else data
 
 
 def decode_update(
@@ -159,6 +163,31 @@ def decode_update(
     about = _about(strict_safetensors.parse_meta(meta, _META), limits)
     if client is not None and about["client"] != client:
         raise WireError(f"update says client={about['client']!r} but came from {client!r}")
+    return _update(entries, about, schema, layout, limits)
+
+
+def as_decoded(
+    update: Update,
+    *,
+    schema: Mapping[str, TensorSpec],
+    layout: ChannelLayout | None = None,
+    limits: Limits | None = None,
+) -> Update:
+    """What :func:`decode_update` makes of what :func:`encode_update` made of ``update`` with the codec raw: the same
+    values after the same checks, without the bytes between them. For who plays both sides in one process."""
+    limits = limits or Limits()
+    planes = update.tensors if update.mask is None else {**update.tensors, **bitmaps_of(update.mask)}
+    return _update(strict_safetensors.entries_of(planes), _about(_facts(update), limits), schema, layout, limits)
+
+
+def _update(
+    entries: Mapping[str, Entry],
+    about: Mapping[str, Any],
+    schema: Mapping[str, TensorSpec],
+    layout: ChannelLayout | None,
+    limits: Limits,
+) -> Update:
+    """The update of these planes and (checked) facts. Raises :class:`WireError` where they do not fit ``schema``."""
     groups = tuple(name for name in entries if name.startswith(MASK))
     mask = mask_in(about["mask"], groups, entries, layout)
     compact = {n: TensorSpec(compact_shape(n, s.shape, mask), s.dtype) for n, s in schema.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 from talaria.errors import TooLarge, WireError
 
@@ -16,6 +17,7 @@ MAX_WINDOW = 2**23
 _LEVEL = 1
 _PROBE = 64 * 1024
 _GAIN = 0.95
+_own = threading.local()
 
 
 def squeeze(data: bytes) -> bytes:
@@ -24,14 +26,22 @@ def squeeze(data: bytes) -> bytes:
     Data that begins as a frame does is always framed, so that it is not taken for one.
     """
     if data.startswith(MAGIC):
-        return zstd.compress(data, _LEVEL)
+        return _framed(data)
     start = max(0, (len(data) - _PROBE) // 2)
     probe = data[start : start + _PROBE]
-    tried = zstd.compress(probe, _LEVEL)
+    tried = _framed(probe)
     if not probe or len(tried) > _GAIN * len(probe):
         return data
-    packed = tried if len(probe) == len(data) else zstd.compress(data, _LEVEL)
+    packed = tried if len(probe) == len(data) else _framed(data)
     return packed if len(packed) < len(data) else data
+
+
+def _framed(data: bytes) -> bytes:
+    """``data`` in one frame, by a compressor that each thread keeps: to make one takes as long as 10 KiB."""
+    if not hasattr(_own, "compressor"):
+        _own.compressor = zstd.ZstdCompressor(_LEVEL)
+    found: bytes = _own.compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
+    return found
 
 
 def unsqueeze(data: bytes, cap: int) -> bytes:

@@ -93,6 +93,13 @@ def pack(tensors: Tensors, meta: Mapping[str, str] | None = None) -> bytes:
     return b"".join((struct.pack("<Q", len(text)), text, *parts))
 
 
+def entries_of(tensors: Tensors) -> dict[str, Entry]:
+    """The entries that :func:`unpack` finds in what :func:`pack` made of ``tensors``; they share memory with those that
+    are contiguous."""
+    flat = {name: np.ascontiguousarray(value).reshape(-1).view(np.uint8).data for name, value in tensors.items()}
+    return {name: Entry(value.dtype, value.shape, flat[name]) for name, value in tensors.items()}
+
+
 def unpack(data: bytes, *, most: int) -> tuple[dict[str, Entry], dict[str, str]]:
     """The entries and metadata of ``data``, at most ``most`` tensors, without copying a value.
 

@@ -1,7 +1,8 @@
 """Which run it is: the same however many rounds it goes on for, and in what older versions wrote."""
 
+import copy
 import hashlib
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -38,3 +39,13 @@ def test_a_strangers_model_is_quoted_by_its_beginning(part):
     with pytest.raises(ConfigError, match=r"unknown|there is no model") as refused:
         Run.from_json(text)
     assert len(str(refused.value)) < 400
+
+
+def test_a_hash_stays_in_its_process():
+    """Texts have another one in each."""
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedper")
+    assert hash(run) == hash(replace(run))
+    again = copy.copy(run)
+    assert vars(again).keys() == {f.name for f in fields(Run)}
+    assert again == run
+    assert hash(again) == hash(run)

@@ -192,6 +192,24 @@ def test_steps_in_buffers_that_stay_give_the_same_bytes(program_of, spec_of):
         training.step(x[:, :3], y, lr=0.1)
 
 
+def test_rows_are_followed_with_the_bytes_of_steps(program_of, spec_of):
+    program = Program(program_of("imu_cnn"))
+    weights, x, y = state_and_batch(spec_of("imu_cnn"))
+    rows = [np.array(some) for some in ([2, 0, 3], [1, 2, 0], [3], [1, 3, 2])]
+    one, other = (Training(program, weights, program.momentum(weights)) for _ in range(2))
+    for index in rows:
+        one.step(x[index], y[index], lr=0.1)
+    other.follow(x, y, rows[:1], lr=0.3)
+    other.begin(weights)
+    other.follow(x, y, rows, lr=0.1)
+    for mine, theirs in ((other.weights, one.weights), (other.momentum, one.momentum)):
+        assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
+    with pytest.raises(DataError, match="labels"):
+        other.follow(x, y + 7, rows, lr=0.1)
+    with pytest.raises(ModelError, match="'x'"):
+        other.follow(x[:, :3], y, rows, lr=0.1)
+
+
 def test_what_is_frozen_stays_and_is_not_shared_with_the_caller(program_of, spec_of):
     program = Program(program_of("imu_cnn", "head"))
     weights, x, y = state_and_batch(spec_of("imu_cnn"))

@@ -22,6 +22,7 @@ from talaria.planning.plan import Plan
 from talaria.simulation.run import evaluate, members_of, simulate
 from talaria.tensors import equal
 from talaria.types import Recipe
+from talaria.wire import codec
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,23 @@ def test_bytes_are_those_of_the_wire_and_add_up(arrays: Path) -> None:
     assert sum(f.bytes_up for f in facts) == sum(result.bytes_up.values())
     parameters = 4 * sum(v.size for v in result.shared.values())
     assert 0.7 * parameters < min(result.bytes_up.values()) / 2 < 1.1 * parameters + 1500
+
+
+def test_an_update_that_nothing_is_lost_of_is_not_decoded(arrays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load(f"npz:{arrays}")
+    run = Run(spec=ModelSpec("mlp", (4,), 3), algorithm="fedavg", recipe=Recipe(), rounds=2)
+    whole = simulate(run, members_of(data.clients))
+
+    def never(*given: object, **named: object) -> None:
+        raise AssertionError("decoded")
+
+    through = codec.decode_update
+    monkeypatch.setattr(codec, "as_decoded", lambda one, **how: through(codec.encode_update(one), **how))
+    wired = simulate(run, members_of(data.clients))
+    assert equal(wired.shared, whole.shared)
+    monkeypatch.undo()
+    monkeypatch.setattr(codec, "decode_update", never)
+    assert equal(simulate(run, members_of(data.clients)).shared, whole.shared)
 
 
 @pytest.mark.parametrize("download", ["raw", "fp16", "int8"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +16,15 @@ from talaria import tensors as tree
 from talaria.errors import ConfigError, TooLarge, WireError
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.types import Update
-from talaria.wire.codec import Limits, decode_tensors, decode_update, encode_tensors, encode_update, schema_of
+from talaria.wire.codec import (
+    Limits,
+    as_decoded,
+    decode_tensors,
+    decode_update,
+    encode_tensors,
+    encode_update,
+    schema_of,
+)
 from talaria.wire.compression import MAGIC, squeeze, unsqueeze, zstd
 from talaria.wire.tensor_codecs import Codec, bfloat16_of, float32_of, to_planes
 
@@ -317,12 +325,12 @@ def test_what_does_not_shrink_is_left_as_it_is():
 def test_what_the_probe_holds_whole_is_packed_once(monkeypatch):
     packed = []
 
-    def counted(data, level):
+    def counted(data):
         packed.append(len(data))
-        return zstd.compress(data, level)
+        return zstd.compress(data, 1)
 
     wanted = squeeze(bytes(40_000))
-    monkeypatch.setattr("talaria.wire.compression.zstd", SimpleNamespace(compress=counted))
+    monkeypatch.setattr("talaria.wire.compression._framed", counted)
     assert squeeze(bytes(40_000)) == wanted
     assert packed == [40_000]
 
@@ -368,6 +376,35 @@ def test_a_damaged_frame_is_refused(hurt):
 def test_what_cannot_be_sent_is_refused_by_the_sender(change, codec, what):
     with pytest.raises(ConfigError, match=what):
         encode_update(an_update(**change), codec)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"weight": 1e9},
+        {"metrics": {f"m{i}": 1.0 for i in range(65)}},
+        {"metrics": {"a\n": 1.0}},
+        {"client": "c" * 65},
+        {"tensors": {"stranger": np.ones(3, np.float32)}, "mask": None},
+        {"tensors": {name: np.ones(2, np.float32) for name in SCHEMA}, "mask": None},
+        {"tensors": {n: np.full(s.shape, 1e6).astype(s.dtype) for n, s in SCHEMA.items()}, "mask": None},
+        {"tensors": {n: np.zeros(s.shape, np.float64) for n, s in SCHEMA.items()}, "mask": None},
+    ],
+    ids=["fine", "weight", "metrics", "name", "client", "stranger", "shape", "norm", "dtype"],
+)
+def test_without_its_bytes_an_update_is_what_they_say_or_refused_likewise(change):
+    update, how = an_update(**change), {"schema": SCHEMA, "layout": LAYOUT}
+    if change:
+        with pytest.raises(WireError) as wanted:
+            decode_update(encode_update(update), **how)
+        with pytest.raises(WireError) as found:
+            as_decoded(update, **how)
+        assert str(found.value) == str(wanted.value)
+        return
+    one, other = decode_update(encode_update(update), **how), as_decoded(update, **how)
+    assert tree.equal(one.tensors, other.tensors)
+    assert replace(one, tensors={}) == replace(other, tensors={})
 
 
 def test_the_limits_of_an_update_hold():
