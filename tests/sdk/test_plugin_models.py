@@ -1,5 +1,6 @@
 """Networks and datasets of somebody else's (``tests/mypkg``), by name and as objects."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from mypkg.nets import Recurrent, plain
 from torch import nn
 
+import talaria
 from talaria.data import Federated, load, options_of
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.federated import rounds
@@ -42,13 +44,68 @@ def test_its_head_is_found_or_named() -> None:
     assert zoo.head(ModelSpec("mypkg.nets:Recurrent", (6, 20), 3)) == "answer"
     adapted = ModelSpec("mypkg.nets:plain", (4,), 3, AdapterSpec("lowrank", 2))
     assert set(zoo.split(adapted, zoo.build(adapted)).head) == {"2.weight", "2.bias"}
-    named = ModelSpec("mypkg.nets:headless", (4,), 3, head="2")
-    assert set(zoo.split(named, zoo.build(named)).head) == {"2.weight", "2.bias"}
+    named = ModelSpec("mypkg.nets:headless", (4,), 3, head="3")
+    assert set(zoo.split(named, zoo.build(named)).head) == {"3.weight", "3.bias"}
     assert zoo.head(ModelSpec("mlp", (4,), 3)) == "head"
     with pytest.raises(ModelError, match="its last layer must be Linear and give classes=3, but '0' gives 8"):
         zoo.head(ModelSpec("mypkg.nets:headless", (4,), 3))
     with pytest.raises(ModelError, match="head='tail' names no layer"):
         rounds.split_of(run_of(ModelSpec("mypkg.nets:plain", (4,), 3, head="tail")))
+
+
+def test_a_head_that_is_made_first_is_found_where_it_answers() -> None:
+    data = load("mypkg.sets:rings")
+    done = talaria.simulate("fedper", data, "mypkg.nets:AnswerFirst", rounds=1)
+    assert {key.partition(".")[0] for key in done.learned.shared} == {"one", "two"}
+    named = talaria.simulate("fedper", data, "mypkg.nets:AnswerFirst", rounds=1, head="two")
+    assert {key.partition(".")[0] for key in named.learned.shared} == {"one", "answer"}
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "says"),
+    [
+        ("TwoAnswers", (4,), r"its forward gives a tuple; give one tensor \(N, 3\)"),
+        ("Summed", (4,), r"it gives \(2, 1\) for 2 samples; it must give \(N, 3\)"),
+        ("Residual", (4,), r"cannot read samples of shape \(4,\) \(RuntimeError: .*input_shape"),
+    ],
+)
+def test_a_network_that_does_not_answer_as_a_model_is_refused_before_it_learns(
+    net: str, shape: tuple[int, ...], says: str
+) -> None:
+    with pytest.raises(ModelError, match=says):
+        rounds.first_shared(run_of(ModelSpec(f"mypkg.nets:{net}", shape, 3)))
+
+
+def test_a_recurrent_network_is_surveyed_without_a_word() -> None:
+    spec = zoo.keep(LongGRU(), (6, 40), 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not zoo.layout(spec).sizes
+
+
+@pytest.mark.parametrize("kind", ["lowrank:rank=2", "residual"])
+def test_a_transformer_learns_adapters_on_its_linear_layers(kind: str) -> None:
+    draw = np.random.default_rng(0)
+    data = Federated.from_arrays(draw.normal(size=(40, 3, 16)), np.arange(40) % 3, np.repeat(["anna", "bela"], 20))
+    done = talaria.simulate("fedavg", data, "mypkg.nets:Attentive", rounds=1, adapters=kind)
+    tuned = {key.partition(".adapter")[0] for key in done.learned.shared if ".adapter" in key}
+    assert tuned >= {"layer.linear1", "layer.linear2", "patch"}
+    model: Any = done.model("anna")
+    x = torch.from_numpy(data.clients["anna"].test.x)
+    with torch.no_grad():  # torch's short way around a layer's parts would leave the adapters out
+        before, adapter = model(x), model.layer.linear1.adapter
+        (adapter if kind == "residual" else adapter.up).weight.add_(1)
+        assert not torch.equal(before, model(x))
+
+
+class LongGRU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(6, 8, 2, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.rnn(x.transpose(1, 2))[0][:, -1])
+        return out
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])

@@ -23,7 +23,14 @@ SHAPES = {"imu_cnn": ((6, 100), 7), "fmnist_cnn": ((1, 28, 28), 10), "mlp": ((64
 def plan(
     model: Annotated[
         str | None,
-        typer.Option("-m", "--model", help="A model of the zoo, or module:factory; default: --data's own, or imu_cnn."),
+        typer.Option(
+            "-m",
+            "--model",
+            help="A model of the zoo, or module:factory[:NAME=VALUE,...]; default: --data's own, or imu_cnn.",
+        ),
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Dotted name of the model's last layer, where it is not found.")
     ] = None,
     budget: Annotated[
         list[str] | None,
@@ -97,6 +104,7 @@ def plan(
         classes or known_classes,
         pretrained=pretrained,
         options=tuple(options.items()),
+        head=head,
     )
     device = profiles.cached(fresh=fresh)
     if watts is not None:

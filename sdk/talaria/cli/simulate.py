@@ -15,7 +15,9 @@ def simulate(
     dataset: Annotated[
         str,
         typer.Option(
-            "-d", "--dataset", help="smartwatch | vowels | fashion-mnist | npz:FILE | cifar100:FILE | module:Name"
+            "-d",
+            "--dataset",
+            help="smartwatch | vowels | glucose | fashion-mnist | npz:FILE | cifar100:FILE | module:Name",
         ),
     ] = "smartwatch",
     rounds: Annotated[int, typer.Option(help="Communication rounds.", min=1)] = 30,
@@ -24,7 +26,11 @@ def simulate(
         Path | None, typer.Option(help="For image sets: npz with train_idx and test_idx per client.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Zoo model, or module:factory; default: the dataset's, or one that fits.")
+        str | None,
+        typer.Option(help="Zoo model, or module:factory[:NAME=VALUE,...]; default: the dataset's, or one that fits."),
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Dotted name of the model's last layer, where it is not found.")
     ] = None,
     adapters: Annotated[
         str | None, typer.Option(help="Adapters beside its layers: residual, lowrank:rank=8 or heart.")
@@ -164,6 +170,7 @@ def simulate(
         plans=plan,
         adapters=adapters,
         pretrained=pretrained,
+        head=head,
         fraction=fraction,
         buffers=buffers,
         codec=codec,

@@ -102,7 +102,19 @@ def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = (), seed: int
         for name in chosen:
             base = out.get_submodule(name)
             out.set_submodule(name, _adapted(base, spec).train(base.training))
+    _walk_through(out)
     return out
+
+
+def _walk_through(model: Module) -> None:
+    """Torch's transformer layers read the weights of their linear layers past what stands there, where they are not
+    trained; one that holds adapters must call them."""
+    for owner in model.modules():
+        if any(isinstance(part, (Parallel, Behind)) for part in owner.modules()):
+            if isinstance(owner, nn.TransformerEncoderLayer):
+                owner.activation_relu_or_gelu = 0
+            elif isinstance(owner, nn.TransformerEncoder):
+                owner.use_nested_tensor = False
 
 
 def factored(model: Module, head: str, rank: int, seed: int = 0) -> Module:

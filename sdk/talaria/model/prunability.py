@@ -7,6 +7,7 @@ understand shows here and is left out, by name.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
@@ -48,7 +49,10 @@ def survey(model: Module, example: Tensor) -> Survey:
     other way in a smaller network; that is not seen here. ``model`` keeps its weights, gradients and train mode.
     """
     try:
-        coupling = trace(model, example)
+        with warnings.catch_warnings():
+            # Of a recurrent network's long chain torch-pruning says that it looks no further; what it finds is checked.
+            warnings.filterwarnings("ignore", "Maximum recursive depth reached", UserWarning)
+            coupling = trace(model, example)
     except TRACE_ERRORS as error:
         return Survey(ChannelLayout({}, {}), {type(model).__name__: f"cannot be traced: {error}"})
     with torch.no_grad():

@@ -106,13 +106,18 @@ def build(spec: ModelSpec) -> Module:
 
 
 def split(spec: ModelSpec, model: Module, buffers: Buffers = "local") -> Split:
-    """Body, adapters and head of a model that :func:`build` made."""
-    return split_model(model, head=head(spec), buffers=buffers)
+    """Body, adapters and head of a model that :func:`build` made. Raises :class:`~talaria.errors.ModelError` where a
+    model of another package does not answer as a model must."""
+    last = head(spec)
+    if GROUP.is_foreign(spec.name):
+        _require_answers(replace(spec, adapters=None, seed=0, pretrained=False))
+    return split_model(model, head=last, buffers=buffers)
 
 
 def head(spec: ModelSpec) -> str:
     """The dotted prefix of the model's head: what ``spec`` names, else the zoo's, else of a foreign model the module
-    ``head``, or its last Linear layer. Raises :class:`~talaria.errors.ModelError` where there is none."""
+    ``head``, its last Linear layer, or the one that answers last. Raises :class:`~talaria.errors.ModelError` where
+    there is none."""
     return spec.head or _entry(spec.name).head or _found(replace(spec, adapters=None, seed=0, pretrained=False))
 
 
@@ -120,19 +125,31 @@ def head(spec: ModelSpec) -> str:
 def _found(spec: ModelSpec) -> str:
     from torch.nn import Linear
 
+    from talaria.model import answers
+
     model = build(spec)
     if any(key.startswith("head.") for key in model.state_dict()):
         return "head"
     linear = {name: one.out_features for name, one in model.named_modules() if isinstance(one, Linear) and name}
     last: str | None = next(reversed(linear), None)
+    if last is not None and linear[last] != spec.classes:  # the order in which layers are made need not be theirs
+        last = answers.last_linear(model, example(spec, 2)) or last
     if last is None or linear[last] != spec.classes:
+        if last is not None:
+            answers.require(model, example(spec, 2), spec.classes, f"model {shown(spec.name)}")
         found = "it has no Linear layer" if last is None else f"{last!r} gives {linear[last]}"
         raise ModelError(
             f"model {shown(spec.name)}: its last layer must be Linear and give classes={spec.classes}, "
-            f"but {found}; "
-            "name the last layer as head, or correct the factory"
+            f"but {found}; name the last layer (--head, ModelSpec(head=...), [run.spec] head), or correct the factory"
         )
     return last
+
+
+@lru_cache(maxsize=64)
+def _require_answers(spec: ModelSpec) -> None:
+    from talaria.model import answers
+
+    answers.require(build(spec), example(spec, 2), spec.classes, f"model {shown(spec.name)}")
 
 
 def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | None = None) -> ModelSpec:

@@ -87,14 +87,31 @@ def spec_of(
     pretrained: bool,
     seed: int,
     dataset: str,
+    head: str | None = None,
 ) -> ModelSpec:
-    """The model that was asked for, else the plans' own, else the dataset's, else one that fits."""
+    """The model that was asked for, else the plans' own, else the dataset's, else one that fits; ``head`` names its
+    last layer."""
+    if isinstance(model, Module):
+        kept = zoo.keep(model, data.input_shape, data.classes, head=head)
+        extra = _adapters(adapters) if isinstance(adapters, str) else adapters
+        return replace(kept, adapters=extra, seed=seed)
+    found = _named(data, model, plans, adapters, pretrained, seed, dataset)
+    return found if head is None else replace(found, head=head)
+
+
+def _named(
+    data: Federated,
+    model: str | ModelSpec | None,
+    plans: Mapping[str, Plan],
+    adapters: str | AdapterSpec | None,
+    pretrained: bool,
+    seed: int,
+    dataset: str,
+) -> ModelSpec:
     extra = _adapters(adapters) if isinstance(adapters, str) else adapters
     meant = next((plan.model for plan in plans.values() if plan.model is not None), None)
     if isinstance(model, ModelSpec):
         return replace(model, adapters=extra or model.adapters, pretrained=pretrained or model.pretrained)
-    if isinstance(model, Module):
-        return replace(zoo.keep(model, data.input_shape, data.classes), adapters=extra, seed=seed)
     if model is None and meant is not None:
         zoo.GROUP.require_allowed(meant.get("name"), (), "a plan's file imports nothing: name the model too")
         spec = replace(ModelSpec.from_json(meant), seed=seed)

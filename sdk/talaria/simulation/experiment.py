@@ -129,6 +129,7 @@ def simulate(
     plans: Plan | Mapping[str, Plan] | Sequence[str] | None = None,
     adapters: str | AdapterSpec | None = None,
     pretrained: bool = False,
+    head: str | None = None,
     fraction: float = 1.0,
     buffers: str = "local",
     codec: str = "raw",
@@ -163,6 +164,7 @@ def simulate(
             ``CLIENT=FILE`` for one.
         adapters: ``"lowrank:rank=8"`` and its like, or a spec.
         pretrained: Whether to start from published weights.
+        head: The dotted name of the last layer of a model that is not Talaria's, where it is not found.
         fraction: Share of the clients that takes part in a round, in (0, 1].
         buffers: BatchNorm statistics: ``"local"`` or ``"aggregate"``.
         codec: How updates travel: raw, fp16, bf16, int8, topk.
@@ -214,6 +216,7 @@ def simulate(
         plans=plans,
         adapters=adapters,
         pretrained=pretrained,
+        head=head,
         fraction=fraction,
         buffers=buffers,
         codec=codec,
@@ -246,6 +249,7 @@ def prepare(
     plans: Plan | Mapping[str, Plan] | Sequence[str] | None = None,
     adapters: str | AdapterSpec | None = None,
     pretrained: bool = False,
+    head: str | None = None,
     fraction: float = 1.0,
     buffers: str = "local",
     codec: str = "raw",
@@ -272,7 +276,7 @@ def prepare(
     run = Run.of(
         completed(
             {
-                "spec": spec_of(found, model, own, adapters, pretrained, seed, dataset or found.name).to_json(),
+                "spec": spec_of(found, model, own, adapters, pretrained, seed, dataset or found.name, head).to_json(),
                 "algorithm": name,
                 "hparams": hparams or dict(options or {}),
                 "recipe": asdict(recipe) if isinstance(recipe, Recipe) else dict(recipe or {}),

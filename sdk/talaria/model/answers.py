@@ -1,0 +1,61 @@
+"""What a network of somebody else's must give: one number for each output, of each sample or of each of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+
+from talaria.errors import ModelError
+from talaria.model.cloning import clone
+from talaria.model.dependency_groups import TRACE_ERRORS
+
+
+def require(module: Module, example: Tensor, outputs: int, what: str) -> None:
+    """Raise :class:`ModelError`, beginning with ``what``, unless ``module`` maps ``example`` (N, ...) to one tensor
+    (N, outputs), or (N, steps, outputs). ``module`` stays as it is."""
+    shape = tuple(example.shape[1:])
+    with _asked(module) as twin:
+        try:
+            found = twin(example)
+        except TRACE_ERRORS as error:
+            said = " ".join(str(error).split())[:200] or "no word"
+            raise ModelError(
+                f"{what}: cannot read samples of shape {shape} ({type(error).__name__}: {said}); correct the model, or "
+                "cut and order the samples as it expects (input_shape, layout)"
+            ) from error
+    if not isinstance(found, Tensor):
+        raise ModelError(
+            f"{what}: its forward gives a {type(found).__name__}; give one tensor (N, {outputs}), such as the "
+            "answer of one head"
+        )
+    if found.ndim not in (2, 3) or len(found) != len(example) or found.shape[-1] != outputs:
+        raise ModelError(
+            f"{what}: it gives {tuple(found.shape)} for {len(example)} samples; it must give (N, {outputs}), one "
+            f"number for each of {outputs} outputs, or (N, steps, {outputs}) for a label of each step"
+        )
+
+
+def last_linear(module: Module, example: Tensor) -> str | None:
+    """The dotted name of the linear layer that answers last for ``example``; None where none does, or where
+    ``example`` cannot be read."""
+    calls: list[str] = []
+    with _asked(module) as twin:
+        for name, layer in twin.named_modules():
+            if isinstance(layer, nn.Linear) and name:
+                layer.register_forward_hook(lambda *_, name=name: calls.append(name))
+        try:
+            twin(example)
+        except TRACE_ERRORS:
+            return None
+    return calls[-1] if calls else None
+
+
+@contextmanager
+def _asked(module: Module) -> Iterator[Module]:
+    """A copy in eval mode; torch's global generator stays untouched."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        yield clone(module).eval()
