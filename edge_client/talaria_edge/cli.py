@@ -63,26 +63,10 @@ def run(
     Several agents may run in one process, each with its own file; they train one after another. An agent may be
     killed at any time: started again, it goes on where it was. What is private stays in its state folder.
     """
-    import asyncio
-    import logging
+    from talaria_edge.agent import program
 
-    from talaria.event_log import EventLog
-    from talaria.plugins import has_torch
-    from talaria_edge.agent.supervisor import run_agents
-    from talaria_edge.config import load_configs
-
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    if threads and has_torch():
-        import torch
-
-        torch.set_num_threads(threads)
-    journal = EventLog(sys.stdout, as_json)
-    found = asyncio.run(run_agents(load_configs(configs), journal, insecure=insecure))
-    failed = {name: result["error"] for name, result in found.items() if "error" in result}
-    for name, error in failed.items():
-        typer.echo(f"talaria: {name}: {error}", err=True)
-    if failed:
-        raise typer.Exit(1)
+    if status := program.run(configs, as_json=as_json, threads=threads, insecure=insecure):
+        raise typer.Exit(status)
 
 
 @app.command()

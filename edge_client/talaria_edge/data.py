@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from talaria import recorded, tasks
-from talaria.data import arrays, registry
+from talaria.data import arrays
 from talaria.data.partition import stratified
 from talaria.errors import ConfigError, DataError, TalariaError, some_of
 from talaria.foreign import shown
@@ -121,6 +121,7 @@ class NamedSource:
 
     def load(self) -> DeviceData:
         from talaria import data
+        from talaria.data import registry
 
         if registry.GROUP.is_foreign(self.dataset.partition(":")[0]):
             made = self._called()
@@ -139,6 +140,8 @@ class NamedSource:
 
     def _called(self) -> Any:
         """What the function of another package gives."""
+        from talaria.data import registry
+
         registry.GROUP.require_allowed(self.dataset, self.allow, 'set [code] allow = ["{package}"] in device.toml')
         function, what = registry.GROUP.find(self.dataset), f"data: source={shown(self.dataset)}"
         if not callable(function):

@@ -1,8 +1,9 @@
-"""Public names of a package that load when they are first used, so that importing the package costs nothing."""
+"""Names that load when they are first used, so that importing the package that has them costs nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -18,3 +19,28 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         return home if homes[name] == f"{package}.{name}" else getattr(home, name)
 
     return load, lambda: sorted(homes)
+
+
+class Table(Mapping[str, Any]):
+    """Names and what they stand for: ``homes[name]`` is ``module:attribute``."""
+
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        self._homes = dict(homes)
+
+    def __getitem__(self, name: str) -> Any:
+        return _loaded(self._homes[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._homes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+@cache
+def _loaded(home: str) -> Any:
+    module, _, attribute = home.partition(":")
+    return getattr(import_module(module), attribute)

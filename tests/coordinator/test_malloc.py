@@ -6,7 +6,7 @@ import sys
 
 COUNTED = """
 import ctypes, json, resource, sys
-from talaria_coordinator.server import malloc as heap
+from talaria import malloc as heap
 if "settle" in sys.argv:
     heap.settle()
 libc = ctypes.CDLL("libc.so.6")

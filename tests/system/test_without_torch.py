@@ -84,7 +84,7 @@ class Agents:
     """``talaria edge run`` in a process that cannot import torch."""
 
     def __init__(self, files):
-        words = ("edge", "run", *map(str, files), "--json", "--threads", "1")
+        words = ("edge", "run", *map(str, files), "--json")
         self.process = torchless(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
 
     def wait_for(self, event):
@@ -97,6 +97,15 @@ class Agents:
     def end(self):
         out, errors = self.process.communicate(timeout=90)
         return self.process.returncode, [json.loads(line) for line in out.splitlines()], errors
+
+    @property
+    def libraries(self):
+        return {Path(line.split()[-1]).name for line in Path(f"/proc/{self.process.pid}/maps").read_text().splitlines()}
+
+    @property
+    def anonymous_mb(self):
+        status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith("RssAnon:"))
 
     def kill(self):
         """-9, where it has not ended."""
@@ -152,6 +161,27 @@ def test_devices_without_torch_are_given_a_kit_and_learn_what_is_simulated(fleet
         assert done["deployed"]
         assert done["test"]["max_abs_diff"] <= 1e-4
         assert verify_bundle(done["bundle"]).ok
+
+
+def test_an_agent_without_torch_carries_what_it_trains_with_and_little_else(fleet, a_run):
+    """No keys, no secure sums, no words for people: their libraries are not in it after it has learned."""
+    one = fleet(a_run("fedrep", rounds=2, **RUNS["fedrep"]), devices=("anna",), engine="onnx")
+    coordinator = Coordinator(one.config)
+    try:
+        file = one.device_config("anna", coordinator.wait_for("ready")["broker"])
+        file.write_text(file.read_text().replace('engine = "onnx"\n', "stay = true\n"))
+        agents = Agents([file])
+        try:
+            agents.wait_for("done")
+            libraries, anonymous = agents.libraries, agents.anonymous_mb
+        finally:
+            agents.kill()
+    finally:
+        coordinator.close()
+    assert any(name.startswith("onnxruntime") for name in libraries)
+    odd = ("_rust.abi3", "_pydantic_core", "torch", "onnx_cpp2py")  # cryptography's is the first
+    assert not [name for name in libraries if name.startswith(odd)]
+    assert anonymous < 75  # 50 where it was written; one more copy of anything large is beyond it
 
 
 def test_devices_without_torch_keep_their_kit_when_a_run_goes_on_and_get_the_next_runs(fleet, a_run):

@@ -68,7 +68,7 @@ def serve(
     import asyncio
     import logging
 
-    from talaria_coordinator.server import malloc
+    from talaria import malloc
 
     malloc.settle()
     from talaria.event_log import EventLog

@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
+from talaria import malloc
 from talaria.errors import StateError, TransportError
 from talaria_coordinator.broker import Broker
 from talaria_coordinator.config.fleet import FleetConfig
@@ -23,7 +24,7 @@ from talaria_coordinator.fleet.life import as_it_is
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.identity.eviction import Barring
-from talaria_coordinator.server import kits, malloc
+from talaria_coordinator.server import kits
 from talaria_coordinator.server.open_state import open_blobs, open_store
 from talaria_coordinator.server.operator_server import Desk
 from talaria_coordinator.storage.store import SilentError

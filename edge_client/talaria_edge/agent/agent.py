@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError, WireError, said
@@ -34,7 +34,6 @@ from talaria_edge.agent.asked import asked_of
 from talaria_edge.agent.goodbye import Parting
 from talaria_edge.agent.incoming import Incoming
 from talaria_edge.agent.misfits import misfits
-from talaria_edge.agent.secure import Part, Said
 from talaria_edge.agent.training import Learner, Narrow, equipped
 from talaria_edge.agent.training_window import Left, TrainingWindow
 from talaria_edge.config import DeviceConfig
@@ -42,8 +41,11 @@ from talaria_edge.data import DeviceData
 from talaria_edge.deployment import gate
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, reach
 from talaria_edge.storage import tensor_files
-from talaria_edge.storage.state import DeviceStore
+from talaria_edge.storage.state import SECURE, DeviceStore
 from talaria_edge.training_policy import Reading
+
+if TYPE_CHECKING:
+    from talaria_edge.agent.secure import Part, Said
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +100,6 @@ class Agent:
         self._cannot = ""
         """Why the run cannot be learned here; empty where it can, or is not known yet."""
         self._upload = b""
-        self._part = Part(config)
         self._round = 1
         """The round that traffic is counted for: the one trained, or the next."""
         self._took = 0.0
@@ -138,6 +139,13 @@ class Agent:
         except StateError as error:
             self._tell("error", error=str(error))
 
+    @cached_property
+    def _part(self) -> Part:
+        """This device's part in secure rounds. What it takes, a tenth of an agent, is loaded with the first of them."""
+        from talaria_edge.agent.secure import Part
+
+        return Part(self.config)
+
     # -- life
 
     async def _live(self) -> None:
@@ -158,7 +166,7 @@ class Agent:
         chunks = self._incoming.resume()
         done = self._store.trained()
         job = self._state.job
-        masked = b"" if job is None else self._part.upload(job.attempt)
+        masked = self._part.upload(job.attempt) if job is not None and (self.config.state / SECURE).exists() else b""
         self._upload = masked or (done.update if done else b"")
         digest = hashlib.sha256(self._upload).digest() if self._upload else b""
         self._feed(e.Boot(time.monotonic(), self._store.model_digest(), chunks, digest))

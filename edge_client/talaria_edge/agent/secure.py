@@ -26,6 +26,7 @@ from talaria.privacy.terms import Terms
 from talaria.protocol import words
 from talaria_edge.config import DeviceConfig
 from talaria_edge.storage import tensor_files
+from talaria_edge.storage.state import SECURE
 
 FORMAT = 1
 Bring = Callable[[Terms], Contribution]
@@ -53,7 +54,7 @@ class Part:
     """One device's part in its fleet's secure rounds, one at a time."""
 
     def __init__(self, config: DeviceConfig) -> None:
-        self.config, self._path = config, config.state / "secure.bin"
+        self.config, self._path = config, config.state / SECURE
         self._half: DeviceHalf | None = None
         self._line = Lock()  # two words may be worked out at once, each in a thread of its own
 

@@ -6,13 +6,12 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from talaria.errors import AggregationError, ConfigError, DataError, ModelError, StateError, TalariaError, WireError
 from talaria.federated import rounds, warm_start
 from talaria.federated.global_model import decode_held
 from talaria.federated.kit import open_kit
-from talaria.federated.private_rule import coordinates_of
 from talaria.federated.run import Member, Run
 from talaria.model import masks
 from talaria.model.masks import ChannelMask
@@ -21,9 +20,6 @@ from talaria.model.widths import widths_of
 from talaria.planning.budget import AccuracyCheck
 from talaria.planning.plan import Plan
 from talaria.plugins import has_torch
-from talaria.privacy.in_process import Contribution
-from talaria.privacy.rule import contribution
-from talaria.privacy.terms import Terms
 from talaria.tensors import Tensors
 from talaria.training.engine import state_of
 from talaria.training.evaluation import evaluate
@@ -34,6 +30,10 @@ from talaria_edge.data import DeviceData, checked
 from talaria_edge.deployment.deploy import VARIANT_DROP, Candidate, deploy
 from talaria_edge.storage import tensor_files
 from talaria_edge.storage.state import DeviceStore, Private, Trained
+
+if TYPE_CHECKING:
+    from talaria.privacy.in_process import Contribution
+    from talaria.privacy.terms import Terms
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +131,9 @@ class Learner:
 
     def contribution(self, model_digest: bytes, update: bytes, terms: Terms) -> Contribution:
         """What this device brings to a secure round of an update that it made from this global model."""
+        from talaria.federated.private_rule import coordinates_of
+        from talaria.privacy.rule import contribution
+
         schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
         sent = codec.decode_update(update, schema=schema, layout=layout, client=self.config.device)
         return contribution(self._held(model_digest)[0], coordinates_of(self.run), terms, sent)

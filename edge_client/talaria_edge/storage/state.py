@@ -40,7 +40,7 @@ from talaria_edge.storage import tensor_files
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
-LEFT = "left.json"
+LEFT, SECURE = "left.json", "secure.bin"
 KEPT = (
     "*private.safetensors", "update.bin", "model.bin", "model-*.part", "kit.bin", "kit-*.part", "protocol.bin",
     "traffic.json", "privacy.json", "secure.bin", "result.json", "body.bin", "body-*.part", ".*.part", "deployed.json",

@@ -5,48 +5,32 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from talaria import plugins, valid
-from talaria.algorithms.apfl import APFL
+from talaria import lazy, plugins, valid
 from talaria.algorithms.base import Algorithm, Card
-from talaria.algorithms.ditto import Ditto
-from talaria.algorithms.fedavg import FedAvg
-from talaria.algorithms.fedavg_ft import FedAvgFT
-from talaria.algorithms.fedbabu import FedBABU
-from talaria.algorithms.fedper import FedPer
-from talaria.algorithms.fedprox import FedProx
-from talaria.algorithms.fedrep import FedRep
-from talaria.algorithms.ffgg import FFGG
-from talaria.algorithms.heart_pfl import HeartPFL
-from talaria.algorithms.hermes import Hermes
-from talaria.algorithms.lg_fedavg import LGFedAvg
-from talaria.algorithms.local_only import LocalOnly
-from talaria.algorithms.perfedavg import PerFedAvg
-from talaria.algorithms.pfedgm import PFedGM
-from talaria.algorithms.thorki import Thorki
 from talaria.errors import ConfigError
 from talaria.foreign import shown
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    cls.card.name: cls
-    for cls in (
-        LocalOnly,
-        FedAvg,
-        FedAvgFT,
-        FedProx,
-        FedPer,
-        FedRep,
-        FedBABU,
-        LGFedAvg,
-        Ditto,
-        APFL,
-        PerFedAvg,
-        Hermes,
-        Thorki,
-        HeartPFL,
-        PFedGM,
-        FFGG,
-    )
-}
+ALGORITHMS: Mapping[str, type[Algorithm]] = lazy.Table(
+    {
+        "local": "talaria.algorithms.local_only:LocalOnly",
+        "fedavg": "talaria.algorithms.fedavg:FedAvg",
+        "fedavg_ft": "talaria.algorithms.fedavg_ft:FedAvgFT",
+        "fedprox": "talaria.algorithms.fedprox:FedProx",
+        "fedper": "talaria.algorithms.fedper:FedPer",
+        "fedrep": "talaria.algorithms.fedrep:FedRep",
+        "fedbabu": "talaria.algorithms.fedbabu:FedBABU",
+        "lg_fedavg": "talaria.algorithms.lg_fedavg:LGFedAvg",
+        "ditto": "talaria.algorithms.ditto:Ditto",
+        "apfl": "talaria.algorithms.apfl:APFL",
+        "perfedavg": "talaria.algorithms.perfedavg:PerFedAvg",
+        "hermes": "talaria.algorithms.hermes:Hermes",
+        "thorki": "talaria.algorithms.thorki:Thorki",
+        "heart_pfl": "talaria.algorithms.heart_pfl:HeartPFL",
+        "pfedgm": "talaria.algorithms.pfedgm:PFedGM",
+        "ffgg": "talaria.algorithms.ffgg:FFGG",
+    }
+)
+"""Talaria's own, each imported when it is asked for: a device runs one of them."""
 
 GROUP = plugins.Group("algorithm", "talaria.algorithms", ALGORITHMS)
 """How algorithms are found by name: :data:`ALGORITHMS`, entry points, ``module:Name``."""
@@ -83,7 +67,7 @@ def name_of(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
     object whose fields are more than numbers and text, are kept in this process: they are for simulation, and are
     refused where a fleet is written. Raises :class:`ConfigError`, naming what is missing, for what is no algorithm.
 
-    >>> name_of(FedProx(mu=0.5))
+    >>> name_of(load("fedprox", {"mu": 0.5}))
     ('fedprox', {'mu': 0.5, 'weighting': 'samples', 'allow_degenerate': False})
     """
     if isinstance(algorithm, type):

@@ -1,23 +1,34 @@
-"""The ``talaria`` command. Its subcommands come from the entry-point group ``talaria.commands``."""
+"""The ``talaria`` command. Its subcommands come from the entry-point group ``talaria.commands``.
+
+What runs for months on a small device does not carry what reads command lines for people: a command of the group
+``talaria.straight`` reads its plain words itself. What it does not take, help and mistakes too, goes the usual way.
+"""
+
+from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, requires
 from pathlib import Path
-
-import typer
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from talaria import plugins
 from talaria.errors import ConfigError, TalariaError
 
+if TYPE_CHECKING:
+    import typer
+
 GROUP = "talaria.commands"
+STRAIGHT = "talaria.straight"
+"""Entry points named by two words, functions of the words after them that say whether they took them."""
 _IN_EXTRA = re.compile(r"""(?P<package>[A-Za-z0-9._-]+).*extra == ["'](?P<extra>[a-z0-9-]+)["']""")
 
 
 def app(words: Sequence[str] = ()) -> typer.Typer:
     """The command line. Where ``words`` begins with a subcommand, only that one is loaded."""
+    import typer
+
     main = typer.Typer(
         help="Hardware-aware on-device personalization: every device its own small, fast model.",
         no_args_is_help=True,
@@ -39,6 +50,8 @@ def _nothing() -> None:
 
 def _add(main: typer.Typer, entry: EntryPoint) -> None:
     """A Typer becomes a group, a function a command; one whose packages are missing says what to install."""
+    import typer
+
     try:
         command = entry.load()
     except ModuleNotFoundError as missing:
@@ -81,7 +94,8 @@ def main() -> None:
     if not sys.flags.safe_path:
         plugins.look_in(Path.cwd())
     try:
-        app(sys.argv[1:])()
+        if not _straight(sys.argv[1:]):
+            app(sys.argv[1:])()
     except TalariaError as error:
         _fail(str(error))
     except ModuleNotFoundError as missing:
@@ -93,6 +107,14 @@ def main() -> None:
         sys.exit(130)
 
 
+def _straight(words: Sequence[str]) -> bool:
+    """Whether the words were taken without Typer."""
+    found = entry_points(group=STRAIGHT, name=" ".join(words[:2]))
+    return any(entry.load()(words[2:]) for entry in found)
+
+
 def _fail(message: str) -> None:
+    from rich.console import Console
+
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"talaria: {message}", markup=False)
     sys.exit(1)

@@ -14,18 +14,17 @@ import json
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from talaria import durable
 from talaria.errors import ConfigError, StateError, so_that_it_can_be_written
 from talaria.wire.broker_url import Tls
 from talaria.wire.signing import KEY_BYTES, Signer
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 LARGEST_FILE = 64 * 1024
 
@@ -136,6 +135,10 @@ def require_no_password(url: str) -> None:
 
 def load_signer(path: Path) -> Signer:
     """The Ed25519 key in a PEM file that only its owner can read."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     require_private(path)
     try:
         key = serialization.load_pem_private_key(read(path, "restore it from a backup"), None)
@@ -171,6 +174,8 @@ def settle_pair(stem: Path) -> None:
 
 def pem(key: EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
     """A private key as PEM, for :func:`write` with ``private=True``."""
+    from cryptography.hazmat.primitives import serialization
+
     encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     return key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain)
 

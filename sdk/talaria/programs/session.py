@@ -38,6 +38,7 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
+        options.enable_mem_pattern = False  # a block for each combination of shapes, beside what the first run took
         if _one_arena():
             options.add_session_config_entry("session.use_env_allocators", "1")
         try:

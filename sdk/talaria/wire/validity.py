@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography import x509
-
 from talaria import time
 from talaria.wire.broker_url import Tls
 
@@ -57,6 +55,8 @@ def validities(tls: Tls) -> list[Validity]:
 
 def validity_of(path: Path) -> list[Validity]:
     """That of a certificate (PEM); none where the file holds none."""
+    from cryptography import x509
+
     try:
         with path.open("rb") as file:
             found = x509.load_pem_x509_certificate(file.read(1 << 20))

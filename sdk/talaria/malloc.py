@@ -7,26 +7,24 @@ import ctypes
 import os
 
 M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -8, -3, -1  # of malloc.h
-ARENAS = 2
 MAPPED = 32 << 20
 """The largest that glibc takes."""
-KEPT = 64 << 20
 
 
-def settle() -> None:
-    """At most two heaps for all threads. Blocks below 32 MiB, which updates are, come from them, so that the pages of
-    one update are those of the next; above 64 MiB what is free at a heap's end goes back to the system, and the rest by
-    :func:`give_back`. Call it before threads start. Does nothing where MALLOC_* variables say otherwise, and without
-    glibc."""
+def settle(arenas: int = 2, mapped: int = MAPPED, kept: int = 64 << 20) -> None:
+    """At most so many heaps for all threads. Blocks below ``mapped`` bytes, which a coordinator's updates are, come
+    from them, so that the pages of one update are those of the next; larger ones are the system's. Above ``kept`` bytes
+    what is free at a heap's end goes back, and the rest by :func:`give_back`. Call it before threads start. Does
+    nothing where MALLOC_* variables say otherwise, and without glibc."""
     if any(name.startswith("MALLOC_") for name in os.environ):
         return
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return
-    mallopt(M_ARENA_MAX, ARENAS)
-    mallopt(M_MMAP_THRESHOLD, MAPPED)
-    mallopt(M_TRIM_THRESHOLD, KEPT)
+    mallopt(M_ARENA_MAX, arenas)
+    mallopt(M_MMAP_THRESHOLD, mapped)
+    mallopt(M_TRIM_THRESHOLD, kept)
 
 
 def give_back() -> None:

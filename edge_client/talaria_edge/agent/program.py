@@ -1,0 +1,43 @@
+"""What ``talaria edge run`` starts: agents in one process. It lives for months, so it loads only what they need."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from talaria import malloc
+from talaria.event_log import EventLog
+from talaria.plugins import has_torch
+from talaria_edge.agent.supervisor import run_agents
+from talaria_edge.config import load_configs
+
+_MAPPED = 1 << 20
+"""Bytes of a block from which on it goes back to the system once it is free."""
+_FLAGS = {"--json", "--insecure"}
+
+
+def run(configs: Sequence[Path], *, as_json: bool = False, threads: int = 0, insecure: bool = False) -> int:
+    """Run the agents of these device.toml to their end; the exit status, with what failed on stderr."""
+    malloc.settle(arenas=1, mapped=_MAPPED, kept=_MAPPED)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if threads and has_torch():
+        import torch
+
+        torch.set_num_threads(threads)
+    found = asyncio.run(run_agents(load_configs(configs), EventLog(sys.stdout, as_json), insecure=insecure))
+    failed = {name: result["error"] for name, result in found.items() if "error" in result}
+    for name, error in failed.items():
+        sys.stderr.write(f"talaria: {name}: {error}\n")
+    return 1 if failed else 0
+
+
+def straight(words: Sequence[str]) -> bool:
+    """``talaria edge run`` with files and flags alone; False where the words are others. Ends the process."""
+    flags = {word for word in words if word.startswith("-")}
+    files = [Path(word) for word in words if not word.startswith("-")]
+    if not files or not flags <= _FLAGS:
+        return False
+    sys.exit(run(files, as_json="--json" in flags, insecure="--insecure" in flags))
