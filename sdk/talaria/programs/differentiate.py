@@ -33,7 +33,13 @@ from talaria.training.engine import INTO, LOGITS, MEAN
 
 
 def graph_of(
-    module: Module, head: str, input_shape: Sequence[Size], only: Collection[str] | None, taps: Sequence[str]
+    module: Module,
+    head: str,
+    input_shape: Sequence[Size],
+    only: Collection[str] | None,
+    taps: Sequence[str],
+    *,
+    twice: bool = False,
 ) -> Graph:
     """The pass over one batch and the way back from ``taps`` (see :func:`talaria.training.engine.look`); ``module`` is
     frozen but for ``only`` (None: nothing is frozen, (): everything, and in eval mode).
@@ -41,11 +47,11 @@ def graph_of(
     Inputs: ``x`` float32 (N, *input_shape), ``weight/<key>``, ``draw/<layer>`` of dropout, ``slope/<tap>``, the
     gradient of the loss by that tap. Outputs: ``tap/<tap>``, ``gradient/<key>`` of what is trained and reaches a tap,
     ``next/weight/<key>`` of the statistics that follow. Raises :class:`~talaria.errors.ModelError` for a layer that no
-    program can hold, and for a tap that the model does not have.
+    program can hold, and for a tap that the model does not have. ``twice``: it is differentiated once more.
     """
     loop.freeze_but(module, only)
     draft = Draft()
-    step = Step(draft, head)
+    step = Step(draft, head, twice=twice)
     done = forward(step, module, entered(draft, input_shape))
     outputs = [_tapped(draft, done, tap) for tap in taps]
     backward(draft, done.tape)
@@ -106,7 +112,7 @@ def curved(spec: ModelSpec) -> bytes:
     Measured, and refused, as :func:`packed` is.
     """
     module = zoo.build(spec)
-    once = graph_of(module, zoo.head(spec), spec.input_shape, None, (LOGITS,))
+    once = graph_of(module, zoo.head(spec), spec.input_shape, None, (LOGITS,), twice=True)
     sizes = sizes_of(once, module)
     shapes = _shapes(once, sizes)
     learned = [port.name.removeprefix("gradient/") for port in once.outputs if port.name.startswith("gradient/")]

@@ -153,14 +153,19 @@ class Draft:
 
     def op(self, kind: str, *inputs: str, **attributes: Attribute) -> str:
         """The one output of an operator; the same operator over the same inputs is made once."""
+        return self.several(kind, 1, *inputs, **attributes)[0]
+
+    def several(self, kind: str, many: int, *inputs: str, **attributes: Attribute) -> tuple[str, ...]:
+        """The ``many`` outputs of an operator, likewise."""
         own = tuple(sorted(attributes.items()))
         key = (kind, inputs, own)
         if key not in self._made:
-            node = Node(kind, inputs, (f"v{len(self.nodes)}",), own)
+            first = f"v{len(self.nodes)}"
+            node = Node(kind, inputs, (first, *(f"{first}.{i}" for i in range(1, many))), own)
             self.nodes.append(node)
             self._made[key] = node.outputs
-            self._maker[node.outputs[0]] = node
-        return self._made[key][0]
+            self._maker |= dict.fromkeys(node.outputs, node)
+        return self._made[key]
 
     def reshape(self, value: str, *shape: int) -> str:
         """``value`` in another shape: 0 keeps a size, -1 is what remains."""

@@ -74,16 +74,18 @@ def measure(graph: Graph, given: Mapping[str, Value], limits: Limits) -> Cost:
         if odd or node.get("axis", 0) < 0:
             raise WireError(f"program: {node.kind} with {odd or 'a negative axis'} is unknown; build it again")
         try:
-            out, extra = rule(node, [values[name] for name in node.inputs])
-            (name,) = node.outputs
+            found, extra = rule(node, [values[name] for name in node.inputs])
+            made = found if isinstance(found, tuple) else (found,)
+            named = list(zip(node.outputs, made, strict=True))
         except (KeyError, ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError) as why:
             raise WireError(f"program: {node.kind} does not fit its inputs ({why}); build it again") from None
-        if name in values or min(out.shape, default=1) < 1:
-            raise WireError(f"program: {node.kind} gives {name[:40]!r} twice or of no size; build it again")
-        values[name] = out
-        live, work = live + out.bytes, work + extra + math.prod(out.shape)
-        most = max(most, live)
-        live -= sum(values[one].bytes for one in {*node.inputs, name} if last.get(one, place) == place)
+        for name, out in named:
+            if name in values or min(out.shape, default=1) < 1:
+                raise WireError(f"program: {node.kind} gives {name[:40]!r} twice or of no size; build it again")
+            values[name] = out
+            live, work = live + out.bytes, work + math.prod(out.shape)
+        most, work = max(most, live), work + extra
+        live -= sum(values[one].bytes for one in {*node.inputs, *node.outputs} if last.get(one, place) == place)
         if most > limits.memory_bytes or work > limits.multiply_adds:
             raise TooLarge(
                 f"program: one step would take {most >> 20} MiB and {work:.1e} multiply-adds, limits are "
@@ -92,7 +94,7 @@ def measure(graph: Graph, given: Mapping[str, Value], limits: Limits) -> Cost:
     return Cost(most, work, values)
 
 
-Found = tuple[Value, int]
+Found = tuple[Value | tuple[Value, ...], int]
 Rule = Callable[[Node, list[Value]], Found]
 
 
@@ -127,7 +129,10 @@ def _together(node: Node, given: list[Value]) -> Found:
 
 
 def _compared(node: Node, given: list[Value]) -> Found:
-    return Value(_together(node, given)[0].shape, BOOL), 0
+    a, b = given
+    if a.dtype != b.dtype:
+        raise ValueError(f"{a.dtype} with {b.dtype}")
+    return Value(_joined(given), BOOL), 0
 
 
 def _where(node: Node, given: list[Value]) -> Found:
@@ -245,6 +250,25 @@ def _softmax(node: Node, given: list[Value]) -> Found:
     return _alike(node, given)
 
 
+def _normalized(node: Node, given: list[Value]) -> Found:
+    """Over the last dimension: the values, their means, and one over their deviations."""
+    x, *scales = given
+    if not x.shape or node.get("axis") != len(x.shape) - 1 or any(one.shape != x.shape[-1:] for one in scales):
+        raise ValueError(f"{x.shape} scaled by {[one.shape for one in scales]}")
+    if any(one.dtype != FLOAT for one in given):
+        raise ValueError("values that are no floats")
+    each = Value((*x.shape[:-1], 1))
+    return (Value(x.shape), each, each), 3 * math.prod(x.shape)
+
+
+def _split(node: Node, given: list[Value]) -> Found:
+    x, sizes = given[0], _numbers(given[1])
+    axis = node.get("axis")
+    if sum(sizes) != x.shape[axis] or min(sizes) < 1:
+        raise ValueError(f"{x.shape} in {sizes}")
+    return tuple(Value((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype) for size in sizes), 0
+
+
 def _expand(node: Node, given: list[Value]) -> Found:
     return Value(_joined([given[0], Value(tuple(_numbers(given[1])))]), given[0].dtype), 0
 
@@ -309,11 +333,13 @@ RULES: Mapping[str, Rule] = {
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
+    "LayerNormalization": _normalized,
     "OneHot": _one_hot,
     "Pad": _pad,
     "Reshape": _reshape,
     "Shape": _shape_of,
     "Slice": _slice,
+    "Split": _split,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
     "Where": _where,
@@ -330,11 +356,13 @@ _ATTRIBUTES: Mapping[str, Sequence[str]] = {
     "Flatten": ("axis",),
     "Gather": ("axis",),
     "Gemm": ("beta", "transA", "transB"),
+    "LayerNormalization": ("axis", "epsilon"),
     "LogSoftmax": ("axis",),
     "MaxPool": _POOL,
     "ReduceMean": ("keepdims",),
     "ReduceSum": ("keepdims",),
     "Shape": ("end", "start"),
     "Softmax": ("axis",),
+    "Split": ("axis",),
     "Transpose": ("perm",),
 }

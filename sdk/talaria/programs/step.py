@@ -1,7 +1,7 @@
 """A whole training step as one graph: forward, cross-entropy, the backward pass of what trains, SGD with momentum.
 
 The rules are :mod:`talaria.training.loop`'s: which layers are in train mode, what is frozen, how a batch of one sample
-is normalized. Sources: Sutskever et al. 2013 for momentum as torch.optim.SGD has it.
+is normalized.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from talaria.programs.layers.calls import BATCH as ANY_BATCH
 from talaria.programs.layers.calls import CALLS, Batch, part
 from talaria.programs.layers.sequence import Weight, sizes
 from talaria.programs.layers.table import FUNCTIONS, LAYERS, MENDS, PARTS, PASSES, rule_of
+from talaria.programs.updates import updates
 from talaria.training import loop
 from talaria.types import Recipe
 
@@ -68,7 +69,7 @@ def graph_of(
     loss, slope = _cross_entropy(step, done.out.value, classes, recipe.smoothing)
     done.last.slopes.append(slope)
     backward(draft, done.tape)
-    return draft.finish([(Port("loss", FLOAT, ()), loss), *_updates(step, recipe, pulled)])
+    return draft.finish([(Port("loss", FLOAT, ()), loss), *updates(step, recipe, pulled)])
 
 
 def features_of(module: Module, head: str, input_shape: Sequence[int]) -> Graph:
@@ -396,28 +397,3 @@ def backward(draft: Draft, tape: dict[fx.Node, Entry]) -> None:
         for one, want, own in zip(entry.read, wanted, found, strict=True):
             if want and own is not None:
                 tape[one].slopes.append(own)
-
-
-def _updates(step: Step, recipe: Recipe, pulled: bool) -> list[tuple[Port, str]]:
-    """The new weights, momenta and buffers under the names of their outputs."""
-    draft, out = step.draft, list[tuple[Port, str]]()
-    shapes = {port.name: port for port in draft.inputs}
-    for key, gradient in step.gradients.items():
-        weight, slope = shapes[f"weight/{key}"], gradient
-        rank = len(weight.shape)
-        if pulled:
-            away = draft.op("Sub", weight.name, draft.input(f"anchor/{key}", weight.shape))
-            slope = draft.op("Add", slope, draft.op("Mul", away, draft.number("pull", rank)))
-        if recipe.weight_decay:
-            decay = draft.op("Mul", weight.name, draft.number(recipe.weight_decay, rank))
-            slope = draft.op("Add", slope, decay)
-        if recipe.momentum:
-            momentum = draft.input(f"momentum/{key}", weight.shape)
-            slope = draft.grown(slope, momentum, recipe.momentum, rank)
-            out.append((Port(f"next/momentum/{key}", FLOAT, weight.shape), slope))
-        moved = draft.op("Sub", weight.name, draft.op("Mul", slope, draft.number("lr", rank)))
-        out.append((Port(f"next/weight/{key}", FLOAT, weight.shape), moved))
-    for key, value in step.buffers.items():
-        port = shapes[f"weight/{key}"]
-        out.append((Port(f"next/weight/{key}", port.dtype, port.shape), value))
-    return out

@@ -13,7 +13,9 @@ def evaluated(graph, feed):
     outputs = {port.name for port in graph.outputs}
     for place, node in enumerate(graph.nodes):
         given = [values[name] for name in node.inputs]
-        values[node.outputs[0]] = np.asarray(RULES[node.kind](node, *given))
+        found = RULES[node.kind](node, *given)
+        made = found if isinstance(found, tuple) else (found,)
+        values |= zip(node.outputs, map(np.asarray, made), strict=True)
         for name in {*node.inputs} - outputs:
             if last[name] == place:
                 del values[name]
@@ -72,6 +74,12 @@ def _transposed(node, x, w):
     return F.conv_transpose2d(torch.from_numpy(x), torch.from_numpy(w), padding=pads[: len(pads) // 2]).numpy()
 
 
+def _normalized(node, x, scale):
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    rate = 1 / np.sqrt(var + node.get("epsilon"))
+    return (x - mean) * rate * scale, mean, rate
+
+
 def _soft(node, x):
     return torch.softmax(torch.from_numpy(x), node.get("axis")).numpy()
 
@@ -94,6 +102,7 @@ RULES = {
     "Gemm": _gemm,
     "Greater": lambda _, a, b: a > b,
     "Identity": lambda _, x: x,
+    "LayerNormalization": _normalized,
     "Less": lambda _, a, b: a < b,
     "LogSoftmax": lambda node, x: np.log(_soft(node, x)),
     "MatMul": lambda _, a, b: a @ b,
@@ -114,6 +123,7 @@ RULES = {
     "Sign": lambda _, x: np.sign(x),
     "Slice": _sliced,
     "Softmax": _soft,
+    "Split": lambda node, x, sizes: tuple(np.split(x, np.cumsum(sizes)[:-1], axis=node.get("axis"))),
     "Sqrt": lambda _, x: np.sqrt(x),
     "Sub": lambda _, a, b: a - b,
     "Tanh": lambda _, x: np.tanh(x),

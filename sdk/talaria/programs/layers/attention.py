@@ -28,35 +28,37 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     bias = step.weight(last, "bias", project.bias, (wide,))
     assert joint is not None
     assert out is not None
-    three = draft.op("Gemm", x.value, joint, *([shift] if shift else []), transB=1)
-    apart = draft.transpose(draft.reshape(three, -1, length, 3, heads, each), 2, 0, 3, 1, 4)
-    # (batch x heads, length, each): ONNX Runtime turns k inside of the product where it cannot see what lies before
-    q, k, v = (draft.reshape(_cut(draft, apart, i), -1, length, each) for i in range(3))
+    # channels first, (channels, batch x length): what is turned to heads and back then has the length together
+    column = [draft.reshape(shift, -1, 1)] if shift else []
+    three = draft.op("Gemm", joint, x.value, *column, transB=1)
+    apart = _by_heads(draft, three, 3 * heads, each, length)
+    # (heads x batch, each, length): ONNX Runtime turns inside of a product where it cannot see what lies before
+    q, k, v = (draft.reshape(_cut(draft, apart, i * heads, heads), -1, each, length) for i in range(3))
     scale = draft.constant(1 / sqrt(each))
     scaled = draft.op("Mul", q, scale)
-    share = draft.op("Softmax", draft.op("MatMul", scaled, _turned(draft, k)), axis=2)
-    mixed = draft.op("MatMul", share, v)
-    rows = draft.reshape(draft.transpose(draft.reshape(mixed, -1, heads, length, each), 0, 2, 1, 3), -1, wide)
-    y = draft.op("Gemm", rows, out, *([bias] if bias else []), transB=1)
+    share = draft.op("Softmax", draft.op("MatMul", _turned(draft, scaled), k), axis=2)
+    mixed = draft.op("MatMul", v, _turned(draft, share))
+    flat = _together(draft, mixed, heads, each, length)
+    y = draft.op("Gemm", flat, out, *([bias] if bias else []), transA=1, transB=1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        step.trained(project, last, "weight", lambda: draft.product(g, rows, rank=2, turn_a=True))
+        step.trained(project, last, "weight", lambda: draft.product(g, flat, rank=2, turn_a=True, turn_b=True))
         step.trained(project, last, "bias", lambda: draft.sum(g, 0))
-        slope = draft.transpose(draft.reshape(draft.op("MatMul", g, out), -1, length, heads, each), 0, 2, 1, 3)
-        slope = draft.reshape(slope, -1, length, each)
-        # what a softmax takes off, the sum over share * (slope v^T), is that over the shorter rows of the output
-        met = draft.sum(draft.op("Mul", slope, mixed), 2, keep=True)
-        towards = draft.op("MatMul", slope, _turned(draft, v))
+        before = draft.product(out, g, rank=2, turn_a=True, turn_b=True)
+        slope = draft.reshape(_by_heads(draft, before, heads, each, length), -1, each, length)
+        # what a softmax takes off, the sum over share * (slope^T v), is that over the shorter columns of the output
+        met = draft.reshape(draft.sum(draft.op("Mul", slope, mixed), 1), -1, length, 1)
+        towards = draft.op("MatMul", _turned(draft, slope), v)
         scores = draft.op("Mul", share, draft.op("Sub", towards, met))
-        dq = draft.op("Mul", draft.op("MatMul", scores, k), scale)
-        dk = draft.op("MatMul", _turned(draft, scores), scaled)
-        dv = draft.op("MatMul", _turned(draft, share), slope)
-        whole = draft.reshape(draft.op("Concat", dq, dk, dv, axis=0), 3, -1, heads, length, each)
-        flat = draft.reshape(draft.transpose(whole, 1, 3, 0, 2, 4), -1, 3 * wide)
-        step.trained(own, layer, "in_proj_weight", lambda: draft.product(flat, x.value, rank=2, turn_a=True))
-        step.trained(own, layer, "in_proj_bias", lambda: draft.sum(flat, 0))
+        dq = draft.op("Mul", draft.op("MatMul", k, _turned(draft, scores)), scale)
+        dk = draft.op("MatMul", scaled, scores)
+        dv = draft.op("MatMul", slope, share)
+        whole = _together(draft, draft.op("Concat", dq, dk, dv, axis=0), 3 * heads, each, length)
+        step.trained(own, layer, "in_proj_weight", lambda: draft.op("Gemm", whole, x.value))
+        step.trained(own, layer, "in_proj_bias", lambda: draft.sum(whole, 1))
         # x is read as query, key and value: one of them carries the whole gradient
-        return [draft.op("MatMul", flat, joint) if wanted[0] else None, *[None] * (len(given) - 1)]
+        dx = draft.product(whole, joint, rank=2, turn_a=True) if wanted[0] else None
+        return [dx, *[None] * (len(given) - 1)]
 
     return Map(y, wide, (), x.lead), back
 
@@ -88,8 +90,19 @@ def softened(draft: Draft, g: str, y: str, axis: int) -> str:
     return draft.op("Mul", y, draft.op("Sub", g, met))
 
 
-def _cut(draft: Draft, value: str, place: int) -> str:
-    return draft.op("Slice", value, draft.ints(place), draft.ints(place + 1), draft.ints(0), draft.ints(1))
+def _by_heads(draft: Draft, value: str, heads: int, each: int, length: int) -> str:
+    """(heads x each, batch x length) as (heads, batch, each, length)."""
+    return draft.transpose(draft.reshape(value, heads, each, -1, length), 0, 2, 1, 3)
+
+
+def _together(draft: Draft, value: str, heads: int, each: int, length: int) -> str:
+    """(heads x batch, each, length) as (heads x each, batch x length)."""
+    turned = draft.transpose(draft.reshape(value, heads, -1, each, length), 0, 2, 1, 3)
+    return draft.reshape(turned, heads * each, -1)
+
+
+def _cut(draft: Draft, value: str, begin: int, many: int) -> str:
+    return draft.op("Slice", value, draft.ints(begin), draft.ints(begin + many), draft.ints(0), draft.ints(1))
 
 
 def _turned(draft: Draft, value: str) -> str:

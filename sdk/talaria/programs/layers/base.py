@@ -59,6 +59,8 @@ class Step:
     """The unpruned sizes of the names in shapes."""
     rate: str | None = None
     """By which statistics move; None: each layer's own momentum."""
+    twice: bool = False
+    """Whether the graph is differentiated once more: every operator has a rule in :mod:`talaria.programs.tangent`."""
 
     def weight(
         self, layer: str, name: str, tensor: Tensor | None, shape: Sequence[Size], dtype: str = "float32"

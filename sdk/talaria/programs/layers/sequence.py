@@ -197,8 +197,10 @@ def shifted(step: Step, layer: str, x: Map, weight: Weight) -> tuple[Map, Pullba
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         def gradient() -> str:
             own = (1,) * (1 + len(wide) - len(shape)) + shape
-            over = [i for i, size in enumerate(own) if size == 1]
-            return draft.reshape(draft.sum(opened(step, g, x), *over, keep=True), *shape)
+            over, whole = [i for i, size in enumerate(own) if size == 1], opened(step, g, x)
+            if over == [0]:  # over two dimensions it takes a third of the time
+                return draft.reshape(draft.sum(draft.op("Flatten", whole, axis=1), 0), *shape)
+            return draft.reshape(draft.sum(whole, *over, keep=True), *shape)
 
         step.trained(weight.owner, weight.layer, weight.name, gradient)
         return [g]
