@@ -1,4 +1,7 @@
-"""The opened sum is the plain integer sum, bit by bit, whatever happens on the way."""
+"""The opened sum is the plain integer sum, bit by bit, whatever happens on the way.
+
+Hundreds of rounds by default; thousands: ``pytest tests/privacy/test_secure_sum.py --hypothesis-profile=minutes``.
+"""
 
 from random import Random
 
@@ -44,7 +47,7 @@ def rounds(draw: st.DrawFn) -> tuple[Terms, tuple[str, ...], dict[str, tuple[str
     return terms, names, out
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(rounds(), st.integers(0, 1000), st.integers(0, 2**32))
 def test_what_opens_is_the_plain_sum(
     asked: tuple[Terms, tuple[str, ...], dict[str, tuple[str, ...]]], seed: int, chance: int

@@ -76,20 +76,29 @@ def blocks(
 ) -> Blocks:
     """What the devices ``masks`` (by name) hold, where ``edges`` are each one's neighbours."""
     members = tuple(sorted(masks))
-    keys = [_key(masks[name]) for name in members]
+    distinct = {id(one): one for one in masks.values()}  # devices of a class share one
+    of_mask = {at: _key(one) for at, one in distinct.items()}
+    keys = [of_mask[id(masks[name])] for name in members]
     order = sorted(set(keys))
     by_key = dict(zip(keys, members, strict=True))
     kept = np.stack([coordinates.rows(masks[by_key[key]]) for key in order])
     classes = tuple(order.index(key) for key in keys)
     of_class = [sum(1 << i for i, c in enumerate(classes) if c == at) for at in range(len(order))]
-    packed = np.ascontiguousarray(np.packbits(kept, axis=0).T)
-    seen = packed.view(np.dtype((np.void, packed.shape[1])))[:, 0]
-    _, first, pattern = np.unique(seen, return_index=True, return_inverse=True)
+    first, pattern = _patterns(kept)
     holders = tuple(sum(of_class[c] for c in np.flatnonzero(kept[:, row]).tolist()) for row in first.tolist())
     bits = tuple(bitsets(edges, members))
     size = np.array([smallest_part(one, bits) for one in holders], np.int64)
     tier = _tiers(terms, size, len(members))[pattern]
     return Blocks(terms, members, classes, kept, bits, pattern, holders, tier)
+
+
+def _patterns(kept: Array) -> tuple[Array, Array]:
+    """The distinct columns of ``kept`` (bool, classes x rows): where each stands first, and which one each row has."""
+    packed = np.ascontiguousarray(np.packbits(kept, axis=0).T)
+    width = packed.shape[1]
+    seen = packed[:, 0] if width == 1 else packed.view(np.dtype((np.void, width)))[:, 0]  # bytes are sorted sooner
+    _, first, pattern = np.unique(seen, return_index=True, return_inverse=True)
+    return first, pattern
 
 
 def _tiers(terms: Terms, size: Array, members: int) -> Array:

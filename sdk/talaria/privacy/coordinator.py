@@ -36,7 +36,7 @@ from talaria.privacy.messages import (
     Survivors,
     decode,
 )
-from talaria.privacy.roster import Roster, pair_key, read_advert, seed_key, sign
+from talaria.privacy.roster import Roster, cover, pair_key, read_advert, seed_key, sign
 from talaria.privacy.terms import Terms
 from talaria.tensors import Array
 
@@ -314,9 +314,9 @@ class CoordinatorHalf:
             self._subtract(values, np.asarray(blocks.kept[low] & blocks.kept[high] & blocks.sent), streams)
 
     def _subtract(self, values: Array, rows: Array, streams: Sequence[tuple[bytes, bool]]) -> None:
-        """Take the signed sum of masks over ``rows`` out of all values: added up first, put in place once."""
-        total = keystream.summed(streams, self.coordinates.count(rows), self._dtype)
-        sign(values, self.coordinates.places(self._every, rows), total, plus=False)
+        """Take the masks of ``streams`` over ``rows`` out of all values."""
+        out = [(key, not plus) for key, plus in streams]
+        cover(values, self.coordinates.places(self._every, rows), out, self.coordinates.count(rows))
 
     def _class_of(self, name: str) -> int:
         return self._blocks.classes[self._blocks.members.index(name)]

@@ -37,7 +37,7 @@ from talaria.privacy.messages import (
     Survivors,
     decode,
 )
-from talaria.privacy.roster import Roster, packed, pair_key, seed_key, sign, taken
+from talaria.privacy.roster import Roster, cover, packed, pair_key, seed_key, taken
 from talaria.privacy.terms import Terms
 from talaria.tensors import Array, Tensors
 from talaria.wire.badge import Badge
@@ -231,26 +231,25 @@ class DeviceHalf:
         mine = blocks.kept[blocks.classes[members.index(self.device)]]
         sent = blocks.of(self.device)
         dtype = self.terms.grid.dtype
-        by_class: dict[int, list[tuple[bytes, bool]]] = {}
+        by_rows: dict[bytes, tuple[Array, list[tuple[bytes, bool]]]] = {}  # nested masks share the same with many
+        both = [sent & kept for kept in blocks.kept]
         beside = []
         agree = keystream.agreeing(self._secret("mask key"))
         for other in roster.neighbours[self.device]:
             if other in members:
                 common, plus = agree(roster.adverts[other].mask_key), self.device < other
                 key = pair_key(common, digest, "values", self.device, other)
-                by_class.setdefault(blocks.classes[members.index(other)], []).append((key, plus))
+                rows = both[blocks.classes[members.index(other)]]
+                by_rows.setdefault(rows.tobytes(), (rows, []))[1].append((key, plus))
                 beside.append((pair_key(common, digest, "side", self.device, other), plus))
-        for kept, streams in ((blocks.kept[c], streams) for c, streams in by_class.items()):
-            both = sent & kept
-            count = self.coordinates.count(both)
-            sign(values, self.coordinates.places(sent, both), keystream.summed(streams, count, dtype), plus=True)
+        for rows, streams in by_rows.values():
+            cover(values, self.coordinates.places(sent, rows), streams, self.coordinates.count(rows))
         seeds = self._seeds()
         for tier in range(self.terms.tiers):
             part = np.asarray(mine & (blocks.tier == tier))
-            own = keystream.stream(seed_key(seeds[tier], digest), self.coordinates.count(part), dtype)
-            sign(values, self.coordinates.places(sent, part), own, plus=True)
-        beside.append((seed_key(seeds[-1], digest), True))
-        side += keystream.summed(beside, len(side), side.dtype)
+            own = [(seed_key(seeds[tier], digest), True)]
+            cover(values, self.coordinates.places(sent, part), own, self.coordinates.count(part))
+        keystream.mask(side, [*beside, (seed_key(seeds[-1], digest), True)])
         little = values.astype(dtype.newbyteorder("<"), copy=False).tobytes()
         said = Masked(self.device, self.terms.digest, digest, little, side.astype("<u4").tobytes())
         return said.signed(self.identity.signer)

@@ -55,7 +55,7 @@ class Grid:
             out = np.empty(values.shape, self.dtype)
         # Two's complement: a signed number is written where the unsigned one is read.
         into = out.reshape(-1).view(out.dtype.str.replace("u", "i"))
-        room, unit = np.empty(min(len(flat), _BLOCK)), float(self.unit)
+        room = np.empty(min(len(flat), _BLOCK))
         for start in range(0, len(flat), _BLOCK):
             given = flat[start : start + _BLOCK]
             part = room[: len(given)]
@@ -64,8 +64,7 @@ class Grid:
                 raise AggregationError("fixed point: the update holds NaN or infinity; lower the learning rate")
             np.clip(part, -bound, bound, out=part)
             part *= scale
-            np.rint(part, out=part)
-            np.clip(part, -unit, unit, out=part)
+            np.rint(part, out=part)  # at most ``unit``: three roundings of a number below 2^31 are far below 1/2
             np.copyto(into[start : start + _BLOCK], part, casting="unsafe")
         return out
 

@@ -65,18 +65,25 @@ def stream(key: bytes, count: int, dtype: np.dtype[Any]) -> Array:
 
 
 def summed(keys: Sequence[tuple[bytes, bool]], count: int, dtype: np.dtype[Any]) -> Array:
-    """The sum of the key streams of ``keys`` modulo the dtype, where True adds and False subtracts.
+    """The sum of the key streams of ``keys`` modulo the dtype, where True adds and False subtracts."""
+    total = np.zeros(count, dtype)
+    mask(total, keys)
+    return total
+
+
+def mask(total: Array, keys: Sequence[tuple[bytes, bool]]) -> None:
+    """Add the sum of the key streams of ``keys`` to ``total`` (contiguous), in place and modulo its dtype.
 
     All streams go forward together, so that what is added is still in the cache."""
-    total = np.zeros(count, dtype)
+    count, dtype = len(total), total.dtype
+    if not count:
+        return
     nothing = bytes(16)  # counter and nonce
     running = [
         (Cipher(algorithms.ChaCha20(key, nothing), mode=None).encryptor().update_into, np.add if plus else np.subtract)
         for key, plus in keys
     ]
     numbers = np.empty(min(count, len(_STRETCH) // dtype.itemsize), dtype.newbyteorder("<"))
-    if not count:
-        return total
     for start in range(0, count, len(numbers)):
         part = total[start : start + len(numbers)]
         numbers = numbers[: len(part)]  # shorter the last time
@@ -85,7 +92,6 @@ def summed(keys: Sequence[tuple[bytes, bool]], count: int, dtype: np.dtype[Any])
         for expand, add in running:
             expand(zeros, room)
             add(part, numbers, part)
-    return total
 
 
 def sealed(key: bytes, plain: bytes, context: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from math import comb
 
 from talaria.errors import ConfigError
@@ -32,7 +33,7 @@ def graph(names: Sequence[str], degree: int, seed: bytes) -> dict[str, tuple[str
 def bitsets(edges: Mapping[str, Sequence[str]], names: Sequence[str]) -> list[int]:
     """For each of ``names``, the neighbours among them as bits, the first name lowest."""
     bit = {name: 1 << at for at, name in enumerate(names)}
-    return [sum(bit[other] for other in edges[name] if other in bit) for name in names]
+    return [sum(map(bit.get, edges[name], repeat(0))) for name in names]
 
 
 def smallest_part(members: int, edges: Sequence[int]) -> int:

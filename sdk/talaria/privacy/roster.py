@@ -171,6 +171,15 @@ def sign(total: Array, at: Places, mask: Array, *, plus: bool) -> None:
         total[at] = add(total[at], mask)
 
 
+def cover(total: Array, at: Places, keys: Sequence[tuple[bytes, bool]], count: int) -> None:
+    """Add the key streams of ``keys``, ``count`` numbers of each, to ``total`` at the places ``at``: they are added up
+    first, and put in place once."""
+    if at is None:
+        keystream.mask(total, keys)
+    else:
+        sign(total, at, keystream.summed(keys, count, total.dtype), plus=True)
+
+
 def taken(values: Array, at: Places) -> Array:
     """The values at the places ``at``, never a view."""
     if at is None:
