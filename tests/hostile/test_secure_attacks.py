@@ -4,7 +4,7 @@ on put back, where it must show a device's values; an attack that never worked w
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -340,56 +340,72 @@ def test_a_block_whose_holders_left_stays_closed() -> None:
     assert sizes == {len(opened) * shamir.SHARE_BYTES}  # nobody gave a share of a closed tier's seed
 
 
-def weak_stream(seeds: Array, at: int) -> Array:
-    """One number from each 28-bit seed: a cheap mixer, as any generator is that 28 bits seed."""
-    x = seeds * np.uint32(0x9E3779B1) + np.uint32(at * 0x85EBCA6B & 0xFFFFFFFF)
+def weak_seed(key: bytes) -> int:
+    """28 bits of a key, as a fold of its text leaves them."""
+    return int.from_bytes(key[:4], "little") & 0x0FFFFFFF
+
+
+def weak_stream(seeds: Array, at: int | Array) -> Array:
+    """The numbers at the places ``at`` from 28-bit seeds: a cheap mixer, as any generator is that 28 bits seed."""
+    x = seeds * np.uint32(0x9E3779B1) + (np.asarray(at, np.uint64) * 0x85EBCA6B & 0xFFFFFFFF).astype(np.uint32)
     x ^= x >> np.uint32(15)
     x *= np.uint32(0x2C1B3C6D)
     x ^= x >> np.uint32(13)
     return x
 
 
+def weak_mask(total: Array, keys: Sequence[tuple[bytes, bool]]) -> None:
+    """The flaw in the place of :func:`keystream.mask`."""
+    for key, plus in keys:
+        one = weak_stream(np.array([weak_seed(key)], np.uint32), np.arange(len(total)))
+        (np.add if plus else np.subtract)(total, one, out=total)
+
+
 def brute_forced(captured: Array, span: int) -> int | None:
-    """The one seed of 28 bits under which all captured numbers are as small as honest ones."""
+    """The one seed of 28 bits whose stream was added to numbers as small as honest ones; None where there is none."""
+    wide = np.uint32(span)
     for start in range(0, 1 << 28, 1 << 18):
-        seeds = np.arange(start, start + (1 << 18), dtype=np.uint32)
-        good = seeds[captured[0] - weak_stream(seeds, 0) + np.uint32(span) <= np.uint32(2 * span)]
-        for at in range(1, len(captured)):
-            good = good[captured[at] - weak_stream(good, at) + np.uint32(span) <= np.uint32(2 * span)]
-        if len(good):
-            return int(good[0])
+        left = np.arange(start, start + (1 << 18), dtype=np.uint32)
+        for at, number in enumerate(captured):
+            left = left[number - weak_stream(left, at) + wide <= 2 * wide]
+            if not len(left):
+                break
+        else:
+            return int(left[0])
     return None
 
 
 @FLAW
-def test_a_brute_force_of_28_bits(flaw: bool) -> None:
-    """22 bits of value in a modulus of 32 let a right seed show itself: the flaw is the 28 bits of the seed."""
-    terms = terms_of(2, tiers=1)
-    attack = Round(terms, contributions(NAMES[:3], 9, terms, kinds=0))
+def test_a_brute_force_of_28_bits(flaw: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the traffic of a round of three, of whom one left once it had shared: the coordinator knows the masks that the
+    victim shared with it, and the victim's own. What is left hides a small update under one mask alone, and a right
+    seed shows itself: values of 22 bits in a modulus of 32. All 2^28 seeds are tried in seconds."""
+    terms, span = terms_of(2, tiers=1), 1 << 21
+    if flaw:
+        monkeypatch.setattr(keystream, "mask", weak_mask)
+    given = {
+        name: Contribution({k: v / 2000 for k, v in one.tensors.items()})  # as small as updates are
+        for name, one in contributions(NAMES[:3], 9, terms, kinds=0).items()
+    }
+    attack = Round(terms, given)
     attack.share()
     attack.mask()
-    span = 1 << 21
-    if flaw:
-        truth = np.random.default_rng(0).integers(-span, span, 12).astype(np.uint32)
-        secret = np.array([0xFEDCBA9], np.uint32)
-        captured = truth + np.array([weak_stream(secret, at)[0] for at in range(12)], np.uint32)
-        found = brute_forced(captured, span)
-        assert found == int(secret[0])
+    openings = attack.open(NAMES[:2], NAMES[:2])
+    assert np.abs(attack.truth().view(np.int32)).max() <= span
+    captured = np.frombuffer(attack.masked[VICTIM].values, "<u4").copy()
+    captured -= own(attack.joined(openings, "seeds"), len(captured), attack.digest)
+    size, holders = shamir.SHARE_BYTES, attack.roster.holders("d2")
+    found = {holders.index(giver) + 1: dict(one.keys)["d2"][:size] for giver, one in openings.items()}
+    common = keystream.agreed(shamir.join(found), attack.roster.adverts[VICTIM].mask_key)
+    known = pair_key(common, attack.digest, "values", VICTIM, "d2")
+    captured -= keystream.stream(known, len(captured), np.dtype(np.uint32))  # d0 added it, as the lesser name
+    seed = brute_forced(captured[:12], span)
+    if not flaw:
+        assert seed is None
         return
-    captured = np.frombuffer(attack.masked[VICTIM].values, "<u4")
-    # Every bit of a key comes from a secret of 256: keys of pairs differ in half of them, whichever pair it is.
-    secret_key = attack.devices[VICTIM]._secret("mask key")
-    keys = [
-        pair_key(
-            keystream.agreed(secret_key, attack.roster.adverts[other].mask_key), attack.digest, "values", VICTIM, other
-        )
-        for other in ("d1", "d2")
-    ]
-    assert all(len(key) == 32 for key in keys)
-    assert 70 < (int.from_bytes(keys[0], "big") ^ int.from_bytes(keys[1], "big")).bit_count() < 186
-    # And honest values fill the modulus: none is out of the question, so that no seed shows itself by them.
-    small = np.abs(captured.astype(np.int32).astype(np.int64)) <= span
-    assert small.mean() < 0.2
+    assert seed is not None
+    shown = captured - weak_stream(np.array([seed], np.uint32), np.arange(len(captured)))
+    assert np.array_equal(shown, attack.truth())
 
 
 @FLAW
