@@ -2,18 +2,26 @@
 a device says becomes part of the page."""
 
 import html
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
+from contextlib import redirect_stdout
 
 import httpx
 import pytest
 
+from talaria.federated.run import Run
+from talaria.model.spec import ModelSpec
+from talaria_coordinator.cli.status import read_status, render
 from talaria_coordinator.config.api import ApiConfig
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.storage.records import Spent
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.web.api import make_api
+from talaria_coordinator.web.metrics import Metrics
 from talaria_coordinator.web.queries import Views
 from talaria_coordinator.web.server import listening, serving, url_of
 
@@ -113,6 +121,36 @@ def test_the_mean_within_a_sum_stands_where_no_device_tells_its_own(tmp_path, pa
     assert text_of(dom, "tile-accuracy").startswith("62.5 % mean accuracy")
     assert dom.count('class="dot"') == 2
     assert "val_accuracy 0.6250" in text_of(dom, "rounds")
+
+
+def test_what_privacy_has_cost_is_told_everywhere_and_by_whose_noise(tmp_path, page):
+    """By the API, the metrics, ``talaria coordinator status`` and the page."""
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", rounds=3)
+    config = FleetConfig(name="watch", run=run, state=tmp_path, members=("anna", "bela"))
+    cost = {"noise": 2.0, "secure": True, "rounds": {"anna": 2, "bela": 1}, "version": 2, "noise_by": "devices"}
+    with Store(tmp_path / "coordinator.db") as store:
+        fleet = store.enter("watch", run.to_json(), "a" * 64, "b" * 64)
+        number = store.open_attempt("watch", 1, ["anna"], "a" * 64).attempt
+        facts = {"epoch": fleet.epoch, "counted": [], "model_digest": "c" * 64, "server": "b" * 64, "last": False}
+        spent = Spent(epsilon=7.5, delta=1e-5, budget=8.0, **cost)
+        store.commit_attempt("watch", number, spent=spent, **facts)
+    views, api = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)
+    with listening(api) as sock, serving(make_api(views), api, sock):
+        told = httpx.get(f"{url_of(api, sock)}/api/v1/fleets/watch").json()["privacy"]
+        dom = page(url_of(api, sock))
+    figures = Metrics("watch", views, tmp_path).text().decode()
+    views.close()
+    form = "shared: each device adds a part of the noise"
+    assert (told["epsilon"], told["budget"], told["delta"], told["rounds"]) == (7.5, 8.0, 1e-5, 2)
+    assert told["form"].startswith(form)
+    assert 'talaria_epsilon{fleet="watch"} 7.5' in figures
+    assert 'talaria_epsilon_budget{fleet="watch"} 8.0' in figures
+    assert re.match(rf"7\.50? epsilon of 8, delta 0\.00001; {form}", text_of(dom, "tile-epsilon"))
+    with pytest.MonkeyPatch.context() as wide, io.StringIO() as out, redirect_stdout(out):
+        wide.setenv("COLUMNS", "300")
+        render(read_status(config))
+        shown = out.getvalue()
+    assert f"epsilon 7.5 of 8 at delta 1e-05, of the device counted most often (2 rounds); {form}" in shown
 
 
 def test_what_a_device_says_stays_text(odd, page):

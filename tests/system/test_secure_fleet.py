@@ -21,10 +21,13 @@ from talaria.protocol.events import Received
 from talaria.simulation.run import simulate
 from talaria.wire import codec
 from talaria_coordinator.config.privacy import PrivacyConfig
+from talaria_coordinator.fleet.operator_commands import Order
+from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.web.queries import Views
 from talaria_edge.agent.agent import Agent
 from talaria_edge.agent.secure import Part
+from talaria_edge.storage import tensor_files
 
 FOUR = ("anna", "bela", "carl", "dora")
 SECURE = PrivacyConfig(rule=Privacy(secure=True, most_weight=64), step_s=30.0)
@@ -138,7 +141,7 @@ def test_a_budget_is_kept_told_and_ends_the_fleet(keyed, noise_by):
     assert told.form == FORMS[noise_by]
     for name in FOUR:
         own = json.loads((fleet.folder / name / "privacy.json").read_text())
-        assert own == {"epsilon": record.spent.epsilon, "delta": 1e-5}
+        assert own == {"epsilon": record.spent.epsilon, "delta": 1e-5, "form": FORMS[noise_by]}
     fleet.options["privacy"] = replace(SECURE, rule=replace(rule, noise=0.0, epsilon=None))
     assert not tensors.equal(shared_of(fleet), simulated(fleet)), "there is noise"
 
@@ -169,6 +172,10 @@ def test_a_length_that_follows_with_a_budget_is_told(keyed):
     with fleet.store as store:
         record = store.fleet(FLEET)
         assert [one.means for one in store.attempts(FLEET)] == [{}, {}]
+    for name in FOUR:  # and the card of what each device has made for itself
+        own = fleet.folder / name / "personal.safetensors"
+        _, facts = tensor_files.unpack(own.read_bytes(), own, "train again")
+        assert facts["card"]["privacy"] == {"epsilon": told.epsilon, "delta": 1e-5, "form": FORMS["devices"]}
     assert told.clip == record.spent.clip != 1.0
     assert record.spent.epsilon == pytest.approx(epsilon(2.0, 2, 1e-5))
 
@@ -294,6 +301,63 @@ def test_a_sum_with_garbage_in_it_is_not_used_and_nobody_is_blamed(keyed, monkey
     assert "one of them sent garbage" in fleet.of("left-out")[0]["reason"]
     assert not fleet.of("quarantined")
     assert tensors.equal(shared_of(fleet), rounds.start(fleet.run)[0])
+
+
+@pytest.mark.parametrize("spoilt", ["shares", "update"])
+def test_a_round_whose_sum_was_to_open_is_paid_for_whatever_comes_of_it(keyed, monkeypatch, spoilt):
+    """Who holds the sum, though nobody uses it, has seen it: another round of the same devices is not free."""
+    rule = Privacy(secure=True, clip=1.0, noise=2.0, epsilon=50.0, noise_by="devices")
+    fleet = keyed(rounds=1, members=FOUR, privacy=replace(SECURE, rule=rule))
+    noise = np.random.default_rng(0)
+    if spoilt == "shares":  # the sum does not open
+        spoiling(monkeypatch, 1, lambda said: replace(said, boxes=tuple((n, bytes(len(b))) for n, b in said.boxes)))
+    else:  # it opens, and is of no use
+        spoiling(monkeypatch, 2, lambda said: replace(said, values=noise.bytes(len(said.values))))
+
+    async def scenario():
+        async with fleet.running(*FOUR):
+            await fleet.told_of("round-passed" if spoilt == "shares" else "left-out")
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    assert fleet.counted() == {1: []}
+    with fleet.store as store:
+        spent = store.fleet(FLEET).spent
+    assert (spent.rounds, spent.version) == (dict.fromkeys(FOUR, 1), 1)
+    assert spent.epsilon == pytest.approx(epsilon(2.0, 1, 1e-5))
+
+
+def test_a_round_that_is_called_off_while_it_opens_is_paid_for_and_not_made_again(keyed, monkeypatch):
+    rule = Privacy(secure=True, clip=1.0, noise=2.0, epsilon=50.0, noise_by="devices")
+    fleet = keyed(rounds=2, members=FOUR, privacy=replace(SECURE, rule=rule))
+    real, held = Part.answer, []
+
+    def answer(part, run, attempt, data):
+        said = real(part, run, attempt, data)
+        held.append(said.step == 4 and attempt == 1)
+        return None if held[-1] else said  # nobody opens the first sum
+
+    monkeypatch.setattr(Part, "answer", answer)
+    services = []
+    serving = Service.__init__
+    monkeypatch.setattr(Service, "__init__", lambda self, *a, **k: (services.append(self), serving(self, *a, **k))[1])
+
+    async def order(verb):
+        made = Order(verb)
+        await services[0].order(made)
+        return await asyncio.wrap_future(made.answer)
+
+    async def scenario():
+        async with fleet.running(*FOUR):
+            await fleet.told_of("step", attempt=1, step=4)
+            assert await order("abort") == "aborted"
+            await fleet.told_of("round-passed", attempt=1)
+            assert await order("resume") == "running"
+            await fleet.told_of("round-closed", round=2)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    assert fleet.counted() == {1: [], 2: list(FOUR)}
+    with fleet.store as store:
+        assert store.fleet(FLEET).spent.rounds == dict.fromkeys(FOUR, 2)
 
 
 LIES = {

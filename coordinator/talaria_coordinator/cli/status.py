@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from talaria.errors import ConfigError, StateError
+from talaria.privacy.rule import FORMS
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import cohort
 from talaria_coordinator.fleet.life import as_it_is
@@ -182,7 +183,7 @@ def _spent(privacy: dict[str, Any]) -> str:
     budget = "" if privacy["budget"] is None else f" of {privacy['budget']:g}"
     return (
         f"privacy: epsilon {privacy['epsilon']:.4g}{budget} at delta {privacy['delta']:g}, of the device counted most "
-        f"often ({max(privacy['rounds'].values(), default=0)} rounds)"
+        f"often ({max(privacy['rounds'].values(), default=0)} rounds); {FORMS[privacy['noise_by']]}"
         + ("" if privacy["clip"] is None else f"; differences are cut to {privacy['clip']:.4g} now")
     )
 

@@ -17,9 +17,9 @@ from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.private_rule import private_rule
 from talaria.federated.run import Run
 from talaria.federated.server_rule import aggregator_of, least_of
-from talaria.privacy.accounting import epsilon, ledger_in
+from talaria.privacy.accounting import Ledger, epsilon, ledger_in
 from talaria.privacy.clipping import clip_in
-from talaria.privacy.rule import Privacy
+from talaria.privacy.rule import FORMS, Privacy
 from talaria.protocol.actions import Counted
 from talaria.tensors import Tensors
 from talaria.types import Update
@@ -225,19 +225,29 @@ class Learning:
         """The length that differences are cut to in the next round, where it moves."""
         return None if self.privacy is None or self.privacy.quantile is None else clip_in(self._server(fleet))
 
-    def promises(self, fleet: Fleet, devices: Sequence[str]) -> dict[str, dict[str, float]]:
-        """By device, what it will have spent once it is counted in the next round; empty where nothing is counted."""
+    def promises(self, fleet: Fleet, devices: Sequence[str]) -> dict[str, dict[str, float | str]]:
+        """By device, what it will have spent once it is counted in the next round, and who adds the noise; empty where
+        nothing is counted."""
         ledger = ledger_in(self._server(fleet))
-        if ledger is None or not ledger.noise:
+        if ledger is None or not ledger.noise or self.privacy is None:
             return {}
         often = {name: ledger.rounds.get(name, 0) + 1 for name in devices}
         cost = {n: epsilon(ledger.noise, n, ledger.delta) for n in set(often.values())}
-        return {name: {"epsilon": cost[n], "delta": ledger.delta} for name, n in often.items()}
+        form = FORMS[self.privacy.noise_by]
+        return {name: {"epsilon": cost[n], "delta": ledger.delta, "form": form} for name, n in often.items()}
 
     def spent(self, server: str) -> Spent | None:
         """What differential privacy has cost by this server state; None where nothing is counted."""
         state = codec.decode_tensors(self.blobs.get(server), schema=None)
+        return self._spent(ledger_in(state), state)
+
+    def paid(self, fleet: Fleet, devices: Sequence[str]) -> Spent | None:
+        """What it has cost once ``devices`` opened a sum, whatever became of that; None where nothing is counted."""
+        state = self._server(fleet)
         ledger = ledger_in(state)
+        return None if ledger is None else self._spent(ledger.after(devices), state)
+
+    def _spent(self, ledger: Ledger | None, state: Tensors) -> Spent | None:
         if ledger is None or self.privacy is None or not ledger.noise:
             return None
         return Spent(

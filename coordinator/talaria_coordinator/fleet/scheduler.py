@@ -27,7 +27,7 @@ from talaria_coordinator.fleet.hands import AGAIN_S, Hands
 from talaria_coordinator.fleet.notices import Folded, FoldFailed
 from talaria_coordinator.fleet.secure import Secure
 from talaria_coordinator.fleet.waiting import Gathering, Patience, waits
-from talaria_coordinator.storage.records import Fleet
+from talaria_coordinator.storage.records import Fleet, Spent
 from talaria_coordinator.storage.store import Store, require_same_run
 
 AWAY_S = 120.0
@@ -344,13 +344,17 @@ class Conductor:
             counted=[(entry.attempt, entry.device) for entry in made.counted],
             model_digest=made.model_digest,
             server=made.server,
-            spent=self._learning.spent(made.server),
+            spent=self._learning.spent(made.server) if made.counted else self._paid(attempt),
             last=self.fleet.round + 1 >= self.config.run.rounds,
             down=down,
             dense=self._learning.dense,
             means=made.means,
         )
         self.down -= down
+
+    def _paid(self, attempt: int) -> Spent | None:
+        """What privacy has cost with a sum that devices were asked to open and that is not used: as much."""
+        return None if self._secure is None else self._learning.paid(self.fleet, self._secure.survivors(attempt))
 
     def folded(self, event: Folded) -> None:
         """A round is committed."""
@@ -382,21 +386,34 @@ class Conductor:
                 self._hands.feed(e.Revoke(time.monotonic(), out.entry.device, out.reason))
 
     def call_off(self, number: int, reason: str) -> bool:
-        """Fail a round that is closed and not yet committed; False where it was committed first."""
-        self.store.fail_attempt(self.config.name, number, reason)
-        row = self.store.attempt_numbered(self.config.name, number)
-        if row is None or row.failure is None:
-            return False
+        """Fail a round that is open, or closed and not yet committed; False where it was committed first."""
+        if self._is_agreed(number):
+            try:
+                self._pass(number, reason)
+            except StateError:
+                return False
+        else:
+            self.store.fail_attempt(self.config.name, number, reason)
+            row = self.store.attempt_numbered(self.config.name, number)
+            if row is None or row.failure is None:
+                return False
         self._called_off.add(number)
         return True
 
+    def _is_agreed(self, number: int) -> bool:
+        return self._secure is not None and self._secure.is_agreed(number)
+
+    def _pass(self, number: int, reason: str) -> None:
+        """End a round whose sum devices have opened, or some of them: it is paid for, and not made again with almost
+        the same ones."""
+        self._record(number, Made(self.fleet.model_digest, self.fleet.server, (), ()))
+        self._hands.tell("round-passed", attempt=number, reason=reason)
+        self.refresh()
+
     def failed(self, number: int, reason: str) -> None:
         """Retry after a pause, under a new number; each failure in a row doubles the pause."""
-        if self._secure is not None and number not in self._called_off and self._secure.is_agreed(number):
-            # Devices have opened their sum, or some of them: with almost the same ones it must not be made again.
-            self._hands.tell("round-passed", attempt=number, reason=reason)
-            self._record(number, Made(self.fleet.model_digest, self.fleet.server, (), ()))
-            self.refresh()
+        if number not in self._called_off and self._is_agreed(number):
+            self._pass(number, reason)
             return
         self.store.fail_attempt(self.config.name, number, reason)
         wait = min(AGAIN_S[1], AGAIN_S[0] * 2**self._failures)

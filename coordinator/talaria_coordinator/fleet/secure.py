@@ -152,6 +152,11 @@ class Secure:
             except StateError:
                 return False
 
+    def survivors(self, attempt: int) -> tuple[str, ...]:
+        """Whose updates are in the sum that devices were asked to open."""
+        with self._line:
+            return self._known(attempt).survivors
+
     def fold(self, attempt: int, shared: Tensors, server: Tensors) -> tuple[Tensors, Tensors, Opened]:
         """The global model and server state after a round whose sum is open, and that sum."""
         with self._line:

@@ -9,19 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from talaria.errors import ConfigError
+from talaria.privacy.rule import FORMS
 
 
 @dataclass(frozen=True)
 class Asked:
     """The round; in an asynchronous run this device's last round that counted (0: none); whether the model is to be
     tried here before others get it; the terms of a secure round, empty where it is none; and what differential privacy
-    will have cost this device then (``epsilon`` at ``delta``), empty where nothing is counted."""
+    will have cost this device then (``epsilon`` at ``delta``, and by whose noise: ``form``), empty where nothing is
+    counted."""
 
     round: int
     after: int | None = None
     tries: bool = False
     terms: bytes = field(default=b"", repr=False)
-    spent: Mapping[str, float] = field(default_factory=dict)
+    spent: Mapping[str, float | str] = field(default_factory=dict)
 
 
 def asked_of(spec: bytes) -> Asked:
@@ -31,7 +33,9 @@ def asked_of(spec: bytes) -> Asked:
         round, after, tries = found["round"], found.get("after"), found.get("gate") is True
         terms = base64.b64decode(found.get("secure", ""), validate=True)
         cost = found.get("privacy") or {}
-        spent = {name: float(cost[name]) for name in ("epsilon", "delta")} if cost else {}
+        spent: dict[str, float | str] = {name: float(cost[name]) for name in ("epsilon", "delta")} if cost else {}
+        if spent and cost.get("form") in FORMS.values():
+            spent["form"] = str(cost["form"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
         round, after, tries, terms, spent = None, None, False, b"", {}
     if type(round) is not int or round < 1:

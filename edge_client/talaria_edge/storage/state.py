@@ -323,14 +323,16 @@ class DeviceStore:
 
     # -- what it cost
 
-    def spent(self) -> dict[str, float]:
-        """What differential privacy has cost this device, as its coordinator counts; empty where nothing is counted."""
+    def spent(self) -> dict[str, float | str]:
+        """What differential privacy has cost this device, as its coordinator counts, and by whose noise; empty where
+        nothing is counted."""
         with suppress(OSError, ValueError, TypeError, KeyError):
             found = json.loads(self._spent.read_text())
-            return {name: float(found[name]) for name in ("epsilon", "delta")}
+            form = {"form": found["form"]} if isinstance(found.get("form"), str) else {}
+            return {"epsilon": float(found["epsilon"]), "delta": float(found["delta"]), **form}
         return {}
 
-    def keep_spent(self, spent: Mapping[str, float]) -> None:
+    def keep_spent(self, spent: Mapping[str, float | str]) -> None:
         """Keep what the next round will have cost; nothing where nothing is counted."""
         if spent and spent != self.spent():
             tensor_files.write(self._spent, json.dumps(dict(spent)).encode())

@@ -136,6 +136,11 @@ class CoordinatorHalf:
         return self._roster.masks
 
     @property
+    def survivors(self) -> tuple[str, ...]:
+        """Whose masked updates came, and so who is in the sum. For the phases after that."""
+        return self._survivors.names
+
+    @property
     def complete(self) -> bool:
         """True where nobody's word of this phase is missing (who may come in the first is not known here)."""
         waits = {

@@ -195,7 +195,7 @@ function show(about, rounds, devices, shut, events, overlap) {
     tile("overlap", percent(closed && closed.overlap), "mask overlap, mean"),
     ...(moved.length ? [tile("drift", `${share(furthest("labels"))} / ${spreads(furthest("features"))}`,
       "labels / features moved since the first day, at most")] : []),
-    ...(spent ? [tile("epsilon", spent.epsilon.toPrecision(3), `epsilon${spent.budget ? ` of ${spent.budget}` : ""}, delta ${spent.delta}`,
+    ...(spent ? [tile("epsilon", spent.epsilon.toPrecision(3), `epsilon${spent.budget ? ` of ${spent.budget}` : ""}, delta ${spent.delta}; ${spent.form}`,
       spent.budget && spent.epsilon > 0.9 * spent.budget ? "bad" : "")] : []));
   const late = about.waits_for.map((d) => `${d.device} (${d.phase}${d.online ? "" : ", away"})`);
   const words = [
