@@ -94,6 +94,7 @@ bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
 	$(BIN)/talaria bench epsilon
 	$(BIN)/talaria bench fuzz --seconds 300
 	$(BIN)/python -m pytest -q tests/sdk/protocol/test_machines.py --hypothesis-profile=minutes --timeout=3600
+	$(BIN)/python -m pytest -q tests/privacy/test_secure_sum.py --hypothesis-profile=minutes --timeout=3600
 	$(BIN)/talaria bench aggregation
 	$(BIN)/python benchmarks/smartwatch.py
 

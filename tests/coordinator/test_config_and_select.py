@@ -287,3 +287,18 @@ def test_a_canary_that_is_none_is_refused_by_its_field(tmp_path, more, said):
     path.write_text(f'[fleet]\nname = "watch"\nmembers = ["a"]\ngrows = true\n{run}')
     with pytest.raises(ConfigError, match="grows=True and members"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("[privacy]\nsecure = true\n", "needs devices with keys"),
+        ("[identity]\nfolder = '.'\n[privacy]\nsecure = true\n", "2 devices: of a sum of fewer than 3"),
+        ("[privacy]\nepsilon = 8.0\n", "need clip"),
+        ("[privacy]\nclip = 1.0\nnoise = 1.0\nnoise_by = 'devices'\n", "set secure=true"),
+    ],
+)
+def test_a_fleet_that_could_not_keep_what_it_promises_is_never_served(tmp_path, more, why):
+    text = GOOD.replace("devices = 4", "devices = 2") if "identity" in more else GOOD
+    with pytest.raises(ConfigError, match=why):
+        load_config(written(tmp_path, text + more))

@@ -18,6 +18,7 @@ from cohorts import AUTHORITY, COORDINATES, LAYOUT, NAMES, SHAPES, contributions
 
 from talaria.errors import AggregationError, ConfigError, WireError
 from talaria.model.masks import ChannelMask, gather
+from talaria.privacy import coordinator as coordinator_module
 from talaria.privacy import device as device_module
 from talaria.privacy import keystream, roster, shamir
 from talaria.privacy.coordinator import CoordinatorHalf, NoSecretError
@@ -439,15 +440,37 @@ def test_weights_out_of_bounds(flaw: bool) -> None:
         return
     _ = terms.digest
     loosened(terms, most_weight=1 << 30)
-    half = device(terms, VICTIM, lie)
+    devices = {VICTIM: device(terms, VICTIM, lie)}
     loosened(terms, most_weight=100)
-    assert half._state.weight > 100  # it would be added as it is
+    devices |= {name: device(terms, name, one) for name, one in given.items() if name != VICTIM}
+    coordinator = CoordinatorHalf(terms, COORDINATES, AUTHORITY.public)
+    for half in devices.values():
+        coordinator.receive(half.advert())
+    while coordinator.phase != "done":
+        for name, message in coordinator.proceed().items():
+            coordinator.receive(devices[name].receive(message))
+    others = sum(int(one.weight) for name, one in given.items() if name != VICTIM)
+    assert coordinator.opened().weights == (10**8 + others,)  # it outweighs all others together
 
 
 @pytest.mark.parametrize("kind", ["shares", "boxes", "values", "silent"])
-def test_a_device_that_sends_garbage(kind: str) -> None:
-    """One of five spoils its shares, its boxes or its update: the round is repaired, or fails, or its sum is wrong; it
-    never shows anything."""
+@FLAW
+def test_a_device_that_sends_garbage(kind: str, flaw: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of five spoils its shares, its boxes or its update: the round is repaired, or fails; it never shows anything.
+    The flaw: no promises, no seals and no signatures, by which wrong ones are told from right ones."""
+    if flaw:
+        right = keystream.unsealed
+
+        def unsealed(key: bytes, box: bytes, context: bytes) -> bytes:
+            try:
+                return right(key, box, context)
+            except WireError:
+                return box[:-16]
+
+        monkeypatch.setattr(keystream, "unsealed", unsealed)
+        for module in (device_module, coordinator_module):
+            monkeypatch.setattr(module, "commitment", lambda seed: bytes(32))
+        monkeypatch.setattr(CoordinatorHalf, "_require", lambda self, message: None)
     terms = terms_of(3, tiers=2)
     names = NAMES[:5]
     given = contributions(names, 12, terms, kinds=1)
@@ -464,6 +487,9 @@ def test_a_device_that_sends_garbage(kind: str) -> None:
             if name == "d1" and kind == "shares" and isinstance(said, Opening):
                 spoilt = tuple((n, bytes(len(share) - 1) + b"\x07") for n, share in said.seeds)
                 said = replace(said, seeds=spoilt).signed(signer)
+            if name == "d1" and kind == "values" and isinstance(said, Masked) and flaw:
+                coordinator.receive(replace(said, values=bytes(len(said.values))))  # unsigned, and it is added up
+                continue
             if name == "d1" and kind == "values" and isinstance(said, Masked):
                 with pytest.raises(WireError, match="need"):
                     coordinator.receive(replace(said, values=said.values[4:]).signed(signer))
@@ -473,6 +499,10 @@ def test_a_device_that_sends_garbage(kind: str) -> None:
             if name == "d1" and kind == "silent" and isinstance(said, Masked | Opening):
                 continue
             coordinator.receive(said)
+    if flaw and kind != "silent":
+        plain = plain_sum(terms, COORDINATES, given)
+        assert not np.array_equal(coordinator.opened().sums, plain.sums)  # and nobody notices
+        return
     if kind == "boxes":  # nobody can give a share of its seeds but itself
         with pytest.raises(NoSecretError, match="do not give its secret") as found:
             coordinator.opened()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from talaria import tensors
 from talaria.aggregate import registry
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.class_statistics import PooledStatistics
+from talaria.aggregate.distill import Distilled
 from talaria.aggregate.fedbuff import FedBuff
 from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
 from talaria.aggregate.masked import MaskedMean
@@ -184,6 +186,8 @@ def test_rules_that_are_no_sums_are_refused_with_the_reason() -> None:
             private(rule, asked)
     with pytest.raises(ConfigError, match="one by one"):
         private(FedBuff(), asked)
+    with pytest.raises(ConfigError, match="teaches the server's model from single devices' models"):
+        private(object.__new__(Distilled), asked)
     pooled = PooledStatistics(inner=MaskedMean())
     for more in ({"bits": 16}, {"clip": 1.0}):
         with pytest.raises(ConfigError, match="class statistics are sums"):
@@ -288,6 +292,22 @@ def test_a_simulation_with_secure_sums_gives_the_bytes_of_the_plain_integer_sum(
     assert secure.as_dict()["model_digest"] == plain.as_dict()["model_digest"] != usual.as_dict()["model_digest"]
     assert secure.as_dict()["privacy"] == {"secure": True, "bits": 32, "clip": None}
     assert abs(secure.accuracy.mean - usual.accuracy.mean) < 0.1
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"engine": "onnx"}, {"adapters": "lowrank:rank=2"}, {"server": {"name": "server_adam"}}, {"bits": 16}],
+    ids=lambda how: next(iter(how)),
+)
+def test_with_either_engine_adapters_server_rules_and_half_the_bits_it_is_the_same_bytes(how: dict[str, Any]) -> None:
+    asked = Privacy(secure=True, holders=2, bits=how.get("bits", 32))
+    rest = {name: value for name, value in how.items() if name not in ("bits", "server")}
+    inner = registry.load(how["server"] | {"inner": "masked_mean"}) if "server" in how else MaskedMean()
+    both = [
+        talaria.simulate("fedavg", data(), rounds=2, aggregator=private(inner, replace(asked, secure=secure)), **rest)
+        for secure in (True, False)
+    ]
+    assert tensors.equal(both[0].learned.shared, both[1].learned.shared)
 
 
 def test_a_simulation_keeps_its_budget_and_its_ledger(tmp_path: object) -> None:

@@ -17,6 +17,7 @@ from talaria.privacy.accounting import epsilon, noise_for
 from talaria.privacy.clipping import clip_in
 from talaria.privacy.messages import decode
 from talaria.privacy.rule import FORMS, Privacy
+from talaria.protocol import words
 from talaria.protocol.events import Received
 from talaria.simulation.run import simulate
 from talaria.wire import codec
@@ -91,8 +92,24 @@ async def ended(tasks):
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_either_side_may_die_in_any_step_and_goes_on_from_there(keyed):
-    """In round n step n - 1 ends both the coordinator and three of the devices."""
+def masked_updates(monkeypatch):
+    """By device and terms, all masked updates that a device ever says."""
+    said, begin, answer = {}, Part._begin, Part._answer
+
+    def seen(part, word):
+        if word is not None and word.step == words.UPLOAD:
+            message = decode(word.data)
+            said.setdefault((message.device, message.terms), set()).add(word.data)
+        return word
+
+    monkeypatch.setattr(Part, "_begin", lambda part, *more: seen(part, begin(part, *more)))
+    monkeypatch.setattr(Part, "_answer", lambda part, *more: seen(part, answer(part, *more)))
+    return said
+
+
+def test_either_side_may_die_in_any_step_and_goes_on_from_there(keyed, monkeypatch):
+    """In round n step n - 1 ends both the coordinator and three of the devices. Nobody masks twice."""
+    masked = masked_updates(monkeypatch)
     fleet = keyed(rounds=5, members=FOUR, privacy=SECURE, retry_s=2.0)  # who lost the broker has time to find it again
 
     async def scenario():
@@ -114,6 +131,27 @@ def test_either_side_may_die_in_any_step_and_goes_on_from_there(keyed):
     assert fleet.counted() == {round: list(FOUR) for round in range(1, 6)}
     assert tensors.equal(shared_of(fleet), simulated(fleet))
     assert not fleet.of("round-failed")
+    assert len(masked) == 5 * len(FOUR)
+    assert all(len(said) == 1 for said in masked.values())
+
+
+def test_a_device_that_lost_its_part_masks_nothing_more_in_that_round_and_takes_part_in_the_next(keyed, monkeypatch):
+    """It has new keys then, which are no offence and of no use to a round that knows its old ones."""
+    masked = masked_updates(monkeypatch)
+    fleet = keyed(rounds=2, members=FOUR, privacy=replace(SECURE, step_s=2.0))
+
+    async def scenario():
+        async with fleet.running(*FOUR) as tasks:
+            await fleet.told_of("step", attempt=1, step=1)
+            await ended([tasks["dora"]])
+            (fleet.folder / "dora" / "secure.bin").unlink()
+            tasks["dora"] = asyncio.ensure_future(fleet.agent("dora").run())
+            await fleet.told_of("round-closed", round=2)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    assert fleet.counted()[2] == list(FOUR)
+    assert not fleet.of("quarantined")
+    assert all(len(said) == 1 for said in masked.values())
 
 
 @pytest.mark.parametrize("noise_by", FORMS)
@@ -367,14 +405,16 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_who_lies_in_a_secure_round_is_shut_out_and_the_others_go_on(keyed, monkeypatch, lie):
+@pytest.mark.parametrize(
+    ("step", "lie"), [*((3, lie) for lie in LIES), (1, "another's name"), (4, "no signature"), (4, "another round")]
+)
+def test_who_lies_in_a_secure_round_is_shut_out_and_the_others_go_on(keyed, monkeypatch, step, lie):
     fleet = keyed(rounds=1, members=FOUR, privacy=SECURE)
     real = Part.answer
 
     def answer(part, run, attempt, data):
         said = real(part, run, attempt, data)
-        if part.config.device != "dora" or said.step != 3:
+        if part.config.device != "dora" or said.step != step:
             return said
         return replace(said, data=LIES[lie](decode(said.data)).encode())
 
@@ -386,5 +426,5 @@ def test_who_lies_in_a_secure_round_is_shut_out_and_the_others_go_on(keyed, monk
 
     asyncio.run(asyncio.wait_for(scenario(), 100))
     assert [one["device"] for one in fleet.of("quarantined")] == ["dora"]
-    # Its update had come before it lied: the sum of all opens without its word.
-    assert fleet.counted() == {1: list(FOUR)}
+    # Where its update had come before it lied, the sum of all opens without its word.
+    assert fleet.counted() == {1: list(FOUR if step > words.UPLOAD else FOUR[:3])}
