@@ -425,6 +425,8 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
     (tmp_path / "uploads" / "x.part").write_bytes(b"x" * 5000)
     for event in ("connected", "disconnected", "connected", "error"):
         metrics.tell({"event": event, "at": 1.0})
+    for event, worker in (("connected", 0), ("connected", 1), ("lost", 0), ("connected", 2), ("disconnected", 2)):
+        metrics.tell({"event": f"ingest-{event}", "worker": worker, "at": 1.0})
     metrics.tell({"event": "waiting", "here": 1, "needed": 3, "at": 9.0})
     assert figures(metrics)["talaria_devices_missing", ()] == 2
     metrics.tell({"event": "round-opened", "attempt": 4, "at": 10.0})
@@ -436,6 +438,7 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
     metrics.observe(a.KeepChunk("anna", "0123456789abcdef", cut, 0, b""))
     metrics.observe(e.Received(0.0, up, b""))
     metrics.observe(e.Received(0.0, "fl/1/watch/d/anna/evt", b"seven"))
+    metrics.observe(e.ChunksCame(0.0, "anna", "0123456789abcdef", frozenset({1, 2}), 1000))
     metrics.observe(a.SendChunks("watch", "", "x", 1, 0, cut, (0, 1, 2), "m"))
     metrics.observe(a.SendChunks("watch", "anna", "x", 1, 0, cut, (1,), "dn"))
     metrics.observe(e.UpdateRejected(0.0, 4, "carl", "tensor 'w' holds values that are not finite"))
@@ -449,6 +452,7 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
         ("talaria_devices_quarantined", ()): 1,
         ("talaria_broker_reconnects_total", ()): 1,
         ("talaria_broker_up", ()): 1,
+        ("talaria_ingest_workers", ()): 1,
         ("talaria_devices_missing", ()): 0,
         ("talaria_errors_total", ()): 1,
         ("talaria_attempts_total", ("closed",)): 1,
@@ -458,12 +462,15 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
         ("talaria_updates_total", ("missing", "")): 1,
         ("talaria_updates_total", ("rejected", "finite")): 1,
         ("talaria_messages_refused_total", ("signature",)): 1,
-        ("talaria_chunks_total", ("received",)): 1,
+        ("talaria_chunks_total", ("received",)): 1 + 2,
         ("talaria_chunks_total", ("sent-to-all",)): 3,
         ("talaria_retransmitted_chunks_total", ("received",)): 1,
         ("talaria_retransmitted_chunks_total", ("sent",)): 1,
         ("talaria_transfer_bytes_total", ("sent",)): 100,
-        ("talaria_transfer_bytes_total", ("received",)): 2 * len(up) + len("fl/1/watch/d/anna/evt") + len("seven"),
+        ("talaria_transfer_bytes_total", ("received",)): 2 * len(up)
+        + len("fl/1/watch/d/anna/evt")
+        + len("seven")
+        + 1000,
         ("talaria_round_upload_bytes", ()): 300,
         ("talaria_round_dense_bytes", ()): 1200,
         ("talaria_val_accuracy", ("median",)): 0.6,

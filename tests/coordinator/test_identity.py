@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from talaria.errors import ConfigError
 from talaria.identity.credentials import Credentials, load_signer
 from talaria.identity.enrolment import Answer, Code, Request
+from talaria.privacy.rule import Privacy
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import Rules
 from talaria.wire.broker_url import loopback
@@ -25,6 +27,7 @@ from talaria.wire.signing import Signer
 from talaria_coordinator.broker import mosquitto
 from talaria_coordinator.cli.template import found
 from talaria_coordinator.config.fleet import load_config
+from talaria_coordinator.config.privacy import PrivacyConfig
 from talaria_coordinator.fleet.allowlist import REVOKED, Members
 from talaria_coordinator.identity import membership
 from talaria_coordinator.identity.ca import Authority, load_certificate, new_key, requested_key
@@ -337,6 +340,31 @@ def test_new_keys_take_the_old_ones_place(fleet, tmp_path):
     assert "deny" not in (fleet / "broker" / "acl").read_text()
 
 
+def test_each_ingest_worker_has_keys_of_its_own(fleet):
+    membership.staff(fleet, 2)
+    rights = (fleet / "broker" / "acl").read_text()
+    for number in (0, 1):
+        own = membership.worker_tls(fleet, number)
+        certificate = load_certificate(own.cert.read_bytes())
+        certificate.verify_directly_issued_by(load_certificate((fleet / "ca.crt").read_bytes()))
+        assert certificate.subject.rfc4514_string() == f"CN=_ingest-{number}"
+        assert f"user _ingest-{number}\n" in rights
+        assert own.key.stat().st_mode & 0o77 == 0
+    assert "_ingest-2" not in rights
+    (fleet / "ca.key").unlink()
+    before = (fleet / "ingest-0.crt").read_bytes()
+    membership.staff(fleet, 2)
+    assert (fleet / "ingest-0.crt").read_bytes() == before
+    with pytest.raises(ConfigError, match=r"workers=3 and .*ingest-2\.crt is not there, nor is ca\.key"):
+        membership.staff(fleet, 3)
+
+
+def test_a_fleet_of_sums_has_no_ingest_workers(fleet):
+    privacy = PrivacyConfig(rule=Privacy(secure=True))
+    with pytest.raises(ConfigError, match=r"ingest: workers=2 and \[privacy\] secure=true exclude each other"):
+        replace(config_of(fleet), members=("anna", "bela", "carl"), privacy=privacy, workers=2)
+
+
 def test_renewed_links_keep_the_members(fleet, tmp_path):
     own = enrol(fleet, tmp_path / "anna")
     before = (fleet / "broker" / "server.crt").read_bytes(), (fleet / "coordinator.key").read_bytes()
@@ -439,6 +467,10 @@ def test_the_broker_is_told_bounds_and_rights(tmp_path):
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert mosquitto.memory(10**9) <= most / 2  # a limit above the machine's memory is none
     assert "allow_anonymous true" in mosquitto.config("127.0.0.1", 1883, tmp_path)
+    assert "_ingest-1" not in mosquitto.acl("watch", "_coordinator", [])
+    workers = mosquitto.acl("watch", "_coordinator", [], ["_ingest-1"])
+    assert "user _ingest-1\ntopic read fl/1/watch/d/+/up/+\n" in workers
+    assert workers.index("user _ingest-1") < workers.index("pattern read")  # its rights are no pattern
     rights = mosquitto.acl("watch", "_coordinator", [])
     assert "pattern write fl/1/watch/d/%u/up/+" in rights
     assert "pattern write fl/1/watch/d/%u/cmd" not in rights

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from limits import MEMORY_MIB, allowed
@@ -137,13 +138,19 @@ class Siege:
         shutil.copy(keys / "empty.db", folder / "coordinator.db")  # making the tables costs more than all the rest
         self.store, self.blobs = Store(folder / "coordinator.db"), FolderBlobs(folder / "blobs")
         self.views = Views(folder / "coordinator.db")
-        self.service = Service(
-            self.config, self.store, self.blobs, report=self.hear, observe=self.see,
-            open_transport=lambda url, config, will: Loop(self.hub, "co", coordinator_filters("watch"), will),
-        )  # fmt: skip
-
+        self.use()
         self.attackers = [Mallory(self, name) for name in names]
         self.mallory = self.attackers[0]
+
+    def use(self, recruit=None) -> None:
+        """A new service, with what ``recruit`` starts as its ingest workers."""
+        workers = 0 if recruit is None else 1
+        filters = coordinator_filters("watch", uploads=not workers)
+        self.config = replace(self.config, workers=workers)
+        self.service = Service(
+            self.config, self.store, self.blobs, report=self.hear, observe=self.see, recruit=recruit,
+            open_transport=lambda url, config, will: Loop(self.hub, "co", filters, will),
+        )  # fmt: skip
 
     def close(self) -> None:
         self.views.close()

@@ -48,6 +48,7 @@ def chaos(
     devices: Annotated[int, typer.Option(help="Agents, each a process.", min=2, max=64)] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of learning; 0: half as many as faults.", min=0)] = 0,
     algorithm: Annotated[str, typer.Option(help="What is learned; fedper, and fedavg where sums are secure.")] = "",
+    workers: Annotated[int, typer.Option(help="[ingest] workers, which are killed too.", min=0, max=16)] = 0,
     secure: Annotated[bool, typer.Option(help="Devices with keys, whose updates open only as a sum.")] = False,
     engine: Annotated[str, typer.Option(help="Who trains in the agents: torch, onnx, or both in turn.")] = "torch",
     fresh: Annotated[bool, typer.Option(help="Start each program anew instead of forking a warm one.")] = False,
@@ -68,7 +69,7 @@ def chaos(
     if secure:
         keys.require(algorithm or keys.LEARNED, devices)
     learned = algorithm or (keys.LEARNED if secure else "fedper")
-    found = asyncio.run(Chaos(place, faults, seed, devices, count, learned, told, fresh, engine, secure).run())
+    found = asyncio.run(Chaos(place, faults, seed, devices, count, learned, told, fresh, engine, secure, workers).run())
     if folder is None and found["kept"]:
         shutil.rmtree(place)
     elif not found["kept"]:
@@ -95,13 +96,16 @@ class Chaos:
         fresh: bool = False,
         engine: str = "torch",
         secure: bool = False,
+        workers: int = 0,
     ) -> None:
+        self._workers: dict[str, int | None] = {str(number): None for number in range(workers)}
+        """The process of each ingest worker, by its number."""
         self._nursery = None if fresh else Nursery()
         self.folder, self.seed, self._say, self._engine, self._secure = folder, seed, told, engine, secure
         self.devices = tuple(f"edge-{i:02}" for i in range(devices))
         in_turn = ENGINES if engine == "both" else (cast(Engine, engine),)
         self._trains = {name: in_turn[i % len(in_turn)] for i, name in enumerate(self.devices)}
-        self.faults = f.draw(seed, faults, self.devices, rounds)
+        self.faults = f.draw(seed, faults, self.devices, rounds, workers)
         self._fleet_run = fl.run_of(algorithm, rounds, seed)
         self._programs: dict[str, Program] = {}
         self._troubles: list[tuple[f.Fault, Trouble]] = []
@@ -156,6 +160,8 @@ class Chaos:
     def _write(self) -> None:
         url = f"mqtt://127.0.0.1:{self._proxy.port}"
         more = keys.made(self.folder, self.devices, url) if self._secure else {}
+        if self._workers:
+            more = {**more, "ingest": {"workers": len(self._workers)}}
         config = fl.write_fleet(
             self.folder,
             self._fleet_run,
@@ -188,6 +194,8 @@ class Chaos:
                 self._receipts.append((name, int(event["attempt"])))
             return
         program = self._programs[name]
+        if kind == "ingest":
+            self._workers[str(event["worker"])] = int(event["pid"])
         if kind == "started" and program.starts > 1:
             self._chunks_kept += int(event["chunks"])
         elif kind == "connected" and program.starts > 1 and program.began:
@@ -256,6 +264,11 @@ class Chaos:
         else:
             victim.calm = False
         match fault.kind:
+            case "kill-worker":
+                pid = self._workers[fault.target]
+                with suppress(ProcessLookupError):  # its coordinator is away just now, and it with it
+                    if pid is not None:
+                        os.kill(pid, signal.SIGKILL)
             case "kill-broker":
                 await self._kill_broker(self._broker, fault.seconds)
             case "kill-coordinator" | "kill-edge" if victim is not None:
@@ -304,6 +317,7 @@ class Chaos:
             "algorithm": self._fleet_run.algorithm,
             "engine": self._engine,
             "secure": self._secure,
+            "workers": len(self._workers),
             "devices": len(self.devices),
             "faults": len(happened),
             "by_kind": f.tally(happened),

@@ -11,14 +11,17 @@ from typing import Literal
 from talaria.errors import ConfigError
 
 Kind = Literal[
-    "kill-coordinator", "kill-broker", "kill-edge", "cut", "delay", "duplicate", "reorder", "disk-full", "clock-jump"
-]
+    "kill-coordinator", "kill-broker", "kill-edge", "cut", "delay", "duplicate", "reorder", "disk-full", "clock-jump",
+    "kill-worker",
+]  # fmt: skip
 DECK: tuple[Kind, ...] = (
     "kill-coordinator", "kill-coordinator", "kill-broker", "kill-edge", "kill-edge", "cut", "cut",
     "delay", "duplicate", "duplicate", "reorder", "reorder", "disk-full", "disk-full", "clock-jump",
 )  # fmt: skip
 """Dealt out again and again, shuffled: so a short run, too, meets most kinds."""
 KINDS: tuple[Kind, ...] = tuple(dict.fromkeys(DECK))
+WORKERS: tuple[Kind, ...] = ("kill-worker",) * 4
+"""Dealt out too where there are ingest workers."""
 LINKS = ("cut", "delay", "duplicate", "reorder")
 COORDINATOR, ALL = "coordinator", "all"
 CLOCK_S = 3 * 86400.0
@@ -43,8 +46,9 @@ class Fault:
     strength: float
 
 
-def draw(seed: int, count: int, devices: Sequence[str], rounds: int) -> tuple[Fault, ...]:
-    """``count`` faults over ``rounds`` rounds; the same arguments give the same faults.
+def draw(seed: int, count: int, devices: Sequence[str], rounds: int, workers: int = 0) -> tuple[Fault, ...]:
+    """``count`` faults over ``rounds`` rounds, to so many ingest ``workers`` too; the same arguments give the same
+    faults.
 
     The last tenth of the rounds has none, so that all have happened before the run ends. Raises
     :class:`~talaria.errors.ConfigError` where there is nothing to draw from.
@@ -54,18 +58,20 @@ def draw(seed: int, count: int, devices: Sequence[str], rounds: int) -> tuple[Fa
     random, deck, found = Random(f"chaos {seed}"), list[Kind](), list[Fault]()
     for number in range(count):
         if not deck:
-            deck = list(DECK)
+            deck = [*DECK, *(WORKERS if workers else ())]
             random.shuffle(deck)
         kind = deck.pop()
         round = 1 + int(number * 0.9 * (rounds - 1) / count)
-        target = _target(random, kind, devices)
+        target = _target(random, kind, devices, workers)
         seconds = random.uniform(0.0, 1.5) if kind.startswith("kill") else random.uniform(0.2, 2.0)
         found.append(Fault(number, kind, target, round, random.uniform(0.0, 1.0), seconds, _strength(random, kind)))
     return tuple(found)
 
 
-def _target(random: Random, kind: Kind, devices: Sequence[str]) -> str:
+def _target(random: Random, kind: Kind, devices: Sequence[str], workers: int) -> str:
     match kind:
+        case "kill-worker":
+            return str(random.randrange(workers))
         case "kill-coordinator":
             return COORDINATOR
         case "kill-broker":
@@ -91,6 +97,6 @@ def _strength(random: Random, kind: Kind) -> float:
 
 
 def tally(faults: Sequence[Fault]) -> dict[str, int]:
-    """How many there are of each kind, none left out."""
+    """How many there are of each kind, none left out but those of workers where no worker had any."""
     counts = Counter(fault.kind for fault in faults)
-    return {kind: counts[kind] for kind in KINDS}
+    return {kind: counts[kind] for kind in (*KINDS, *(kind for kind in counts if kind not in KINDS))}

@@ -30,6 +30,7 @@ from talaria_bench.fleet.secure_devices import value_of
 from talaria_bench.fleet.synthetic import begun_with, first_value, run_of, write_config, write_updates
 from talaria_coordinator.broker import open_broker
 
+INGEST = "talaria_coordinator.server.ingest"
 LIGHT = "from talaria_bench.fleet.fake_devices import main; main()"
 STALL_S = 600.0
 WARM_UP = 0.1
@@ -51,6 +52,7 @@ def load(
     cuts: Annotated[
         int, typer.Option(help="Instead: one device fetches the global model over as many cuts.", min=0)
     ] = 0,
+    workers: Annotated[int, typer.Option(help="[ingest] workers of the fleet.", min=0, max=16)] = 0,
     secure: Annotated[bool, typer.Option("--secure", help="Rounds open only as sums.")] = False,
     degree: Annotated[int, typer.Option(help="With --secure: neighbours of a device (even); 0: all.", min=0)] = 0,
     leaving: Annotated[
@@ -73,7 +75,9 @@ def load(
                 raise ConfigError("load: degree and leaving are of secure rounds; give --secure too")
             if hidden is not None and hidden.leaving and (rounds > 1 or asked < devices):
                 raise ConfigError("load: leaving is for one round that asks everybody; give --rounds 1, and --ask all")
-            found = asyncio.run(Load(folder, devices, rounds, asked, model_mib, processes, retry_s, hidden).run())
+            found = asyncio.run(
+                Load(folder, devices, rounds, asked, model_mib, processes, retry_s, workers, hidden).run()
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if as_json:
@@ -85,13 +89,15 @@ def load(
 
 @dataclass
 class Sample:
-    """The processes at the end of one round."""
+    """The processes at the end of one round; ``rss_mib`` and ``cpu_s`` are of the coordinator without its workers."""
 
     at: float
     rss_mib: float
     cpu_s: float
     broker_cpu_s: float
     broker_rss_mib: float
+    workers_cpu_s: dict[int, float]
+    """Of each ingest worker, by process."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ class Load:
     model_mib: float
     processes: int
     retry_s: float
+    workers: int = 0
     hidden: Hidden | None = None
     _samples: list[Sample] = field(default_factory=list, init=False)
     _receipts: list[replay.Receipt] = field(default_factory=list, init=False)
@@ -131,7 +138,9 @@ class Load:
         begin = time.monotonic()
         with open_broker("mosquitto", state=self.folder / "broker", devices=self.devices) as self._broker:
             url, hidden = self._broker.url, self.hidden
-            more = None if hidden is None else secure_devices.made(self.folder, run, names, url, hidden.degree)
+            more = {} if hidden is None else secure_devices.made(self.folder, run, names, url, hidden.degree)
+            if self.workers:
+                more = {**more, "ingest": {"workers": self.workers}}
             quorum = 1.0 if hidden is None or not hidden.leaving else 0.5
             config = write_config(self.folder, run, self.devices, url, retry_s=self.retry_s, quorum=quorum, more=more)
             self._coordinator = Program(
@@ -189,7 +198,7 @@ class Load:
             self._samples.append(
                 Sample(
                     time.monotonic(), meters.rss_mib(own.pid), meters.cpu_s(own.pid),
-                    meters.cpu_s(broker), meters.rss_mib(broker),
+                    meters.cpu_s(broker), meters.rss_mib(broker), meters.children_cpu_s(own.pid, INGEST),
                 )
             )  # fmt: skip
 
@@ -241,6 +250,7 @@ class Load:
             "links_lost": self._events["cut"],
             "seconds": round(lived, 1),
             "coordinator_cpu_s_a_round": self._cpu_a_round(),
+            "workers": self.workers,
             "secure": None if self.hidden is None else asdict(self.hidden),
             "light_cpu_s": round(sum(t["cpu_s"] for t in self._tallies), 1),
         }
@@ -252,6 +262,10 @@ class Load:
                 "rss_slope_mib": round(meters.slope(rss), 4),
                 "rss_mib": {"first": round(rss[0], 1), "last": round(rss[-1], 1), "most": round(max(rss), 1)},
                 "coordinator_ms_per_mib": round(1000 * (last.cpu_s - first.cpu_s) / received, 2),
+                "workers_ms_per_mib": [
+                    round(1000 * (used - first.workers_cpu_s.get(pid, 0.0)) / received, 2)
+                    for pid, used in last.workers_cpu_s.items()
+                ],
                 "broker_ms_per_mib_received": round(1000 * (last.broker_cpu_s - first.broker_cpu_s) / received, 2),
                 "broker_ms_per_mib_carried": round(1000 * last.broker_cpu_s / (2 * up + down), 2),
                 "broker_rss_mib": round(last.broker_rss_mib, 1),

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,16 @@ def cpu_s(pid: int) -> float:
     """CPU seconds, user and system, that a process has used."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
+
+
+def children_cpu_s(pid: int, module: str) -> dict[int, float]:
+    """CPU seconds of each child of a process that runs ``module``, by process id."""
+    found = {}
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):  # it has just ended
+            if module in child.cmdline():
+                found[child.pid] = cpu_s(child.pid)
+    return found
 
 
 def rss_mib(pid: int) -> float:

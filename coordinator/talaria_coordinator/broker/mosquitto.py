@@ -25,8 +25,9 @@ HOME = "home-assistant"
 FILES = ("ca.crt", "server.crt", "server.key", "revoked.pem", "acl")
 
 
-def acl(fleet: str, coordinator: str, out: Iterable[str]) -> str:
-    """Each device its own topics (``%u`` is the name in its certificate); the coordinator its side of them.
+def acl(fleet: str, coordinator: str, out: Iterable[str], workers: Iterable[str] = ()) -> str:
+    """Each device its own topics (``%u`` is the name in its certificate); the coordinator its side of them, and its
+    ``workers`` to hear uploads, and themselves.
 
     Who is ``out``, revoked or in quarantine, is denied everything: also on a link that stands already, whose
     certificate the broker does not look at again.
@@ -45,6 +46,8 @@ def acl(fleet: str, coordinator: str, out: Iterable[str]) -> str:
         f"topic readwrite {root}/d/+/up/+",
         "",
     ]
+    for worker in workers:
+        lines += [f"user {worker}", f"topic read {root}/d/+/up/+", f"topic write {root}/d/echo/up/+", ""]
     # Home Assistant, where it was let in under this name, hears what devices show there and may give its two words.
     if HOME not in out:
         lines += [

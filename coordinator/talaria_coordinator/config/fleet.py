@@ -41,6 +41,9 @@ secure = true               # updates are added up so that only their sum opens;
     # delta = 1e-5
     # step_s = 60               # that devices have for each step of a secure round
 
+[ingest]                    # leave out for none: the coordinator's own process takes up all updates
+workers = 2                 # processes that receive, check and keep updates, each of its own devices
+
 [store]                     # leave out for SQLite and a folder of blobs in the state folder
 database = "postgresql+psycopg://talaria@db.example/talaria?sslmode=verify-full"
 password_file = "db.password"   # or as libpq looks for it: PGPASSFILE, PGPASSWORD
@@ -92,6 +95,7 @@ from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME, FLEET_RULE
 from talaria_coordinator.config.api import ApiConfig, api_of
+from talaria_coordinator.config.ingest import require_workers, workers_of
 from talaria_coordinator.config.privacy import PrivacyConfig, privacy_of, require_secure
 from talaria_coordinator.config.store import StoreConfig, store_of
 
@@ -176,6 +180,8 @@ class FleetConfig:
     """Where API, metrics and dashboard are served; None: nowhere."""
     store: StoreConfig = field(default_factory=StoreConfig)
     """Which database and which blobs hold the state."""
+    workers: int = 0
+    """Ingest workers: processes that receive, check and keep the updates of their devices; 0: this process does."""
     stay: bool = True
     """Serve the final global model to newcomers after the last round, instead of leaving once all members have it."""
 
@@ -208,6 +214,7 @@ class FleetConfig:
         check_over(self.run, self.over)
         require_mode(self.run, self.buffering, self.expected, self.deadline_s)
         rule = aggregator_of(self.run, self.aggregator, self.buffering)
+        require_workers(self.workers, self.privacy is not None and self.privacy.rule.secure, self.broker)
         if self.privacy is not None:
             require_secure(self.privacy, self.run, self.identity is not None, self.expected, self.over)
             private_rule(self.run, rule, self.privacy.rule, 0)
@@ -279,6 +286,7 @@ def load_config(path: str | Path) -> FleetConfig:
         canary=canary_of(top.table("canary")) if "canary" in top.values else None,
         privacy=privacy_of(top.table("privacy"), run) if "privacy" in top.values else None,
         store=store_of(top.table("store")),
+        workers=workers_of(top.table("ingest")) if "ingest" in top.values else 0,
         api=api_of(top.table("api")) if "api" in top.values else None,
     )
     for section in (top, fleet, broker, identity, rounds):

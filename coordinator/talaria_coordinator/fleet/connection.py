@@ -19,7 +19,7 @@ def over_mqtt(url: str, config: FleetConfig, will: Callable[[], Will]) -> Transp
     return Mqtt(
         url,
         f"{config.name}.coordinator",
-        coordinator_filters(config.name),
+        coordinator_filters(config.name, uploads=not config.workers),
         will=will,
         username=config.username,
         password=None if config.password_file is None else credentials.password(config.password_file),

@@ -31,7 +31,9 @@ from talaria_coordinator.fleet.connection import Open, over_mqtt
 from talaria_coordinator.fleet.conversation import Conversation
 from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing
 from talaria_coordinator.fleet.drain import Leaving
-from talaria_coordinator.fleet.hands import Hands, insist
+from talaria_coordinator.fleet.hands import Hands
+from talaria_coordinator.fleet.ingest.pool import Recruit
+from talaria_coordinator.fleet.intake import Here, Intake, Relayed
 from talaria_coordinator.fleet.life import as_it_is, carry_out, follow, judge, learning_of
 from talaria_coordinator.fleet.link_health import Footing
 from talaria_coordinator.fleet.notices import Enrolled, Folded, FoldFailed, Stop
@@ -42,7 +44,6 @@ from talaria_coordinator.fleet.refusals import Refusals
 from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.secure import secure_of
 from talaria_coordinator.fleet.tidying import Tidying
-from talaria_coordinator.fleet.uploads import Uploads, receive
 from talaria_coordinator.fleet.vacancy import look, replaced
 from talaria_coordinator.fleet.witness import witness
 from talaria_coordinator.identity.eviction import KeepOut, nowhere
@@ -79,11 +80,13 @@ class Service:
         sent: Sent = lambda size: None,
         learn: Callable[..., Learning] = Learning,
         kit: Callable[[], bytes] = _none,
+        recruit: Recruit | None = None,
     ) -> None:
         """``report`` is told what happens; ``observe`` sees every event and action of the machine, and ``sent``
         how many bytes went out. None of them may wait. ``learn`` makes what checks and folds updates, and
         ``keep_out`` tells the broker who is shut out; ``tend`` looks after a broker that is ours, and says what befell
-        it. ``kit`` gives the run's kit, and may take long; it is asked once, when a device needs it."""
+        it. ``kit`` gives the run's kit, and may take long; it is asked once, when a device needs it.
+        ``recruit`` starts an ingest worker; None: there are none, and this process takes up all updates."""
         self.config, self.store, self.blobs = (config := as_it_is(config, store)), store, blobs
         self._report, self._open, self._observe = report, open_transport, observe
         self._learning, self._learn = learning_of(config, config.run, blobs, learn), learn
@@ -99,10 +102,14 @@ class Service:
         self._planted = 0
         self._hearing, self._up = Hearing(max(QUIET_S, rules.grace)), False
         self._tend, self._footing = tend, Footing(max(QUIET_S, rules.grace))
-        self._half = self._members.half(rules, spec)
+        self._half = replace(self._members.half(rules, spec), relayed=recruit is not None)
         self._driver = Driver(self._read, sent, inbox=INBOX, known=True)
-        self._uploads = Uploads(config.state / "uploads", config.max_update)
         hands = Hands(self._feed, self._tell, self._driver.spawn, self._driver.inbox.put)
+        self._intake: Intake = (
+            Here(config, self._learning, store, self._secure, hands)
+            if recruit is None
+            else Relayed(config, self._learning, store, hands, recruit)
+        )
         self._parcels = Parcels(config.run, kit, hands, self._offer_kit)
         self._conductor = Conductor(config, store, self._learning, hands, rules.grace, self._secure)
         self._talk = Conversation(self._secure, hands)
@@ -128,7 +135,7 @@ class Service:
         try:
             await self._driver.run(self._live(url))
         finally:
-            self._uploads.close()
+            self._intake.close()
 
     def ending(self, now: float) -> list[str]:
         """The fleet's certificates that end soon, or have ended, with the mend."""
@@ -148,6 +155,8 @@ class Service:
         async with self._driver.linked(transport, transport.start(), self._linked):
             self._driver.beside(self._tick(transport))
             self._driver.beside(self._keep_out(transport))
+            for work in self._intake.work():
+                self._driver.beside(work)
             self._driver.beside(watch(self._members.ending, lambda text: self._tell("certificate", reason=text)))
             await self._serve()
             self._save()
@@ -159,7 +168,7 @@ class Service:
             events = [await inbox.get()]
             while len(events) < AT_ONCE and not inbox.empty():
                 events.append(inbox.get_nowait())
-            for heard, some in groupby(events, lambda event: isinstance(event, e.Received)):
+            for heard, some in groupby(events, lambda event: isinstance(event, e.Received | e.ChunksCame)):
                 if heard:
                     self._feed(*some)
                     self._conductor.advance(self._state)
@@ -194,7 +203,7 @@ class Service:
     def _resume(self) -> None:
         """Tell the machine what is on disk, and settle where machine and store were parted by a crash."""
         now = time.monotonic()
-        chunks = self._uploads.resume(self._state.transfers())
+        chunks = self._intake.resume(self._state.transfers())
         stored = self._conductor.stored(self._state)
         kept = sum(map(len, chunks.values()))
         fleet, rounds = self._conductor.fleet, self.config.run.rounds
@@ -333,7 +342,9 @@ class Service:
                 self._driver.say(a.Publish(str(Topic(name, "state", action.device)), b"", retain=True))
                 self._out_changed.set()
             case a.KeepChunk():
-                self._keep(action)
+                self._intake.keep(action)
+            case a.Expect():
+                self._intake.expect(action)
             case a.Complete():
                 self._driver.spawn(self._take(action))
             case a.WordSaid():
@@ -341,7 +352,7 @@ class Service:
             case a.StepOver():
                 self._driver.spawn(self._talk.go_on(action))
             case a.Discard():
-                self._uploads.drop((action.device, action.xfer))
+                self._intake.drop(action.device, action.xfer)
             case a.RoundClosed():
                 self._conductor.closed(action)
             case a.RoundFailed():
@@ -360,28 +371,18 @@ class Service:
             case _:
                 witness(action, name, self.store, self._tell)
                 if isinstance(action, a.DeviceUp):
+                    self._intake.follow(action.device)
                     self._conductor.not_asked(action.device)
 
     # -- uploads
 
-    def _keep(self, action: a.KeepChunk) -> None:
-        try:
-            self._uploads.part((action.device, action.xfer), action.cut).put(action.index, action.data, known=True)
-        except StateError as error:
-            # The upload's whole sha256 will not fit, and what is missing is asked for again.
-            self._tell("error", device=action.device, error=str(error))
-
     async def _take(self, action: a.Complete) -> None:
         """A complete upload: check it, make it durable, and only then let the receipt go out."""
-        name, secure = self.config.name, self._secure
-        with self._uploads.take((action.device, action.xfer), action.cut) as part:
-            answer = await insist(
-                lambda: receive(name, action, part, self._learning, self.store, secure),
-                lambda error: self._tell("error", attempt=action.attempt, device=action.device, error=error),
-            )
+        answer = await self._intake.taken(action)
         if isinstance(answer, e.UpdateRejected):
             self._tell("rejected", attempt=action.attempt, device=action.device, reason=answer.reason)
-        await self._driver.inbox.put(answer)
+        if answer is not None:
+            await self._driver.inbox.put(answer)
 
     def _offer_kit(self, kit: KitOffer) -> None:
         self._half = replace(self._half, kit=kit)

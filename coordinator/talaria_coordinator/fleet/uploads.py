@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,25 @@ class Uploads(Assemblies[tuple[str, str]]):
 
     def resume(self, transfers: Mapping[tuple[str, str], Cut]) -> dict[tuple[str, str], frozenset[int]]:
         """The intact chunks of these transfers; files of any other are removed."""
+        self.prepare()
+        self.sweep(transfers)
+        return {key: self.found(key, cut) for key, cut in transfers.items()}
+
+    def prepare(self) -> None:
+        """Make the folder."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StateError(f"uploads: cannot make {self.folder}: {error.strerror}; give another folder") from None
-        found = {key: self.found(key, cut) for key, cut in transfers.items()}
+
+    def sweep(self, transfers: Collection[tuple[str, str]]) -> None:
+        """Remove the files of any other transfer."""
         for file in set(self.folder.glob("*.part")) - set(map(self.path, transfers)):
             file.unlink(missing_ok=True)
-        return found
+
+
+Verdict = str | WireError | frozenset[int]
+"""What a complete upload is found to be: what it says of itself, why it may not count, or which chunks are intact."""
 
 
 def receive(
@@ -44,30 +55,53 @@ def receive(
     When this returns :class:`~talaria.protocol.events.Stored`, the update's bytes and its row are durable. Raises
     :class:`~talaria.errors.StateError` where the disk refuses; it may be called again then.
     """
-    digest, now = upload.cut.sha256.hex(), time.monotonic()
-    try:
-        data = part.joined()  # not made durable here: the blob is, and a crash before it asks for what is missing
-    except WireError:
-        return e.Damaged(now, upload.attempt, upload.device, frozenset(part.found()))
-    facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base_version": upload.base_version}
+    if secure is not None:
+        try:
+            data = part.joined()
+        except WireError:
+            return enter(fleet, upload, frozenset(part.found()), store)
+        begun(fleet, upload, store)
+        return _receive_masked(fleet, upload, part.path, data, learning, store, secure)
+    return enter(fleet, upload, check(part, upload.device, *begun(fleet, upload, store), learning), store)
+
+
+def begun(fleet: str, upload: a.Complete, store: Store) -> tuple[int, str]:
+    """The round that the upload is for, and the digest of the global model that it began from."""
     tried = store.begun(fleet, upload.attempt)
     if tried is None:
         raise StateError(f"fleet {fleet!r}: attempt {upload.attempt} is not in the store; restore it from a backup")
-    if secure is not None:
-        return _receive_masked(fleet, upload, part.path, data, learning, store, secure)
+    return tried
+
+
+def check(part: FileAssembly, device: str, round: int, base_digest: str, learning: Learning) -> Verdict:
+    """Look at a complete upload; one that may count is a durable blob when this returns. Raises
+    :class:`~talaria.errors.StateError` where the disk refuses; it may be called again then."""
     try:
-        update = learning.checked(data, upload.device, *tried)
+        data = part.joined()  # not made durable here: the blob is, and a crash before it asks for what is missing
+    except WireError:
+        return frozenset(part.found())
+    try:
+        update = learning.checked(data, device, round, base_digest)
     except WireError as error:
-        store.reject_update(fleet, upload.attempt, upload.device, reason=str(error), **facts)
-        return e.UpdateRejected(now, upload.attempt, upload.device, str(error))
-    learning.blobs.adopt(part.path, data, digest)
-    found = findings_of(update, learning.dense)
-    row = store.keep_update(fleet, upload.attempt, upload.device, found=found, **facts)
+        return error
+    learning.blobs.adopt(part.path, data, part.cut.sha256.hex())
+    return findings_of(update, learning.dense)
+
+
+def enter(fleet: str, upload: a.Complete, verdict: Verdict, store: Store) -> e.Stored | e.UpdateRejected | e.Damaged:
+    """Make durable what a complete upload was found to be."""
+    attempt, device, now = upload.attempt, upload.device, time.monotonic()
+    if isinstance(verdict, frozenset):
+        return e.Damaged(now, attempt, device, verdict)
+    digest = upload.cut.sha256.hex()
+    facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base_version": upload.base_version}
+    if isinstance(verdict, WireError):
+        store.reject_update(fleet, attempt, device, reason=str(verdict), **facts)
+        return e.UpdateRejected(now, attempt, device, str(verdict))
+    row = store.keep_update(fleet, attempt, device, found=verdict, **facts)
     if row.digest != digest or row.status == "rejected":
-        return e.UpdateRejected(
-            now, upload.attempt, upload.device, row.reason or "another update of this round came first"
-        )
-    return e.Stored(now, upload.attempt, upload.device, upload.cut.sha256)
+        return e.UpdateRejected(now, attempt, device, row.reason or "another update of this round came first")
+    return e.Stored(now, attempt, device, upload.cut.sha256)
 
 
 def _receive_masked(

@@ -2,6 +2,7 @@
 
 ca.crt, ca.key             the authority; the key is needed to enrol and revoke, not to serve
 sign.key                   the coordinator's Ed25519 key
+ingest-N.crt, .key         the link of ingest worker N, where the fleet has such
 coordinator.crt, .key      the coordinator's link to the broker
 broker/                    what Mosquitto needs: server.crt, server.key, ca.crt, revoked.pem, acl
 barred.json                devices that the running coordinator has shut out
@@ -30,16 +31,17 @@ from talaria.identity.enrolment import Answer, Code, Request, fingerprint, named
 from talaria.wire.broker_url import Tls
 from talaria.wire.signing import KEY_BYTES, Signer
 from talaria_coordinator.broker import mosquitto
+from talaria_coordinator.config.ingest import MOST
 from talaria_coordinator.identity import ca
 from talaria_coordinator.identity.ca import Authority
 
-COORDINATOR = "_coordinator"
-"""The coordinator's name at the broker: no device can have it."""
+COORDINATOR, WORKER = "_coordinator", "_ingest-{}"
+"""The names of the coordinator and its ingest workers at the broker: no device can have them."""
 BARRED = "barred.json"
 FORMAT = 1
 """The version of ``members.json``."""
 HOURS = 24.0
-MOST = 64 * 2**20
+LARGEST = 64 * 2**20
 """Bytes of the list of members at most: about 200,000 devices."""
 
 
@@ -82,7 +84,7 @@ class Membership:
         another version."""
         path = folder / "members.json"
         mend = f"make a fleet with `talaria fleet init {folder}`, or restore this file from a backup"
-        facts = credentials.read_json(path, mend, MOST)
+        facts = credentials.read_json(path, mend, LARGEST)
         if facts.get("format", FORMAT) != FORMAT:
             raise ConfigError(
                 f"identity: {path} is of format {shown(facts['format'])}, and this version reads {FORMAT}; "
@@ -128,6 +130,27 @@ def renew(folder: Path, roll: Membership) -> None:
         certificate = signed_by.sign(key.public_key(), name, server=bool(hosts), hosts=hosts, badge=badge)
         credentials.write_pair(path, credentials.pem(key), ca.to_pem(certificate))
     credentials.write(folder / "broker" / "ca.crt", ca.to_pem(signed_by.certificate))
+
+
+def staff(folder: Path, workers: int) -> None:
+    """A key and a certificate for each of so many ingest workers, which the broker is told of. Where ``ca.key`` is
+    kept here they are made anew; raises :class:`ConfigError` where it is not, and one is missing."""
+    paths = [folder / f"ingest-{number}" for number in range(workers)]
+    if not (folder / "ca.key").exists():
+        missing = next((path for path in paths if not path.with_suffix(".crt").exists()), None)
+        if missing is not None:
+            raise ConfigError(
+                f"ingest: workers={workers} and {missing}.crt is not there, nor is ca.key, which makes it: start once "
+                "where ca.key is kept, and bring ingest-*.crt, ingest-*.key and broker/acl here; or set fewer workers"
+            )
+        return
+    with _alone(folder):
+        signed_by = Authority.load(folder)
+        for number, path in enumerate(paths):
+            key = ca.new_key()
+            certificate = signed_by.sign(key.public_key(), WORKER.format(number))
+            credentials.write_pair(path, credentials.pem(key), ca.to_pem(certificate))
+        _tell_broker(folder, Membership.load(folder), signed_by)
 
 
 class Change:
@@ -190,12 +213,14 @@ def _tell_broker(folder: Path, roll: Membership, signed_by: Authority | None) ->
     if signed_by is not None:
         taken = [*roll.taken, *(roll.members[name].serial for name in sorted(barred))]
         credentials.write(folder / "broker" / "revoked.pem", signed_by.revoked(taken))
-    credentials.write(folder / "broker" / "acl", mosquitto.acl(roll.fleet, COORDINATOR, out).encode(), private=True)
+    workers = [WORKER.format(number) for number in range(MOST) if (folder / f"ingest-{number}.crt").exists()]
+    text = mosquitto.acl(roll.fleet, COORDINATOR, out, workers)
+    credentials.write(folder / "broker" / "acl", text.encode(), private=True)
 
 
 def _barred(folder: Path) -> bytes:
     path = folder / BARRED
-    return credentials.read(path, "remove it; the coordinator writes it again", MOST) if path.exists() else b"[]"
+    return credentials.read(path, "remove it; the coordinator writes it again", LARGEST) if path.exists() else b"[]"
 
 
 def enroll(folder: Path, device: str, hours: float = HOURS) -> Code:
@@ -287,6 +312,13 @@ def tls(folder: Path) -> Tls:
     credentials.settle_pair(folder / "coordinator")
     credentials.require_private(folder / "coordinator.key")
     return Tls(folder / "ca.crt", folder / "coordinator.crt", folder / "coordinator.key")
+
+
+def worker_tls(folder: Path, number: int) -> Tls:
+    """The link of an ingest worker to the broker."""
+    credentials.settle_pair(folder / f"ingest-{number}")
+    credentials.require_private(folder / f"ingest-{number}.key")
+    return Tls(folder / "ca.crt", folder / f"ingest-{number}.crt", folder / f"ingest-{number}.key")
 
 
 def _ca(folder: Path) -> bytes:

@@ -24,7 +24,7 @@ from talaria_coordinator.fleet.life import as_it_is
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.identity.eviction import Barring
-from talaria_coordinator.server import kits
+from talaria_coordinator.server import ingest, kits
 from talaria_coordinator.server.open_state import open_blobs, open_store
 from talaria_coordinator.server.operator_server import Desk
 from talaria_coordinator.storage.store import SilentError
@@ -97,6 +97,7 @@ class Served:
             keep_out=Barring(config, self._broker),
             tend=self._broker.tend,
             kit=partial(kits.prepared, config),
+            recruit=ingest.recruits(config, self._broker),
         )
         self._now = service, asyncio.get_running_loop()
         if self._stopped.is_set():

@@ -15,6 +15,7 @@ from talaria.wire.broker_url import Address
 from talaria_coordinator.broker import Broker, open_broker
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.service import Report
+from talaria_coordinator.server import ingest
 from talaria_coordinator.server.open_state import held
 from talaria_coordinator.server.operator_server import desk_of
 from talaria_coordinator.server.served import Served
@@ -149,6 +150,7 @@ async def _served(
     if not insecure:
         require_safe(config)
     with held(config.state), desk_of(config, report, insecure) as desk:
+        ingest.require(config)
         one = Served(config, desk, broker_of())
         served.append(one)
         await one.live()

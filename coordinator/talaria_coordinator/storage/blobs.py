@@ -39,6 +39,10 @@ class Blobs(Protocol):
         then gone from where it was. Nobody may write to it any more."""
         ...
 
+    def expect(self, digest: str) -> None:
+        """Another process is about to put this blob: it counts as young, as if it were put here."""
+        ...
+
     def get(self, digest: str) -> bytes:
         """The bytes, verified. Raises :class:`BlobLost` where missing or damaged, and another
         :class:`~talaria.errors.StateError` where they cannot be read now."""
@@ -112,6 +116,9 @@ class FolderBlobs:
                 durable.write(target, data, mode=0o666, alone=False)
 
         self._place(digest, data, take)
+
+    def expect(self, digest: str) -> None:
+        self._young.add(digest)
 
     def _place(self, digest: str, data: bytes | memoryview, make: Callable[[Path], None]) -> None:
         target = self._path(digest)

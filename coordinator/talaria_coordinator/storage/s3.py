@@ -60,6 +60,9 @@ class S3Blobs:
     def adopt(self, file: Path, data: bytes, digest: str) -> None:
         self.put(data, digest)
 
+    def expect(self, digest: str) -> None:
+        self._young.add(digest)
+
     def get(self, digest: str) -> bytes:
         path = self._path(digest)
         with self._talking("read"):

@@ -95,6 +95,8 @@ class Metrics:
             "talaria_broker_reconnects", "Times the link broke and came back", ["fleet"], registry=here
         )
         self._up = Gauge("talaria_broker_up", "1 while the broker is reached", ["fleet"], registry=here)
+        self._ingest = Gauge("talaria_ingest_workers", "Ingest workers that reach the broker", ["fleet"], registry=here)
+        self._workers: set[int] = set()
         self._refused = Counter(
             "talaria_messages_refused", "Messages that were refused", ["fleet", "reason"], registry=here
         )
@@ -110,6 +112,7 @@ class Metrics:
         for counter in (self._lost, self._errors):
             counter.labels(fleet)
         self._up.labels(fleet).set(0)
+        self._ingest.labels(fleet).set(0)
 
     def text(self) -> bytes:
         """All figures in Prometheus' text format."""
@@ -126,6 +129,12 @@ class Metrics:
                 self._up.labels(fleet).set(1)
             case "disconnected":
                 self._up.labels(fleet).set(0)
+            case "ingest-connected":
+                self._workers.add(event["worker"])
+                self._ingest.labels(fleet).set(len(self._workers))
+            case "ingest-disconnected" | "ingest-lost":
+                self._workers.discard(event["worker"])
+                self._ingest.labels(fleet).set(len(self._workers))
             case "waiting":
                 self._missing.labels(fleet).set(event["needed"] - event["here"])
             case "round-opened":
@@ -150,6 +159,9 @@ class Metrics:
                 self._bytes.labels(fleet, "received").inc(item.size)
                 self._settle_chunk()
                 self._unsettled = item.topic.split("/")[5:6] == ["up"]
+            case e.ChunksCame():
+                self._bytes.labels(fleet, "received").inc(item.size)
+                self._chunks.labels(fleet, "received").inc(len(item.chunks))
             case a.KeepChunk():
                 self._unsettled = False
                 self._chunks.labels(fleet, "received").inc()

@@ -80,6 +80,16 @@ class FrameRefused:
 
 
 @dataclass(frozen=True)
+class Expect:
+    """Chunks of this upload come to an ingest worker: let it listen for them, and answer with
+    :class:`~talaria.protocol.events.Listening`."""
+
+    device: str
+    xfer: str
+    cut: Cut = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Complete:
     """All chunks of an update are in its file: check the whole sha256, decode, store durably, then answer with
     :class:`Stored`, :class:`Rejected` or :class:`Damaged`."""
@@ -358,6 +368,7 @@ Action = (
     | Discard
     | Save
     | FrameRefused
+    | Expect
     | Complete
     | RoundClosed
     | RoundFailed

@@ -60,6 +60,29 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Listening:
+    """An ingest worker listens for the chunks of this upload, and has these already: the device may be asked for the
+    others. Said again where another worker took its place."""
+
+    now: float
+    device: str
+    xfer: str
+    chunks: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class ChunksCame:
+    """These chunks of an upload came to an ingest worker, which has verified and kept them; ``size`` bytes in all, with
+    their topics."""
+
+    now: float
+    device: str
+    xfer: str
+    chunks: frozenset[int]
+    size: int
+
+
+@dataclass(frozen=True)
 class PublishModel:
     """Make these bytes the current global model, and send them to all once where nearly all begin from it
     (``multicast``). Who is asked for work asks for what it lacks."""

@@ -181,6 +181,8 @@ class Assemblies(Generic[Key]):
 
     def found(self, key: Key, cut: Cut) -> frozenset[int]:
         """The chunks of one that lie intact in its file."""
+        if not self.path(key).exists():
+            return frozenset()
         return frozenset(self.part(key, cut).found())
 
     def take(self, key: Key, cut: Cut) -> FileAssembly:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -25,6 +24,7 @@ from talaria.wire.backoff import Backoff
 from talaria.wire.broker_url import Address, Tls
 from talaria.wire.frames import MAX_FRAME
 from talaria.wire.in_flight import InFlight
+from talaria.wire.inbox_budget import Budget
 from talaria.wire.mqtt_asyncio import Pump
 from talaria.wire.transport import Arrival, Incoming, LinkDown, LinkUp, Transport, Will
 from talaria.wire.validity import validities
@@ -33,7 +33,8 @@ __all__ = ["Address", "Arrival", "Incoming", "LinkDown", "LinkUp", "Mqtt", "Tls"
 
 UNANSWERED_S = 60.0
 """Seconds without the acknowledgement of a message that are too long."""
-EACH = 16 * 1024
+TOGETHER = 32
+"""Filters that are asked for in one packet: below 4096 bytes."""
 _Inbox = asyncio.Queue[Incoming | None]
 
 
@@ -75,7 +76,7 @@ class Mqtt:
             or not 0 < backoff[0] <= backoff[1]
         ):
             raise ConfigError(f"transport {name!r}: keepalive, window, inbox or backoff is out of range")
-        self._name, self._filters, self._will = name, filters, will
+        self._name, self._filters, self._known, self._will = name, filters, set(filters), will
         self._login = (username or self.address.username, password or self.address.password)
         self._tls = tls or Tls()
         self._context = self._tls.context() if self.address.tls else None
@@ -84,7 +85,7 @@ class Mqtt:
         self._largest: int | None = None
         self._protocol: MQTTProtocolVersion | None = None
         self._threaded, self._as_published = threaded, as_published
-        self._budget = _Budget(inbox, keepalive / 3 if threaded else 0.0)
+        self._budget = Budget(inbox, keepalive / 3 if threaded else 0.0)
         self._inbox: asyncio.Queue[Incoming | None] = asyncio.Queue()
         self._session: _Session | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -116,9 +117,11 @@ class Mqtt:
         if self._protocol is None:
             self._protocol = await self._agree()
         will = None if self._will is None else self._will()
-        session = self._new(self._protocol, will)
-        await self._open(session, self._filters)
+        session, filters = self._new(self._protocol, will), self._filters
+        await self._open(session, filters)
         self._session = session
+        if len(self._filters) > len(filters):
+            await session.follow(self._filters[len(filters) :])
         self._largest = session.largest
         session.begin()
 
@@ -228,10 +231,19 @@ class Mqtt:
         """Hand one message to the link; False where it is down or the broker's queue is full."""
         return self._session is not None and await self._session.publish(topic, payload, retain)
 
+    async def follow(self, *filters: str) -> None:
+        """Subscribe to these too, on this connection and all later ones; returns once the broker has them, or where the
+        link is down."""
+        new = tuple(one for one in filters if one not in self._known)
+        self._known.update(new)
+        self._filters += new
+        if new and self._session is not None:
+            await self._session.follow(new)
+
     async def recall(self) -> None:
         """Ask the broker to tell again all that it retains for us."""
         if self._session is not None:
-            self._session.subscribe()
+            self._session.subscribe(self._filters)
 
     async def flush(self, timeout: float) -> bool:
         """Wait for the broker's acknowledgement of all that was published."""
@@ -262,33 +274,6 @@ class Mqtt:
 
 class _OldBrokerError(Exception):
     """The broker does not know MQTT 5."""
-
-
-class _Budget:
-    """Bytes that may wait in the inbox, shared by the network thread and the event loop. Each message counts for
-    :data:`EACH` more: a flood of small ones is held back at the broker, instead of being worked off long after."""
-
-    def __init__(self, most: int, patience: float) -> None:
-        self._most, self._left, self._patience, self._room = most, most, patience, threading.Condition()
-        self.dropped = 0
-
-    def take(self, size: int) -> bool:
-        """Called by the network thread: wait for room, but not for long."""
-        cost = self._cost(size)
-        with self._room:
-            if not self._room.wait_for(lambda: self._left >= cost, self._patience):
-                self.dropped += 1
-                return False
-            self._left -= cost
-            return True
-
-    def give(self, size: int) -> None:
-        with self._room:
-            self._left += self._cost(size)
-            self._room.notify()
-
-    def _cost(self, size: int) -> int:
-        return min(size + EACH, max(size, self._most))
 
 
 class _Lost:
@@ -326,7 +311,7 @@ class _Session:
     """One connection, from CONNECT to its end; never reused."""
 
     def __init__(
-        self, client: paho.Client, inbox: _Inbox, budget: _Budget, window: int, threaded: bool, as_published: bool
+        self, client: paho.Client, inbox: _Inbox, budget: Budget, window: int, threaded: bool, as_published: bool
     ) -> None:
         self._client, self._inbox, self._budget, self._window = client, inbox, budget, window
         self._as_published = as_published
@@ -338,6 +323,9 @@ class _Session:
         self._flying = InFlight(UNANSWERED_S, time.monotonic())
         self._moved = asyncio.Event()
         self._filters: tuple[str, ...] = ()
+        self._first: set[int] = set()
+        self._batches: dict[int, tuple[str, ...]] = {}
+        self._answers: dict[int, asyncio.Future[None]] = {}
         self._ending = False
         self._complaint = ""
         self.largest: int | None = None
@@ -411,6 +399,26 @@ class _Session:
         if not self._ready.done():
             self._ready.cancel()
 
+    async def follow(self, filters: tuple[str, ...]) -> None:
+        """Subscribe to more; returns once the broker has answered, or the link is lost."""
+        answers = {number: self._loop.create_future() for number in self.subscribe(filters)}
+        self._answers |= answers
+        lost: asyncio.Future[Any] = self._loop.create_task(self.lost.wait_reason())
+        await asyncio.wait([lost, asyncio.gather(*answers.values())], return_when=asyncio.FIRST_COMPLETED)
+        lost.cancel()
+
+    def _subscribed(self, number: int, refused: tuple[str, ...]) -> None:
+        if refused:
+            problem = f"not authorized to subscribe to {', '.join(refused)}"
+            self._opened(TransportError(problem))
+            if number not in self._first:
+                self._gone(problem)
+        self._first.discard(number)
+        if not self._first:
+            self._opened(None)
+        if (answer := self._answers.pop(number, None)) is not None:
+            answer.set_result(None)
+
     def _opened(self, problem: Exception | None) -> None:
         if self._ready.done():
             return
@@ -440,13 +448,20 @@ class _Session:
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(what, *args)
 
-    def subscribe(self) -> None:
-        """Ask for all filters; the broker then tells what it retains, each time. Either thread may call it."""
+    def subscribe(self, filters: tuple[str, ...]) -> list[int]:
+        """Ask for these, in packets that any broker takes, whose numbers are returned; the broker then tells what it
+        retains, each time. Either thread may call it."""
+        options: Any = 1
         if self._client.protocol == MQTTProtocolVersion.MQTTv5:
             options = SubscribeOptions(qos=1, retainAsPublished=self._as_published)
-            self._client.subscribe([(f, options) for f in self._filters])
-        else:
-            self._client.subscribe([(f, 1) for f in self._filters])
+        numbers = []
+        for start in range(0, len(filters), TOGETHER):
+            batch = filters[start : start + TOGETHER]
+            _, number = self._client.subscribe([(one, options) for one in batch])
+            if number is not None:  # else the link is lost
+                self._batches[number] = batch
+                numbers.append(number)
+        return numbers
 
     def complain(self, text: str) -> None:
         """What paho says to its log alone: why a socket could not be read or written, such as an alert of TLS."""
@@ -458,14 +473,13 @@ class _Session:
             old = code.value in (0x84, 0x01)
             self._post(self._opened, _OldBrokerError() if old else TransportError(str(code)))
         elif self._filters:
-            self.subscribe()
+            self._first = set(self.subscribe(self._filters))
         else:
             self._post(self._opened, None)
 
-    def _on_subscribe(self, _client: paho.Client, _data: Any, _mid: int, codes: Any, _properties: Any = None) -> None:
-        refused = [f for f, code in zip(self._filters, codes, strict=False) if code.is_failure]
-        problem = TransportError(f"not authorized to subscribe to {', '.join(refused)}") if refused else None
-        self._post(self._opened, problem)
+    def _on_subscribe(self, _client: paho.Client, _data: Any, mid: int, codes: Any, _properties: Any = None) -> None:
+        batch = self._batches.pop(mid, ())
+        self._post(self._subscribed, mid, tuple(f for f, code in zip(batch, codes, strict=False) if code.is_failure))
 
     def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
         try:

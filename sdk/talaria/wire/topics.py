@@ -98,11 +98,18 @@ def device_filters(fleet: str, device: str) -> tuple[str, ...]:
     return (f"{root}/co/#", f"{root}/m/#", f"{root}/d/{device}/cmd", f"{root}/d/{device}/dn/#")
 
 
-def coordinator_filters(fleet: str) -> tuple[str, ...]:
-    """What a coordinator subscribes to: its own birth (to fence itself) and all that devices say."""
+def coordinator_filters(fleet: str, *, uploads: bool = True) -> tuple[str, ...]:
+    """What a coordinator subscribes to: its own birth (to fence itself) and all that devices say, chunks of
+    ``uploads`` too unless its ingest workers take them."""
     Topic(fleet, "co/state")
     root = f"fl/1/{fleet}"
-    return (f"{root}/co/state", f"{root}/d/+/state", f"{root}/d/+/evt", f"{root}/d/+/up/+")
+    own = (f"{root}/co/state", f"{root}/d/+/state", f"{root}/d/+/evt")
+    return (*own, upload_filter(fleet, "+")) if uploads else own
+
+
+def upload_filter(fleet: str, device: str) -> str:
+    """What an ingest worker subscribes to: all chunks of one device's uploads (``+``: of every device's)."""
+    return f"fl/1/{fleet}/d/{device}/up/+"
 
 
 def matches(pattern: str, topic: str) -> bool:

@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 import pytest
 from memory_broker import Faults, Hub
 
+from talaria.errors import WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorMachine, CoordinatorState, Rules
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState
 from talaria.protocol.transfer import chunk_frames, transfer_of
 from talaria.wire.chunks import Cut, describe
+from talaria.wire.frames import decode_frame
 from talaria.wire.mqtt import Arrival, Will
 from talaria.wire.signing import Signer
-from talaria.wire.topics import coordinator_filters, device_filters
+from talaria.wire.topics import coordinator_filters, device_filters, parse, upload_filter
 
 FED = "watch"
 
@@ -44,7 +46,9 @@ class Disk:
 class World:
     """The drivers of all machines, in one thread; every crash keeps only the disks."""
 
-    def __init__(self, devices: int, faults: Faults, signed: bool = False, **rules: object) -> None:
+    def __init__(
+        self, devices: int, faults: Faults, signed: bool = False, relayed: bool = False, **rules: object
+    ) -> None:
         self.now, self.hub = 0.0, Hub(faults)
         self.rules = Rules(**{"chunk": 1000, "retry": 1.0, "stall": 20.0, "credit": 4} | rules)
         self.names = [f"dev-{i}" for i in range(devices)]
@@ -61,8 +65,12 @@ class World:
         self.epoch = 0
         self.state = CoordinatorState()
         self.half = CoordinatorMachine(
-            FED, self.rules, b"spec", self.signer, {n: s.public for n, s in self.signers.items()}, enrolled=signed
-        )
+            FED, self.rules, b"spec", self.signer, {n: s.public for n, s in self.signers.items()}, enrolled=signed,
+            relayed=relayed,
+        )  # fmt: skip
+        self.relayed = relayed
+        self.expected: dict[tuple[str, str], Cut] = {}
+        self.reports: list[tuple[str, str, int]] = []
         self.devices: dict[str, tuple[DeviceMachine, DeviceState]] = {}
         self.auto_commit = True
         self.update_of = lambda name, attempt: made(name, attempt, size=4500)
@@ -75,11 +83,56 @@ class World:
         found = {k: frozenset(v) for k, v in self.disk.files.items()}
         stored = {k: hashlib.sha256(v).digest() for k, v in self.disk.updates.items()}
         self.tell(e.Start(self.now, self.epoch, found, stored))
-        self.hub.join("co", coordinator_filters(FED), self._to_coordinator, Will(*self.half.will(self.state)))
+        filters = coordinator_filters(FED, uploads=not self.relayed)
+        self.hub.join("co", filters, self._to_coordinator, Will(*self.half.will(self.state)))
+        if self.relayed:
+            self.start_worker()
         self.tell(e.Connected(self.now))
 
     def crash_coordinator(self) -> None:
         self.hub.cut("co")
+        self.expected.clear()
+        self.reports.clear()
+        self.hub.cut("worker")
+
+    # -- one ingest worker, which keeps chunks on the coordinator's disk and tells of two at a time
+
+    def start_worker(self) -> None:
+        self.hub.join("worker", (upload_filter(FED, "+"),), self._to_worker, None)
+        for key in list(self.expected):
+            self.listen(key)
+
+    def crash_worker(self) -> None:
+        self.reports.clear()
+        self.hub.cut("worker")
+
+    def listen(self, key: tuple[str, str]) -> None:
+        self.tell(e.Listening(self.now, *key, frozenset(self.disk.files.get(key, {}))))
+
+    def report(self) -> None:
+        for device, xfer, index in self.reports:
+            self.tell(e.ChunksCame(self.now, device, xfer, frozenset({index}), 1))
+        self.reports.clear()
+
+    def _to_worker(self, arrival: Arrival) -> None:
+        topic = parse(arrival.topic)
+        key = topic.device, topic.xfer
+        cut, pieces = self.expected.get(key), self.disk.files.setdefault(key, {})
+        try:
+            frame = decode_frame(arrival.payload)
+            fits = cut is not None and cut.fits(frame.header.idx, frame.payload)
+            new = fits and frame.header.idx not in pieces
+            if fits and not new:
+                self.reports.append((*key, frame.header.idx))
+        except WireError:
+            new = False
+        if new:
+            pieces[frame.header.idx] = frame.payload
+            self.reports.append((*key, frame.header.idx))
+        if not new or len(self.reports) > 1 or len(pieces) == cut.count:
+            self.report()
+        if not new:
+            self._to_coordinator(arrival)
 
     def _to_coordinator(self, arrival: Arrival) -> None:
         self.tell(e.Received(self.now, arrival.topic, arrival.payload, arrival.retained))
@@ -98,7 +151,11 @@ class World:
                     self._send(action, self.disk.models[action.cut.sha256])
                 case a.KeepChunk():
                     self.disk.files.setdefault((action.device, action.xfer), {})[action.index] = action.data
+                case a.Expect():
+                    self.expected[action.device, action.xfer] = action.cut
+                    self.listen((action.device, action.xfer))
                 case a.Discard():
+                    self.expected.pop((action.device, action.xfer), None)
                     self.disk.files.pop((action.device, action.xfer), None)
                 case a.Complete():
                     pieces = self.disk.files[action.device, action.xfer]
@@ -226,6 +283,7 @@ class World:
             self.now += round
             for name in list(self.devices):
                 self.say(name, e.Tick(self.now))
+            self.report()
             self.tell(e.Tick(self.now))
         self.hub.pump()
 

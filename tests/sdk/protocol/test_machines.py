@@ -45,10 +45,12 @@ class Fleet(RuleBasedStateMachine):
     @initialize(
         seed=st.integers(0, 2**16), drop=st.sampled_from([0.0, 0.1, 0.3]), double=st.sampled_from([0.0, 0.3]),
         mix=st.sampled_from([0.0, 0.4]), signed=st.booleans(), places=st.sampled_from([1, 64]),
-        stale=st.sampled_from([0, 0, 2]),
+        stale=st.sampled_from([0, 0, 2]), relayed=st.booleans(),
     )  # fmt: skip
-    def begin(self, seed, drop, double, mix, signed, places, stale):
-        self.w = self.world(3, Faults(seed, drop, double, mix), signed=signed, max_open=places, **BOUNDS)
+    def begin(self, seed, drop, double, mix, signed, places, stale, relayed):
+        self.w = self.world(
+            3, Faults(seed, drop, double, mix), signed=signed, relayed=relayed, max_open=places, **BOUNDS
+        )
         self.stale, self.slow = stale, []
         self.held: set[str] = set()
         real = self.w.work
@@ -94,6 +96,12 @@ class Fleet(RuleBasedStateMachine):
         self.w.crash_coordinator()
         self.w.disk.state = self.w.disk.firm
         self.w.start_coordinator()
+
+    @precondition(lambda self: self.w.relayed)
+    @rule()
+    def the_ingest_worker_is_killed(self):
+        self.w.crash_worker()
+        self.w.start_worker()
 
     @rule(who=NAMES)
     def a_device_is_killed(self, who):

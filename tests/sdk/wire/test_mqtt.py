@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from talaria.errors import ConfigError, StateError, TransportError
-from talaria.wire.mqtt import Address, Arrival, LinkDown, LinkUp, Mqtt, Tls, Will, _Budget, _Session
+from talaria.wire.inbox_budget import Budget
+from talaria.wire.mqtt import Address, Arrival, LinkDown, LinkUp, Mqtt, Tls, Will, _Session
 
 FAST = {"backoff": (0.05, 0.2), "keepalive": 10}
 
@@ -61,6 +62,30 @@ def test_messages_arrive_and_the_protocol_is_agreed(broker, threaded):
         with pytest.raises(TransportError, match="closed"):
             await hear.receive()
         assert not await say.publish("t/x", b"")
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_link_follows_more_as_it_goes_on_and_after_a_cut(broker, threaded):
+    async def story() -> None:
+        hear = Mqtt(broker.url, "hear", ("t/0",), threaded=threaded, **FAST)
+        say = Mqtt(broker.url, "say", ("none",), **FAST)
+        await hear.start()
+        await say.start()
+        await hear.follow("t/0", *(f"t/{i}" for i in range(1, 100)))
+        await hear.follow("t/5")
+        for again in (False, True):
+            if again:
+                hear.renew("as if it were cut")
+                await until(hear, LinkDown)
+                await until(hear, LinkUp)
+            for i in range(101):
+                assert await say.publish(f"t/{i}", b"x")
+            assert sorted(a.topic for a in await arrivals(hear, 100)) == sorted(f"t/{i}" for i in range(100))
+        await hear.close()
+        await hear.follow("t/200")  # of a link that is closed, nothing
+        await say.close()
 
     asyncio.run(story())
 
@@ -528,7 +553,7 @@ def test_no_line_is_written_for_a_packet_and_an_error_is_heard():
 
     async def story() -> None:
         client = paho.Client(paho.CallbackAPIVersion.VERSION2)
-        session = _Session(client, asyncio.Queue(), _Budget(1, 1.0), 1, True, False)
+        session = _Session(client, asyncio.Queue(), Budget(1, 1.0), 1, True, False)
         client._easy_log(paho.MQTT_LOG_DEBUG, "Received PUBLISH %s", Packet())
         client._easy_log(paho.MQTT_LOG_ERR, "failed to receive on socket: %s", "reset")
         client.on_disconnect(client, None, None, 7)

@@ -54,6 +54,8 @@ class CoordinatorMachine:
     apart: bool = True
     kit: KitOffer = field(default_factory=KitOffer)
     """What a device without torch is given."""
+    relayed: bool = False
+    """Whether chunks of updates come to ingest workers, which tell of them."""
 
     def __post_init__(self) -> None:
         Topic(self.fleet, "co/state")
@@ -64,7 +66,7 @@ class CoordinatorMachine:
 
     def step(self, state: CoordinatorState, event: object) -> tuple[CoordinatorState, list[a.Action]]:
         """The state after ``event`` (changed in place) and what to do, in order."""
-        t = Turn(self._voice, state, getattr(event, "now", state.clock))
+        t = Turn(self._voice, state, getattr(event, "now", state.clock), self.relayed)
         if state.fenced:
             return state, []
         match event:
@@ -85,6 +87,10 @@ class CoordinatorMachine:
             case e.Stored() | e.UpdateRejected() | e.Damaged():
                 uploads.answered(t, event)
                 self._settle(t)
+            case e.Listening():
+                uploads.listening(t, event)
+            case e.ChunksCame():
+                uploads.came(t, event)
             case e.WordKept():
                 secure_rounds.kept(t, event)
                 self._settle(t)

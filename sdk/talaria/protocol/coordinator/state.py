@@ -219,6 +219,8 @@ class Upload:
     attempt: int
     receiver: Receiver
     opened: float = 0.0
+    listening: bool = field(default=True, compare=False, metadata=state_codec.of_this_life())
+    """Whether somebody takes its chunks: until an ingest worker says so, nobody is asked for them."""
 
 
 @dataclass

@@ -17,8 +17,9 @@ class IgnoredError(TalariaError):
 class Turn:
     """Lives for one event only."""
 
-    def __init__(self, voice: Voice, state: CoordinatorState, now: float) -> None:
-        self._voice, self.state, self.now = voice, state, now
+    def __init__(self, voice: Voice, state: CoordinatorState, now: float, relayed: bool = False) -> None:
+        """``relayed``: chunks of uploads come to ingest workers."""
+        self._voice, self.state, self.now, self.relayed = voice, state, now, relayed
         self.out: list[Action] = []
 
     @property

@@ -133,7 +133,10 @@ def admit(t: Turn) -> None:
         member = state.attempts[number].cohort[device]
         member.phase = "receiving"
         state.uploads[device, member.xfer] = Upload(device, number, Receiver(cut, moved=t.now), t.now)
-        _ask(t, device, member.xfer, first=True)
+        if t.relayed:
+            _expect(t, device, member.xfer)
+        else:
+            _ask(t, device, member.xfer, first=True)
 
 
 # -- chunks
@@ -141,7 +144,7 @@ def admit(t: Turn) -> None:
 
 def _ask(t: Turn, device: str, xfer: str, again: bool = False, first: bool = False) -> None:
     upload = t.state.uploads.get((device, xfer))
-    if upload is None:
+    if upload is None or not upload.listening:
         return
     bitmap = upload.receiver.window(t.now, t.rules.credit, again)
     if bitmap:
@@ -162,6 +165,9 @@ def chunk(t: Turn, device: str, frame: Frame, proven: bool = True) -> None:
         if proven and upload.receiver.bad >= t.rules.strikes:
             quarantine(t, device, f"{upload.receiver.bad} wrong chunks in upload {key[1]}")
         raise
+    if new and t.relayed:  # handed on by a worker; what it keeps, it says itself
+        upload.receiver.have.discard(frame.header.idx)
+        return
     if new:
         t.act(a.KeepChunk(device, key[1], upload.receiver.cut, frame.header.idx, frame.payload))
         _completed(t, upload, key)
@@ -177,12 +183,58 @@ def _completed(t: Turn, upload: Upload, key: tuple[str, str]) -> None:
 
 
 def recover(t: Turn, chunks: Mapping[tuple[str, str], frozenset[int]]) -> None:
-    """After a start: the chunks found on disk are those that are there."""
+    """After a start: the chunks found on disk are those that are there; what ingest workers find, they tell."""
     for key, upload in list(t.state.uploads.items()):
-        upload.receiver.have = set(chunks.get(key, frozenset()))
-        upload.receiver.asked, upload.receiver.touched = set(), t.now
-        upload.receiver.moved = upload.opened = t.now
-        _completed(t, upload, key)
+        _found(t, upload, key, chunks.get(key, frozenset()))
+        if t.relayed:
+            _expect(t, *key)
+
+
+def _found(t: Turn, upload: Upload, key: tuple[str, str], chunks: frozenset[int]) -> None:
+    upload.receiver.have = set(chunks)
+    upload.receiver.asked, upload.receiver.touched = set(), t.now
+    upload.receiver.moved = upload.opened = t.now
+    _completed(t, upload, key)
+
+
+# -- chunks that come to an ingest worker
+
+
+def _expect(t: Turn, device: str, xfer: str) -> None:
+    upload = t.state.uploads[device, xfer]
+    upload.listening = False
+    t.act(a.Expect(device, xfer, upload.receiver.cut))
+
+
+def listening(t: Turn, event: e.Listening) -> None:
+    """Somebody takes the chunks of this upload: ask for those that are not there. A worker that began anew has them as
+    they lie on disk, and where it was about to check all of them it begins that anew too."""
+    key = event.device, event.xfer
+    upload = t.state.uploads.get(key)
+    if upload is None:
+        t.act(a.Discard(*key))  # dropped meanwhile
+        return
+    upload.listening = True
+    t.state.attempts[upload.attempt].cohort[event.device].phase = "receiving"
+    _found(t, upload, key, event.chunks)
+    if not upload.receiver.whole:
+        _ask(t, *key, first=True)
+
+
+def came(t: Turn, event: e.ChunksCame) -> None:
+    """Verified chunks of this upload are kept."""
+    t.peer(event.device).heard = t.now
+    key = event.device, event.xfer
+    upload = t.state.uploads.get(key)
+    if upload is None or upload.receiver.whole:
+        return
+    receiver = upload.receiver
+    receiver.have |= event.chunks
+    receiver.asked -= event.chunks
+    receiver.touched = receiver.moved = t.now
+    _completed(t, upload, key)
+    if not receiver.whole:
+        _ask(t, *key)
 
 
 # -- the store's answer

@@ -1,0 +1,210 @@
+""":class:`Worker`: the part of a coordinator that takes up the bytes of updates, in a process of its own.
+
+It remembers nothing that matters: chunks lie in files, complete updates among the blobs, and who may upload what the
+coordinator says again to whoever comes after a worker that died. Chunks carry no signature: each must have the sha256
+that its device signed in its offer. Whatever else comes is handed on as it came, after all that came before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from talaria import time
+from talaria.errors import StateError, WireError
+from talaria.protocol.coordinator.state import Rules
+from talaria.protocol.transfer import Receiver
+from talaria.wire.frames import MAX_FRAME, decode_frame
+from talaria.wire.messages import CHUNK
+from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, Mqtt
+from talaria.wire.topics import Topic, parse, upload_filter
+from talaria_coordinator.fleet.aggregation import Learning
+from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing
+from talaria_coordinator.fleet.hands import insist
+from talaria_coordinator.fleet.ingest.words import (
+    Came,
+    Check,
+    Drop,
+    Follow,
+    Has,
+    Kept,
+    Linked,
+    Odd,
+    Take,
+    Torn,
+    Trouble,
+    Unfit,
+    Word,
+    require,
+)
+from talaria_coordinator.fleet.uploads import Uploads, check
+
+TOGETHER = Rules.credit // 2
+"""Chunks of an upload that are told together: with so many of a window here, the next are asked for."""
+SOON_S = 0.05
+"""Fewer are told after so long."""
+
+
+@dataclass
+class _Upload:
+    receiver: Receiver
+    news: list[int] = field(default_factory=list)
+    size: int = 0
+
+
+class Worker:
+    """Number ``number`` of ``fleet``'s; ``say`` tells the coordinator, without waiting, and ``room`` waits until it has
+    heard enough of it."""
+
+    def __init__(
+        self,
+        fleet: str,
+        number: int,
+        uploads: Uploads,
+        learning: Learning,
+        say: Callable[[Word], None],
+        room: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._fleet, self._number, self._uploads, self._learning = fleet, number, uploads, learning
+        self._say, self._room = say, room
+        self._open: dict[tuple[str, str], _Upload] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._up, self._hearing = False, Hearing(2 * QUIET_S)
+        self._echo = Topic(fleet, "up", "echo", str(number))
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """What it subscribes to at first: what it says to itself."""
+        return (str(self._echo),)
+
+    async def run(self, link: Mqtt, orders: AsyncIterator[Word]) -> None:
+        """Work over ``link``, which is started, until ``orders`` end."""
+        async with asyncio.TaskGroup() as group:
+            beside = [group.create_task(self._listen(link)), group.create_task(self._look(link))]
+            async for order in orders:
+                require(order, Follow, Take, Check, Drop)
+                match order:
+                    case Follow():
+                        await link.follow(upload_filter(self._fleet, order.device))
+                    case Take():
+                        await link.follow(upload_filter(self._fleet, order.device))
+                        await self._take(order)
+                    case Check():
+                        group.create_task(self._check(order))
+                    case Drop():
+                        self._open.pop((order.device, order.xfer), None)
+                        self._uploads.drop((order.device, order.xfer))
+            for task in beside:
+                task.cancel()
+
+    # -- orders
+
+    async def _take(self, order: Take) -> None:
+        key = order.device, order.xfer
+        try:
+            found = await asyncio.to_thread(self._uploads.found, key, order.cut)
+        except StateError as error:  # the disk refuses: what comes does not stay, and is asked for again
+            self._say(Trouble(order.device, str(error)))
+            found = frozenset()
+        self._open[key] = _Upload(Receiver(order.cut, set(found)))
+        self._say(Has(*key, sorted(found)))
+
+    async def _check(self, order: Check) -> None:
+        key = order.device, order.xfer
+        upload = self._open.get(key)
+        if upload is None:
+            return  # dropped meanwhile
+        with self._uploads.take(key, upload.receiver.cut) as part:
+            verdict = await insist(
+                lambda: check(part, order.device, order.round, order.base_digest, self._learning),
+                lambda error: self._say(Trouble(order.device, error)),
+            )
+        if isinstance(verdict, frozenset):
+            upload.receiver.have = set(verdict)
+            self._say(Torn(*key, sorted(verdict)))
+        elif isinstance(verdict, WireError):
+            self._say(Unfit(*key, str(verdict)))
+        else:
+            self._say(Kept(*key, verdict))
+
+    # -- what comes from the broker
+
+    async def _listen(self, link: Mqtt) -> None:
+        while True:
+            item = await link.receive()
+            self._hearing.heard(time.monotonic())
+            match item:
+                case LinkUp():
+                    self._up = True
+                    self._say(Linked(True))
+                case LinkDown():
+                    self._up = False
+                    self._say(Linked(False, item.reason))
+                case Arrival() if item.payload:  # without: what was retained is cleared, or it is our own
+                    self._arrived(item)
+                    await self._room()
+
+    def _arrived(self, item: Arrival) -> None:
+        try:
+            topic = parse(item.topic)
+            key = topic.device, topic.xfer
+            if not item.retained and self._is_new(topic, item):
+                return
+        except WireError:
+            pass
+        else:
+            self._tell(key)
+        # One byte more than may come is enough to be refused for its length.
+        self._say(Odd(item.topic, item.payload[: MAX_FRAME + 1], item.retained))
+
+    def _is_new(self, topic: Topic, item: Arrival) -> bool:
+        """Whether it is a chunk that is wanted, which is kept then."""
+        key = topic.device, topic.xfer
+        upload = self._open.get(key)
+        if upload is None or upload.receiver.whole:
+            return False
+        frame = decode_frame(item.payload)
+        header = frame.header
+        if (header.type, header.fleet, header.device, header.xfer) != (CHUNK, self._fleet, *key):
+            return False
+        if not upload.receiver.take(frame, 0.0):
+            upload.news.append(header.idx)  # it is asked for although it is here: whoever asks has not heard of it
+            return False
+        try:
+            self._uploads.part(key, upload.receiver.cut).put(header.idx, frame.payload, known=True)
+        except StateError as error:
+            # The upload's whole sha256 will not fit, and what is missing is asked for again.
+            self._say(Trouble(topic.device, str(error)))
+        upload.news.append(header.idx)
+        upload.size += len(item.topic) + len(item.payload)
+        if upload.receiver.whole or len(upload.news) >= TOGETHER:
+            self._tell(key)
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SOON_S, self._tell_all)
+        return True
+
+    def _tell(self, key: tuple[str, str]) -> None:
+        upload = self._open.get(key)
+        if upload is not None and upload.news:
+            self._say(Came(*key, upload.news, upload.size))
+            upload.news, upload.size = [], 0
+
+    def _tell_all(self) -> None:
+        self._timer = None
+        for key in self._open:
+            self._tell(key)
+
+    async def _look(self, link: Mqtt) -> None:
+        """See to it that the link delivers."""
+        while True:
+            await asyncio.sleep(QUIET_S / 2)
+            if not self._up:
+                continue
+            match self._hearing.next(time.monotonic()):
+                case "ask":
+                    await link.publish(str(self._echo), b"")
+                case "renew":
+                    self._hearing.heard(time.monotonic())
+                    link.renew("deaf: the broker delivers nothing any more")

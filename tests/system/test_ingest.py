@@ -1,0 +1,78 @@
+"""Several ingest workers for one fleet: the same bytes as one process, whoever is killed and when."""
+
+import asyncio
+import os
+import signal
+
+from servers import PASSWORD
+
+from talaria import tensors
+from talaria_coordinator.config.store import StoreConfig
+from talaria_coordinator.fleet.ingest.pool import owner
+
+MEMBERS = ("anna", "bela", "carl")
+"""bela's worker is 0, that of the others 1."""
+WORKERS = "[ingest]\nworkers = 2\n"
+
+
+def test_devices_have_the_owner_that_they_always_had():
+    assert [owner(name, 2) for name in MEMBERS] == [1, 0, 1]
+    assert [owner(name, 5) for name in MEMBERS] == [3, 0, 2]
+    assert [owner(name, 1) for name in MEMBERS] == [0, 0, 0]
+
+
+def test_a_fleet_with_keys_on_postgresql_loses_nothing_with_its_workers(keyed, postgres):
+    """Each worker stands still while devices offer what they learned, and is killed then: with an upload that it was
+    told of, and some of which may be on its disk."""
+    one = keyed(members=MEMBERS, quorum=1.0, workers=2)
+    password = one.folder / "database.password"
+    password.write_text(f"{PASSWORD}\n")
+    password.chmod(0o600)
+    database = postgres.database().database
+    url = f"postgresql+psycopg://talaria@127.0.0.1:{postgres.port}/{database}"
+    one.options["store"] = StoreConfig(database=url, password_file=password)
+
+    async def scenario():
+        for number, device in ((0, "bela"), (1, "anna")):
+            pid = (await one.told_of("ingest", worker=number))["pid"]
+            await one.told_of("ingest-connected", worker=number)
+            os.kill(pid, signal.SIGSTOP)
+            await one.told_of("trained", device=device, count=1 + number)
+            await asyncio.sleep(0.3)
+            os.kill(pid, signal.SIGKILL)
+            again = await one.told_of("ingest", worker=number, count=2)
+            assert again["pid"] != pid
+
+    one.live(scenario)
+    assert sorted({event["worker"] for event in one.of("ingest-lost")}) == [0, 1]
+    assert one.counted() == {round: list(MEMBERS) for round in (1, 2, 3)}
+    assert one.learned_what_simulation_learns()
+    assert not list((one.state / "uploads").iterdir())
+
+
+def test_the_coordinator_is_killed_and_its_workers_go_with_it(fleet, a_run):
+    one = fleet(a_run("hermes", threshold=0.0), devices=MEMBERS)
+    one.extra = "quorum = 1.0\n" + WORKERS
+    coordinator = one.serve()
+    url = coordinator.wait_for("ready")["broker"]
+    agents, pids = one.agents(url), []
+    for round in (1, 2, 3):
+        pids += [coordinator.wait_for("ingest")["pid"] for _ in range(2)]
+        coordinator.wait_for("round-opened", round=round)
+        coordinator.wait_for("progress", phase="working")
+        coordinator.kill()
+        coordinator = one.serve()
+        assert coordinator.wait_for("ready")["broker"] == url
+    assert (agents.end(), coordinator.end()) == (0, 0)
+    simulated = one.simulated()
+    assert tensors.equal(one.shared(), simulated.shared)
+    for device in one.devices:
+        assert tensors.equal(one.private(device), simulated.private[device]), device
+    assert not any(alive(pid) for pid in pids)
+
+
+def alive(pid):
+    try:
+        return "talaria_coordinator.server.ingest" in open(f"/proc/{pid}/cmdline").read()
+    except OSError:
+        return False
