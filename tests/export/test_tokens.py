@@ -10,8 +10,15 @@ from torch.nn import functional as F
 import talaria
 from talaria.data import Federated
 from talaria.errors import DataError
-from talaria.model import tokens
+from talaria.federated import kit as kits
+from talaria.federated import rounds
+from talaria.federated.make_kit import kit_of
+from talaria.federated.run import Member, Run
+from talaria.model import tokens, zoo
 from talaria.model.prunability import survey
+from talaria.tensors import equal
+from talaria.training.engine import predict
+from talaria.types import Recipe
 from talaria_export import Predictor, make_bundle, open_bundle, verify_bundle
 
 KINDS, LENGTH, CLASSES = 40, 12, 3
@@ -50,13 +57,21 @@ def told(**more: object) -> Federated:
     return Federated.from_arrays(x, y, np.repeat(["anna", "bela", "carl", "dora"], 60), **more)  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="module")
+def by_torch() -> dict[type[nn.Module], float]:
+    """The mean accuracy that each network reached with torch."""
+    return {}
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
 @pytest.mark.parametrize("network", [Words, Sentences])
-def test_they_learn_and_are_exported(network: type[nn.Module], tmp_path) -> None:
+def test_they_learn_and_are_exported(network: type[nn.Module], engine: str, by_torch, tmp_path) -> None:
     torch.manual_seed(0)
     data = told(standardize=False)
     recipe = {"epochs": 2, "lr": 0.1, "batch": 8}
-    result = talaria.simulate("fedper", data, model=network(), rounds=8, recipe=recipe)
+    result = talaria.simulate("fedper", data, model=network(), rounds=8, recipe=recipe, engine=engine)
     assert result.accuracy.mean > 0.7
+    assert abs(result.accuracy.mean - by_torch.setdefault(network, result.accuracy.mean)) <= 0.005
     client = data.clients["anna"]
     model = result.model("anna").eval()
     path = tmp_path / "anna.talaria"
@@ -81,6 +96,29 @@ def test_channels_behind_an_embedding_are_pruned_where_that_is_exact() -> None:
         facts["parameters"] < sum(p.numel() for p in network.parameters())
         for facts in result.as_dict()["clients"].values()
     )
+
+
+def test_a_device_without_torch_learns_them_from_a_kit_to_the_same_bytes() -> None:
+    torch.manual_seed(0)
+    spec, recipe = zoo.keep(Sentences(), (LENGTH,), CLASSES), Recipe(epochs=2, batch=8)
+    run = Run(spec=spec, algorithm="fedper", rounds=1, recipe=recipe)
+    own = told(standardize=False).clients["anna"]
+    member = Member("anna", own.train, own.val, engine="onnx")
+    shared = rounds.first_shared(run)
+    made = kits.encode(kit_of(run))
+    want, _ = rounds.participate(run, member, shared, None, 1)
+    try:
+        rounds.equip(run, kits.decode(made))
+        update, private = rounds.participate(run, member, shared, None, 1)
+        served = rounds.personalize(run, member, shared, private)
+        assert equal(update.tensors, want.tensors)
+        assert predict(served, own.test.x).shape == (len(own.test), CLASSES)
+        with pytest.raises(DataError, match="a table of 40 entries"):
+            predict(served, own.test.x + KINDS)
+    finally:
+        rounds._kits.clear()
+        rounds._adopted.clear()
+        rounds.update_schema.cache_clear()
 
 
 def test_a_token_that_no_embedding_knows_is_told_before_anything_is_learned() -> None:

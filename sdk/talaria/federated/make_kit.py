@@ -13,15 +13,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from talaria import tasks
 from talaria.errors import ConfigError
 from talaria.federated import kit as kits
 from talaria.federated import own_process, rounds
 from talaria.federated.kit import Kit
 from talaria.federated.run import Run
-from talaria.model import masks
+from talaria.model import masks, zoo
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.model.state import state_of
@@ -112,7 +110,7 @@ def _gone_through(run: Run, engine: ProgramEngine) -> None:
         return task.but(mask=mask, model=model), masks.gathered(shared, shared, mask)
 
     for count, how in ((1, recipe.but(batch=max(_FEW, recipe.batch))), (_BATCHES * recipe.batch, recipe)):
-        x = np.random.default_rng(0).standard_normal((count, *run.spec.input_shape)).astype(np.float32)
+        x = zoo.example(run.spec, count).numpy()
         samples, goal = Samples(x, tasks.of(run.task).example(count, run.spec.classes)), run.task
         task = Task(
             Weights(state), split, samples, samples, how, run.spec.classes, seed=run.seed, engine=engine, goal=goal

@@ -10,13 +10,16 @@ import numpy as np
 
 from talaria.tensors import Array
 
-Attribute = int | float | tuple[int, ...]
-"""What an operator's attribute may be here; no text, no tensor and no graph."""
+Attribute = int | float | tuple[int, ...] | str
+"""What an operator's attribute may be here; no tensor and no graph."""
 Size = int | str
 """A size that is known, or one that each call decides: a name, a name times a number (a flattened map), or a sum of
 these and of ``#`` numbers (maps side by side), such as ``conv2*8+#4``: layers may be named by numbers."""
 
 FLOAT, INT, BOOL = "float32", "int64", "bool"
+
+MOVES = ("Flatten", "Identity", "Reshape", "Slice", "Transpose", "Unsqueeze")
+"""Operators that move the values of their first input, and change none."""
 
 
 def size_of(label: Size, sizes: Mapping[str, int]) -> int:
@@ -166,6 +169,13 @@ class Draft:
             self._made[key] = node.outputs
             self._maker |= dict.fromkeys(node.outputs, node)
         return self._made[key]
+
+    def whole(self, value: str) -> bool:
+        """Whether a value is whole numbers: a cast, and what only moves one."""
+        made = self._maker.get(value)
+        while made is not None and made.kind in MOVES:
+            made = self._maker.get(made.inputs[0])
+        return made is not None and made.kind == "Cast" and made.get("to") == 7
 
     def reshape(self, value: str, *shape: int) -> str:
         """``value`` in another shape: 0 keeps a size, -1 is what remains."""

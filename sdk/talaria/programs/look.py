@@ -9,6 +9,7 @@ from functools import cached_property
 from talaria.errors import ModelError, WireError
 from talaria.programs import onnx_file
 from talaria.programs.graph import Graph, held
+from talaria.programs.lookups import Lookups
 from talaria.programs.session import Session
 from talaria.programs.shapes import Limits, Value, measure
 from talaria.tensors import Array, Tensors
@@ -34,7 +35,9 @@ class Look:
         graph, _ = onnx_file.read(data)
         if len(graph.nodes) > limits.nodes:
             raise WireError(f"graph: {len(graph.nodes)} operators, at most {limits.nodes} are run; make it again")
-        return Look(graph, limits)
+        look = Look(graph, limits)
+        look._lookups.all  # noqa: B018 - which refuses what no graph looks up
+        return look
 
     def write(self) -> bytes:
         """The file that :meth:`read` reads."""
@@ -44,6 +47,7 @@ class Look:
         names = [port.name for port in self.graph.outputs]
         feed = {**self._of(state), **given}
         self._fits(feed)
+        self._lookups.require_known(feed["x"])
         return dict(zip(names, self._session(names, feed), strict=True))
 
     def fixed(self, state: Tensors) -> Graph:
@@ -79,6 +83,10 @@ class Look:
         if len(self._checked) == _KEPT:
             self._checked.clear()
         self._checked.add(shapes)
+
+    @cached_property
+    def _lookups(self) -> Lookups:
+        return Lookups(self.graph)
 
     @cached_property
     def _weights(self) -> tuple[str, ...]:

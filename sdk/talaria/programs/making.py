@@ -165,9 +165,11 @@ class Maker:
         halves = halve(zoo.build(self.spec), only)
         if isinstance(halves, str):
             return None
-        lower = features_of(halves.lower, zoo.head(self.spec), self.spec.input_shape)
         with torch.no_grad():
-            full = halves.lower(zoo.example(self.spec)).shape[1:]
+            made = halves.lower(zoo.example(self.spec))
+        if made.dtype != torch.float32:  # tokens, which features are not
+            return None
+        lower, full = features_of(halves.lower, zoo.head(self.spec), self.spec.input_shape), made.shape[1:]
         channels = lower.outputs[0].shape[1]
         named = {} if isinstance(channels, int) else {_FED: int(full[0])}
         shape = (_FED if named else full[0], *full[1:])

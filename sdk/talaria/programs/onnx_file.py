@@ -79,6 +79,8 @@ def _attribute(name: str, value: Attribute) -> bytes:
         return out + _varint(2 << 3 | 5) + struct.pack("<f", value) + _number(20, 1)
     if isinstance(value, int):
         return out + _number(3, value) + _number(20, 2)
+    if isinstance(value, str):
+        return out + _text(4, value) + _number(20, 3)
     return out + b"".join(_number(8, one) for one in value) + _number(20, 7)
 
 
@@ -162,6 +164,8 @@ def _read_attribute(data: bytes) -> tuple[str, Attribute]:
         return name, float(_one(found, 2))
     if kind == 2:
         return name, _signed(_one(found, 3))
+    if kind == 3:
+        return name, str(_one(found, 4), "utf-8")
     if kind == 7:
         return name, tuple(map(_signed, found.get(8, [])))
     raise ValueError(f"an attribute of kind {kind}")

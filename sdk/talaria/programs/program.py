@@ -13,6 +13,7 @@ from talaria.errors import ConfigError, DataError, ModelError, TooLarge, WireErr
 from talaria.programs import manifest as manifests
 from talaria.programs import onnx_file
 from talaria.programs.graph import FLOAT, INT, Graph, Port
+from talaria.programs.lookups import Lookups
 from talaria.programs.manifest import Manifest
 from talaria.programs.session import Session
 from talaria.programs.shapes import Cost, Limits, Value, measure
@@ -52,6 +53,9 @@ class Program:
         self._ports = _ports(self.graph)
         named = [(name, *name.partition("/")[::2]) for name in self._ports]
         self._reads = [[(port, key) for port, kind, key in named if kind == part] for part in _PARTS]
+        self.lookups = Lookups(self.graph)
+        """What of a batch is looked up in tables."""
+        self.lookups.all  # noqa: B018 - which refuses what no program looks up
         self.cost = self._measured(_sizes(self.graph, self.manifest))
 
     @staticmethod
@@ -96,7 +100,7 @@ class Program:
         says. ``x`` float32 (N, ...), ``y`` int64 (N,) in 0..classes-1. ``draws`` has the dropout draws (N, ...) by
         layer; ``pull`` and ``anchor``, by state-dict key, are those of a pulled step. Raises
         :class:`~talaria.errors.ModelError` for arrays that do not fit the program and
-        :class:`~talaria.errors.DataError` for labels that are no classes.
+        :class:`~talaria.errors.DataError` for labels that are no classes and tokens that no table has.
         """
         feed = self.feed(weights, momentum, x, y, lr, draws, anchor, pull)
         found = self.run(feed)
@@ -122,6 +126,7 @@ class Program:
             feed.update((port, given[name]) for port, name in ports if name in given)
         self._fits(feed)
         self.labels(y)
+        self.lookups.require_known(x)
         return feed
 
     def labels(self, y: Array) -> None:

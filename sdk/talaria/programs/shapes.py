@@ -230,11 +230,25 @@ def _pad(node: Node, given: list[Value]) -> Found:
 
 
 def _gather(node: Node, given: list[Value]) -> Found:
-    x, axis, at = given[0], node.get("axis", 0), _numbers(given[1])
+    x, axis = given[0], node.get("axis", 0)
+    if given[1].numbers is None:  # places that a batch brings: see :mod:`talaria.programs.lookups`
+        if given[1].dtype != INT:
+            raise ValueError("places that are no whole numbers")
+        return Value((*x.shape[:axis], *given[1].shape, *x.shape[axis + 1 :]), x.dtype), 0
+    at = _numbers(given[1])
     if not all(0 <= i < x.shape[axis] for i in at):
         raise ValueError(f"places {at}")
     many = (len(at),) if given[1].shape else ()
     return Value((*x.shape[:axis], *many, *x.shape[axis + 1 :]), x.dtype), 0
+
+
+def _scattered(node: Node, given: list[Value]) -> Found:
+    """Rows that are added to those of a table, at places that a batch brings."""
+    table, at, rows = given
+    fits = at.dtype == INT and at.shape == (*rows.shape[:1], 1) and table.shape[1:] == rows.shape[1:]
+    if not fits or table.dtype != FLOAT or rows.dtype != FLOAT or node.get("reduction") != "add":
+        raise ValueError(f"{rows.shape} at {at.shape} in {table.shape}")
+    return Value(table.shape), math.prod(rows.shape)
 
 
 def _flatten(node: Node, given: list[Value]) -> Found:
@@ -337,6 +351,7 @@ RULES: Mapping[str, Rule] = {
     "OneHot": _one_hot,
     "Pad": _pad,
     "Reshape": _reshape,
+    "ScatterND": _scattered,
     "Shape": _shape_of,
     "Slice": _slice,
     "Split": _split,
@@ -361,6 +376,7 @@ _ATTRIBUTES: Mapping[str, Sequence[str]] = {
     "MaxPool": _POOL,
     "ReduceMean": ("keepdims",),
     "ReduceSum": ("keepdims",),
+    "ScatterND": ("reduction",),
     "Shape": ("end", "start"),
     "Softmax": ("axis",),
     "Split": ("axis",),

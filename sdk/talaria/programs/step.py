@@ -303,7 +303,7 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if found is not None and plain:
         return _Layer(node.name, *found, read)
     call = CALLS.get(target)
-    known = (Map, Weight, Batch, int, float, tuple, list, slice, type(None), type(Ellipsis))
+    known = (Map, Weight, Batch, int, float, tuple, list, slice, type(None), type(Ellipsis), torch.dtype)
     if call is None or not all(isinstance(one, known) for one in (*args, *named.values())):
         what = f"{name}{node.args[1:]}"
         raise refused(node.name, f"is the function {what}, which has no rule", "use layers of torch.nn")

@@ -178,6 +178,11 @@ def _padded(made: _Made, node: Node, out: str) -> str:
     return made.op("Pad", made.moved[node.inputs[0]], made.value[node.inputs[1]], made.number(0.0))
 
 
+def _scattered(made: _Made, node: Node, out: str) -> str:
+    table, at, rows = node.inputs
+    return made.op("ScatterND", made.ways(table), made.value[at], made.ways(rows), reduction="add")
+
+
 def _shares(made: _Made, node: Node, out: str) -> str:
     """Softmax and its logarithm: what a value gains beyond the mean gain."""
     y, way, axis = made.value[out], made.moved[node.inputs[0]], node.get("axis")
@@ -225,5 +230,6 @@ _RULES: dict[str, _Rule] = {
     "Where": _chosen,
     "Concat": _joined,
     "Pad": _padded,
+    "ScatterND": _scattered,
     "MaxPool": _largest,
 }

@@ -81,6 +81,7 @@ class Training:
             self._bind(shapes, x, y, lr, draws)
         buffers, calls = self._batches[shapes]
         self.program.labels(y)
+        self.program.lookups.require_known(x)
         np.copyto(buffers["x"], x)
         np.copyto(buffers["y"], y)
         if draws:

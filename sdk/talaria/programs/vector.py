@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from talaria.programs.graph import INT, Graph, Port
+from talaria.programs.lookups import Lookups
 from talaria.programs.manifest import Manifest
 from talaria.tensors import Array
 
@@ -26,7 +27,12 @@ _NUMBERS = {"lr": 1.0, "pull": 0.25}
 def inputs(graph: Graph, manifest: Manifest) -> dict[str, Array]:
     """An array for each input of a program, at the sizes of its manifest."""
     shapes = {port: tuple(map(manifest.size, port.shape)) for port in graph.inputs}
-    return {port.name: _drawn(port, shape, manifest.classes, manifest.vector) for port, shape in shapes.items()}
+    drawn = {port.name: _drawn(port, shape, manifest.classes, manifest.vector) for port, shape in shapes.items()}
+    tokens = np.zeros(drawn["x"].shape, np.float32)  # how many entries the tables have of what is looked up there
+    for lookup in sorted(Lookups(graph).all, key=lambda one: -one.entries):
+        np.put(tokens, lookup.places(np.arange(tokens.size).reshape(tokens.shape)), lookup.entries)
+    even = np.clip((drawn["x"] / np.float32(math.sqrt(3)) + 1) / 2, 0, 1 - 2**-23)
+    return drawn | {"x": np.where(tokens > 0, np.floor(even * tokens), drawn["x"]).astype(np.float32)}
 
 
 def _drawn(port: Port, shape: tuple[int, ...], classes: int, vector: int) -> Array:

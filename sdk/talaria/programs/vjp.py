@@ -15,6 +15,7 @@ from talaria.errors import ModelError, TooLarge, WireError
 from talaria.programs import manifest as manifests
 from talaria.programs import onnx_file
 from talaria.programs.graph import Graph, Node, Port
+from talaria.programs.lookups import Lookups
 from talaria.programs.session import Session
 from talaria.programs.shapes import Limits, Value, measure
 from talaria.tensors import Array, Tensors
@@ -45,7 +46,7 @@ class Vjp:
     """The derivative of one model at one trained part and some taps, for every mask and batch size."""
 
     def __init__(self, graph: Graph, limits: Limits = Limits()) -> None:
-        self.graph, self.limits = graph, limits
+        self.graph, self.limits, self._lookups = graph, limits, Lookups(graph)
         early, late = _cut(graph)
         made = {name for node in early for name in node.outputs}
         read = dict.fromkeys(name for node in late for name in node.inputs)
@@ -67,6 +68,7 @@ class Vjp:
         if len(graph.nodes) > limits.nodes:
             raise TooLarge(f"program: {len(graph.nodes)} operators, at most {limits.nodes} are run; raise Limits.nodes")
         _require_ports(graph)
+        Lookups(graph).all  # noqa: B018 - which refuses what no derivative looks up
         try:
             given = {p.name: Value(tuple(map(facts.size, p.shape)), p.dtype) for p in graph.inputs}
             outputs = {p.name: tuple(map(facts.size, p.shape)) for p in graph.outputs}
@@ -107,6 +109,7 @@ class Vjp:
                 raise ModelError(f"program: {name!r} is missing; give the whole state, and draws for dropout")
             feed[name] = given[name]
         first, _ = self._opened(feed)
+        self._lookups.require_known(feed["x"])
         names = [*(port.name for port in self._first.outputs), *self._crossing]
         found = dict(zip(names, first(names, {port.name: feed[port.name] for port in self._first.inputs}), strict=True))
         kept = {name: found[name] for name in self._crossing}

@@ -80,6 +80,12 @@ def _normalized(node, x, scale):
     return (x - mean) * rate * scale, mean, rate
 
 
+def _scattered(node, table, at, rows):
+    out = np.array(table)
+    np.add.at(out, at[:, 0], rows)
+    return out
+
+
 def _soft(node, x):
     return torch.softmax(torch.from_numpy(x), node.get("axis")).numpy()
 
@@ -118,6 +124,7 @@ RULES = {
     "ReduceSum": _reduced(np.sum),
     "Relu": lambda _, x: np.maximum(x, 0),
     "Reshape": _reshaped,
+    "ScatterND": _scattered,
     "Shape": lambda node, x: np.array(x.shape[node.get("start", 0) : node.get("end")]),
     "Sigmoid": lambda _, x: 1 / (1 + np.exp(-x)),
     "Sign": lambda _, x: np.sign(x),

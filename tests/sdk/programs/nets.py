@@ -171,6 +171,33 @@ def maps(*layers: nn.Module, wide: int, classes: int = 4) -> nn.Module:
     return net
 
 
+class Tokens(nn.Module):
+    """Kinds beside each other in one sample, of two tables of which one hides a kind, and the mean of what is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 6, padding_idx=0), nn.Embedding(5, 6)
+        self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words, places = x[:, 0].long(), x[:, 1].to(torch.int64)
+        seen = (words != 0).float().unsqueeze(-1)
+        y = self.norm(torch.tanh(self.words(words) + self.places(places))) * seen
+        return self.head(y.sum(1) / seen.sum(1).clamp(min=1))
+
+
+class Sentences(nn.Module):
+    """A GRU over the rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.gru = nn.Embedding(40, 6), nn.GRU(6, 5, batch_first=True)
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.gru(self.embed(x.long()))[0][:, -1])
+
+
 LINE, PLANE = (3, 12), (3, 9, 8)
 NETS = {
     "linear": ((5,), lambda: maps(nn.Linear(5, 6), nn.Linear(6, 6, bias=False), wide=6)),
@@ -210,6 +237,8 @@ NETS = {
     "plain_layer_norm": ((5,), lambda: maps(nn.Linear(5, 6), nn.LayerNorm(6, elementwise_affine=False), wide=6)),
     "group_norm": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), wide=168)),
     "group_norm_of_features": ((5,), lambda: maps(nn.Linear(5, 6), nn.GroupNorm(3, 6), nn.Tanh(), wide=6)),
+    "tokens": ((2, 7), Tokens),
+    "sentences": ((9,), Sentences),
     "softmax": ((5,), lambda: maps(nn.Linear(5, 6), nn.Softmax(dim=-1), wide=6)),
     "padded": (LINE, Padded),
     "weighed": (LINE, Weighed),

@@ -240,6 +240,38 @@ def _same(step: Step, layer: str, x: Map, *_: Any) -> tuple[Map, Pullback]:
     return x, lambda g, wanted: [g]
 
 
+def _whole(step: Step, layer: str, x: Map) -> tuple[Map, Pullback]:
+    """Without what is behind the point, as tokens are read."""
+    return x.like(step.draft.op("Cast", x.value, to=7)), lambda g, wanted: [None]
+
+
+def _to(step: Step, layer: str, x: Map, kind: Any) -> tuple[Map, Pullback]:
+    if kind in (torch.int64, torch.int32):
+        return _whole(step, layer, x)
+    if kind is not torch.float32:
+        raise refused(layer, f"makes {kind} of a map", "use x.long() for tokens, and x.float() for a mask")
+    return _float(step, layer, x)
+
+
+def _float(step: Step, layer: str, x: Map) -> tuple[Map, Pullback]:
+    return (x.like(step.draft.op("Cast", x.value, to=1)) if step.draft.whole(x.value) else x), lambda g, wanted: [g]
+
+
+def _compared(kind: str, other_way: bool) -> Call:
+    """1 where a value is so and 0 elsewhere, as a mask is made of tokens."""
+
+    def call(step: Step, layer: str, x: Map, number: Any) -> tuple[Map, Pullback]:
+        draft = step.draft
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise refused(layer, "compares a map with what is no number", "compare with a number")
+        level = draft.constant(number, "int64") if draft.whole(x.value) else draft.constant(float(number))
+        found = draft.op(kind, x.value, level)
+        found = draft.op("Not", found) if other_way else found
+        return x.like(draft.op("Cast", found, to=1)), lambda g, wanted: [None]
+
+    return call
+
+
 CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.transpose, "transpose", "swapaxes"), _transpose),
     **dict.fromkeys((torch.permute, "permute"), _permute),
@@ -259,6 +291,14 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), bounded),
     F.scaled_dot_product_attention: _attend,
     "contiguous": _same,
-    "float": _same,
+    "float": _float,
+    **dict.fromkeys(("long", "int"), _whole),
+    **dict.fromkeys(("to", "type"), _to),
+    **dict.fromkeys((operator.eq, torch.eq, "eq"), _compared("Equal", False)),
+    **dict.fromkeys((operator.ne, torch.ne, "ne"), _compared("Equal", True)),
+    **dict.fromkeys((operator.gt, torch.gt, "gt"), _compared("Greater", False)),
+    **dict.fromkeys((operator.lt, torch.lt, "lt"), _compared("Less", False)),
+    **dict.fromkeys((operator.ge, torch.ge, "ge"), _compared("Less", True)),
+    **dict.fromkeys((operator.le, torch.le, "le"), _compared("Greater", True)),
 }
 """By the function, or the name of a tensor's method."""

@@ -15,6 +15,7 @@ from talaria.programs.layers import (
     activation,
     attention,
     convolution,
+    embedding,
     linear,
     normalization,
     plumbing,
@@ -32,6 +33,7 @@ LAYERS: Mapping[type[Module], Rule] = {
     **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d), on_maps(pooling.average_pool)),
     **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), on_maps(pooling.global_average)),
     nn.Linear: on_rows(linear.linear),
+    nn.Embedding: embedding.embedding,
     nn.LayerNorm: on_rows(normalization.layer_norm),
     nn.GroupNorm: on_maps(normalization.group_norm),
     nn.Softmax: on_rows(attention.softmax),
@@ -50,7 +52,7 @@ PARTS: Mapping[type[Module], Mapping[str, Rule]] = {
 
 
 MENDS: Mapping[type[Module], str] = {
-    nn.Embedding: "inputs are float32: give each kind a column (one-hot), and use Linear without bias",
+    nn.EmbeddingBag: "use Embedding, and a mean over the length",
     nn.LSTM: "use GRU",
     nn.RNN: "use GRU",
     nn.Transformer: "use TransformerEncoder",
