@@ -82,9 +82,11 @@ bench: $(VENV)/.dev ## The benchmarks behind benchmarks/RESULTS.md (long)
 	$(BIN)/talaria bench chaos --faults 200 --seed 1
 	$(BIN)/talaria bench chaos --faults 200 --seed 2
 	$(BIN)/talaria bench chaos --faults 30 --seed 3 --fresh
+	$(BIN)/talaria bench chaos --faults 200 --seed 5 --workers 2
 	$(BIN)/talaria bench history --seeds 1000
 	$(BIN)/talaria bench story
 	$(BIN)/talaria bench load --devices 1000 --rounds 50
+	for workers in 0 1 2; do $(BIN)/talaria bench load --devices 1000 --rounds 12 --workers $$workers; done
 	$(BIN)/talaria bench load --model-mib 100 --cuts 10
 	$(BIN)/talaria bench load --devices 100 --rounds 1 --ask 100 --secure --degree 24
 	$(BIN)/talaria bench chaos --secure --faults 200 --seed 3

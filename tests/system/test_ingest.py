@@ -9,6 +9,7 @@ from servers import PASSWORD
 from talaria import tensors
 from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.fleet.ingest.pool import owner
+from talaria_edge.agent.agent import Agent
 
 MEMBERS = ("anna", "bela", "carl")
 """bela's worker is 0, that of the others 1."""
@@ -21,9 +22,9 @@ def test_devices_have_the_owner_that_they_always_had():
     assert [owner(name, 1) for name in MEMBERS] == [0, 0, 0]
 
 
-def test_a_fleet_with_keys_on_postgresql_loses_nothing_with_its_workers(keyed, postgres):
-    """Each worker stands still while devices offer what they learned, and is killed then: with an upload that it was
-    told of, and some of which may be on its disk."""
+def test_a_fleet_with_keys_on_postgresql_loses_nothing_with_its_workers(keyed, postgres, monkeypatch):
+    """The workers stand still while devices offer what they learned, and are killed then, with uploads that they were
+    told of; and once more when the first of the next round has come."""
     one = keyed(members=MEMBERS, quorum=1.0, workers=2)
     password = one.folder / "database.password"
     password.write_text(f"{PASSWORD}\n")
@@ -32,19 +33,34 @@ def test_a_fleet_with_keys_on_postgresql_loses_nothing_with_its_workers(keyed, p
     url = f"postgresql+psycopg://talaria@127.0.0.1:{postgres.port}/{database}"
     one.options["store"] = StoreConfig(database=url, password_file=password)
 
+    real, may_learn = Agent._learn, asyncio.Event()
+
+    async def learn(agent, learner, action):
+        one.told.append({"event": "about-to-learn"})
+        await may_learn.wait()
+        await real(agent, learner, action)
+
+    monkeypatch.setattr(Agent, "_learn", learn)
+
     async def scenario():
-        for number, device in ((0, "bela"), (1, "anna")):
-            pid = (await one.told_of("ingest", worker=number))["pid"]
-            await one.told_of("ingest-connected", worker=number)
+        pids = [(await one.told_of("ingest", worker=number))["pid"] for number in (0, 1)]
+        await one.told_of("about-to-learn", count=3)  # all have the model, which workers send
+        for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-            await one.told_of("trained", device=device, count=1 + number)
-            await asyncio.sleep(0.3)
+        may_learn.set()
+        for device in MEMBERS:
+            await one.told_of("trained", device=device)
+        await asyncio.sleep(0.3)
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
+        await one.told_of("received", count=4)
+        for number in (0, 1):
             again = await one.told_of("ingest", worker=number, count=2)
-            assert again["pid"] != pid
+            assert again["pid"] not in pids
+            os.kill(again["pid"], signal.SIGKILL)
 
     one.live(scenario)
-    assert sorted({event["worker"] for event in one.of("ingest-lost")}) == [0, 1]
+    assert [len(one.of("ingest-lost", worker=number)) for number in (0, 1)] == [2, 2]
     assert one.counted() == {round: list(MEMBERS) for round in (1, 2, 3)}
     assert one.learned_what_simulation_learns()
     assert not list((one.state / "uploads").iterdir())

@@ -47,7 +47,8 @@ def acl(fleet: str, coordinator: str, out: Iterable[str], workers: Iterable[str]
         "",
     ]
     for worker in workers:
-        lines += [f"user {worker}", f"topic read {root}/d/+/up/+", f"topic write {root}/d/echo/up/+", ""]
+        lines += [f"user {worker}", f"topic read {root}/d/+/up/+", f"topic write {root}/d/echo/up/+"]
+        lines += [f"topic write {root}/d/+/dn/+", ""]
     # Home Assistant, where it was let in under this name, hears what devices show there and may give its two words.
     if HOME not in out:
         lines += [

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from talaria.errors import StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
+from talaria.protocol.driver import Sent
 from talaria.wire.chunks import Cut
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.aggregation import Learning
@@ -46,6 +47,10 @@ class Intake(Protocol):
 
     def keep(self, action: a.KeepChunk) -> None:
         """A chunk came to this process."""
+        ...
+
+    def sends(self, action: a.SendChunks) -> bool:
+        """Whether these chunks, of the blob with their sha256, are sent by others."""
         ...
 
     def drop(self, device: str, xfer: str) -> None:
@@ -93,6 +98,9 @@ class Here:
             # The upload's whole sha256 will not fit, and what is missing is asked for again.
             self._hands.tell("error", device=action.device, error=str(error))
 
+    def sends(self, action: a.SendChunks) -> bool:
+        return False
+
     def drop(self, device: str, xfer: str) -> None:
         self._uploads.drop((device, xfer))
 
@@ -112,10 +120,12 @@ class Relayed:
 
     relayed = True
 
-    def __init__(self, config: FleetConfig, learning: Learning, store: Store, hands: Hands, recruit: Recruit) -> None:
+    def __init__(
+        self, config: FleetConfig, learning: Learning, store: Store, hands: Hands, recruit: Recruit, sent: Sent
+    ) -> None:
         self._fleet, self._blobs, self._store, self._hands = config.name, learning.blobs, store, hands
         self._uploads = Uploads(config.state / "uploads", config.max_update)
-        self._pool = Pool([Seat(number, recruit, hands) for number in range(config.workers)])
+        self._pool = Pool([Seat(number, recruit, hands, sent) for number in range(config.workers)])
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
         return [seat.live() for seat in self._pool.seats]
@@ -133,6 +143,9 @@ class Relayed:
 
     def keep(self, action: a.KeepChunk) -> None:
         pass  # handed on by a worker, which has it already
+
+    def sends(self, action: a.SendChunks) -> bool:
+        return self._pool.sends(action)
 
     def drop(self, device: str, xfer: str) -> None:
         self._pool.drop(device, xfer)

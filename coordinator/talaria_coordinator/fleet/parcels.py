@@ -53,6 +53,10 @@ class Parcels:
         """Whether these are the bytes of the kit."""
         return self._kit is not None and self._kit[0].sha256 == cut.sha256
 
+    def is_model(self, cut: Cut) -> bool:
+        """Whether these are the bytes of the whole global model, which is a blob too."""
+        return self._model is not None and self._model[0].sha256 == cut.sha256
+
     def publish(self, data: bytes, chunk: int) -> Cut:
         """From now on ``data`` is the global model."""
         self._model = describe(data, chunk), data

@@ -108,7 +108,7 @@ class Service:
         self._intake: Intake = (
             Here(config, self._learning, store, self._secure, hands)
             if recruit is None
-            else Relayed(config, self._learning, store, hands, recruit)
+            else Relayed(config, self._learning, store, hands, recruit, sent)
         )
         self._parcels = Parcels(config.run, kit, hands, self._offer_kit)
         self._conductor = Conductor(config, store, self._learning, hands, rules.grace, self._secure)
@@ -334,7 +334,11 @@ class Service:
                 if isinstance(action, a.SendChunks) and not self._parcels.is_kit(action.cut):
                     here = sum(peer.online for peer in self._state.peers.values()) if action.kind == "m" else 1
                     self._conductor.down += here * sum(action.cut.place(index)[1] for index in action.indices)
-                self._driver.say(action)
+                if not (
+                    isinstance(action, a.SendChunks) and self._parcels.is_model(action.cut) and action.kind == "dn"
+                    and self._intake.sends(action)
+                ):  # fmt: skip
+                    self._driver.say(action)
             case a.FrameRefused():
                 self._refusals.heard(action, time.monotonic())
             case a.Quarantined():

@@ -15,6 +15,7 @@ from talaria import time
 from talaria.errors import WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
+from talaria.protocol.driver import Sent
 from talaria.wire.chunks import Cut
 from talaria_coordinator.fleet.hands import Hands
 from talaria_coordinator.fleet.ingest import words as w
@@ -63,6 +64,10 @@ class Pool:
         """What a complete upload is found to be; None where its worker died, which the machine hears of otherwise."""
         return await self._of(upload.device).checked((upload.device, upload.xfer), round, base_digest)
 
+    def sends(self, action: a.SendChunks) -> bool:
+        """Whether its worker is here, and sends a device these chunks, of a blob."""
+        return self._of(action.device).sends(action)
+
     def drop(self, device: str, xfer: str) -> None:
         """Forget an upload."""
         self._of(device).drop((device, xfer))
@@ -78,10 +83,12 @@ class Seat:
     number: int
     recruit: Recruit
     hands: Hands
+    sent: Sent
     _devices: dict[str, None] = field(default_factory=dict)
     _uploads: dict[Key, Cut] = field(default_factory=dict)
     _checks: dict[Key, asyncio.Future[w.Verdict | None]] = field(default_factory=dict)
     _now: Colleague | None = None
+    _linked: bool = False
 
     def follow(self, device: str) -> None:
         """Own this device."""
@@ -107,6 +114,17 @@ class Seat:
         finally:
             if self._checks.get(key) is answer:
                 del self._checks[key]
+
+    def sends(self, action: a.SendChunks) -> bool:
+        """Whether these chunks are sent."""
+        if not self._linked:
+            return False
+        cut = action.cut
+        word = w.Send(
+            action.device, action.xfer, action.boot, cut.size, cut.chunk, cut.sha256, list(action.indices)
+        )  # fmt: skip
+        self._say(word)
+        return True
 
     def drop(self, key: Key) -> None:
         """Forget this upload."""
@@ -143,7 +161,7 @@ class Seat:
         except WireError as error:
             why = str(error)
         finally:
-            self._now = None
+            self._now, self._linked = None, False
             for answer in self._checks.values():
                 if not answer.done():
                     answer.set_result(None)
@@ -157,6 +175,7 @@ class Seat:
         now = time.monotonic()
         match word:
             case w.Linked():
+                self._linked = word.up
                 kind = "ingest-connected" if word.up else "ingest-disconnected"
                 self.hands.tell(kind, worker=self.number, **({} if word.up else {"error": word.reason}))
             case w.Has():
@@ -172,6 +191,8 @@ class Seat:
                 answer = self._checks.pop(key, None)
                 if answer is not None and not answer.done():
                     answer.set_result(word)
+            case w.Sent():
+                self.sent(word.size)
             case w.Trouble():
                 self.hands.tell("error", device=word.device, error=word.error)
             case _:

@@ -53,6 +53,19 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Send:
+    """Send a device these chunks, which it asked for, of the blob with this sha256; ``epoch`` is the coordinator's."""
+
+    device: str
+    xfer: str
+    epoch: int
+    size: int
+    chunk: int
+    sha256: bytes
+    indices: list[int]
+
+
+@dataclass(frozen=True)
 class Drop:
     """This upload, and what is here of it, is not needed any more."""
 
@@ -127,6 +140,13 @@ class Torn:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """So many bytes went out, with their topics."""
+
+    size: int
+
+
+@dataclass(frozen=True)
 class Trouble:
     """This machine refuses; it is tried again."""
 
@@ -135,8 +155,8 @@ class Trouble:
 
 
 Verdict = Kept | Unfit | Torn
-Word = Follow | Take | Check | Drop | Linked | Has | Came | Odd | Kept | Unfit | Torn | Trouble
-_KINDS = (Follow, Take, Check, Drop, Linked, Has, Came, Odd, Kept, Unfit, Torn, Trouble)
+Word = Follow | Take | Check | Send | Drop | Linked | Has | Came | Odd | Kept | Unfit | Torn | Sent | Trouble
+_KINDS = (Follow, Take, Check, Send, Drop, Linked, Has, Came, Odd, Kept, Unfit, Torn, Sent, Trouble)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 

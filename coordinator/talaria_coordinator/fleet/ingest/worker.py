@@ -1,4 +1,5 @@
-""":class:`Worker`: the part of a coordinator that takes up the bytes of updates, in a process of its own.
+""":class:`Worker`: the part of a coordinator that takes up the bytes of updates, and gives out those of the global
+model, in a process of its own.
 
 It remembers nothing that matters: chunks lie in files, complete updates among the blobs, and who may upload what the
 coordinator says again to whoever comes after a worker that died. Chunks carry no signature: each must have the sha256
@@ -10,12 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from talaria import time
 from talaria.errors import StateError, WireError
+from talaria.protocol.actions import SendChunks
 from talaria.protocol.coordinator.state import Rules
-from talaria.protocol.transfer import Receiver
+from talaria.protocol.transfer import Receiver, chunk_frames
+from talaria.wire.chunks import Cut
 from talaria.wire.frames import MAX_FRAME, decode_frame
 from talaria.wire.messages import CHUNK
 from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, Mqtt
@@ -32,6 +36,8 @@ from talaria_coordinator.fleet.ingest.words import (
     Kept,
     Linked,
     Odd,
+    Send,
+    Sent,
     Take,
     Torn,
     Trouble,
@@ -72,6 +78,8 @@ class Worker:
         self._open: dict[tuple[str, str], _Upload] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._up, self._hearing = False, Hearing(2 * QUIET_S)
+        self._line: asyncio.Queue[Send] = asyncio.Queue()
+        self._model: tuple[bytes, bytes] = b"", b""
         self._echo = Topic(fleet, "up", "echo", str(number))
 
     @property
@@ -82,9 +90,9 @@ class Worker:
     async def run(self, link: Mqtt, orders: AsyncIterator[Word]) -> None:
         """Work over ``link``, which is started, until ``orders`` end."""
         async with asyncio.TaskGroup() as group:
-            beside = [group.create_task(self._listen(link)), group.create_task(self._look(link))]
+            beside = [group.create_task(work(link)) for work in (self._listen, self._look, self._send)]
             async for order in orders:
-                require(order, Follow, Take, Check, Drop)
+                require(order, Follow, Take, Check, Send, Drop)
                 match order:
                     case Follow():
                         await link.follow(upload_filter(self._fleet, order.device))
@@ -93,6 +101,8 @@ class Worker:
                         await self._take(order)
                     case Check():
                         group.create_task(self._check(order))
+                    case Send():
+                        self._line.put_nowait(order)
                     case Drop():
                         self._open.pop((order.device, order.xfer), None)
                         self._uploads.drop((order.device, order.xfer))
@@ -128,6 +138,32 @@ class Worker:
             self._say(Unfit(*key, str(verdict)))
         else:
             self._say(Kept(*key, verdict))
+
+    async def _send(self, link: Mqtt) -> None:
+        """Send what stands in line. What does not get through, its device asks for again."""
+        while True:
+            order = await self._line.get()
+            try:
+                data = await self._read(order.sha256)
+            except StateError as error:
+                self._say(Trouble(order.device, str(error)))
+                continue
+            cut = Cut(order.size, order.chunk, order.sha256, b"")
+            chunks = SendChunks(
+                self._fleet, order.device, order.xfer, order.epoch, 0, cut, tuple(order.indices), kind="dn"
+            )
+            gone = 0
+            for topic, payload in chunk_frames(chunks, partial(_piece, data), known=True):
+                if not await link.publish(topic, payload):
+                    break
+                gone += len(topic) + len(payload)
+            self._say(Sent(gone))
+
+    async def _read(self, sha256: bytes) -> bytes:
+        """The blob; the last one is kept, since nearly all ask for the same."""
+        if self._model[0] != sha256:
+            self._model = sha256, await asyncio.to_thread(self._learning.blobs.get, sha256.hex())
+        return self._model[1]
 
     # -- what comes from the broker
 
@@ -208,3 +244,7 @@ class Worker:
                 case "renew":
                     self._hearing.heard(time.monotonic())
                     link.renew("deaf: the broker delivers nothing any more")
+
+
+def _piece(data: bytes, offset: int, length: int) -> bytes:
+    return data[offset : offset + length]

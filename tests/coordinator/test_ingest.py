@@ -1,0 +1,159 @@
+"""The coordinator's side of its ingest workers: what is said to whom, when one is there, gone, and there again."""
+
+import asyncio
+import socket
+
+import msgpack
+import pytest
+
+from talaria.errors import StateError
+from talaria.protocol import actions as a
+from talaria.protocol import events as e
+from talaria.wire.chunks import describe
+from talaria_coordinator.fleet.hands import Hands
+from talaria_coordinator.fleet.ingest import words as w
+from talaria_coordinator.fleet.ingest.pool import Colleague, Seat
+
+CUT = describe(bytes(300_000))
+KEY = ("anna", "0123456789abcdef")
+
+
+class Worker:
+    """The other end of the socket."""
+
+    pid = 7
+
+    def __init__(self, reader, writer):
+        self._said, self.writer, self.killed = w.words(reader), writer, asyncio.Event()
+
+    def kill(self):
+        self.killed.set()
+
+    def wait(self):
+        return -9
+
+    async def hears(self):
+        return await anext(self._said)
+
+    def says(self, *words):
+        self.writer.write(b"".join(map(w.packed, words)))
+
+
+class Desk:
+    """A seat, who sits there, and all that comes of it."""
+
+    def __init__(self):
+        self.told, self.all, self.gone = [], [], 0
+        self.came, self.workers = asyncio.Queue(), asyncio.Queue()
+        hands = Hands(None, lambda event, **facts: self.told.append((event, facts)), None, self.came.put)
+        self.seat = Seat(0, self._recruit, hands, self._sent)
+
+    def _sent(self, size):
+        self.gone += size
+
+    async def _recruit(self, number):
+        ours, theirs = socket.socketpair()
+        worker = Worker(*await asyncio.open_connection(sock=theirs))
+        self.workers.put_nowait(worker)
+        self.all.append(worker)
+        return Colleague(worker, *await asyncio.open_connection(sock=ours))
+
+
+def run(story):
+    async def whole():
+        desk = Desk()
+        living = asyncio.ensure_future(desk.seat.live())
+        async with asyncio.timeout(60):
+            try:
+                await story(desk, desk.seat)
+            finally:
+                living.cancel()
+                await asyncio.gather(living, return_exceptions=True)
+                for worker in desk.all:
+                    worker.writer.close()
+                    await asyncio.gather(worker.writer.wait_closed(), return_exceptions=True)
+
+    asyncio.run(whole())
+
+
+def test_a_worker_that_comes_anew_is_told_what_is_open_and_nothing_else():
+    async def story(desk, seat):
+        seat.follow("anna")
+        seat.follow("bela")
+        seat.take(KEY, CUT)
+        seat.take(("bela", "b" * 16), CUT)
+        seat.drop(("bela", "b" * 16))
+        for _ in range(2):
+            worker = await desk.workers.get()
+            take = w.Take(*KEY, CUT.size, CUT.chunk, CUT.sha256, CUT.hashes)
+            assert [await worker.hears() for _ in range(3)] == [w.Follow("anna"), w.Follow("bela"), take]
+            worker.says(w.Has(*KEY, [1]), w.Came(*KEY, [0, 2], 99))
+            first, second = await desk.came.get(), await desk.came.get()
+            assert (first.device, first.xfer, first.chunks) == (*KEY, frozenset({1}))
+            assert isinstance(second, e.ChunksCame)
+            assert (second.chunks, second.size) == (frozenset({0, 2}), 99)
+            check = asyncio.ensure_future(seat.checked(KEY, 1, "ab"))
+            assert await worker.hears() == w.Check(*KEY, 1, "ab")
+            worker.writer.close()
+            assert await check is None
+            await worker.killed.wait()
+        worker = await desk.workers.get()
+        for _ in range(3):
+            await worker.hears()
+        check = asyncio.ensure_future(seat.checked(KEY, 1, "ab"))
+        await worker.hears()
+        worker.says(w.Kept(*KEY, "{}"))
+        assert await check == w.Kept(*KEY, "{}")
+        worker.writer.close()
+        worker = await desk.workers.get()
+        assert [await worker.hears() for _ in range(2)] == [w.Follow("anna"), w.Follow("bela")]
+        seat.follow("carl")
+        assert await worker.hears() == w.Follow("carl"), "what is kept is nobody's business any more"
+        lost = [facts for event, facts in desk.told if event == "ingest-lost"]
+        assert [facts["reason"] for facts in lost] == ["ended with status -9"] * 3
+        assert [facts["again_in_s"] for facts in lost] == [0.2, 0.4, 0.8]
+        worker.writer.close()
+
+    run(story)
+
+
+def test_models_are_sent_by_a_worker_that_reaches_the_broker():
+    async def story(desk, seat):
+        asked = a.SendChunks("watch", "anna", "x", 3, 0, CUT, (0, 2), "dn")
+        worker = await desk.workers.get()
+        assert not seat.sends(asked)
+        for up in (True, False):
+            worker.says(w.Linked(up, "" if up else "the broker is gone"), w.Sent(5))
+            while desk.gone < 5 * (2 - up):
+                await asyncio.sleep(0.01)
+            assert seat.sends(asked) is up
+        assert await worker.hears() == w.Send("anna", "x", 3, CUT.size, CUT.chunk, CUT.sha256, [0, 2])
+        worker.writer.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize("data", [b"\xc1", msgpack.packb([99]), msgpack.packb([0, 1, 2, 3]), msgpack.packb(7)])
+def test_a_worker_that_says_what_nobody_says_is_replaced(data):
+    async def story(desk, seat):
+        worker = await desk.workers.get()
+        worker.writer.write(data)
+        await desk.workers.get()
+        assert "cannot be read" in next(facts["reason"] for event, facts in desk.told if event == "ingest-lost")
+
+    run(story)
+
+
+def test_words_are_for_one_side():
+    with pytest.raises(StateError, match="Kept is not for this side"):
+        w.require(w.Kept(*KEY, "{}"), w.Take)
+
+    async def story(desk, seat):
+        worker = await desk.workers.get()
+        worker.says(w.Follow("anna"))
+        await desk.workers.get()
+        assert "not for a worker to say" in next(
+            facts["reason"] for event, facts in desk.told if event == "ingest-lost"
+        )
+
+    run(story)
