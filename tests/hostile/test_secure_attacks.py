@@ -509,6 +509,7 @@ def test_a_device_that_sends_garbage(kind: str, flaw: bool, monkeypatch: pytest.
         assert found.value.device == "d1"
         return
     opened = coordinator.opened()
+    assert coordinator.opened() is opened  # worked out once
     assert list(coordinator.liars) == (["d1"] if kind == "shares" else [])
     left = set(names) - ({"d1"} if kind in ("values", "silent") else set())
     plain = plain_sum(terms, COORDINATES, given, members=names, survivors=left)

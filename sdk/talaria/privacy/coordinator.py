@@ -117,6 +117,8 @@ class CoordinatorHalf:
         self._side: Array | None = None
         self._places: dict[int, Places] = {}
         """Where the values of each mask class stand among all."""
+        self._shared: dict[str, Shares] = {}
+        self._opened: Opened | None = None
         self.liars: Mapping[str, str] = {}
         """Known once the sum is open: who gave wrong shares of most of those whose shares it holds, and how many."""
 
@@ -228,9 +230,8 @@ class CoordinatorHalf:
             )
         out: dict[str, Message] = {}
         if self.phase == "adverts":
-            cohort = self._cohort
-            Roster.of(self.terms, self.coordinates, cohort, self.authority)
-            out = dict.fromkeys(came, cohort)
+            _ = self._roster  # which may refuse them
+            out = dict.fromkeys(came, self._cohort)
         elif self.phase == "shares":
             self._state.members = list(came)
             out = self._deliveries()
@@ -265,6 +266,11 @@ class CoordinatorHalf:
     def opened(self) -> Opened:
         """The sums. Raises :class:`AggregationError` where too few stayed, and :class:`NoSecretError` where shares of a
         device are missing or too many of them are wrong."""
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> Opened:
         if self.phase != "done":
             raise AggregationError(f"secure: the round is in the phase {self.phase!r}; nothing is open yet")
         blocks, survivors = self._blocks, set(self._survivors.names)
@@ -426,10 +432,12 @@ class CoordinatorHalf:
         return found
 
     def _shares_of(self, name: str) -> Shares:
-        shares = decode(self._state.shares[name])
-        if not isinstance(shares, Shares):
-            raise StateError("secure: the saved state is damaged")
-        return shares
+        if name not in self._shared:
+            shares = decode(self._state.shares[name])
+            if not isinstance(shares, Shares):
+                raise StateError("secure: the saved state is damaged")
+            self._shared[name] = shares
+        return self._shared[name]
 
     def _totals(self) -> tuple[Array, Array]:
         if self._values is None or self._side is None:
