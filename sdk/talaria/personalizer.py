@@ -24,7 +24,7 @@ from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.federated import targets
 from talaria.federated.plan_compat import recipe_under
 from talaria.foreign import shown
-from talaria.model import adapters, prunability, pruning, several, split, zoo
+from talaria.model import adapters, answers, prunability, pruning, several, split, zoo
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.split import Split
@@ -75,8 +75,9 @@ class Personalizer:
     """A model that becomes one user's own, within a budget.
 
     ``model`` is a :class:`~talaria.model.spec.ModelSpec`, or any torch module that maps a batch to what ``task`` needs,
-    in classification logits (N, classes), and whose last layer ``head`` names. A budget is planned for the zoo's
-    models; another module is trained whole. ``plan`` takes the place of planning, such as one that was made for this
+    in classification logits (N, classes), and whose last layer ``head`` names; None: its layer ``head``, or the linear
+    one that answers last. The budget of a module is planned at :meth:`fit`, which shows what it reads. ``plan`` takes
+    the place of planning, such as one that was made for this
     kind of device. With ``by_worth`` a zoo model that must lose channels loses those that the samples of :meth:`fit`
     need least for their time, where it loses them evenly without: better for large networks and many samples, no better
     for small ones. ``task`` is what is learned (:mod:`talaria.tasks`); of another than classification, what is called
@@ -89,7 +90,7 @@ class Personalizer:
         budget: Budget | None = None,
         *,
         plan: Plan | None = None,
-        head: str = "head",
+        head: str | None = None,
         profile: Profile | None = None,
         by_worth: bool = False,
         seed: int = 0,
@@ -112,10 +113,7 @@ class Personalizer:
         if self._given is not None:
             several.require_one(self._given, "model")
         limits = sorted(set(self.budget.limits()) - {"accuracy_drop"})
-        if self._spec is None and plan is None and limits:
-            raise ConfigError(
-                f"budget: {', '.join(limits)} can be planned for the zoo's models only; give a ModelSpec, or a plan"
-            )
+        self._unplanned = self._given is not None and plan is None and bool(limits)
         if by_worth and (self._spec is None or (plan is not None and not limits)):
             raise ConfigError(
                 "by_worth=True chooses the widths of a zoo model within a budget; give a ModelSpec, and with a plan "
@@ -139,8 +137,10 @@ class Personalizer:
     @property
     def plan(self) -> Plan:
         """What was chosen for this device, with reasons; measured and worked out at first use. :meth:`fit` chooses
-        the widths again where they go by worth."""
+        the widths again where they go by worth. Raises :class:`~talaria.errors.ModelError` for a module before it."""
         if self._plan is None:
+            if self._unplanned:
+                raise ModelError("plan: what a torch module reads is not known yet; call fit(train, val) first")
             self._plan = Plan() if self._spec is None else measured.plan(self._spec, self.budget, profile=self._profile)
         return self._plan
 
@@ -188,6 +188,8 @@ class Personalizer:
             raise ConfigError(f"recipe={shown(recipe)} must be a Recipe, such as Recipe(lr=0.02)")
         if len(held) and held.x.shape[1:] != train.x.shape[1:]:
             raise DataError(f"val: inputs of shape {held.x.shape[1:]}, train has {train.x.shape[1:]}")
+        if self._unplanned and self._plan is None:
+            self._plan = self._planned(train)
         chosen = self.plan
         recipe = recipe or Recipe(batch=32, lr=0.02, momentum=0.9, weight_decay=1e-4)
         recipe = recipe_under(recipe, replace(chosen, steps=None)).but(epochs=epochs, steps=None)
@@ -333,9 +335,23 @@ class Personalizer:
             model = zoo.build(spec)
             return model, zoo.split(spec, model)
         model = deepcopy(self._given) if self._given is not None else Module()
+        head = self._last(model, example)
         if chosen.adapter is not None:
-            model = adapters.insert(model, AdapterSpec(chosen.adapter, chosen.rank), skip=(self._head,), seed=self.seed)
-        return model, split.split_model(model, head=self._head)
+            model = adapters.insert(model, AdapterSpec(chosen.adapter, chosen.rank), skip=(head,), seed=self.seed)
+        return model, split.split_model(model, head=head)
+
+    def _planned(self, train: Samples) -> Plan:
+        """The plan of the module that was given, for what it reads of ``train``."""
+        module = self._given or Module()
+        outputs, head = _answers(module, train.x[:2], self.goal), self._last(module, train.x[:2])
+        spec = zoo.keep(module, train.x.shape[1:], outputs, head)
+        return replace(measured.plan(spec, self.budget, profile=self._profile), model=None)
+
+    def _last(self, module: Module, example: Array) -> str:
+        if self._head is not None:
+            return self._head
+        has_one = any(key.startswith("head.") for key in module.state_dict())
+        return ("head" if has_one else answers.last_linear(module, tensor_of(example))) or "head"
 
     def _classes(self, model: Module, train: Samples, held: Samples) -> int:
         known = None if self._spec is None else self._spec.classes

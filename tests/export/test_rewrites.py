@@ -54,6 +54,17 @@ def run(model: nn.Module, x: Tensor, plain: bool) -> tuple[np.ndarray, list[onnx
     return Session(proto.SerializeToString())(x.numpy()), list(proto.graph.node)
 
 
+def test_no_weight_is_left_that_nothing_reads() -> None:
+    """ONNX Runtime says so of each, on the agent's own terminal."""
+    pooled = nn.Sequential(
+        nn.Conv1d(6, 16, 7, 2, 3), nn.BatchNorm1d(16), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(),
+        nn.Linear(16, 3),
+    )  # fmt: skip
+    graph = convert(pooled.eval(), torch.zeros(2, 6, 64)).graph
+    read = {name for node in graph.node for name in node.input}
+    assert {tensor.name for tensor in graph.initializer} <= read
+
+
 @pytest.mark.parametrize("kind", [Gated, Along])
 def test_rewritten_graph_gives_the_numbers_of_torch(kind):
     torch.manual_seed(1)

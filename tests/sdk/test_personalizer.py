@@ -84,7 +84,7 @@ def test_channels_go_where_the_samples_need_them_least() -> None:
             Personalizer(**wrong, by_worth=True)  # type: ignore[arg-type]
 
 
-def test_any_torch_module_is_trained_whole_and_pruned_by_a_plan() -> None:
+def test_any_torch_module_is_pruned_by_a_plan_and_planned_for_a_budget() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -101,8 +101,14 @@ def test_any_torch_module_is_trained_whole_and_pruned_by_a_plan() -> None:
     personal = Personalizer(net, head="out", plan=Plan(widths={"body.0": 8})).fit(TRAIN, VAL, epochs=3)
     assert personal.model.get_submodule("body.0").weight.shape[0] == 8
     assert torch.equal(net.out.weight, before)
-    with pytest.raises(ConfigError, match="latency_ms"):
-        Personalizer(net, Budget(latency_ms=1), head="out")
+    planned = Personalizer(net, Budget(bundle_mb=0.0044), profile=DEVICE)
+    with pytest.raises(ModelError, match=r"not known yet; call fit\(train, val\) first"):
+        _ = planned.plan
+    planned.fit(TRAIN, VAL, epochs=3)
+    kept = planned.plan.widths["body.0"]
+    assert 0 < kept < 16
+    assert planned.model.get_submodule("body.0").weight.shape[0] == kept
+    assert (planned.plan.model, tuple(planned.model.get_submodule("out").weight.shape)) == (None, (3, 4 * kept))
 
 
 def test_a_bundle_runs_without_torch_and_holds_the_plan(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def convert(model: Module, example: Tensor, *, plain: bool = False) -> ModelProt
     rewrites.strip(proto)
     if not plain:
         nchwc.keep_blocked(proto)
+        rewrites.drop_unused(proto)
     _check_form(proto)
     try:
         onnx.checker.check_model(proto, full_check=True)

@@ -44,7 +44,8 @@ class Taps:
         return keep
 
     def _leaving(self, tap: str):  # type: ignore[no-untyped-def]
-        def keep(_module: Module, _given: object, out: Tensor) -> None:
+        def keep(_module: Module, _given: object, given: Tensor | tuple[Tensor, ...]) -> None:
+            out = given[0] if isinstance(given, tuple) else given  # of a recurrent layer all states
             averaged = tap.startswith(MEAN) and out.dim() > 2
             self._found[tap] = out.flatten(2).mean(2) if averaged else out
 
