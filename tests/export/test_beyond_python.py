@@ -16,6 +16,7 @@ import torch
 from javascript import Chromium, found, packages, shown, when
 from tolerance import roundings
 
+from talaria import tasks
 from talaria_export import Predictor, make_bundle, open_bundle
 
 HERE = Path(__file__).parent
@@ -56,21 +57,36 @@ def test_node_runs_every_variant_unchanged(bundle, many, imu):
                 assert roundings(there, here) <= 1000
 
 
-def test_node_runs_small_variants_of_another_task(tmp_path):
+class Each(torch.nn.Module):
+    """Two classes for each of ten steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(x.transpose(1, 2))
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel", "per_step"])
+def test_node_runs_small_variants_of_another_task(tmp_path, task):
     torch.manual_seed(0)
-    model, x = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 8), torch.nn.Linear(8, 2)).eval(), None
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 8), torch.nn.Linear(8, 2))
+    model = (Each() if task == "per_step" else model).eval()
     x = np.random.default_rng(0).normal(size=(20, 6, 10)).astype("<f4")
     y = model(torch.from_numpy(x)).detach().numpy()
+    y = y if task == "regression" else tasks.of(task).decided(y).astype(np.int64)
     path = tmp_path / "numbers.talaria"
-    make_bundle(path, model, example=x[:1], samples=(x, y), task="regression", variants=("fp32", "fp16"), seconds=0)
+    make_bundle(path, model, example=x[:1], samples=(x, y), task=task, variants=("fp32", "fp16"), seconds=0)
     node, entry = found("node", "nodejs"), packages(HERE / "node") / "onnxruntime-node" / "dist" / "index.js"
     command = [node, str(HERE / "node" / "predict.mjs"), str(entry), str(path)]
     done = subprocess.run(command, input=x.tobytes(), capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
     answer = json.loads(done.stdout)
-    assert (answer["task"], set(answer["logits"])) == ("regression", {"fp32", "fp16"})
+    assert (answer["task"], set(answer["logits"])) == (task, set(open_bundle(path).variants))
     for variant, numbers in answer["logits"].items():
-        assert roundings(np.array(numbers).reshape(20, 2), Predictor(path, variant=variant)(x).values) <= 1000
+        here = Predictor(path, variant=variant)(x).logits
+        assert roundings(np.array(numbers).reshape(here.shape), here) <= 1000
 
 
 def recording(length: int) -> np.ndarray:
