@@ -64,11 +64,12 @@ format: $(VENV)/.dev ## Mend what ruff can mend by itself, and lay out all files
 hooks: $(VENV)/.dev ## Let every commit run ruff and mypy first (pre-commit, from .venv, without network)
 	$(BIN)/pre-commit install
 
-check: $(VENV)/.dev ## Lint, format, types, import contracts
+check: $(VENV)/.dev ## Lint, format, types, import contracts; units, composition, board and alert rules in deploy/
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/deploy
 
 docs: $(VENV)/.dev ## The documentation site, in build/site; a warning or a broken link is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/site

@@ -67,6 +67,10 @@ def test_the_figures_of_each_task() -> None:
     assert tasks.of("regression").measured(y, y) == (1.0, 0.0)
     assert tasks.of("regression").measured(y.mean(0) + 0 * y, y) == (0.0, -5.5)
     assert tasks.of("regression").measured(np.full_like(y, np.nan), y)[0] == tasks.of("regression").lowest
+    one = np.full((1, 2), 7.0, np.float32)  # a client of one test sample, or of one target
+    assert tasks.of("regression").measured(one, one) == (1.0, 0.0)
+    assert tasks.of("regression").measured(one + 3, one) == (0.0, -3.0)
+    assert tasks.of("regression").measured(y * 1e9, y * 0)[1] == pytest.approx(-11e9)
     several = np.array([[1, 0, 0], [1, 1, 0]])
     logits = np.array([[2.0, 1, -1], [3, -1, -1]], np.float32)
     assert tasks.of("multilabel").measured(logits, several) == (pytest.approx(2 / 3), pytest.approx(0.5))
@@ -161,6 +165,12 @@ def test_targets_that_do_not_fit_are_refused() -> None:
     x = np.zeros((9, 3), np.float32)
     with pytest.raises(DataError, match=r"y\[0\] holds NaN"):
         Samples(x, np.full(9, np.nan, np.float32))
+    with pytest.raises(
+        DataError, match=r"data: y\[4\] holds NaN, infinity or a value beyond float32; drop that sample"
+    ):
+        Federated.from_arrays(x, np.where(np.arange(9) == 4, np.nan, 1.0), task="regression")
+    with pytest.raises(DataError, match=r"y spans -1\.\.-1, so no step has a class; label steps from 0 up"):
+        Federated.from_arrays(np.zeros((9, 2, 5)), np.full((9, 5), -1), task="per_step")
     with pytest.raises(DataError, match=r"name the task of these targets"):
         Federated.from_arrays(x, np.zeros((9, 2)))
     with pytest.raises(DataError, match=r"labels span 0\.\.2, need 0 or 1"):

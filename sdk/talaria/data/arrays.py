@@ -137,6 +137,9 @@ def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:
             f"data: y is {y.dtype} {y.shape}, and task={task!r} takes numbers (N, ...); give one row for each sample"
         )
     if name == "regression":
+        odd = np.flatnonzero(~(np.abs(y.reshape(len(y), -1)) <= np.finfo(np.float32).max).all(1))
+        if len(odd):
+            raise DataError(f"data: y[{odd[0]}] holds NaN, infinity or a value beyond float32; drop that sample")
         width = 1 if y.ndim == 1 else y.shape[1]
         return tuple(f"target-{k}" for k in range(width)), y.astype(np.float32)
     whole = recorded.whole(y, "y")
@@ -144,6 +147,9 @@ def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:
         raise DataError(
             f"data: y has shape {y.shape}, and task={task!r} takes (N, labels or steps); give a row for each"
         )
+    if name == "per_step" and whole.max() < 0:
+        raise DataError(f"data: y spans {whole.min()}..{whole.max()}, so no step has a class; label steps from 0 up, "
+                        "with -1 for padding")  # fmt: skip
     count = y.shape[1] if name == "multilabel" else int(whole.max()) + 1
     return tuple(f"label-{k}" for k in range(count)), whole
 

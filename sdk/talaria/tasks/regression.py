@@ -56,13 +56,17 @@ class Regression:
         return float((cut * (away - cut / 2)).sum() / count), cut / count
 
     def measured(self, out: Array, y: Array) -> tuple[float, float]:
-        """R² over all targets, each about its own mean, and minus the mean absolute error, in the targets' units."""
+        """R² over all targets, each about its own mean, and minus the mean absolute error, in the targets' units. Of
+        targets that do not vary, such as a single one, no share can be explained: 1 where they are met, else 0, as
+        scikit-learn has it."""
         found, wanted = (values.reshape(len(y), -1).astype(np.float64) for values in (out, y))
         if not np.isfinite(found).all():
             return WORST, WORST
         away = found - wanted
-        spread = max(float(((wanted - wanted.mean(0)) ** 2).sum()), LEAST_SPREAD**2 * wanted.size)
-        return max(WORST, 1 - float((away**2).sum()) / spread), max(WORST, -float(np.abs(away).mean()))
+        missed, spread = float((away**2).sum()), float(((wanted - wanted.mean(0)) ** 2).sum())
+        least = LEAST_SPREAD**2 * wanted.size
+        score = max(WORST, 1 - missed / spread) if spread > least else float(missed <= least)
+        return score, -float(np.abs(away).mean())
 
     def decided(self, out: Array) -> Array | None:
         """None: it says numbers."""
