@@ -208,10 +208,13 @@ def _run(config: DeviceConfig, run: Run, data: DeviceData | None) -> Iterator[Fi
             return Finding(what, "wrong", str(error))
         return Finding(what, "ok", said)
 
-    plan = config.plan
+    plan, budget = config.plan, config.budget
     yield judged("run", "can be learned by this engine", lambda: rounds.require_engine(run, config.engine))
     if plan is not None and (has_torch() or config.kit is not None):
         yield judged("plan", "fits the run", lambda: rounds.require_plan(run, plan))
+    if budget is not None:
+        limits = ", ".join(f"{name}={value:g}" for name, value in budget.limits().items())
+        yield Finding("plan", "ok", f"this device makes it from the run's kit, for {limits}")
     if config.kit is not None:
         kit = config.kit
         yield judged("kit of the run", "is this run's", lambda: open_kit(kit).require(run))

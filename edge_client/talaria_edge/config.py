@@ -33,6 +33,10 @@ client = "s01-left"           # holds x, y and split (0 train, 1 validation, 2 t
 [plan.widths]                 # instead of a plan: only the channels to keep, by group
 conv1 = 16
 
+[budget]                      # instead of a plan: the device plans its widths by itself, with engine = "onnx"
+latency_ratio = 0.5           # also latency_ms, run_memory_mb, bundle_mb, upload_mb
+accuracy_drop = 0.02          # as in `talaria plan`: checked before the model is deployed
+
 [code]                        # leave the table out for none
 allow = ["mypkg"]             # packages installed here whose algorithms and models this device may run by name
 
@@ -60,7 +64,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -68,10 +72,11 @@ from urllib.parse import urlsplit
 from talaria import valid
 from talaria.config import Section, read_toml
 from talaria.errors import ConfigError
-from talaria.federated import plan_compat
+from talaria.federated import own_plan, plan_compat
 from talaria.federated.run import ENGINES, Engine
 from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
+from talaria.planning.budget import Budget
 from talaria.planning.plan import Plan
 from talaria.plugins import has_torch, require_packages
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE
@@ -96,6 +101,8 @@ class DeviceConfig:
     state: Path
     source: DataSource = field(repr=False)
     plan: Plan | None = None
+    budget: Budget | None = None
+    """What the device plans its own widths for, from its run's kit; None: it does not."""
     username: str | None = None
     """At a hosted broker, whose certificate a public authority signed; its password is in ``password_file``."""
     password_file: Path | None = None
@@ -137,6 +144,8 @@ class DeviceConfig:
         valid.among("device", "engine", self.engine, ENGINES)
         if self.kit is not None and self.engine != "onnx":
             raise ConfigError(f"device: kit={str(self.kit)!r} serves engine='onnx' alone; set engine = \"onnx\"")
+        if self.budget is not None:
+            self._require_own_plan(self.budget)
         require_no_password(self.broker)
         try:
             parts = urlsplit(self.broker)
@@ -153,6 +162,16 @@ class DeviceConfig:
                 f"device: variants={list(self.variants)} leave out 'fp16', which the plan needs to keep its bundle_mb; "
                 "add it, or leave variants out"
             )
+
+    def _require_own_plan(self, budget: Budget) -> None:
+        if self.plan is not None:
+            raise ConfigError("budget: a plan is given too, which says the widths; leave one of the two out")
+        if self.engine != "onnx":
+            raise ConfigError(
+                f"budget: engine={self.engine!r}, but a device plans for itself from its run's kit; set [device] "
+                'engine = "onnx", or write a plan by `talaria plan --json` and name it as [device] plan'
+            )
+        own_plan.require_answerable(budget)
 
 
 def load_configs(paths: Sequence[Path]) -> list[DeviceConfig]:
@@ -183,7 +202,7 @@ def load_config(path: str | Path) -> DeviceConfig:
     top = read_toml(Path(path))
     device, fleet, data, plan = top.table("device"), top.table("fleet"), top.table("data"), top.table("plan")
     identity, guard, code = top.table("identity"), top.table("guard"), top.table("code")
-    home, privacy = top.table("home_assistant"), top.table("privacy")
+    home, privacy, budget = top.table("home_assistant"), top.table("privacy"), top.table("budget")
     name = device.text("id")
     config = DeviceConfig(
         device=name,
@@ -192,6 +211,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         state=device.path("state", f"state/{name}"),
         source=_source(data, name, device.names("labels", ()), code.names("allow", ())),
         plan=_plan(device, plan),
+        budget=_budget(budget) if "budget" in top.values else None,
         username=fleet.text("username", None),
         password_file=fleet.path("password_file", None),
         identity=identity.path("folder", None),
@@ -213,7 +233,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         patience_s=fleet.number("patience_s", 0.0),
         stay=device.flag("stay", False),
     )
-    for section in (top, device, fleet, identity, data, plan, guard, code, home, privacy):
+    for section in (top, device, fleet, identity, data, plan, budget, guard, code, home, privacy):
         section.done()
     return config
 
@@ -253,6 +273,13 @@ def _plan(device: Section, section: Section) -> Plan | None:
     if values:
         raise device.bad("plan", "and [plan.widths] are both given; the file holds the widths, leave the table out")
     return plan_compat.read(path)
+
+
+def _budget(section: Section) -> Budget:
+    names = [one.name for one in fields(Budget) if section.raw(one.name, None) is not None]
+    if not names:
+        raise section.bad("latency_ratio", "is missing, and so is every other limit; give one, or leave [budget] out")
+    return Budget(**{name: section.number(name) for name in names})
 
 
 def _home(section: Section) -> HomeAssistant:

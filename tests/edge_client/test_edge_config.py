@@ -123,3 +123,26 @@ def test_an_owner_says_how_much_noise_a_sum_must_have(tmp_path):
     assert (config.secure, config.least_noise) == (True, 0.5)
     with pytest.raises(ConfigError, match=r"\[privacy\] least_noise=0.5 is of secure rounds"):
         load_config(written(tmp_path, GOOD + "[privacy]\nleast_noise = 0.5\n"))
+
+
+def test_a_budget_is_planned_for_on_the_device(tmp_path):
+    text = GOOD.replace('id = "s01-left"', 'id = "a"\nengine = "onnx"')
+    config = load_config(written(tmp_path, text + "[budget]\nlatency_ratio = 0.5\naccuracy_drop = 0.02\n"))
+    assert config.budget.limits() == {"latency_ratio": 0.5, "accuracy_drop": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("engine", "more", "message"),
+    [
+        ("onnx", "[budget]\n", r"\[budget\] latency_ratio.*is missing"),
+        ("onnx", "[budget]\nlatency_ms = 5\nlatncy = 1\n", r"latncy=1 is unknown"),
+        ("onnx", "[budget]\nlatency_ratio = 2\n", r"latency_ratio=2.* allows more"),
+        ("onnx", "[budget]\ntrain_s = 2\n", r"train_s=2 cannot be worked out"),
+        ("onnx", "[budget]\nlatency_ms = 5\n[plan.widths]\nconv1 = 8\n", r"a plan is given too"),
+        ("torch", "[budget]\nlatency_ms = 5\n", r"engine='torch', but a device plans for itself"),
+    ],
+)
+def test_a_budget_that_cannot_be_planned_for_is_refused(tmp_path, engine, more, message):
+    text = GOOD.replace('id = "s01-left"', f'id = "a"\nengine = "{engine}"')
+    with pytest.raises(ConfigError, match=message):
+        load_config(written(tmp_path, text + more))

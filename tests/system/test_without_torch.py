@@ -14,6 +14,7 @@ from servers import serving_small_packets
 from torchless import TORCHLESS, torchless
 
 from talaria import tensors
+from talaria.federated import plan_compat
 from talaria.federated.rounds import layout_of
 from talaria.model.state import state_of
 from talaria_coordinator.cli.orders import given
@@ -182,6 +183,37 @@ def test_an_agent_without_torch_carries_what_it_trains_with_and_little_else(flee
     odd = ("_rust.abi3", "_pydantic_core", "torch", "onnx_cpp2py")  # cryptography's is the first
     assert not [name for name in libraries if name.startswith(odd)]
     assert anonymous < 75  # 50 where it was written; one more copy of anything large is beyond it
+
+
+def test_a_device_without_torch_plans_for_itself_and_learns_as_planned(fleet, a_run):
+    """Widths by a budget in device.toml, from the kit; what it sends and keeps is what that plan simulates."""
+    one = fleet(a_run("fedrep", rounds=2, **RUNS["fedrep"]), devices=("anna", "bela"), engine="onnx")
+    coordinator = Coordinator(one.config)
+    try:
+        broker = coordinator.wait_for("ready")["broker"]
+        files = [one.device_config(device, broker) for device in one.devices]
+        text = files[0].read_text().replace('engine = "onnx"\n', "").replace("[plan.widths]", "[budget]")
+        files[0].write_text(text + "latency_ms = 1000\nbundle_mb = 0.1\n")
+        agents = Agents(files)
+        try:
+            status, events, errors = agents.end()
+        finally:
+            agents.kill()
+        assert status == 0, (errors, events[-4:])
+        assert coordinator.process.wait(90) == 0
+    finally:
+        coordinator.close()
+    (planned,) = [told for told in events if told["event"] == "planned"]
+    assert planned["device"] == "anna"
+    assert planned["predicted"]["bundle_mb"] <= 0.1
+    assert planned["predicted"]["latency_ms"] > 0
+    made = plan_compat.read(one.state_of("anna") / "plan.json")
+    assert made.widths == planned["widths"]
+    one.widths["anna"] = made.widths
+    simulated = one.simulated()
+    assert tensors.equal(one.shared(), simulated.shared)
+    for device in one.devices:
+        assert tensors.equal(one.private(device), simulated.private[device]), device
 
 
 def test_devices_without_torch_keep_their_kit_when_a_run_goes_on_and_get_the_next_runs(fleet, a_run):

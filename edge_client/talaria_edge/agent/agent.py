@@ -2,6 +2,7 @@
 
 Several agents may run in one process; they share one worker thread, so that one model is trained at a time. All
 of an agent's decisions are the protocol machine's; this file carries them out and feeds back what came of them.
+Above 500 lines, so that each action of the machine has its place here.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from talaria_edge.agent.asked import asked_of
 from talaria_edge.agent.goodbye import Parting
 from talaria_edge.agent.incoming import Incoming
 from talaria_edge.agent.misfits import misfits
+from talaria_edge.agent.planning import planned
 from talaria_edge.agent.training import Learner, Narrow, equipped
 from talaria_edge.agent.training_window import Left, TrainingWindow
 from talaria_edge.config import DeviceConfig
@@ -96,6 +98,8 @@ class Agent:
         self._learner: Learner | None = None
         self._for_kit: Run
         """The run that a kit was asked for."""
+        self._planning: Run | None = None
+        """The run that widths are planned for now."""
         self._called: a.Train | None = None
         self._cannot = ""
         """Why the run cannot be learned here; empty where it can, or is not known yet."""
@@ -270,11 +274,14 @@ class Agent:
         try:
             run = Run.from_json(seen.spec.decode("utf-8", "replace"), self.config.allow)
         except ConfigError as error:
-            self._learner, self._cannot = None, f"the coordinator's run cannot be learned here: {error}"
+            self._learner, self._planning = None, None
+            self._cannot = f"the coordinator's run cannot be learned here: {error}"
             self._tell("error", error=f"{self._cannot}; update this device")
             self._decline()
             return
-        self._cannot = ""
+        if self._planning == run:
+            return
+        self._planning, self._cannot = None, ""
         self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)
         if self._learner is not None and self._learner.run == run:
             self._begin()
@@ -292,16 +299,35 @@ class Agent:
             self._feed(e.Keeps(time.monotonic(), self._learner.keeps(last)))
 
     def _builds_nothing(self) -> bool:
-        """Whether this device has neither what makes programs nor a file with them."""
-        return self.config.engine == "onnx" and self.config.kit is None and not has_torch()
+        """Whether this device has no file with programs, nor what makes them; who plans by one needs it in any case."""
+        makes = has_torch() and self.config.budget is None
+        return self.config.engine == "onnx" and self.config.kit is None and not makes
 
     def _take_up(self, run: Run) -> None:
-        """From now on this is what is learned here."""
-        self._learner = self._learner_of(self.config, self._store, run)
+        """From now on this is what is learned here, once its widths are planned where they are to be."""
+        if self.config.budget is None:
+            self._learn_by(self.config, run)
+        else:
+            self._learner, self._planning = None, run
+            self._driver.spawn(self._plan(run))
+
+    async def _plan(self, run: Run) -> None:
+        found = await planned(self.config, self._store, run, self._worker, self._tell)
+        if self._planning != run:  # another one is to be learned by now
+            return
+        self._planning = None
+        if isinstance(found, str):
+            self._cannot = found
+            self._decline()
+        else:
+            self._learn_by(found, run)
+
+    def _learn_by(self, config: DeviceConfig, run: Run) -> None:
+        self._learner = self._learner_of(config, self._store, run)
         self._learner.private()
         self._know_what_it_keeps()
         looked, self._looked = self._looked, None
-        for event, facts in misfits(self.config, run, looked):
+        for event, facts in misfits(config, run, looked):
             self._tell(event, **facts)
         self._begin()
 

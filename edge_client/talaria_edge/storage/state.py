@@ -40,11 +40,11 @@ from talaria_edge.storage import tensor_files
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
-LEFT, SECURE = "left.json", "secure.bin"
+LEFT, SECURE, PLAN = "left.json", "secure.bin", "plan.json"
 KEPT = (
     "*private.safetensors", "update.bin", "model.bin", "model-*.part", "kit.bin", "kit-*.part", "protocol.bin",
-    "traffic.json", "privacy.json", "secure.bin", "result.json", "body.bin", "body-*.part", ".*.part", "deployed.json",
-    "deployed.lock", "waiting.json", "waiting.talaria", "bundles/*.talaria",
+    "traffic.json", "privacy.json", "secure.bin", "plan.json", "result.json", "body.bin", "body-*.part", ".*.part",
+    "deployed.json", "deployed.lock", "waiting.json", "waiting.talaria", "bundles/*.talaria",
 )  # fmt: skip
 """What a device keeps in its folder, its earlier bundles too."""
 _BEFORE = {"step": "round", "base": "base_digest"}

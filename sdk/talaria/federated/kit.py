@@ -24,6 +24,7 @@ from talaria.foreign import parsed
 from talaria.inputs import parts_of
 from talaria.model.masks import ChannelLayout
 from talaria.model.split import Split
+from talaria.planning.anatomy import PRODUCTS, Anatomy, Layer
 from talaria.programs.given import Given
 from talaria.programs.shapes import Limits
 from talaria.tensors import Tensors, only
@@ -33,6 +34,7 @@ from talaria.wire.codec import TensorSpec
 VERSION = 1
 MOST = 40_000
 """Tensors and files that a kit may hold."""
+MOST_LAYERS = 10_000
 LARGEST = 1 << 30
 """Most bytes of a file that is read as a kit."""
 _META, _ABOUT, _STATE, _FILE, _BESIDE = "talaria-kit", "about", "state/", "file/", "beside/"
@@ -49,12 +51,26 @@ class Kit:
     layout: ChannelLayout = field(repr=False)
     split: Split = field(repr=False)
     source: Given = field(repr=False)
+    layers: tuple[Layer, ...] = field(default=(), repr=False)
+    """What the model computes, layer by layer: what a device plans its widths from. Empty in kits of before."""
 
     @cached_property
     def model(self) -> Tensors:
         """The whole model's first weights, in their order."""
         keys = {*self.split.keys}
         return {name: value for name, value in self.state.items() if name in keys}
+
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """What latencies and sizes are told from, at any widths. Raises :class:`~talaria.errors.ConfigError` where the
+        kit does not hold it."""
+        if not self.layers:
+            raise ConfigError(
+                "kit: does not say what the model computes, so nothing can be planned from it; have it made again by "
+                "this version of Talaria"
+            )
+        shapes = {name: tuple(value.shape) for name, value in self.model.items()}
+        return Anatomy(self.layout, self.layers, shapes, self.split)
 
     @cached_property
     def blueprint(self) -> Blueprint:
@@ -86,6 +102,7 @@ def encode(kit: Kit) -> bytes:
         "sizes": dict(kit.layout.sizes),
         "axes": {key: [[list(part) for part in axis] for axis in axes] for key, axes in kit.layout.axes.items()},
         "split": split,
+        "layers": [asdict(layer) for layer in kit.layers],
         **_facts(kit.source),
     }
     files = {_ABOUT: _json(about), **{_FILE + name: data for name, data in kit.source.files.items()}}
@@ -130,9 +147,9 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
         parts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["split"].items()}
         split = Split(**parts | {name: frozenset(parts[name]) for name in ("statistics", "counters")})
         layout = ChannelLayout({str(g): int(n) for g, n in about["sizes"].items()}, axes)
-        kit = Kit(
-            str(about["run"]), state, tuple(about["shared"]), layout, split, _given(about, files, limits, others=others)
-        )  # fmt: skip
+        source = _given(about, files, limits, others=others)
+        layers = _layers(about.get("layers", []), layout)
+        kit = Kit(str(about["run"]), state, tuple(about["shared"]), layout, split, source, layers)
         if {*split.keys, *kit.shared} != {*state} or not {*kit.shared, *layout.axes} <= {*state}:
             raise StateError("kit: what it says and what it holds differ; make it again")
         for source, own in ((kit.source, state), *((other, other.state) for other in others.values())):
@@ -194,6 +211,24 @@ def open_kit(path: str | Path) -> Kit:
     if len(data) > LARGEST:
         raise TooLarge(f"kit: {path} has more than {LARGEST} bytes, so it is none")
     return decode(data)
+
+
+def _layers(found: Any, layout: ChannelLayout) -> tuple[Layer, ...]:
+    """The layers of a model that ``layout`` is of; bounded, so that no figure of them runs away."""
+    if not isinstance(found, list) or len(found) > MOST_LAYERS:
+        raise ValueError("layers beyond what a model has")
+    made = []
+    for one in found:
+        out, into = (tuple((str(g), int(n)) for g, n in one[axis]) for axis in ("out", "into"))
+        dense, positions = ((int(one[name][0]), int(one[name][1])) for name in ("dense", "positions"))
+        kernel = int(one["kernel"])
+        sizes = (kernel, *dense, *positions, *(n for _, n in (*out, *into)))
+        if not all(0 < size <= 1 << 31 for size in sizes) or not {g for g, _ in (*out, *into)} <= set(layout.sizes):
+            raise ValueError("a layer of no size, or of channels that are not the model's")
+        if one["kind"] not in PRODUCTS:
+            raise ValueError("a layer of an unknown kind")
+        made.append(Layer(str(one["name"]), one["kind"], out, into, dense, kernel, positions, bool(one["linear"])))
+    return tuple(made)
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.model.state import state_of
 from talaria.model.weights import Model, Weights
+from talaria.planning.layer_stats import anatomy
 from talaria.programs.engine import ProgramEngine
 from talaria.programs.given import Given
 from talaria.programs.making import Maker
@@ -67,7 +68,8 @@ def kit_of(run: Run) -> Kit:
     source = _given(maker, {}, others)
     state, shared = state_of(rounds.template(run.spec)), rounds.first_shared(run)
     state |= {name: value for name, value in shared.items() if name not in state}
-    return Kit(kits.digest_of(run), state, tuple(shared), rounds.layout_of(run.spec), rounds.split_of(run), source)
+    layout, split = rounds.layout_of(run.spec), rounds.split_of(run)
+    return Kit(kits.digest_of(run), state, tuple(shared), layout, split, source, anatomy(run.spec).layers)
 
 
 def _given(maker: Maker, state: Tensors, others: Mapping[str, Given] = MappingProxyType({})) -> Given:

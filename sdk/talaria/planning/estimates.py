@@ -14,9 +14,10 @@ from talaria.model.spec import ModelSpec
 from talaria.model.split import Part
 from talaria.model.widths import first_of
 from talaria.planning import memory
+from talaria.planning.anatomy import Anatomy, Widths, deployed_values, sent_bytes
 from talaria.planning.budget import Budget
 from talaria.planning.latency_model import Cost, plain
-from talaria.planning.layer_stats import Anatomy, Widths, anatomy
+from talaria.planning.layer_stats import anatomy
 from talaria.planning.profile import Profile
 
 SLICES = (1, 2, 4, 8, 16, 32)
@@ -76,7 +77,7 @@ def figures(choice: Choice, widths: Widths, budget: Budget, profile: Profile, co
         found["latency_ms"] = cost.dense_ms if uncut else cost.latency_ms(bare, widths) * (1 + spare)
         found["latency_ratio"] = found["latency_ms"] / cost.dense_ms
     graph = 2_000 + 500 * len(bare.layers) if cost is None else cost.graph_bytes
-    values = _deployed_values(bare, widths)
+    values = deployed_values(bare, widths)
     found["bundle_fp32_mb"] = (4 * values + graph) / 1e6
     found["bundle_mb"] = (2 * values + graph + 300 * len(bare.layers)) / 1e6  # each tensor is cast back at load
     own = _in_names_of(bare, full, widths)
@@ -98,25 +99,8 @@ def figures(choice: Choice, widths: Widths, budget: Budget, profile: Profile, co
 
 
 def upload_bytes(parts: Anatomy, widths: Widths, trained: tuple[Part, ...], codec: str) -> int:
-    """Bytes of one update before compression: values exactly, names and shapes as an upper bound."""
-    total = 8 + 512 + sum(-(-n // 8) + 96 + len(g) for g, n in parts.layout.sizes.items())
-    for key in parts.split.travels(*trained):
-        shape = parts.shape(key, widths)
-        values = math.prod(shape)
-        rows = shape[0] if len(shape) > 1 else 1
-        total += {"raw": 4 * values, "fp16": 2 * values, "int8": values + 4 * rows}[codec]
-        total += (2 if codec == "int8" else 1) * (len(key) + 96)
-    return total
-
-
-def _deployed_values(bare: Anatomy, widths: Widths) -> int:
-    """Values in the deployed file: weights and one bias per output of each layer; BatchNorm is folded."""
-    total = 0
-    for layer in bare.layers:
-        out = bare.extent(layer.out, layer.dense[0], widths)
-        into = 1 if layer.kind == "depthwise" else bare.extent(layer.into, layer.dense[1], widths)
-        total += out * into * layer.kernel + out
-    return total
+    """Bytes of one update before compression; see :func:`talaria.planning.anatomy.sent_bytes`."""
+    return sent_bytes(parts, widths, parts.split.travels(*trained), codec)
 
 
 def _in_names_of(bare: Anatomy, full: Anatomy, widths: Widths) -> dict[str, int]:

@@ -20,8 +20,8 @@ from torch.nn import Module
 
 from talaria import plugins
 from talaria.errors import ConfigError, ModelError
+from talaria.planning.anatomy import Anatomy, Widths
 from talaria.planning.io_binding import Bound
-from talaria.planning.layer_stats import Anatomy, Widths
 
 Exporter = Callable[[Module, Tensor], bytes]
 """``(module, example batch) -> ONNX file``, in the form in which the model is deployed."""

@@ -7,13 +7,12 @@ the file, then a lossy codec on the wire, then slices of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from talaria.errors import BudgetError, ConfigError, ModelError
 from talaria.model import adapters, zoo
-from talaria.model.pruning import aligned
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.split import Part
 from talaria.planning import width_schedule
@@ -23,6 +22,7 @@ from talaria.planning.latency_model import Cost, plain
 from talaria.planning.layer_stats import anatomy
 from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
+from talaria.planning.width_schedule import bought_back
 from talaria.tensors import Array
 
 RANKS = (8, 4, 2)
@@ -226,8 +226,9 @@ class _Search:
         def keeps(widths: Widths) -> bool:
             return not self.figures(widths, way).broken(self.budget)
 
+        sizes, block = self.parts.layout.sizes, self.profile.block
         # By worth, the last block that was given up is all that the budget could not hold.
-        chosen = self.steps[at] if at == 0 or self.weighed else self._bought_back(self.steps[at], keeps)
+        chosen = self.steps[at] if at == 0 or self.weighed else bought_back(self.steps[at], sizes, block, keeps)
         found = self.figures(chosen, way)
         halved = self.budget.bundle_mb is not None and found.values["bundle_fp32_mb"] > self.budget.bundle_mb
         limits = ", ".join(f"{k}={v:g}" for k, v in self.budget.limits().items()) or "no limits"
@@ -280,15 +281,6 @@ class _Search:
             return f"nothing of {self.spec.name} can be pruned: {whole or 'it has no channels to take out'}"
         own = f"{self.spec.name} with one block of {self.profile.block} channels in every group"
         return f"{own}; left whole: {whole}" if whole else own
-
-    def _bought_back(self, widths: Widths, keeps: Callable[[Widths], bool]) -> Widths:
-        """``widths`` with one block more in every group that it fits in, those that lost most first."""
-        sizes, block = self.parts.layout.sizes, self.profile.block
-        for group in sorted(widths, key=lambda g: (widths[g] / sizes[g], g)):
-            more = {**widths, group: min(sizes[group], aligned(widths[group] + 1, block))}
-            if more[group] > widths[group] and keeps(more):
-                widths = more
-        return widths
 
     def refusal(self) -> BudgetError:
         """What is missing, and the nearest budget that can be kept."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from talaria.errors import ModelError
-from talaria.model.pruning import aligned
-from talaria.planning.layer_stats import Anatomy
+from talaria.model.widths import aligned
+from talaria.planning.anatomy import Anatomy
 from talaria.tensors import Array
 
 Widths = dict[str, int]
@@ -70,6 +70,15 @@ def by_worth(parts: Anatomy, block: int, worth: Mapping[str, Array], price: Call
         if following is not None:
             heapq.heappush(queue, (following, group))
     return cuts
+
+
+def bought_back(widths: Widths, sizes: Mapping[str, int], block: int, keeps: Callable[[Widths], bool]) -> Widths:
+    """``widths`` with one block more in every group that it fits in, those that lost most first."""
+    for group in sorted(widths, key=lambda g: (widths[g] / sizes[g], g)):
+        more = {**widths, group: min(sizes[group], aligned(widths[group] + 1, block))}
+        if more[group] > widths[group] and keeps(more):
+            widths = more
+    return widths
 
 
 def _below(width: int, block: int) -> int | None:

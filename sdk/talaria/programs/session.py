@@ -26,6 +26,13 @@ def _one_arena() -> bool:
     return True
 
 
+def runtime() -> str:
+    """Which ONNX Runtime this is: its version."""
+    import onnxruntime as ort
+
+    return str(ort.__version__)
+
+
 class Session:
     """A program's file, loaded by stock ONNX Runtime to run on the calling thread alone."""
 

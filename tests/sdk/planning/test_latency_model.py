@@ -11,6 +11,7 @@ from talaria.model import pruning, zoo
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning import latency_model
+from talaria.planning.cost import prices
 from talaria.planning.latency_model import DRIFT, Cost
 from talaria.planning.layer_stats import FEATURES, anatomy
 from talaria.planning.onnx_runtime import Resizer, Session, convolutions, exporter
@@ -66,10 +67,10 @@ def test_prices_are_found_again_and_never_negative() -> None:
     rows = np.array([parts.features(w, 8) for w in widths])
     true = np.array([0.02, 0.1, 0.0, 0.0, 0.3, 0.01, 0.2, 0.0, 0.0, 0.0, 0.0, 0.05])
     assert len(true) == len(FEATURES)
-    found = latency_model._prices(rows, rows @ true)
+    found = prices(rows, rows @ true)
     assert roundings(rows @ found, rows @ true) <= 10_000
     noise = np.random.default_rng(0).uniform(0.8, 1.2, len(rows))
-    assert latency_model._prices(rows, rows @ true * noise).min() >= 0
+    assert prices(rows, rows @ true * noise).min() >= 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -80,7 +81,7 @@ def test_the_fit_is_no_worse_than_scipy(seed: int) -> None:
     rows = draws.uniform(0, 1, (15, 9))
     rows[:, 3] = rows[:, 4]
     taken = rows @ np.maximum(draws.normal(size=9), 0) * draws.uniform(0.9, 1.1, 15) + 0.01
-    ours = np.linalg.norm(rows @ latency_model._prices(rows, taken) / taken - 1)
+    ours = np.linalg.norm(rows @ prices(rows, taken) / taken - 1)
     theirs = nnls(rows / taken[:, None], np.ones(15))[1]
     assert ours <= theirs * (1 + 1e-6)
 
