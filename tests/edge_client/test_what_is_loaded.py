@@ -40,11 +40,11 @@ def test_an_agent_loads_no_words_for_people_no_cryptography_and_one_algorithm():
     }
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["--json"], ["one.toml", "--threads", "2"], ["one.toml", "--jsn"]])
+@pytest.mark.parametrize("words", [[], ["--help"], ["--json"], ["one.toml", "--threads", "two"], ["one.toml", "--jsn"]])
 def test_words_that_are_not_plain_are_left_to_the_command_line(words):
     assert not program.straight(words)
 
 
 def test_plain_words_start_agents(tmp_path):
     with pytest.raises(ConfigError, match=r"lacking\.toml"):
-        program.straight([str(tmp_path / "lacking.toml"), "--json", "--insecure"])
+        program.straight([str(tmp_path / "lacking.toml"), "--threads", "1", "--json", "--insecure"])

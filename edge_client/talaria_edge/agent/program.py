@@ -35,9 +35,17 @@ def run(configs: Sequence[Path], *, as_json: bool = False, threads: int = 0, ins
 
 
 def straight(words: Sequence[str]) -> bool:
-    """``talaria edge run`` with files and flags alone; False where the words are others. Ends the process."""
-    flags = {word for word in words if word.startswith("-")}
-    files = [Path(word) for word in words if not word.startswith("-")]
-    if not files or not flags <= _FLAGS:
+    """``talaria edge run`` with files and its own options alone; False where the words are others. Ends the process."""
+    files, flags, threads, rest = list[Path](), set[str](), 0, iter(words)
+    for word in rest:
+        if word in _FLAGS:
+            flags.add(word)
+        elif word == "--threads" and (number := next(rest, "")).isdecimal():
+            threads = int(number)
+        elif word.startswith("-"):
+            return False
+        else:
+            files.append(Path(word))
+    if not files:
         return False
-    sys.exit(run(files, as_json="--json" in flags, insecure="--insecure" in flags))
+    sys.exit(run(files, as_json="--json" in flags, threads=threads, insecure="--insecure" in flags))
