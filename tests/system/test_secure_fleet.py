@@ -53,6 +53,19 @@ async def nothing():
     """Nothing more."""
 
 
+def ordering(monkeypatch):
+    """What gives an order to the coordinator that serves now."""
+    services, serving = [], Service.__init__
+    monkeypatch.setattr(Service, "__init__", lambda self, *a, **k: (services.append(self), serving(self, *a, **k))[1])
+
+    async def order(verb):
+        made = Order(verb)
+        await services[-1].order(made)
+        return await asyncio.wrap_future(made.answer)
+
+    return order
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "pfedgm"])
 def test_a_secure_fleet_learns_what_is_simulated_and_its_coordinator_keeps_no_update(keyed, algorithm):
     fleet = keyed(rounds=2, members=FOUR, privacy=SECURE, algorithm=algorithm)
@@ -155,8 +168,9 @@ def test_a_device_that_lost_its_part_masks_nothing_more_in_that_round_and_takes_
 
 
 @pytest.mark.parametrize("noise_by", FORMS)
-def test_a_budget_is_kept_told_and_ends_the_fleet(keyed, noise_by):
-    """Noise for four rounds, of a run that has five."""
+def test_a_budget_is_kept_told_and_ends_the_fleet(keyed, monkeypatch, noise_by):
+    """Noise for four rounds, of a run that has five. Another start and an order to go on open no fifth."""
+    order = ordering(monkeypatch)
     epsilon = 6.0
     rule = Privacy(secure=True, clip=1.0, epsilon=epsilon, noise=noise_for(epsilon, 4, 1e-5), noise_by=noise_by)
     fleet = keyed(rounds=5, members=FOUR, privacy=replace(SECURE, rule=rule))
@@ -164,6 +178,10 @@ def test_a_budget_is_kept_told_and_ends_the_fleet(keyed, noise_by):
     async def scenario():
         async with fleet.running(*FOUR):
             await fleet.told_of("budget-spent")
+        async with fleet.running(*FOUR):
+            await fleet.told_of("ready", count=2)
+            assert await order("resume") == "running"
+            await fleet.told_of("budget-spent", count=2)
 
     asyncio.run(asyncio.wait_for(scenario(), 100))
     assert list(fleet.counted()) == [1, 2, 3, 4]
@@ -375,14 +393,7 @@ def test_a_round_that_is_called_off_while_it_opens_is_paid_for_and_not_made_agai
         return None if held[-1] else said  # nobody opens the first sum
 
     monkeypatch.setattr(Part, "answer", answer)
-    services = []
-    serving = Service.__init__
-    monkeypatch.setattr(Service, "__init__", lambda self, *a, **k: (services.append(self), serving(self, *a, **k))[1])
-
-    async def order(verb):
-        made = Order(verb)
-        await services[0].order(made)
-        return await asyncio.wrap_future(made.answer)
+    order = ordering(monkeypatch)
 
     async def scenario():
         async with fleet.running(*FOUR):
