@@ -86,10 +86,13 @@ class Secure:
                     self.store.keep_word(self.fleet, word.attempt, word.step, word.device, word.data)
             except (WireError, AggregationError) as error:
                 return e.WordRefused(now, word.attempt, word.device, str(error), offence=not stale)
+            except StateError:
+                self._half = None  # kept it is not, so it is not said
+                raise
         return e.WordKept(now, word.attempt, word.device, word.step)
 
     def masked(self, attempt: int, device: str, data: bytes) -> ChannelMask | None:
-        """Take a masked update whose bytes are kept by :meth:`keep_masked` after; the mask that its device said.
+        """Take a masked update, which is to be kept then, or :meth:`forget` called; the mask that its device said.
 
         Raises :class:`WireError` where it does not fit, and :class:`LateError` where the sum is made already."""
         half = self._known(attempt)
@@ -107,9 +110,10 @@ class Secure:
         """Held while a masked update is taken and kept: a step ends before or after both."""
         return self._line
 
-    def keep_masked(self, attempt: int, device: str, digest: str) -> None:
-        """The masked update with this digest is durable."""
-        self.store.keep_word(self.fleet, attempt, words.UPLOAD, device, bytes.fromhex(digest))
+    def forget(self) -> None:
+        """What was taken could not be kept: the round is as the store has it."""
+        with self._line:
+            self._half = None
 
     def step_over(self, over: a.StepOver) -> tuple[e.NextStep | e.AbortRound, Mapping[str, str]]:
         """Go on with those who have said their word. Beside, who was found to lie, and how."""

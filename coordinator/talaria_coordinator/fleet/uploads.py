@@ -10,6 +10,7 @@ from talaria import time
 from talaria.errors import AggregationError, StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
+from talaria.protocol import words
 from talaria.wire.chunks import Assemblies, Cut, FileAssembly
 from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.fleet.secure import LateError, Secure, findings
@@ -119,8 +120,12 @@ def _receive_masked(
             store.reject_update(fleet, upload.attempt, upload.device, reason=str(error), **facts)
             return e.UpdateRejected(now, upload.attempt, upload.device, str(error))
         learning.blobs.adopt(file, data, digest)
-        row = store.keep_update(fleet, upload.attempt, upload.device, found=findings(mask, learning.dense), **facts)
+        facts |= {"found": findings(mask, learning.dense), "step": words.UPLOAD}
+        try:
+            row = store.keep_update(fleet, upload.attempt, upload.device, **facts)
+        except StateError:
+            secure.forget()
+            raise
         if row.digest != digest or row.status == "rejected":
             raise StateError(f"attempt {upload.attempt}: the store holds another update of {upload.device!r}")
-        secure.keep_masked(upload.attempt, upload.device, digest)
     return e.Stored(now, upload.attempt, upload.device, upload.cut.sha256)

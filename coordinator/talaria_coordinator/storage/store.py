@@ -87,6 +87,8 @@ class _Entry:
     device: str
     values: dict[str, Any]
     found: str | None = None
+    step: int | None = None
+    """Of a secure round, in which the update is a device's word too."""
     row: Received | None = None
     error: Exception | None = None
 
@@ -524,11 +526,13 @@ class Store:
         size: int,
         base_version: int,
         found: str | None = None,
+        step: int | None = None,
     ) -> Received:
-        """Enter a complete and valid update, whose bytes are the blob ``digest``, and what it says of itself. The
-        first one of a (round, device) stays: the row that is returned may hold another digest."""
+        """Enter a complete and valid update, whose bytes are the blob ``digest``, and what it says of itself; at once
+        with it, where it is the device's word of the ``step`` of a secure round, that word. The first one of a (round,
+        device) stays: the row that is returned may hold another digest."""
         values = {"digest": digest, "size": size, "base_version": base_version, "status": "stored", "reason": None}
-        return self._enter(_Entry(fleet, attempt, device, values, found))
+        return self._enter(_Entry(fleet, attempt, device, values, found, step))
 
     def reject_update(
         self, fleet: str, attempt: int, device: str, *, digest: str, size: int, base_version: int, reason: str
@@ -575,6 +579,9 @@ class Store:
     def _enter_all(self, batch: Sequence[_Entry]) -> None:
         with self._transaction(batch[0].fleet) as tx:
             rows = _entered(tx, batch[0].fleet, batch)
+            for one in batch:
+                if one.step is not None and rows[one.attempt, one.device].digest == one.values["digest"]:
+                    _keep_word(tx, one.fleet, one.attempt, one.step, one.device, bytes.fromhex(one.values["digest"]))
         for one in batch:
             one.row = rows[one.attempt, one.device]
 
@@ -606,13 +613,7 @@ class Store:
     def keep_word(self, fleet: str, attempt: int, step: int, device: str, data: bytes) -> None:
         """Keep what was said, after all that was said before it. The first of an attempt puts those of others away."""
         with self._writing(fleet) as tx:
-            mine = of_attempt(WORDS, fleet, attempt)
-            last = tx.execute(select(func.max(WORDS.c.seq)).where(mine)).scalar_one()
-            if last is None:
-                tx.execute(delete(WORDS).where((WORDS.c.fleet == fleet) & (WORDS.c.attempt != attempt)))
-            seq = 0 if last is None else last + 1
-            row = {"fleet": fleet, "attempt": attempt, "seq": seq, "step": step, "device": device, "data": data}
-            tx.execute(insert(WORDS).values(**row))
+            _keep_word(tx, fleet, attempt, step, device, data)
 
     def words(self, fleet: str, attempt: int) -> list[tuple[int, str, bytes]]:
         """What was said in this attempt, in order: step, device and word."""
@@ -713,6 +714,18 @@ def require_same_run(fleet: Fleet, run: str) -> None:
         raise ConfigError(
             f"fleet {fleet.name!r}: its stored run differs from this configuration ({difference}); {mend}"
         )
+
+
+def _keep_word(tx: Connection, fleet: str, attempt: int, step: int, device: str, data: bytes) -> None:
+    mine = of_attempt(WORDS, fleet, attempt)
+    if device and tx.execute(select(WORDS).where(mine, WORDS.c.step == step, WORDS.c.device == device)).first():
+        return
+    last = tx.execute(select(func.max(WORDS.c.seq)).where(mine)).scalar_one()
+    if last is None:
+        tx.execute(delete(WORDS).where((WORDS.c.fleet == fleet) & (WORDS.c.attempt != attempt)))
+    seq = 0 if last is None else last + 1
+    row = {"fleet": fleet, "attempt": attempt, "seq": seq, "step": step, "device": device, "data": data}
+    tx.execute(insert(WORDS).values(**row))
 
 
 def _require_epoch(fleet: str, now: int | None, ours: int) -> None:
