@@ -91,8 +91,13 @@ def simulate(
         typer.Option(help="Measure the members after every so many rounds; default: never, with --report ten times."),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="Who trains: torch, or onnx (ONNX Runtime; `talaria algorithms` says for which).")
+        str,
+        typer.Option(
+            help="Who trains: torch, onnx (ONNX Runtime; `talaria algorithms` says for which), or auto: the faster one "
+            "here, by a few steps of each."
+        ),
     ] = "torch",
+    device: Annotated[str, typer.Option(help="Where torch trains: cpu, or cuda, cuda:1 and the like.")] = "cpu",
     secure: Annotated[
         bool, typer.Option("--secure", help="Updates are added up so that only their sum opens (docs/privacy.md).")
     ] = False,
@@ -181,8 +186,11 @@ def simulate(
         data_options={**assignments(data_option, "--data-option"), **where},
         evaluate_every=(max(1, rounds // 10) if report else 0) if evaluate_every is None else evaluate_every,
         engine=engine,  # type: ignore[arg-type]  # checked there
+        device=device,
         privacy={k: v for k, v in privacy.items() if v is not None} | assignments(privacy_option, "--privacy-option"),
     )
+    if asked.picked:
+        typer.echo(f"engine: {asked.engine}, for {asked.picked}", err=True)
     if write_fleet is not None:
         write_down(asked, write_fleet, quiet=as_json)
         if no_training:

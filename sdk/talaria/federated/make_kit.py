@@ -47,8 +47,8 @@ class _Noting(ProgramEngine):
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
         return dict(state)
 
-    def another(self, spec: ModelSpec) -> tuple[Model, ProgramEngine]:
-        model, engine = super().another(spec)
+    def another(self, spec: ModelSpec, like: Model) -> tuple[Model, ProgramEngine]:
+        model, engine = super().another(spec, like)
         return Weights(state_of(model)), engine
 
     def served(self, task: Task, state: Tensors) -> Model:

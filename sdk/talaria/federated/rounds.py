@@ -272,6 +272,8 @@ def personalize(run: Run, member: Member, shared: Tensors, private: Tensors | No
     has a kit it is :class:`~talaria.model.weights.Served`, else a torch module."""
     task, compact, own = _enter(run, member, shared, private, run.rounds if round is None else round)
     model = algorithm_of(run).personal(task, compact, own)
+    if member.device != "cpu" and not isinstance(model, Weights | Served):
+        model = model.to(member.device)  # what an algorithm adds to its network is made on the CPU
     scale = targets.scale_of(run, member, private)
     return model if scale is None else targets.folded(model, scale, task.split)
 
@@ -336,9 +338,7 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None, priv
     scale = targets.scale_of(run, member, private)
     kit, programs = _kits.get(run, (None, None)) if member.engine == "onnx" else (None, None)
     return Task(
-        model=_scratch(run, mask, member.engine)
-        if kit is None
-        else Weights(masks.gathered(kit.model, kit.model, mask)),
+        model=_scratch(run, mask, member) if kit is None else Weights(masks.gathered(kit.model, kit.model, mask)),
         split=split_of(run),
         train=targets.scaled(member.train, scale),
         val=targets.scaled(member.val, scale),
@@ -354,16 +354,16 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None, priv
     )
 
 
-def _scratch(run: Run, mask: ChannelMask | None, engine: str) -> Module:
+def _scratch(run: Run, mask: ChannelMask | None, member: Member) -> Module:
     """A module of a task's own; programs only read theirs, so that the whole model is one for all."""
     from talaria.model import pruning
     from talaria.model.cloning import clone
     from talaria.training.loop import in_fast_layout
 
     whole = template(run.spec)
-    if mask is None and engine == "onnx":
+    if mask is None and member.engine == "onnx":
         return whole
-    return in_fast_layout(clone(whole) if mask is None else pruning.compact(whole, mask))
+    return in_fast_layout((clone(whole) if mask is None else pruning.compact(whole, mask)).to(member.device))
 
 
 @lru_cache(maxsize=4)

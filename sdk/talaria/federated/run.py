@@ -219,6 +219,26 @@ class Member:
     val: Samples = field(repr=False)
     plan: Plan | None = None
     engine: Engine = "torch"
+    device: str = "cpu"
+    """Where torch trains; what goes in and comes out are arrays, wherever that is."""
 
     def __post_init__(self) -> None:
         valid.among(f"member {self.client!r}", "engine", self.engine, ENGINES)
+
+
+def require_device(device: str, engine: str, *, alone: bool = True) -> None:
+    """Raise :class:`ConfigError` unless torch can train on ``device`` here, in this one process (``alone``)."""
+    if device == "cpu":
+        return
+    what = f"simulate: device={shown(device)}"
+    if engine == "onnx":
+        raise ConfigError(f"{what} is where torch trains, but engine='onnx' trains on the CPU; use engine='torch'")
+    if not alone:
+        raise ConfigError(f"{what} is used by one process alone; leave workers and ray out")
+    import torch
+
+    try:
+        torch.zeros(1, device=torch.device(device)).cpu()
+    except Exception as why:  # noqa: BLE001  each kind of device fails in its own way
+        lines = (str(why) or type(why).__name__).splitlines()
+        raise ConfigError(f"{what} cannot be used here ({lines[0][:120]}); use device='cpu'") from None

@@ -172,7 +172,7 @@ class ProgramEngine:
         """What is run: the module with ``state`` where torch made the programs, else weights and a graph."""
         return self.source.served(task, state)
 
-    def another(self, spec: ModelSpec) -> tuple[Model, ProgramEngine]:
+    def another(self, spec: ModelSpec, like: Model) -> tuple[Model, ProgramEngine]:
         """Another model, which is trained beside this one, and its programs, which are made once."""
         if spec not in self._others:
             self._others[spec] = type(self)(spec, self.source.beside(spec))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch.nn import Module
 
@@ -21,7 +21,7 @@ from talaria.errors import ConfigError, DataError, StateError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.private_rule import private_rule
 from talaria.federated.rounds import check_over, require_engine
-from talaria.federated.run import ENGINES, Engine, Member, Run
+from talaria.federated.run import ENGINES, Engine, Member, Run, require_device
 from talaria.federated.server_rule import located, rule_named
 from talaria.model import several, tokens, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
@@ -29,12 +29,15 @@ from talaria.planning.plan import Plan
 from talaria.privacy.rule import Privacy, as_plain
 from talaria.simulation import checkpoint
 from talaria.simulation.asked import buffering_of, data_of, plans_of, spec_of, task_of
+from talaria.simulation.pick_engine import AUTO, Pick, pick
 from talaria.simulation.private_run import settled
 from talaria.simulation.result import Result
 from talaria.simulation.run import course, crew_of, evaluate, learned, members_of
 from talaria.simulation.simulator import RoundFacts
 from talaria.simulation.workers import Crew
 from talaria.types import Recipe
+
+EngineChoice = Literal["torch", "onnx", "auto"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,9 @@ class Experiment:
     engine: Engine
     asked: Mapping[str, Any] = field(repr=False)
     """The same as plain values, for a file."""
+    device: str = "cpu"
+    picked: str = ""
+    """Why this engine, where it was to be found out."""
     privacy: Privacy | None = None
 
     def begin(self, folder: Path) -> None:
@@ -67,10 +73,11 @@ class Experiment:
     ) -> Result:
         """All rounds; where ``save`` names a folder, each whole round is kept there, and what was kept is not learned
         again. With ``workers``, clients learn in so many processes of one thread each; with ``ray``, on a cluster."""
-        members = members_of(self.data.clients, self.plans, self.engine)
-        arrivals = members_of(self.data.newcomers, self.plans, self.engine)
+        members = members_of(self.data.clients, self.plans, self.engine, self.device)
+        arrivals = members_of(self.data.newcomers, self.plans, self.engine, self.device)
         every = {**members, **arrivals}
         alone = workers == 0 and ray is None
+        require_device(self.device, self.engine, alone=alone)
         with nullcontext() if alone else crew_of(self.run, every, self.data, workers, ray) as crew:
             return self._learned(members, arrivals, crew, progress, save)
 
@@ -139,7 +146,8 @@ def simulate(
     buffering: Buffering | Mapping[str, Any] | None = None,
     data_options: Mapping[str, Any] | None = None,
     evaluate_every: int = 0,
-    engine: Engine = "torch",
+    engine: EngineChoice = "torch",
+    device: str = "cpu",
     privacy: Privacy | Mapping[str, Any] | None = None,
     save: str | Path | None = None,
     workers: int = 0,
@@ -174,8 +182,11 @@ def simulate(
             make a version.
         data_options: Options of a dataset that is given by name.
         evaluate_every: Measure the members after every so many rounds, for ``result.curve``; 0: at the end alone.
-        engine: Who trains: ``"torch"``, or ``"onnx"``, graphs of the same model in ONNX Runtime (docs/programs.md says
-            which algorithms and layers).
+        engine: Who trains: ``"torch"``, ``"onnx"``, graphs of the same model in ONNX Runtime (docs/programs.md says
+            which algorithms and layers), or ``"auto"``: the one of the two that is faster here, by a few steps of each.
+            Their results differ by rounding, so that ``"auto"`` may differ between machines; what it took is kept in
+            ``save`` and stands in ``result.as_dict()["engine"]``.
+        device: Where torch trains: ``"cpu"``, or a torch device such as ``"cuda"`` or ``"cuda:1"``.
         privacy: A :class:`talaria.privacy.rule.Privacy`, or some of its settings: sums that open only as sums
             (``{"secure": True}``), clipping, noise and a budget (docs/privacy.md).
         save: A new folder that keeps each whole round, so that :func:`talaria.resume` goes on after a kill.
@@ -227,6 +238,7 @@ def simulate(
         data_options=data_options,
         evaluate_every=evaluate_every,
         engine=engine,
+        device=device,
         privacy=privacy,
     )
     folder = None if save is None else Path(save)
@@ -259,12 +271,14 @@ def prepare(
     buffering: Buffering | Mapping[str, Any] | None = None,
     data_options: Mapping[str, Any] | None = None,
     evaluate_every: int = 0,
-    engine: Engine = "torch",
+    engine: EngineChoice = "torch",
+    device: str = "cpu",
     privacy: Privacy | Mapping[str, Any] | None = None,
 ) -> Experiment:
     """The experiment of these arguments, which are those of :func:`simulate`; every wrong one is refused here."""
     valid.whole("simulate", "evaluate_every", evaluate_every, 0, 1 << 31)
-    valid.among("simulate", "engine", engine, ENGINES)
+    valid.among("simulate", "engine", engine, (*ENGINES, AUTO))
+    require_device(device, engine)
     dataset = data if isinstance(data, str) else None
     if isinstance(data, str) and task is not None and "task" in registry.options_of(data):
         data_options = {"task": task, **(data_options or {})}
@@ -299,7 +313,8 @@ def prepare(
     rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
     buffer = buffering_of(run, buffering, len(found.clients))
     check_over(run, over)
-    require_engine(run, engine)
+    found_engine = Pick(engine, "") if engine != AUTO else pick(run, found.clients, own)
+    require_engine(run, found_engine.engine)
     kept = settled(run, privacy, list(found.clients), over)
     private_rule(run, rule, kept, run.seed)
     text = located(aggregator, Path.cwd()) if isinstance(aggregator, str) else None
@@ -311,7 +326,9 @@ def prepare(
         buffering=buffer,
         over=over,
         evaluate_every=evaluate_every,
-        engine=engine,
+        engine=found_engine.engine,
+        device=device,
+        picked=found_engine.why,
         privacy=kept,
         asked={
             "dataset": dataset or found.name,
@@ -324,7 +341,8 @@ def prepare(
             "buffering": None if buffer is None else asdict(buffer),
             "over": over,
             "evaluate_every": evaluate_every,
-            "engine": engine,
+            "engine": found_engine.engine,
+            "device": device,
             "privacy": as_plain(kept),
         },
     )
@@ -376,7 +394,7 @@ def resume(
             aggregator = rule_named(run, asked["aggregator"])
         same = checkpoint.fingerprint(found) == asked["fingerprint"]
         over, every = asked["over"], asked["evaluate_every"]
-        engine = asked.get("engine", "torch")
+        engine, device = asked.get("engine", "torch"), asked.get("device", "cpu")
         privacy = None if asked.get("privacy") is None else Privacy.of(asked["privacy"])
     except (KeyError, TypeError, AttributeError) as error:
         raise StateError(f"{folder}/{checkpoint.EXPERIMENT}: damaged ({error}); restore it, or begin anew") from error
@@ -391,6 +409,7 @@ def resume(
         over=over,
         evaluate_every=every,
         engine=engine,
+        device=device,
         privacy=privacy,
         asked={name: value for name, value in asked.items() if name != "format"},
     )

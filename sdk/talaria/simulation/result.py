@@ -130,6 +130,7 @@ class Result:
             "recipe": asdict(run.recipe),
             "rounds": run.rounds,
             "seed": run.seed,
+            "engine": self.asked.get("engine", "torch"),
             "model_digest": hashlib.sha256(encode_model(learned.shared, run.download)).hexdigest(),
             "aggregator": self.asked["aggregator"],
             "over": self.asked["over"],

@@ -70,11 +70,14 @@ class Learned:
 
 
 def members_of(
-    clients: Mapping[str, Client], plans: Mapping[str, Plan] | None = None, engine: Engine = "torch"
+    clients: Mapping[str, Client],
+    plans: Mapping[str, Plan] | None = None,
+    engine: Engine = "torch",
+    device: str = "cpu",
 ) -> dict[str, Member]:
     """Each client's own side, without its test samples."""
     plans = plans or {}
-    return {name: Member(name, c.train, c.val, plans.get(name), engine) for name, c in clients.items()}
+    return {name: Member(name, c.train, c.val, plans.get(name), engine, device) for name, c in clients.items()}
 
 
 def simulate(

@@ -150,7 +150,7 @@ class Engine(Protocol):
 
     def served(self, task: Task, state: Tensors) -> Model: ...
 
-    def another(self, spec: ModelSpec) -> tuple[Model, Engine]: ...
+    def another(self, spec: ModelSpec, like: Model) -> tuple[Model, Engine]: ...
 
 
 def train(
@@ -251,7 +251,7 @@ def served(task: Task, state: Tensors) -> Model:
 def another(task: Task, spec: ModelSpec) -> tuple[Model, Engine]:
     """Another model with its first weights, that of ``spec``, which an algorithm trains beside the task's own, and the
     task's engine for it."""
-    return _engine(task).another(spec)
+    return _engine(task).another(spec, task.model)
 
 
 def predict(model: Model, x: Array, batch: int = AT_ONCE) -> Array:

@@ -116,9 +116,11 @@ def calibrate(task: Task, state: Tensors, samples: Samples | None = None) -> Ten
     return {name: after.get(name, value) for name, value in state.items()}
 
 
-def another(spec: ModelSpec) -> tuple[Model, Engine]:
-    """Another module, and torch itself, which trains whatever module a task has."""
-    return zoo.build(spec), cast(Engine, sys.modules[__name__])
+def another(spec: ModelSpec, like: Module) -> tuple[Model, Engine]:
+    """Another module, where ``like`` lies, and torch itself, which trains whatever module a task has."""
+    own = next(like.parameters(), None)
+    made = zoo.build(spec)
+    return made if own is None else made.to(own.device), cast(Engine, sys.modules[__name__])
 
 
 def walk(task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> Walk:
