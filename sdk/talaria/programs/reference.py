@@ -27,16 +27,18 @@ def step(
     own, trained = _given(module, only, feed, dtype)
     optimizer = SGD(trained, recipe.but(lr=float(feed["lr"])))
     if recipe.momentum:
-        optimizer.momentum = {k: torch.from_numpy(feed[f"momentum/{k}"]).to(dtype, copy=True) for k in trained}
+        held = [k for k in trained if f"momentum/{k}" in feed]  # what no layer reads has none
+        optimizer.momentum = {k: torch.from_numpy(feed[f"momentum/{k}"]).to(dtype, copy=True) for k in held}
     x, y = torch.from_numpy(feed["x"]).to(dtype), torch.from_numpy(feed["y"])
     with loop.lone_sample_in_eval(own, len(y)):
         loss = loop.cross_entropy(recipe.smoothing)(own, x, y)
     loss.backward()
+    reached = {name: parameter for name, parameter in trained.items() if parameter.grad is not None}
     if "pull" in feed:
-        for name, parameter in trained.items():
+        for name, parameter in reached.items():
             loop.add_pull(parameter, torch.from_numpy(feed[f"anchor/{name}"]).to(dtype), float(feed["pull"]))
     optimizer.step()
-    moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, trained)}
+    moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, reached)}
     momenta = {f"next/momentum/{k}": v for k, v in optimizer.momentum.items()}
     return {"loss": loss.detach().numpy(), **moved, **to_arrays(momenta)}
 

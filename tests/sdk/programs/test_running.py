@@ -82,15 +82,29 @@ class Net(nn.Module):
 class Odd(Net):
     def __init__(self, channels, classes):
         super().__init__(channels, classes)
-        self.lstm = nn.LSTM(8, 5, batch_first=True)
+        self.rnn = nn.RNN(8, 5, batch_first=True)
 
     def forward(self, x):
-        states, _ = self.lstm(self.conv(x).transpose(1, 2))
+        states, _ = self.rnn(self.conv(x).transpose(1, 2))
         return self.out(states[:, -1])
+
+
+class Spare(Net):
+    # its GRU is read by nobody
+    def __init__(self, channels, classes):
+        super().__init__(channels, classes)
+        self.out = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.out(self.norm(self.conv(x)).mean(-1))
 
 
 def make(shape, classes):
     return Net(shape[0], classes)
+
+
+def spare(shape, classes):
+    return Spare(shape[0], classes)
 
 
 def odd(shape, classes):
@@ -289,9 +303,14 @@ def test_the_command_builds_a_module_from_elsewhere(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["ok"]
     assert "gru.weight_hh_l0" in Program.open(out).trained
+    done = CliRunner().invoke(app, [*words, "watch_nets:spare"])
+    assert done.exit_code == 0, done.output
+    trained = Program.open(out).trained
+    assert "conv.weight" in trained
+    assert "gru.weight_hh_l0" not in trained
     done = CliRunner().invoke(app, [*words, "watch_nets:odd"])
     assert isinstance(done.exception, ModelError)
-    assert "'lstm' is a LSTM" in str(done.exception)
+    assert "'rnn' is a RNN" in str(done.exception)
     assert "use GRU" in str(done.exception)
 
 
