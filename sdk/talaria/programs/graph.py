@@ -172,10 +172,20 @@ class Draft:
 
     def whole(self, value: str) -> bool:
         """Whether a value is whole numbers: a cast, and what only moves one."""
+        made = self._before_moves(value)
+        return made is not None and made.kind == "Cast" and made.get("to") == 7
+
+    def compared(self, value: str) -> bool:
+        """Whether a value is 1 where something is so and 0 elsewhere."""
+        made = self._before_moves(value)
+        before = None if made is None or made.kind != "Cast" else self._maker.get(made.inputs[0])
+        return before is not None and before.kind in ("Equal", "Greater", "Less", "Not")
+
+    def _before_moves(self, value: str) -> Node | None:
         made = self._maker.get(value)
         while made is not None and made.kind in MOVES:
             made = self._maker.get(made.inputs[0])
-        return made is not None and made.kind == "Cast" and made.get("to") == 7
+        return made
 
     def reshape(self, value: str, *shape: int) -> str:
         """``value`` in another shape: 0 keeps a size, -1 is what remains."""

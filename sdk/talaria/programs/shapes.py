@@ -311,26 +311,34 @@ def _pool(node: Node, given: list[Value]) -> Found:
 def _convolved(node: Node, given: list[Value]) -> Found:
     x, w, bias = given[0].shape, given[1].shape, given[2:]
     groups, kernel, stride, pads = (node.get(name) for name in ("group", "kernel_shape", "strides", "pads"))
+    holes = node.get("dilations", (1,) * len(kernel))
     fits = len(x) == len(w) and kernel == w[2:] and len(stride) == len(kernel) and len(pads) == 2 * len(kernel)
     if not fits or groups < 1 or x[1] != groups * w[1] or w[0] % groups or min(stride) < 1 or min(pads) < 0:
         raise ValueError(f"{x} with {w} in {groups} groups")
+    if len(holes) != len(kernel) or min(holes) < 1:
+        raise ValueError(f"holes {holes}")
     if bias and bias[0].shape != (w[0],):
         raise ValueError(f"{bias[0].shape} beside {w}")
-    out = [(n + pads[i] + pads[i + len(kernel)] - kernel[i]) // stride[i] + 1 for i, n in enumerate(x[2:])]
+    wide = [(k - 1) * hole + 1 for k, hole in zip(kernel, holes, strict=True)]
+    out = [(n + pads[i] + pads[i + len(kernel)] - wide[i]) // stride[i] + 1 for i, n in enumerate(x[2:])]
     return Value((x[0], w[0], *out)), math.prod((x[0], *out)) * math.prod(w)
 
 
 def _transposed(node: Node, given: list[Value]) -> Found:
-    """A transposed convolution with steps of 1."""
     x, w = given[0].shape, given[1].shape
-    pads = node.get("pads")
-    if x[1] != w[0] or node.get("kernel_shape") != w[2:] or {*node.get("strides")} != {1} or min(pads) < 0:
+    pads, stride, groups = node.get("pads"), node.get("strides"), node.get("group", 1)
+    more = node.get("output_padding", (0,) * (len(w) - 2))
+    sizes = {len(x) - 2, len(w) - 2, len(stride), len(more), len(pads) // 2}
+    if len(sizes) > 1 or x[1] != w[0] or node.get("kernel_shape") != w[2:] or groups < 1 or w[0] % groups:
         raise ValueError(f"{x} with {w}")
-    out = [n + k - 1 - pads[i] - pads[i + len(w) - 2] for i, (n, k) in enumerate(zip(x[2:], w[2:], strict=True))]
-    return Value((x[0], w[1], *out)), math.prod(x) * math.prod(w[1:])
+    if min(stride) < 1 or min(pads) < 0 or any(not 0 <= one < s for one, s in zip(more, stride, strict=True)):
+        raise ValueError(f"steps {stride}, edges {pads} and {more}")
+    rest = zip(x[2:], w[2:], stride, pads, pads[len(w) - 2 :], more, strict=False)
+    out = [(n - 1) * s + k - low - high + extra for n, k, s, low, high, extra in rest]
+    return Value((x[0], w[1] * groups, *out)), math.prod(x) * math.prod(w[1:])
 
 
-_ALIKE = ("Erf", "Exp", "Identity", "Neg", "Not", "Reciprocal", "Relu", "Sigmoid", "Sign", "Sqrt", "Tanh")
+_ALIKE = ("Erf", "Exp", "Identity", "Neg", "Not", "Reciprocal", "Relu", "Sigmoid", "Sign", "Softplus", "Sqrt", "Tanh")
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_ALIKE, _alike),
     **dict.fromkeys(("Add", "And", "Div", "Max", "Mul", "Sub"), _together),
@@ -366,8 +374,8 @@ _ATTRIBUTES: Mapping[str, Sequence[str]] = {
     "AveragePool": ("count_include_pad", *_POOL),
     "Cast": ("to",),
     "Concat": ("axis",),
-    "Conv": ("group", *_POOL),
-    "ConvTranspose": _POOL,
+    "Conv": ("dilations", "group", *_POOL),
+    "ConvTranspose": ("group", "output_padding", *_POOL),
     "Flatten": ("axis",),
     "Gather": ("axis",),
     "Gemm": ("beta", "transA", "transB"),

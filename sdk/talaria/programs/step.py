@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import Identity, Module, MultiheadAttention
+from torch.nn import LSTM, Identity, Module, MultiheadAttention
 
 from talaria.errors import ConfigError, ModelError
 from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
@@ -245,11 +245,15 @@ def _found(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any
     read = [arg for arg in node.args if isinstance(arg, fx.Node)]
     if node.op == "call_module":
         layer, own = str(node.target), module.get_submodule(str(node.target))
-        odd = {key: one for key, one in node.kwargs.items() if key not in _HARMLESS and one not in (None, False)}
-        if odd or (type(own) in PARTS and not _alone(own, node, held)):
-            raise refused(layer, f"is called with {sorted(odd) or 'more than its input'}", "call it with maps alone")
+        given = {key: one for key, one in node.kwargs.items() if key not in _HARMLESS and one not in (None, False)}
+        mask = given.pop("key_padding_mask", None) if isinstance(own, MultiheadAttention) else None
+        if given or (type(own) in PARTS and not _alone(own, node, held)):
+            raise refused(layer, f"is called with {sorted(given) or 'more than its input'}", "call it with maps alone")
         if type(own) in PARTS:
-            return _Several(layer, own, read, PARTS[type(own)])
+            masks = [mask] if isinstance(mask, fx.Node) and isinstance(held.get(mask), Map) else []
+            if mask is not None and not masks:
+                raise refused(layer, "has a key_padding_mask of no sample", "make it of the sample, as in x == 0")
+            return _Several(layer, own, [*read, *masks], PARTS[type(own)])
         rule = rule_of(own)
         if rule is None:
             raise _unknown(layer, node, module)
@@ -356,9 +360,11 @@ def _taken(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str) 
     layers = getattr(several.own, "num_layers", 1)
     if "last" in rules and way == (0,) and all(_last_moment(user) for user in node.users):
         return replace(several, inner=way)
-    if "last" in rules and way == (1,):
+    states = (1, 0) if isinstance(several.own, LSTM) else (1,)  # beside which an LSTM gives its cells
+    if "last" in rules and way in ((1,), states):
         return replace(several, inner=way)
-    last = way in ((0, (slice(None), -1)), (1, -1), (1, layers - 1)) or (way == (1, "squeeze") and layers == 1)
+    lasts = [(*states, -1), (*states, layers - 1), *([(*states, "squeeze")] if layers == 1 else [])]
+    last = way == (0, (slice(None), -1)) or way in lasts
     taken = "last" if last and "last" in rules else str(way[0]) if len(way) == 1 else ""
     if name not in ("getitem", "squeeze") or taken not in rules:
         raise refused(layer, f"gives several values, of which {node.name} takes {index!r}"[:160], "take its first one")

@@ -224,6 +224,7 @@ _RULES: dict[str, _Rule] = {
     "Sigmoid": _each(_logistic),
     "Tanh": _each(lambda made, x, y: made.op("Sub", made.number(1.0), made.op("Mul", y, y))),
     "Erf": _each(_error),
+    "Softplus": _each(lambda made, x, y: made.op("Sigmoid", x)),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _shares),
     "Clip": _between,
     "Max": _larger,

@@ -130,6 +130,7 @@ RULES = {
     "Sign": lambda _, x: np.sign(x),
     "Slice": _sliced,
     "Softmax": _soft,
+    "Softplus": lambda _, x: np.logaddexp(0, x),
     "Split": lambda node, x, sizes: tuple(np.split(x, np.cumsum(sizes)[:-1], axis=node.get("axis"))),
     "Sqrt": lambda _, x: np.sqrt(x),
     "Sub": lambda _, a, b: a - b,

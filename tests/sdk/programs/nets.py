@@ -75,6 +75,21 @@ class Recent(Recurrent):
         return self.head(last[-1] if self.way == "state" else last.squeeze(0))
 
 
+class Long(nn.Module):
+    """An LSTM, read in one of the ways in which people read it."""
+
+    def __init__(self, way: str, layers: int = 1, bias: bool = True) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 5, layers, batch_first=True, bias=bias), nn.Linear(5, 4)
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states, (last, _) = self.lstm(x.transpose(1, 2))
+        if self.way == "mean":
+            return self.head(states.mean(1) + states[:, -1])
+        return self.head(last[-1] if self.way == "state" else last.squeeze(0))
+
+
 class Written(nn.Module):
     """Attention written out, in heads, with positions; ``how`` says in which words."""
 
@@ -89,8 +104,8 @@ class Written(nn.Module):
         batch, length, wide = x.shape
         q, k, v = self.all(x).chunk(3, dim=-1)
         q, k, v = (one.view(batch, length, 2, wide // 2).transpose(1, 2) for one in (q, k, v))
-        if self.how == "fused":
-            y = nn.functional.scaled_dot_product_attention(q, k, v)
+        if self.how in ("fused", "causal"):
+            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.how == "causal")
         else:
             share = torch.softmax(q @ k.transpose(-2, -1) / (wide // 2) ** 0.5, dim=-1)
             y = torch.matmul(share * 1.0, v)
@@ -198,6 +213,19 @@ class Sentences(nn.Module):
         return self.head(self.gru(self.embed(x.long()))[0][:, -1])
 
 
+class Texts(nn.Module):
+    """torch's own transformer over tokens, whose padding it does not look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.encoder, self.head = nn.Embedding(4, 8, 0), encoder(dropout=0.0), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = x.long()
+        y = self.encoder(self.words(words), src_key_padding_mask=words == 0)
+        return self.head(y.mean(1))
+
+
 LINE, PLANE = (3, 12), (3, 9, 8)
 NETS = {
     "linear": ((5,), lambda: maps(nn.Linear(5, 6), nn.Linear(6, 6, bias=False), wide=6)),
@@ -222,6 +250,18 @@ NETS = {
     "average_pool": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AvgPool2d(3, 2, 1), wide=80)),
     "average_pool1d": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.AvgPool1d(12), wide=4)),
     "global_average": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), wide=4)),
+    "average_inside": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AvgPool2d(3, 2, 1, False, False), wide=80)),
+    "adaptive_average": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d((3, None)), wide=96)),
+    "adaptive_uneven": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d((4, 10)), wide=160)),
+    "adaptive_max": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.AdaptiveMaxPool1d(4), wide=16)),
+    "dilated": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 5, (3, 2), (2, 1), 2, (2, 3)), wide=225)),
+    "dilated_wide": (LINE, lambda: maps(nn.Conv1d(3, 4, 5, 1, 4, 2), nn.Conv1d(4, 4, 3, 3, 0, 3), wide=8)),
+    "dilated_depthwise": (PLANE, lambda: maps(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 3, 1, 2, 2, 3), wide=216)),
+    "transposed": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.ConvTranspose1d(4, 5, 3, 2, 1, 1), wide=120)),
+    "transposed2d": (
+        (2, 4, 3),
+        lambda: maps(nn.Conv2d(2, 4, 1), nn.ConvTranspose2d(4, 3, (3, 2), (1, 2), (1, 0), bias=False), wide=72),
+    ),
     "dropout": (LINE, lambda: maps(nn.Conv1d(3, 4, 3), nn.Dropout(0.3), nn.Identity(), wide=40)),
     "dropout_in_place": (LINE, lambda: maps(nn.Conv1d(3, 4, 3), nn.Dropout(0.3, inplace=True), wide=40)),
     "residual": (LINE, Residual),
@@ -246,18 +286,24 @@ NETS = {
     "attention": (LINE, Attending),
     "attention_written": (LINE, lambda: Written("out")),
     "attention_fused": (LINE, lambda: Written("fused")),
+    "attention_causal": (LINE, lambda: Written("causal")),
+    "padded_attention": ((9,), Texts),
     "encoder": (LINE, lambda: Sequences(nn.Linear(3, 8), encoder(dropout=0.0, activation="gelu"), wide=8)),
     "dropout_in_encoder": (LINE, lambda: Sequences(nn.Linear(3, 8), encoder(dropout=0.2, norm_first=True), wide=8)),
     "gru": (LINE, lambda: Recurrent("mean")),
     "gru_layers": (LINE, lambda: Recurrent("mean", 2, bias=False)),
     "gru_out": (LINE, lambda: Recent("out", 2)),
     "gru_state": (LINE, lambda: Recent("state", 2)),
+    "lstm": (LINE, lambda: Long("mean")),
+    "lstm_layers": (LINE, lambda: Long("mean", 2, bias=False)),
+    "lstm_state": (LINE, lambda: Long("state", 2)),
+    "lstm_only": (LINE, lambda: Long("only")),
     "gru_only": (LINE, lambda: Recent("only")),
     **{
         type(layer).__name__: (LINE, lambda layer=layer: maps(nn.Conv1d(3, 4, 1), layer, wide=48))
         for layer in (
             nn.ReLU6(), nn.Hardtanh(-0.5, 0.7), nn.LeakyReLU(0.1), nn.Sigmoid(), nn.Tanh(), nn.SiLU(), nn.GELU(),
-            nn.Hardswish(), nn.Hardsigmoid(), nn.ReLU(inplace=True),
+            nn.Hardswish(), nn.ELU(0.7), nn.Softplus(2.0), nn.Hardsigmoid(), nn.ReLU(inplace=True),
         )
     },
 }  # fmt: skip

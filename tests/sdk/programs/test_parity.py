@@ -186,9 +186,23 @@ class Masked(Cross):
         return self.attention(x, x, x, attn_mask=x)[0]
 
 
-class Causal(nn.Module):
+class Hidden(Cross):
     def forward(self, x):
-        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return self.attention(x, x, x, key_padding_mask=x[:, :, 0])[0]
+
+
+class Projected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(12, 4, batch_first=True, proj_size=2), nn.Linear(2, 4)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+class Dropping(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
 
 class Gru(nn.Module):
@@ -210,14 +224,17 @@ def late(x):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: nets.maps(first(), nn.LSTM(12, 4), wide=12), "'1' is a LSTM"),
-        (lambda: nets.maps(first(), nn.Softplus(), wide=36), "'1' is a Softplus"),
-        (lambda: nets.maps(nn.Conv1d(3, 4, 3, dilation=2), wide=32), "dilation"),
+        (lambda: nets.maps(first(), nn.RNN(12, 4), wide=12), "'1' is a RNN"),
+        (Projected, "proj_size=2"),
+        (lambda: nets.maps(first(), nn.Softshrink(), wide=36), "'1' is a Softshrink"),
+        (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 3, dilation=2), wide=48), "dilation"),
+        (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 2, 3), wide=105), "no tap meets"),
+        (lambda: nets.maps(first(), nn.MaxPool1d(3, dilation=2), wide=24), "dilation"),
         (lambda: nets.maps(nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular"), wide=48), "circular"),
         (lambda: nets.maps(first(), nn.MaxPool1d(5, ceil_mode=True), wide=9), "ceil_mode"),
         (lambda: nets.maps(first(), nn.BatchNorm1d(3, track_running_stats=False), wide=36), "running mean"),
         (lambda: nets.maps(first(), nn.GELU(approximate="tanh"), wide=36), "approximate"),
-        (lambda: nets.maps(first(), nn.AdaptiveAvgPool1d(2), wide=6), "pools to"),
+        (lambda: nets.maps(first(), nn.AdaptiveMaxPool1d(5), wide=15), "pools"),
         (lambda: nets.maps(first(), nn.Linear(12, 12), wide=36), "turn the channels"),
         (lambda: nets.maps(nn.LayerNorm((3, 12)), wide=36), "normalize the last dimension"),
         (lambda: nets.Sequences(nn.Embedding(3, 4), wide=4), "x.long"),
@@ -226,7 +243,8 @@ def late(x):
         (lambda: nets.Sequences(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 8, 0.0), wide=8), "batch_first=True"),
         (lambda: nets.maps(nn.Linear(12, 4), Cross(), wide=12), "from one sequence to another"),
         (lambda: nets.maps(nn.Linear(12, 4), Masked(), wide=12), "attn_mask"),
-        (lambda: nets.maps(nn.Linear(12, 4), Causal(), wide=12), "masks"),
+        (lambda: nets.maps(nn.Linear(12, 4), Hidden(), wide=12), "no comparison"),
+        (lambda: nets.maps(nn.Linear(12, 4), Dropping(), wide=12), "drops"),
         (lambda: Gru(bidirectional=True), "bidirectional"),
         (lambda: Gru(batch_first=False), "batch_first=True"),
         (lambda: Gru(num_layers=2, dropout=0.5), "dropout=0.5"),
@@ -252,8 +270,8 @@ def test_what_has_no_rule_is_refused_by_name_with_the_mend(make, said):
 
 
 def test_all_layers_without_a_rule_are_named_at_once():
-    with pytest.raises(ModelError, match=r"'1' is a Softplus, '2' is a Threshold.*use layers among .*Conv2d"):
-        build(zoo.keep(nets.maps(first(), nn.Softplus(), nn.Threshold(0, 1), wide=36), nets.LINE, 4))
+    with pytest.raises(ModelError, match=r"'1' is a Softshrink, '2' is a Threshold.*use layers among .*Conv2d"):
+        build(zoo.keep(nets.maps(first(), nn.Softshrink(), nn.Threshold(0, 1), wide=36), nets.LINE, 4))
 
 
 def test_what_is_changed_in_place_and_read_again_is_refused():

@@ -67,6 +67,23 @@ def _leaky_relu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     )
 
 
+def _elu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    low, rate = draft.constant(0.0), draft.constant(float(cast(nn.ELU, module).alpha))
+    up = draft.op("Greater", x, low)
+    below = draft.op("Exp", draft.op("Clip", x, draft.constant(float("-inf")), low))
+    y = draft.op("Where", up, x, draft.op("Mul", draft.op("Sub", below, draft.constant(1.0)), rate))
+    return y, lambda g: draft.op("Where", up, g, draft.op("Mul", g, draft.op("Mul", below, rate)))
+
+
+def _softplus(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    """Beyond torch's threshold the curve is straight to less than a rounding."""
+    beta = float(cast(nn.Softplus, module).beta)
+    steep = x if beta == 1 else draft.op("Mul", x, draft.constant(beta))
+    y = draft.op("Softplus", steep)
+    y = y if beta == 1 else draft.op("Mul", y, draft.constant(1 / beta))
+    return y, lambda g: draft.op("Mul", g, draft.op("Sigmoid", steep))
+
+
 def _sigmoid(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     y = draft.op("Sigmoid", x)
     return y, lambda g: draft.op("Mul", g, draft.op("Mul", y, draft.op("Sub", draft.constant(1.0), y)))
@@ -128,6 +145,8 @@ RULES: dict[type[Module], Rule] = {
     nn.ReLU6: _rule(_hardtanh),
     nn.Hardtanh: _rule(_hardtanh),
     nn.LeakyReLU: _rule(_leaky_relu),
+    nn.ELU: _rule(_elu),
+    nn.Softplus: _rule(_softplus),
     nn.Sigmoid: _rule(_sigmoid),
     nn.Tanh: _rule(_tanh),
     nn.SiLU: _rule(_silu),

@@ -13,12 +13,13 @@ from torch.nn import Module, MultiheadAttention
 
 from talaria.programs.graph import Draft
 from talaria.programs.layers.base import Map, Pullback, Step, key, refused
+from talaria.programs.layers.sequence import sizes
 
 
 def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """What ``layer(x, x, x)[0]`` is, of rows."""
+    """What ``layer(x, x, x)[0]`` is, of rows; a fourth map is the padding mask."""
     own, draft, x = cast(MultiheadAttention, module), step.draft, given[0]
-    _known(layer, own, given)
+    _known(step, layer, own, given)
     wide, heads, (length,) = own.embed_dim, own.num_heads, x.lead
     each = wide // heads
     joint = step.weight(layer, "in_proj_weight", own.in_proj_weight, (3 * wide, wide))
@@ -36,7 +37,10 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     q, k, v = (draft.reshape(_cut(draft, apart, i * heads, heads), -1, each, length) for i in range(3))
     scale = draft.constant(1 / sqrt(each))
     scaled = draft.op("Mul", q, scale)
-    share = draft.op("Softmax", draft.op("MatMul", _turned(draft, scaled), k), axis=2)
+    met = draft.op("MatMul", _turned(draft, scaled), k)
+    if len(given) > 3:
+        met = _hidden(draft, met, given[3].value, heads, length)
+    share = draft.op("Softmax", met, axis=2)
     mixed = draft.op("MatMul", v, _turned(draft, share))
     flat = _together(draft, mixed, heads, each, length)
     y = draft.op("Gemm", flat, out, *([bias] if bias else []), transA=1, transB=1)
@@ -63,9 +67,20 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     return Map(y, wide, (), x.lead), back
 
 
-def _known(layer: str, own: MultiheadAttention, given: Sequence[Map]) -> None:
+def _hidden(draft: Draft, met: str, mask: str, heads: int, length: int) -> str:
+    """Products of queries and keys (heads x batch, length, length), of which ``mask`` (batch, length) hides keys."""
+    over = draft.op("Greater", draft.reshape(mask, 1, -1, 1, length), draft.constant(0.5))
+    apart = draft.op("Where", over, draft.constant(float("-inf")), draft.reshape(met, heads, -1, length, length))
+    return draft.reshape(apart, -1, length, length)
+
+
+def _known(step: Step, layer: str, own: MultiheadAttention, given: Sequence[Map]) -> None:
     """Refuse what is not the attention of one sequence to itself."""
-    if len(given) != 3 or len({one.value for one in given}) != 1:
+    for mask in given[3:]:
+        if not step.draft.compared(mask.value) or sizes(mask) != given[0].lead:
+            what = "has a key_padding_mask that is no comparison, or of another length"
+            raise refused(layer, what, "make it of the sample, (batch, length), as in x == 0")
+    if len(given) not in (3, 4) or len({one.value for one in given[:3]}) != 1:
         raise refused(layer, "attends from one sequence to another", "call it with the same query, key and value")
     if not own.batch_first or len(given[0].lead) != 1:
         raise refused(layer, "reads sequences in another order", "use batch_first=True, and (batch, length, width)")

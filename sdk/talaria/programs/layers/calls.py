@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod, sqrt
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import Module
 from torch.nn import functional as F
@@ -187,8 +188,8 @@ def _attend(
     scale: float | None = None,
 ) -> tuple[Map, Pullback]:
     """Scaled products of (..., length, width); the mask is none, or the one that looks back."""
-    if attn_mask is not None or dropout_p or is_causal:
-        raise refused(layer, "masks or drops attention weights", "leave out attn_mask, dropout_p and is_causal")
+    if attn_mask is not None or dropout_p:
+        raise refused(layer, "masks or drops attention weights", "leave out attn_mask and dropout_p")
     draft = step.draft
     wide = [step.known(one) for one in sizes(query)]
     last = 1 + len(wide)
@@ -198,7 +199,11 @@ def _attend(
     factor = draft.constant(1 / sqrt(wide[-1]) if scale is None else scale)
     q, k, v = (opened(step, x.value, x) for x in (query, key, value))
     scaled = draft.op("Mul", q, factor)
-    share = draft.op("Softmax", draft.op("MatMul", scaled, draft.transpose(k, *swap)), axis=last - 1)
+    products = draft.op("MatMul", scaled, draft.transpose(k, *swap))
+    if is_causal:
+        later = np.triu(np.full((wide[-2], step.known(sizes(key)[-2])), -np.inf), 1)
+        products = draft.op("Add", products, draft.constant(later))
+    share = draft.op("Softmax", products, axis=last - 1)
     out = shaped(layer, [*wide[:-1], step.known(sizes(value)[-1])])
     mixed = draft.op("MatMul", share, v)
     y = filled(step, mixed, out)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import cast
 
-from torch.nn import Conv1d, Conv2d, Module
+from torch.nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Module
 
 from talaria.programs.graph import Draft, Size
 from talaria.programs.layers import depthwise
-from talaria.programs.layers.base import Map, Pullback, Step, no_dilation, no_way_back, refused
+from talaria.programs.layers.base import Map, Pullback, Step, no_way_back, refused
 from talaria.programs.layers.windows import Phase, Tap, Windows
 
 LARGE = 16
@@ -116,10 +116,10 @@ class _Form:
 def convolution(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """A convolution with zero padding, of one or two dimensions."""
     own, draft, (x,) = cast("Conv1d | Conv2d", module), step.draft, given
-    no_dilation(layer, own)
     if isinstance(own.padding, str) or own.padding_mode != "zeros":
         raise refused(layer, f"has padding={own.padding!r} of {own.padding_mode!r}", "pad with zeros, by numbers")
-    windows = Windows(x.space, own.kernel_size, own.stride, own.padding)
+    holes = () if set(own.dilation) == {1} else tuple(own.dilation)
+    windows = Windows(x.space, own.kernel_size, own.stride, own.padding, holes)
     form = _Form(draft, own.groups, own.in_channels // own.groups, own.out_channels // own.groups)
     kernel = own.kernel_size
     out: Size = layer if form.dense else x.channels if form.depthwise else own.out_channels
@@ -133,9 +133,10 @@ def convolution(step: Step, layer: str, module: Module, given: Sequence[Map]) ->
         y = draft.op(
             "Conv", x.value, weight, *given_bias,
             group=own.groups, kernel_shape=kernel, pads=pads, strides=windows.stride,
+            **({"dilations": holes} if holes else {}),
         )  # fmt: skip
         return Map(y, out, windows.out), no_way_back
-    if form.depthwise and depthwise.fits(windows):
+    if form.depthwise and not holes and depthwise.fits(windows):
         y, pull = depthwise.convolved(step, layer, own, x, windows, weight)
     else:
         y, pull = _convolved(step, layer, own, x, windows, weight, form)
@@ -165,7 +166,7 @@ def _convolved(
         if not wanted[0]:
             return [None]
 
-        if form.dense and len(x.space) == 2 and set(windows.stride) == {1} and taps >= LARGE:
+        if form.dense and len(x.space) == 2 and set(windows.stride) == {1} and taps >= LARGE and not windows.dilation:
             turned = draft.transpose(g, 1, 0, 2, 3)
             dx = draft.op(
                 "ConvTranspose", turned, weight, kernel_shape=kernel, pads=windows.padding * 2, strides=(1, 1)
@@ -174,6 +175,46 @@ def _convolved(
         return [windows.back(draft, x.value, lambda phase: _of(form, weight, windows, phase, g))]
 
     return y, back
+
+
+def transposed(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """A transposed convolution: the input gradient of the convolution that leads from its output to its input."""
+    own, draft, (x,) = cast("ConvTranspose1d | ConvTranspose2d", module), step.draft, given
+    kernel, stride, padding, more = own.kernel_size, own.stride, own.padding, own.output_padding
+    if set(own.dilation) != {1} or own.groups != 1 or own.padding_mode != "zeros" or isinstance(padding, str):
+        raise refused(layer, f"has dilation={own.dilation} and groups={own.groups}", "use 1 of both")
+    if any(k < s or extra >= s for k, s, extra in zip(kernel, stride, more, strict=True)):
+        raise refused(
+            layer, f"leaves places that no tap meets (stride={stride})", "use a kernel as large as its stride"
+        )
+    zipped = zip(x.space, kernel, stride, padding, more, strict=True)
+    space = tuple((n - 1) * s - 2 * p + k + extra for n, k, s, p, extra in zipped)
+    windows, taps = Windows(space, kernel, stride, padding), prod(kernel)
+    form = _Form(draft, 1, own.out_channels, own.in_channels)
+    weight = step.weight(layer, "weight", own.weight, (x.channels, layer, *kernel))
+    bias = step.weight(layer, "bias", own.bias, (layer,))
+    assert weight is not None
+    if step.looks:
+        y = draft.op(
+            "ConvTranspose", x.value, weight, *([bias] if bias else []),
+            kernel_shape=kernel, output_padding=tuple(more), pads=tuple(padding) * 2, strides=stride,
+        )  # fmt: skip
+        return Map(y, layer, space), no_way_back
+    y = windows.back(draft, x.value, lambda phase: _of(form, weight, windows, phase, x.value))
+    if bias:
+        y = draft.op("Add", y, draft.reshape(bias, -1, *[1] * (1 + len(space))))
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        step.trained(own, layer, "bias", lambda: draft.sum(draft.reshape(g, 0, -1), 1))
+        columns, rows = form.columns(windows.under(draft, g), form.inputs), form.rows(x.value, form.outputs)
+        step.trained(
+            own, layer, "weight", lambda: form.weight(draft.product(rows, columns, rank=2, turn_b=True), kernel)
+        )
+        if not wanted[0]:
+            return [None]
+        return [form.map(draft.op("MatMul", form.forward(weight, taps), columns), x.space, form.outputs)]
+
+    return Map(y, layer, space), back
 
 
 def _of(form: _Form, weight: str, windows: Windows, phase: Phase, g: str) -> str:

@@ -6,17 +6,24 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
 
+import numpy as np
 from torch.nn import AvgPool2d, MaxPool2d, Module
 
 from talaria.programs.graph import Draft
 from talaria.programs.layers.base import Map, Pullback, Step, no_dilation, refused, spread
 from talaria.programs.layers.windows import Tap, Windows
 
+MATRIX = 1 << 16
+"""Entries of the matrix by which uneven windows are averaged, at most: it stands in the file."""
+
 
 def max_pool(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """The largest value under each window."""
-    own, draft, (x,) = cast(MaxPool2d, module), step.draft, given
-    windows = _windows(layer, own, x)
+    (x,) = given
+    return _largest(step.draft, x, _windows(layer, cast(MaxPool2d, module), x))
+
+
+def _largest(draft: Draft, x: Map, windows: Windows) -> tuple[Map, Pullback]:
     y = _pooled(draft, "MaxPool", x, windows)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
@@ -32,24 +39,68 @@ def max_pool(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tu
 
 
 def average_pool(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """The mean under each window; what lies beyond the edge counts as zero."""
+    """The mean under each window; what lies beyond the edge counts as zero, or not at all."""
     own, draft, (x,) = cast(AvgPool2d, module), step.draft, given
     windows = _windows(layer, own, x)
-    if any(windows.padding) and (not own.count_include_pad or getattr(own, "divisor_override", None)):
-        raise refused(layer, "counts its padding in another way", "use count_include_pad=True")
     if getattr(own, "divisor_override", None):
         raise refused(layer, f"has divisor_override={own.divisor_override}", "leave it out")
-    return _average(draft, x, windows)
+    y, pull = _average(draft, x, windows)
+    if own.count_include_pad or not any(windows.padding):
+        return y, pull
+    more = draft.constant(prod(windows.kernel) / _inside(windows)[None, None])
+    return y.like(draft.op("Mul", y.value, more)), lambda g, wanted: pull(draft.op("Mul", g, more), wanted)
 
 
-def global_average(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """The mean over the whole map, as the adaptive pooling to one entry."""
+def _inside(windows: Windows) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """How many positions of the map each window covers."""
+    found = np.ones(())
+    zipped = zip(windows.space, windows.kernel, windows.stride, windows.padding, windows.out, strict=True)
+    for n, k, s, p, many in zipped:
+        starts = np.arange(many) * s - p
+        found = found[..., None] * (np.minimum(starts + k, n) - np.maximum(starts, 0))
+    return found
+
+
+def adaptive_average(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """The mean under windows that cover the map evenly; a product with a matrix where their sizes differ."""
+    draft, (x,) = step.draft, given
+    wanted, windows = _adaptive(module, x)
+    if windows is not None:
+        return _average(draft, x, windows)
+    if prod(x.space) * prod(wanted) > MATRIX:
+        raise refused(layer, f"pools {x.space} to {wanted}", "pool to sizes that divide these")
+    shares = np.ones((1, 1))
+    for n, many in zip(x.space, wanted, strict=True):
+        places, cells = np.arange(n)[:, None], np.arange(many)
+        under = (places >= cells * n // many) & (places < -(-(cells + 1) * n // many))
+        shares = np.kron(shares, under / under.sum(0))
+    forth, back_again = draft.constant(shares), draft.constant(shares.T)
+
+    def spread_by(value: str, matrix: str, space: Sequence[int]) -> str:
+        return draft.reshape(draft.op("MatMul", draft.reshape(value, 0, 0, -1), matrix), 0, 0, *space)
+
+    y = Map(spread_by(x.value, forth, wanted), x.channels, wanted)
+    return y, lambda g, _: [spread_by(g, back_again, x.space)]
+
+
+def adaptive_max(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """The largest value under windows of one size that cover the map."""
     (x,) = given
-    wanted = spread(cast(Any, module).output_size, len(x.space))
-    if set(wanted) != {1}:
-        raise refused(layer, f"pools to {wanted}", "pool to 1, or use AvgPool with a fixed kernel")
-    rank = len(x.space)
-    return _average(step.draft, x, Windows(x.space, x.space, x.space, (0,) * rank))
+    wanted, windows = _adaptive(module, x)
+    if windows is None or cast(Any, module).return_indices:
+        raise refused(layer, f"pools {x.space} to {wanted}", "pool to sizes that divide these, without indices")
+    return _largest(step.draft, x, windows)
+
+
+def _adaptive(module: Module, x: Map) -> tuple[tuple[int, ...], Windows | None]:
+    """The sizes that are asked for (None keeps one), and the windows, where they are all of one size."""
+    asked = cast(Any, module).output_size
+    each = asked if isinstance(asked, tuple | list) else (asked,) * len(x.space)
+    wanted = tuple(n if one is None else int(one) for n, one in zip(x.space, each, strict=True))
+    if any(n % one for n, one in zip(x.space, wanted, strict=True)):
+        return wanted, None
+    kernel = tuple(n // one for n, one in zip(x.space, wanted, strict=True))
+    return wanted, Windows(x.space, kernel, kernel, (0,) * len(kernel))
 
 
 def _average(draft: Draft, x: Map, windows: Windows) -> tuple[Map, Pullback]:

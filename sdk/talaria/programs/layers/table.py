@@ -28,10 +28,12 @@ from talaria.programs.layers.sequence import on_maps, on_rows
 LAYERS: Mapping[type[Module], Rule] = {
     **activation.RULES,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d), on_maps(convolution.convolution)),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d), on_maps(convolution.transposed)),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), on_maps(normalization.batch_norm)),
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), on_maps(pooling.max_pool)),
     **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d), on_maps(pooling.average_pool)),
-    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), on_maps(pooling.global_average)),
+    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), on_maps(pooling.adaptive_average)),
+    **dict.fromkeys((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d), on_maps(pooling.adaptive_max)),
     nn.Linear: on_rows(linear.linear),
     nn.Embedding: embedding.embedding,
     nn.LayerNorm: on_rows(normalization.layer_norm),
@@ -44,16 +46,17 @@ LAYERS: Mapping[type[Module], Rule] = {
 }
 """By the exact type of a module."""
 
+_RECURRENT: Mapping[str, Rule] = {"0": on_rows(recurrent.sequences), "last": on_rows(recurrent.final)}
 PARTS: Mapping[type[Module], Mapping[str, Rule]] = {
     nn.MultiheadAttention: {"0": on_rows(attention.attention)},
-    nn.GRU: {"0": on_rows(recurrent.sequences), "last": on_rows(recurrent.final)},
+    nn.GRU: _RECURRENT,
+    nn.LSTM: _RECURRENT,
 }
 """By the exact type of a module that gives several values: the rules of those that are known."""
 
 
 MENDS: Mapping[type[Module], str] = {
     nn.EmbeddingBag: "use Embedding, and a mean over the length",
-    nn.LSTM: "use GRU",
     nn.RNN: "use GRU",
     nn.Transformer: "use TransformerEncoder",
     nn.InstanceNorm1d: "use GroupNorm with as many groups as channels",
@@ -62,16 +65,19 @@ MENDS: Mapping[type[Module], str] = {
 """What to use instead, where that is known."""
 
 
-def _encoder_layer(own: Any, x: Any, *masks: object, **named: object) -> Any:
+def _encoder_layer(
+    own: Any, x: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
+) -> Any:
     """The pass of torch.nn.TransformerEncoderLayer without its shortcuts."""
+    _no_other(src_mask, is_causal)
 
     def attended(given: Any) -> Any:
-        return own.dropout1(own.self_attn(given, given, given, need_weights=False)[0])
+        found = own.self_attn(given, given, given, key_padding_mask=src_key_padding_mask, need_weights=False)
+        return own.dropout1(found[0])
 
     def fed(given: Any) -> Any:
         return own.dropout2(own.linear2(own.dropout(own.activation(own.linear1(given)))))
 
-    _no_masks(masks, named)
     if own.norm_first:
         x = x + attended(own.norm1(x))
         return x + fed(own.norm2(x))
@@ -79,16 +85,16 @@ def _encoder_layer(own: Any, x: Any, *masks: object, **named: object) -> Any:
     return own.norm2(x + fed(x))
 
 
-def _encoder(own: Any, x: Any, *masks: object, **named: object) -> Any:
-    _no_masks(masks, named)
+def _encoder(own: Any, x: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
+    _no_other(mask, is_causal)
     for layer in own.layers:
-        x = layer(x)
+        x = layer(x, src_key_padding_mask=src_key_padding_mask)
     return x if own.norm is None else own.norm(x)
 
 
-def _no_masks(masks: tuple[object, ...], named: Mapping[str, object]) -> None:
-    if any(one is not None and one is not False for one in (*masks, *named.values())):
-        raise ValueError("masks of attention are not known to programs")
+def _no_other(mask: object, is_causal: object) -> None:
+    if mask is not None or is_causal:
+        raise ValueError("of the masks of attention programs know that of padding alone")
 
 
 PASSES: Mapping[type[Module], Callable[..., Any]] = {

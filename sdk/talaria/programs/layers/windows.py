@@ -24,11 +24,23 @@ class Windows:
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
+    dilation: tuple[int, ...] = ()
+    """How far neighbouring taps stand apart; (): next to each other."""
+
+    @property
+    def apart_by(self) -> tuple[int, ...]:
+        """The distance of neighbouring taps in each dimension."""
+        return self.dilation or (1,) * len(self.space)
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Positions from a window's first tap to its last."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.apart_by, strict=True))
 
     @property
     def out(self) -> tuple[int, ...]:
         """How many windows there are."""
-        zipped = zip(self.space, self.kernel, self.stride, self.padding, strict=True)
+        zipped = zip(self.space, self.reach, self.stride, self.padding, strict=True)
         return tuple((n + 2 * p - k) // s + 1 for n, k, s, p in zipped)
 
     @property
@@ -39,7 +51,7 @@ class Windows:
     @property
     def apart(self) -> bool:
         """Whether no two windows share a position."""
-        return all(k <= s for k, s in zip(self.kernel, self.stride, strict=True))
+        return all(k <= s for k, s in zip(self.reach, self.stride, strict=True))
 
     def taps(self) -> Iterator[Tap]:
         """All places in a kernel, in their order in memory."""
@@ -49,7 +61,8 @@ class Windows:
         """What lies under each tap: (channels, batch, *out) each; ``fill`` stands beyond the edge."""
         value = pad(draft, value, self.padding, self.padding, fill)
         wide = tuple(n + 2 * p for n, p in zip(self.space, self.padding, strict=True))
-        return [cut(draft, value, wide, tap, self.out, self.stride) for tap in self.taps()]
+        starts = [tuple(k * d for k, d in zip(tap, self.apart_by, strict=True)) for tap in self.taps()]
+        return [cut(draft, value, wide, start, self.out, self.stride) for start in starts]
 
     def phases(self) -> Iterator[Phase]:
         """The phases, the last dimension's first."""
@@ -57,8 +70,8 @@ class Windows:
             sizes = tuple(len(range(b, n, s)) for b, n, s in zip(start, self.space, self.stride, strict=True))
             edges = [b + p for b, p in zip(start, self.padding, strict=True)]
             per = [
-                [(k, (e - k) // s) for k in range(n) if (e - k) % s == 0]
-                for e, n, s in zip(edges, self.kernel, self.stride, strict=True)
+                [(k, (e - k * d) // s) for k in range(n) if (e - k * d) % s == 0]
+                for e, n, s, d in zip(edges, self.kernel, self.stride, self.apart_by, strict=True)
             ]
             taps = {tuple(k for k, _ in one): tuple(o for _, o in one) for one in itertools.product(*per)}
             yield Phase(sizes, taps if prod(sizes) else {})

@@ -1,0 +1,162 @@
+"""What GRU and LSTM do at each moment, and the way back over all of them.
+
+What meets all moments alike, the products with the inputs and the gradients of the weights, is one product each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch.nn import RNNBase
+
+from talaria.programs.graph import Draft, Size
+from talaria.programs.layers.base import Step
+
+Way = Callable[[Sequence[str | None], bool], str]
+"""``(slope of each moment's state, whether the inputs want theirs) -> the slope of the inputs``, empty if unwanted."""
+
+
+def gru(
+    step: Step, layer: str, own: RNNBase, number: int, below: str, inputs: Size, moments: int
+) -> tuple[list[str], Way]:
+    """One layer of torch.nn.GRU (Cho et al. 2014): r and z are sigmoids, the new state is n + z (h - n) with
+    n = tanh(W x + b + r (V h + c)). ``r`` and ``z`` stand in one value, ``n`` apart."""
+    draft, wide = step.draft, own.hidden_size
+    named = {name: f"{name}_l{number}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+    into, over, bias, hidden = _weights(step, layer, own, number, 3 * wide, inputs)
+    assert into is not None
+    assert over is not None
+    gates, new = rows(draft, over, 0, 2 * wide), rows(draft, over, 2 * wide, 3 * wide)
+    given = draft.op("Gemm", below, into, *([bias] if bias else []), transB=1)
+    shift = [rows(draft, hidden, 2 * wide, 3 * wide)] if hidden else []
+    given_gates, given_new = (
+        draft.reshape(columns(draft, given, *cut), moments, -1, cut[1] - cut[0])
+        for cut in ((0, 2 * wide), (2 * wide, 3 * wide))
+    )
+    if hidden:
+        given_gates = draft.op("Add", given_gates, rows(draft, hidden, 0, 2 * wide))
+    states = [_none(draft, wide)]
+    kept = []
+    for moment in range(moments):
+        at, h = draft.constant(moment, "int64"), states[-1]
+        rz = draft.op("Sigmoid", draft.op("Gemm", h, gates, draft.op("Gather", given_gates, at, axis=0), transB=1))
+        r, z = columns(draft, rz, 0, wide), columns(draft, rz, wide, 2 * wide)
+        hn = draft.op("Gemm", h, new, *shift, transB=1)
+        n = draft.op("Tanh", draft.op("Add", draft.op("Gather", given_new, at, axis=0), draft.op("Mul", r, hn)))
+        away = draft.op("Sub", h, n)
+        states.append(draft.op("Add", n, draft.op("Mul", z, away)))
+        kept.append((rz, r, z, hn, n, away))
+
+    def way(slopes: Sequence[str | None], wanted: bool) -> str:
+        one = draft.constant(1.0)
+        by_gates, by_new, by_hidden = list[str](), list[str](), list[str]()
+        later: str | None = None
+        for moment in reversed(range(moments)):
+            rz, r, z, hn, n, away = kept[moment]
+            slope = draft.total([part for part in (slopes[moment], later) if part is not None])
+            dn = draft.op("Mul", slope, draft.op("Sub", one, z))
+            dn = draft.op("Mul", dn, draft.op("Sub", one, draft.op("Mul", n, n)))
+            both = draft.op("Concat", draft.op("Mul", dn, hn), draft.op("Mul", slope, away), axis=1)
+            drz = draft.op("Mul", both, draft.op("Mul", rz, draft.op("Sub", one, rz)))
+            dhn = draft.op("Mul", dn, r)
+            by_gates.append(drz)
+            by_new.append(dn)
+            by_hidden.append(dhn)
+            if moment:
+                through = draft.op("Gemm", dhn, new, draft.op("Mul", slope, z))
+                later = draft.op("Gemm", drz, gates, through)
+        d_gates, d_new, d_hidden = (draft.op("Concat", *part[::-1], axis=0) for part in (by_gates, by_new, by_hidden))
+        before = draft.op("Concat", *states[:-1], axis=0)
+        d_given = draft.op("Concat", d_gates, d_new, axis=1)
+        d_over = draft.op("Concat", d_gates, d_hidden, axis=1)
+        step.trained(own, layer, named["weight_ih"], lambda: draft.product(d_given, below, rank=2, turn_a=True))
+        step.trained(own, layer, named["weight_hh"], lambda: draft.product(d_over, before, rank=2, turn_a=True))
+        if own.bias:
+            step.trained(own, layer, named["bias_ih"], lambda: draft.sum(d_given, 0))
+            step.trained(own, layer, named["bias_hh"], lambda: draft.sum(d_over, 0))
+        return draft.op("MatMul", d_given, into) if wanted else ""
+
+    return states[1:], way
+
+
+def lstm(
+    step: Step, layer: str, own: RNNBase, number: int, below: str, inputs: Size, moments: int
+) -> tuple[list[str], Way]:
+    """One layer of LSTM (Hochreiter and Schmidhuber 1997): the cell is c' = f c + i g, its state o tanh c'."""
+    draft, wide = step.draft, own.hidden_size
+    into, over, bias, hidden = _weights(step, layer, own, number, 4 * wide, inputs)
+    assert into is not None
+    assert over is not None
+    shift = [draft.op("Add", bias, hidden)] if bias and hidden else []
+    given = draft.reshape(draft.op("Gemm", below, into, *shift, transB=1), moments, -1, 4 * wide)
+    states, cells = [_none(draft, wide)], [_none(draft, wide)]
+    kept = []
+    for moment in range(moments):
+        at = draft.constant(moment, "int64")
+        whole = draft.op("Gemm", states[-1], over, draft.op("Gather", given, at, axis=0), transB=1)
+        gates = draft.op("Sigmoid", columns(draft, whole, 0, 2 * wide))
+        i, f = columns(draft, gates, 0, wide), columns(draft, gates, wide, 2 * wide)
+        g = draft.op("Tanh", columns(draft, whole, 2 * wide, 3 * wide))
+        o = draft.op("Sigmoid", columns(draft, whole, 3 * wide, 4 * wide))
+        cells.append(draft.op("Add", draft.op("Mul", f, cells[-1]), draft.op("Mul", i, g)))
+        seen = draft.op("Tanh", cells[-1])
+        states.append(draft.op("Mul", o, seen))
+        kept.append((gates, i, f, g, o, seen))
+
+    def way(slopes: Sequence[str | None], wanted: bool) -> str:
+        one, found = draft.constant(1.0), list[str]()
+        later: str | None = None
+        carried: str | None = None
+        for moment in reversed(range(moments)):
+            gates, i, f, g, o, seen = kept[moment]
+            slope = draft.total([part for part in (slopes[moment], later) if part is not None])
+            inner = draft.op("Mul", draft.op("Mul", slope, o), draft.op("Sub", one, draft.op("Mul", seen, seen)))
+            inner = inner if carried is None else draft.op("Add", inner, carried)
+            both = draft.op("Concat", draft.op("Mul", inner, g), draft.op("Mul", inner, cells[moment]), axis=1)
+            by_gates = draft.op("Mul", both, draft.op("Mul", gates, draft.op("Sub", one, gates)))
+            by_new = draft.op("Mul", draft.op("Mul", inner, i), draft.op("Sub", one, draft.op("Mul", g, g)))
+            out = draft.op("Mul", draft.op("Mul", slope, seen), draft.op("Mul", o, draft.op("Sub", one, o)))
+            found.append(draft.op("Concat", by_gates, by_new, out, axis=1))
+            if moment:
+                carried = draft.op("Mul", inner, f)
+                later = draft.op("MatMul", found[-1], over)
+        whole, before = draft.op("Concat", *found[::-1], axis=0), draft.op("Concat", *states[:-1], axis=0)
+        for name, value in (("weight_ih", below), ("weight_hh", before)):
+            product = partial(draft.product, whole, value, rank=2, turn_a=True)
+            step.trained(own, layer, f"{name}_l{number}", product)
+        if own.bias:
+            for name in ("bias_ih", "bias_hh"):
+                step.trained(own, layer, f"{name}_l{number}", lambda: draft.sum(whole, 0))
+        return draft.op("MatMul", whole, into) if wanted else ""
+
+    return states[1:], way
+
+
+def _weights(
+    step: Step, layer: str, own: RNNBase, number: int, many: int, inputs: Size
+) -> tuple[str | None, str | None, str | None, str | None]:
+    """The weights of inputs and states and their biases, of ``many`` gates' channels."""
+
+    def held(name: str, *shape: Size) -> str | None:
+        full = f"{name}_l{number}"
+        return step.weight(layer, full, getattr(own, full, None), shape)
+
+    into, over = held("weight_ih", many, inputs), held("weight_hh", many, own.hidden_size)
+    return into, over, held("bias_ih", many), held("bias_hh", many)
+
+
+def _none(draft: Draft, wide: int) -> str:
+    """The first state: zeros (batch, wide)."""
+    shape = draft.op("Concat", draft.op("Shape", "x", start=0, end=1), draft.ints(wide), axis=0)
+    return draft.op("Expand", draft.constant(0.0), shape)
+
+
+def rows(draft: Draft, value: str, begin: int, end: int) -> str:
+    """Some rows of a matrix."""
+    return draft.op("Slice", value, draft.ints(begin), draft.ints(end), draft.ints(0), draft.ints(1))
+
+
+def columns(draft: Draft, value: str, begin: int, end: int) -> str:
+    """Some columns of a matrix."""
+    return draft.op("Slice", value, draft.ints(begin), draft.ints(end), draft.ints(1), draft.ints(1))
