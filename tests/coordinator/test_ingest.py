@@ -133,6 +133,28 @@ def test_models_are_sent_by_a_worker_that_reaches_the_broker():
     run(story)
 
 
+def test_a_fold_that_a_worker_does_not_finish_is_left_to_the_coordinator():
+    async def story(desk, seat):
+        counted = (a.Counted("anna", 4, 3, b"a" * 32), a.Counted("bela", 4, 3, b"b" * 32))
+        assert await seat.folded("aa", "bb", counted) is None, "nobody is there yet"
+        worker = await desk.workers.get()
+        seat.follow("anna")
+        assert await worker.hears() == w.Follow("anna")
+        for answer, expected in ((w.Sum("cc", "dd"), ("cc", "dd")), (w.Sum("", ""), None), (None, None)):
+            fold = asyncio.ensure_future(seat.folded("aa", "bb", counted))
+            heard = await worker.hears()
+            assert (heard.model, heard.server) == ("aa", "bb")
+            assert tuple(a.Counted(*entry) for entry in heard.counted) == counted
+            assert await seat.folded("aa", "bb", counted) is None, "one at a time"
+            if answer is None:
+                worker.writer.close()
+            else:
+                worker.says(answer)
+            assert await fold == expected
+
+    run(story)
+
+
 @pytest.mark.parametrize("data", [b"\xc1", msgpack.packb([99]), msgpack.packb([0, 1, 2, 3]), msgpack.packb(7)])
 def test_a_worker_that_says_what_nobody_says_is_replaced(data):
     async def story(desk, seat):

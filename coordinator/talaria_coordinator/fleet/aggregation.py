@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from talaria.aggregate.base import Aggregator
 from talaria.errors import AggregationError, StateError, TalariaError, WireError
@@ -159,7 +159,7 @@ class Learning:
 
     # -- folding
 
-    def fold(self, fleet: Fleet, counted: Sequence[Counted]) -> Made:
+    def fold(self, fleet: Beginning, counted: Sequence[Counted]) -> Made:
         """The global model and server state after these updates, one of them in memory at a time.
 
         An update that is damaged by now, or cannot be folded, is left out, and said to be. Where none does not fit by
@@ -256,7 +256,7 @@ class Learning:
             noise_by=self.privacy.noise_by, clip=clip_in(state),
         )  # fmt: skip
 
-    def _server(self, fleet: Fleet) -> Tensors:
+    def _server(self, fleet: Beginning) -> Tensors:
         """The server's state that the next round begins from; its ledger also knows what was learned and called off."""
         server = codec.decode_tensors(self.blobs.get(fleet.server), schema=None)
         ledger, known = ledger_in(server), fleet.spent
@@ -311,6 +311,19 @@ class Learning:
                     raise
                 raise _UnfitError(LeftOut(entry, str(error)[:300], liar=True)) from error
             yield update
+
+
+class Beginning(Protocol):
+    """What a round begins from: that of a :class:`~talaria_coordinator.storage.records.Fleet`."""
+
+    @property
+    def model_digest(self) -> str: ...
+
+    @property
+    def server(self) -> str: ...
+
+    @property
+    def spent(self) -> Spent | None: ...
 
 
 @dataclass(frozen=True)

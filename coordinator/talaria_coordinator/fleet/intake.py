@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from talaria.errors import StateError, WireError
@@ -17,6 +17,7 @@ from talaria_coordinator.fleet.ingest.pool import Pool, Recruit, Seat
 from talaria_coordinator.fleet.ingest.words import Kept, Torn
 from talaria_coordinator.fleet.secure import Secure
 from talaria_coordinator.fleet.uploads import Uploads, begun, enter, receive
+from talaria_coordinator.storage.records import Fleet
 from talaria_coordinator.storage.store import Store
 
 Chunks = dict[tuple[str, str], frozenset[int]]
@@ -60,6 +61,10 @@ class Intake(Protocol):
     async def taken(self, upload: a.Complete) -> Answer | None:
         """Check a complete upload, make it durable, and only then return what the machine is to answer; None where it
         will be complete once more."""
+        ...
+
+    async def folded(self, fleet: Fleet, counted: Sequence[a.Counted]) -> tuple[str, str] | None:
+        """The digests of what comes of these updates, where others fold them; None where that is left to the caller."""
         ...
 
     def close(self) -> None:
@@ -111,6 +116,9 @@ class Here:
                 lambda error: _complain(self._hands, upload, error),
             )
 
+    async def folded(self, fleet: Fleet, counted: Sequence[a.Counted]) -> None:
+        return None
+
     def close(self) -> None:
         self._uploads.close()
 
@@ -125,6 +133,8 @@ class Relayed:
     ) -> None:
         self._fleet, self._blobs, self._store, self._hands = config.name, learning.blobs, store, hands
         self._uploads = Uploads(config.state / "uploads", config.max_update)
+        # What draws noise, or trains, does so where it was set up to.
+        self._plain = config.aggregator is None and config.privacy is None
         self._pool = Pool([Seat(number, recruit, hands, sent) for number in range(config.workers)])
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
@@ -169,6 +179,14 @@ class Relayed:
                 verdict = WireError(word.reason)
         answer: Answer = await insisted(lambda: enter(self._fleet, upload, verdict, self._store))
         return answer
+
+    async def folded(self, fleet: Fleet, counted: Sequence[a.Counted]) -> tuple[str, str] | None:
+        if not self._plain:
+            return None
+        made = await self._pool.folded(fleet.model_digest, fleet.server, counted)
+        for digest in made or ():
+            self._blobs.expect(digest)
+        return made
 
     def close(self) -> None:
         self._uploads.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,17 +36,21 @@ REST_S = 60.0
 """Seconds after which it is looked again who is away for a season."""
 UNANNOUNCED = "the coordinator or its database stopped before it was announced"
 
+FoldedElsewhere = Callable[[Fleet, Sequence[a.Counted]], Coroutine[Any, Any, tuple[str, str] | None]]
+"""The digests of the next global model and server state."""
+
 
 class Conductor:
     """One fleet's rounds. ``fleet`` is its record as it was last read."""
 
     def __init__(
         self, config: FleetConfig, store: Store, learning: Learning, hands: Hands, grace: float,
-        secure: Secure | None = None,
+        secure: Secure | None = None, folded: FoldedElsewhere | None = None,
     ) -> None:  # fmt: skip
-        """A device that has been away for ``grace`` seconds has left. With ``secure`` nobody sees single updates."""
+        """A device that has been away for ``grace`` seconds has left. With ``secure`` nobody sees single updates.
+        ``folded`` has others fold updates; None, and what it leaves undone: it is done here."""
         self.config, self.store, self._learning, self._hands = config, store, learning, hands
-        self._draw, self._secure = config.draw, secure
+        self._draw, self._secure, self._folded = config.draw, secure, folded
         self._grace, self._not_before = grace, 0.0
         self._failures = 0
         self._called_off: set[int] = set()
@@ -307,7 +311,8 @@ class Conductor:
         wait = AGAIN_S[0]
         while action.attempt not in self._called_off:
             try:
-                made = await asyncio.to_thread(self._commit, action)
+                folded = None if self._folded is None else await self._folded(self.fleet, action.counted)
+                made = await asyncio.to_thread(self._commit, action, folded)
             except Exception as error:
                 if action.attempt in self._called_off:
                     return
@@ -325,8 +330,10 @@ class Conductor:
                 await self._hands.put(Folded(action.attempt, len(made.counted), action.missing, made.left))
                 return
 
-    def _commit(self, action: a.RoundClosed) -> Made:
-        if self._secure is None:
+    def _commit(self, action: a.RoundClosed, folded: tuple[str, str] | None) -> Made:
+        if folded is not None:
+            made = Made(*folded, action.counted, ())
+        elif self._secure is None:
             made = self._learning.fold(self.fleet, action.counted)
         else:
             made = self._learning.fold_sum(self.fleet, action.counted, self._secure, action.attempt)

@@ -111,7 +111,8 @@ class Service:
             else Relayed(config, self._learning, store, hands, recruit, sent)
         )
         self._parcels = Parcels(config.run, kit, hands, self._offer_kit)
-        self._conductor = Conductor(config, store, self._learning, hands, rules.grace, self._secure)
+        fold = self._intake.folded
+        self._conductor = Conductor(config, store, self._learning, hands, rules.grace, self._secure, fold)
         self._talk = Conversation(self._secure, hands)
         self.begun = False
         """Whether it has entered its fleet."""

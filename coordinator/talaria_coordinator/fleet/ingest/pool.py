@@ -8,7 +8,7 @@ import subprocess
 import zlib
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from talaria import time
@@ -50,7 +50,7 @@ class Pool:
     """The ingest workers of one service, as many as ``seats``."""
 
     def __init__(self, seats: Sequence[Seat]) -> None:
-        self.seats = tuple(seats)
+        self.seats, self._turn = tuple(seats), 0
 
     def follow(self, device: str) -> None:
         """This device is here: whatever it uploads, its worker hears."""
@@ -67,6 +67,12 @@ class Pool:
     def sends(self, action: a.SendChunks) -> bool:
         """Whether its worker is here, and sends a device these chunks, of a blob."""
         return self._of(action.device).sends(action)
+
+    async def folded(self, model: str, server: str, counted: Sequence[a.Counted]) -> tuple[str, str] | None:
+        """The digests of the next global model and server state, worked out by each worker in turn; None where that is
+        left to the coordinator."""
+        self._turn += 1
+        return await self.seats[self._turn % len(self.seats)].folded(model, server, counted)
 
     def drop(self, device: str, xfer: str) -> None:
         """Forget an upload."""
@@ -89,6 +95,7 @@ class Seat:
     _checks: dict[Key, asyncio.Future[w.Verdict | None]] = field(default_factory=dict)
     _now: Colleague | None = None
     _linked: bool = False
+    _sum: asyncio.Future[w.Sum | None] | None = None
 
     def follow(self, device: str) -> None:
         """Own this device."""
@@ -126,6 +133,18 @@ class Seat:
         self._say(word)
         return True
 
+    async def folded(self, model: str, server: str, counted: Sequence[a.Counted]) -> tuple[str, str] | None:
+        """What comes of these updates, all of them; None where this worker cannot say, or died."""
+        if self._now is None or self._sum is not None:
+            return None
+        self._sum = asyncio.get_running_loop().create_future()
+        self._say(w.Fold(model, server, [list(astuple(entry)) for entry in counted]))
+        try:
+            word = await self._sum
+        finally:
+            self._sum = None
+        return None if word is None or not word.model else (word.model, word.server)
+
     def drop(self, key: Key) -> None:
         """Forget this upload."""
         self._uploads.pop(key, None)
@@ -162,6 +181,8 @@ class Seat:
             why = str(error)
         finally:
             self._now, self._linked = None, False
+            if self._sum is not None and not self._sum.done():
+                self._sum.set_result(None)
             for answer in self._checks.values():
                 if not answer.done():
                     answer.set_result(None)
@@ -191,6 +212,9 @@ class Seat:
                 answer = self._checks.pop(key, None)
                 if answer is not None and not answer.done():
                     answer.set_result(word)
+            case w.Sum():
+                if self._sum is not None and not self._sum.done():
+                    self._sum.set_result(word)
             case w.Sent():
                 self.sent(word.size)
             case w.Trouble():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import StreamReader
 from collections.abc import AsyncIterator
 from dataclasses import astuple, dataclass, field
+from typing import Any
 
 import msgpack
 
@@ -63,6 +64,16 @@ class Send:
     chunk: int
     sha256: bytes
     indices: list[int]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Fold these updates, each as device, attempt, version and sha256, into the global model of this digest with this
+    server state, in this order."""
+
+    model: str
+    server: str
+    counted: list[list[Any]] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -140,6 +151,15 @@ class Torn:
 
 
 @dataclass(frozen=True)
+class Sum:
+    """The blobs of the next global model and server state, in which all updates count; empty where that is not so, and
+    the coordinator must see for itself."""
+
+    model: str
+    server: str
+
+
+@dataclass(frozen=True)
 class Sent:
     """So many bytes went out, with their topics."""
 
@@ -155,8 +175,9 @@ class Trouble:
 
 
 Verdict = Kept | Unfit | Torn
-Word = Follow | Take | Check | Send | Drop | Linked | Has | Came | Odd | Kept | Unfit | Torn | Sent | Trouble
-_KINDS = (Follow, Take, Check, Send, Drop, Linked, Has, Came, Odd, Kept, Unfit, Torn, Sent, Trouble)
+Order = Follow | Take | Check | Send | Fold | Drop
+Word = Order | Linked | Has | Came | Odd | Kept | Unfit | Torn | Sum | Sent | Trouble
+_KINDS = (Follow, Take, Check, Send, Fold, Drop, Linked, Has, Came, Odd, Kept, Unfit, Torn, Sum, Sent, Trouble)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 

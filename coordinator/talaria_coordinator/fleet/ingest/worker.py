@@ -9,14 +9,15 @@ that its device signed in its offer. Whatever else comes is handed on as it came
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from talaria import time
 from talaria.errors import StateError, WireError
-from talaria.protocol.actions import SendChunks
+from talaria.protocol.actions import Counted, SendChunks
 from talaria.protocol.coordinator.state import Rules
 from talaria.protocol.transfer import Receiver, chunk_frames
 from talaria.wire.chunks import Cut
@@ -31,13 +32,16 @@ from talaria_coordinator.fleet.ingest.words import (
     Came,
     Check,
     Drop,
+    Fold,
     Follow,
     Has,
     Kept,
     Linked,
     Odd,
+    Order,
     Send,
     Sent,
+    Sum,
     Take,
     Torn,
     Trouble,
@@ -47,10 +51,19 @@ from talaria_coordinator.fleet.ingest.words import (
 )
 from talaria_coordinator.fleet.uploads import Uploads, check
 
+logger = logging.getLogger(__name__)
+
 TOGETHER = Rules.credit // 2
 """Chunks of an upload that are told together: with so many of a window here, the next are asked for."""
 SOON_S = 0.05
 """Fewer are told after so long."""
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    model_digest: str
+    server: str
+    spent: None = None
 
 
 @dataclass
@@ -92,7 +105,7 @@ class Worker:
         async with asyncio.TaskGroup() as group:
             beside = [group.create_task(work(link)) for work in (self._listen, self._look, self._send)]
             async for order in orders:
-                require(order, Follow, Take, Check, Send, Drop)
+                require(order, *get_args(Order))
                 match order:
                     case Follow():
                         await link.follow(upload_filter(self._fleet, order.device))
@@ -101,6 +114,8 @@ class Worker:
                         await self._take(order)
                     case Check():
                         group.create_task(self._check(order))
+                    case Fold():
+                        group.create_task(self._fold(order))
                     case Send():
                         self._line.put_nowait(order)
                     case Drop():
@@ -138,6 +153,17 @@ class Worker:
             self._say(Unfit(*key, str(verdict)))
         else:
             self._say(Kept(*key, verdict))
+
+    async def _fold(self, order: Fold) -> None:
+        counted = [Counted(*entry) for entry in order.counted]
+        beginning = _Beginning(order.model, order.server)
+        try:
+            made = await asyncio.to_thread(self._learning.fold, beginning, counted)
+        except Exception:  # the coordinator folds it again, and finds out the same
+            logger.exception("a fold is left to the coordinator")
+            self._say(Sum("", ""))
+        else:
+            self._say(Sum("", "") if made.left else Sum(made.model_digest, made.server))
 
     async def _send(self, link: Mqtt) -> None:
         """Send what stands in line. What does not get through, its device asks for again."""
