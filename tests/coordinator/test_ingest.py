@@ -1,18 +1,28 @@
 """The coordinator's side of its ingest workers: what is said to whom, when one is there, gone, and there again."""
 
 import asyncio
+import json
 import socket
+import subprocess
+import sys
+from dataclasses import asdict, replace
 
 import msgpack
 import pytest
 
+from talaria import plugins
 from talaria.errors import StateError
+from talaria.federated.run import Run
+from talaria.model.spec import ModelSpec
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.wire.chunks import describe
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.fleet.hands import Hands
 from talaria_coordinator.fleet.ingest import words as w
 from talaria_coordinator.fleet.ingest.pool import Colleague, Seat
+from talaria_coordinator.server.ingest import PROGRAM, Post
 
 CUT = describe(bytes(300_000))
 KEY = ("anna", "0123456789abcdef")
@@ -164,6 +174,45 @@ def test_a_worker_that_says_what_nobody_says_is_replaced(data):
         assert "cannot be read" in next(facts["reason"] for event, facts in desk.told if event == "ingest-lost")
 
     run(story)
+
+
+def test_a_worker_that_cannot_begin_says_why(tmp_path):
+    """A real one: its run names an algorithm of a package that is not there."""
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", rounds=1)
+    config = FleetConfig(name="watch", run=run, state=tmp_path, devices=2, workers=1)
+    post = json.dumps(
+        asdict(Post.of(config, "mqtt://127.0.0.1:1", 0)) | {"run": run.to_json().replace("fedavg", "no_such")}
+    )
+
+    async def story():
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", PROGRAM], stdin=theirs.fileno(), stderr=subprocess.DEVNULL
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        writer.write(post.encode() + b"\n")
+        said = [word async for word in w.words(reader)]
+        writer.close()
+        await writer.wait_closed()
+        assert process.wait(60) != 0
+        return said
+
+    (why,) = asyncio.run(story())
+    assert not why.up
+    assert "no_such" in why.reason
+
+
+def test_a_worker_knows_of_its_fleet_what_matters(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins, "_beside", [str(tmp_path)])
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", rounds=1)
+    config = FleetConfig(
+        name="watch", run=run, state=tmp_path, devices=2, aggregator="median", max_update=1 << 22, deadline_s=7.0,
+        username="coordinator", password_file=tmp_path / "password", store=StoreConfig(blobs="s3://here/there"),
+    )  # fmt: skip
+    post = Post(**json.loads(json.dumps(asdict(Post.of(config, "mqtts://host:8883", 1)))))
+    assert post.config() == replace(config, broker="mqtts://host:8883")
+    assert list(post.beside) == [str(tmp_path)]
 
 
 def test_words_are_for_one_side():

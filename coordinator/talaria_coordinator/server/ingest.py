@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from talaria import malloc
+from talaria import malloc, plugins
 from talaria.errors import TalariaError, TransportError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Run
@@ -61,6 +61,8 @@ class Post:
     devices: int
     deadline_s: float
     max_update: int
+    beside: tuple[str, ...]
+    """Folders in which models of one's own are looked for."""
 
     @classmethod
     def of(cls, config: FleetConfig, url: str, number: int) -> Post:
@@ -77,6 +79,7 @@ class Post:
             buffering=None if config.buffering is None else asdict(config.buffering),
             privacy=None if config.privacy is None else asdict(config.privacy.rule),
             devices=config.expected, deadline_s=config.deadline_s, max_update=config.max_update,
+            beside=plugins.beside(),
         )  # fmt: skip
 
     def config(self) -> FleetConfig:
@@ -143,12 +146,24 @@ def main() -> None:
 
 async def _live(line: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=line, limit=1 << 24)
-    post = Post(**json.loads(await reader.readline()))
-    config = post.config()
 
     def say(word: Word) -> None:
         writer.write(packed(word))
 
+    try:
+        await _work(Post(**json.loads(await reader.readline())), reader, writer, say)
+    except TalariaError as error:
+        say(Linked(False, str(error)))
+        await writer.drain()
+        raise
+
+
+async def _work(
+    post: Post, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, say: Callable[[Word], None]
+) -> None:
+    for folder in post.beside:
+        plugins.look_in(Path(folder))
+    config = post.config()
     blueprints.prepare(config.run, config.state)
     learning = learning_of(config, config.run, open_blobs(config))
     uploads = Uploads(config.state / "uploads", config.max_update)
