@@ -41,9 +41,7 @@ def report(
         typer.echo(json.dumps({run.name: compare.figures(run) for run in found}, indent=2))
         return
     heads, body = compare.rows(found)
-    table = Table()
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number < 3 else "right")
-    for cells in body:
-        table.add_row(*cells)
+    table = Table("", *(cells[0] for cells in body))  # a column for each run: so many figures fit no terminal's width
+    for number, head in enumerate(heads[1:], 1):
+        table.add_row(head, *(cells[number] for cells in body))
     Console().print(table)

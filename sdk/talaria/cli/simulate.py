@@ -114,6 +114,14 @@ def simulate(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write one HTML page of what came out.")
     ] = None,
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines",
+            help="Also learn alone, by FedAvg, and by FedAvg that each client tunes, and set these beside the run in "
+            "its --report.",
+        ),
+    ] = False,
     save: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep each whole round in a new folder, for --resume.")
     ] = None,
@@ -145,11 +153,17 @@ def simulate(
     from talaria.simulation import checkpoint
     from talaria.simulation.experiment import prepare
     from talaria.simulation.experiment import resume as go_on
+    from talaria.simulation.run_summary import BASELINES
 
     if no_training and write_fleet is None:
         raise ConfigError("--no-training leaves nothing to do; give --write-fleet DIR with it, or leave it out")
     if report is not None and not report.parent.is_dir():
         raise ConfigError(f"--report {report}: there is no folder {report.parent}; make it first")
+    if baselines and (report is None or resume is not None):
+        raise ConfigError(
+            "--baselines stand beside a run in its page, from the first round; give --report FILE with it, and leave "
+            "--resume out"
+        )
     if resume is not None:
         if save is not None or write_fleet is not None:
             raise ConfigError("--resume goes on in its own folder; leave --save and --write-fleet out")
@@ -199,7 +213,12 @@ def simulate(
         asked.begin(save)
     with shown_progress(f"{algorithm} on {asked.data.name}", rounds, quiet=as_json) as progress:
         result = asked.learn(progress, save, workers, ray)
-    tell(result, report, as_json=as_json)
+    beside = {}
+    for name in BASELINES if baselines else ():
+        if name != algorithm:
+            with shown_progress(f"{name} beside it", rounds, quiet=as_json) as progress:
+                beside[name] = asked.baseline(name).learn(progress, None, workers, ray)
+    tell(result, report, beside, as_json=as_json)
 
 
 def algorithms(as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:

@@ -115,17 +115,18 @@ def next_steps(folder: Path, data: Federated, differs: str | None) -> str:
     return "\n".join(lines)
 
 
-def tell(result: Result, report: Path | None, *, as_json: bool) -> None:
-    """Print the figures, as one JSON document or as a table; where ``report`` names a file, write the page there."""
+def tell(result: Result, report: Path | None, beside: Mapping[str, Result] | None = None, *, as_json: bool) -> None:
+    """Print the figures, as one JSON document or as a table; where ``report`` names a file, write the page there, with
+    the runs ``beside`` it."""
     if report is not None:
-        typer.echo(f"report: {result.report(report)}", err=True)
+        typer.echo(f"report: {result.report(report, beside)}", err=True)
     if as_json:
         typer.echo(json.dumps(result.as_dict(), indent=2))
         return
     console, rounds = Console(), result.run.rounds
-    score, beside = (name.replace("_", " ") for name in tasks.of(result.run.task).figures)
+    score, second = (name.replace("_", " ") for name in tasks.of(result.run.task).figures)
     table = Table(title=f"{result.run.algorithm} on {result.asked['dataset']}: {score} after {rounds} rounds")
-    for heading in ("client", score, beside, "test samples"):
+    for heading in ("client", score, second, "test samples"):
         table.add_column(heading, justify="left" if heading == "client" else "right")
     for part, title in ((result.members, "members"), (result.newcomers, "newcomers")):
         if part is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from talaria.aggregate.base import Aggregator
 from talaria.algorithms.base import Algorithm
 from talaria.data import registry
 from talaria.data.federated import Federated
-from talaria.data.presets import completed
+from talaria.data.presets import completed, default_of
 from talaria.errors import ConfigError, DataError, StateError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.private_rule import private_rule
@@ -59,6 +59,15 @@ class Experiment:
     picked: str = ""
     """Why this engine, where it was to be found out."""
     privacy: Privacy | None = None
+
+    def baseline(self, name: str) -> Experiment:
+        """The same data, model, recipe, seed and rounds under another algorithm with its own options, whole and in
+        step: what stands beside this run in its report."""
+        own = dict(default_of(self.asked["dataset"]).options.get(name, {}))
+        run = replace(self.run, algorithm=name, hparams=own, codec="raw", download="raw", asynchronous=False)
+        asked = {**self.asked, "run": json.loads(run.to_json()), "plans": {}, "aggregator": None, "own_rule": False}
+        asked |= {"buffering": None, "over": 0.0, "privacy": None}
+        return replace(self, run=run, plans={}, rule=None, buffering=None, over=0.0, privacy=None, asked=asked)
 
     def begin(self, folder: Path) -> None:
         """Make the new ``folder`` in which :meth:`learn` keeps each whole round."""

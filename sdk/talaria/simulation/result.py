@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
 
-from talaria import tasks
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError
 from talaria.federated import rounds
@@ -26,8 +23,9 @@ from talaria.planning.plan import Plan
 from talaria.privacy.rule import Privacy
 from talaria.simulation import checkpoint
 from talaria.simulation.private_run import figures
-from talaria.simulation.reporting import mask_overlap, pair_overlap, write_html
+from talaria.simulation.reporting import pair_overlap, write_html
 from talaria.simulation.run import Learned, members_of
+from talaria.simulation.run_summary import summary_of
 from talaria.training import evaluation
 from talaria.training.evaluation import Metrics, Report, Summary
 
@@ -137,7 +135,7 @@ class Result:
             "accuracy": asdict(self.accuracy),
             "macro_recall": asdict(self.macro_recall),
             "clients": {
-                name: {**asdict(one), "bytes_up": learned.bytes_up[name], "parameters": self._parameters(name)}
+                name: {**asdict(one), "bytes_up": learned.bytes_up[name], "parameters": self.parameters(name)}
                 for name, one in self.clients.items()
             },
             "newcomers": None if self.newcomers is None else self.newcomers.as_dict(),
@@ -150,31 +148,15 @@ class Result:
             "asynchronous": None if self.buffering is None else self._arrivals(self.buffering),
         }
 
-    def report(self, path: str | Path) -> Path:
-        """Write one HTML page, without scripts or anything from elsewhere: every client, the curve, masks in common.
+    def report(self, path: str | Path, beside: Mapping[str, Result] | None = None) -> Path:
+        """Write one HTML page, without scripts or anything from elsewhere: every client, the curve, bytes, masks in
+        common. ``beside`` has what baselines made of the same data, by their names (``local``, ``fedavg``,
+        ``fedavg_ft``): each stands beside this run for every client and in the curve.
 
-        Raises :class:`~talaria.errors.StateError` where ``path`` cannot be written.
+        Raises :class:`~talaria.errors.StateError` where ``path`` cannot be written, and
+        :class:`~talaria.errors.ConfigError` for a run of other data, or of another algorithm than those.
         """
-        run, masks = self.run, self.learned.masks
-        users = {name: {"accuracy": {"personal": one.accuracy}} for name, one in self.clients.items()}
-        summary: dict[str, Any] = {
-            "title": f"{run.algorithm} on {self.asked['dataset']}",
-            "subtitle": f"{len(self.clients)} clients, {run.rounds} rounds, {run.spec.name}",
-            "score": tasks.score_word(run.task),
-            "users": users,
-            "accuracy": {"personal": self.accuracy.mean},
-            "rounds": run.rounds,
-            "seed": run.seed,
-            "broker": "none, simulated",
-            "versions": {name: version(name) for name in ("talaria", "torch")} | {"python": platform.python_version()},
-            "curve": [{"round": n, "accuracy": {"personal": mark}} for n, mark in sorted(self.marks.items())],
-            "overlap": mask_overlap(masks) if len(masks) > 1 else None,
-        }
-        if self.newcomers is not None:
-            for name, one in self.newcomers.clients.items():
-                users[name] = {"role": "newcomer", "accuracy": {"personal": one.accuracy}}  # type: ignore[dict-item]
-            summary["newcomers"] = {"accuracy": {"personal": self.newcomers.accuracy.mean}}
-        return write_html(summary, Path(path))
+        return write_html(summary_of(self, beside or {}), Path(path))
 
     def save(self, folder: str | Path) -> Path:
         """Keep the run in a new ``folder`` (:mod:`talaria.simulation.checkpoint`), for :func:`talaria.resume`.
@@ -188,7 +170,7 @@ class Result:
         checkpoint.finish(folder, self.as_dict())
         return folder
 
-    def _parameters(self, client: str) -> int:
+    def parameters(self, client: str) -> int:
         """How many parameters the client's model keeps of the unpruned one."""
         learned = self.learned
         mask = rounds.mask_of(learned.run, learned.members[client], learned.private.get(client))

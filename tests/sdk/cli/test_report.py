@@ -44,6 +44,15 @@ def test_figures_are_those_of_the_runs(runs: Path) -> None:
     assert told["fedper"]["bytes_up"] < told["fedavg"]["bytes_up"]
 
 
+def test_the_table_fits_a_terminal_of_eighty_columns(runs: Path) -> None:
+    words = ["report", str(runs / "fedavg"), str(runs / "fedper")]
+    ran = CliRunner().invoke(app(["report"]), words, env={"COLUMNS": "80"})
+    assert ran.exit_code == 0, ran.output
+    assert "…" not in ran.stdout
+    for word in ("fedavg", "fedper", "members' worst tenth", "MB down", "two"):
+        assert word in ran.stdout
+
+
 def test_the_page_has_every_client_and_a_line_for_each_run(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "both.html"
     words = ["report", str(runs / "fedavg"), str(runs / "fedper"), "-o", str(out)]

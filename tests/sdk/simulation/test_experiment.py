@@ -95,6 +95,29 @@ def test_a_module_of_ones_own_is_learned_and_served(data: talaria.Federated) -> 
         result.model("dora")
 
 
+def test_baselines_stand_beside_a_run_on_its_page(data: talaria.Federated, tmp_path: Path) -> None:
+    every = {"rounds": 2, "evaluate_every": 1}
+    result = talaria.simulate("fedper", data, **every)
+    others = {name: talaria.simulate(name, data, **every) for name in ("local", "fedavg", "fedavg_ft")}
+    page = result.report(tmp_path / "out.html", others).read_text()
+    assert page.count("<polyline") == 4
+    for name, title in (("local", "Alone"), ("fedavg", "FedAvg"), ("fedavg_ft", "FedAvg, fine-tuned")):
+        assert f"<title>anna, {title}: {others[name].clients['anna'].accuracy:.3f}</title>" in page
+        asked = talaria.simulation.experiment.prepare("fedper", data, codec="int8", **every).baseline(name)
+        again = asked.learn()
+        assert again.as_dict()["model_digest"] == others[name].as_dict()["model_digest"]
+    assert "upload, of dense FedAvg" in page
+    assert "Device" not in page
+    alone = result.report(tmp_path / "alone.html").read_text()
+    assert "FedAvg, fine-tuned" not in alone
+    with pytest.raises(ConfigError, match=r"beside='ditto' is no baseline; use some of local, fedavg, fedavg_ft"):
+        result.report(tmp_path / "no.html", {"ditto": result})
+    rows = np.zeros((8, 4))
+    stranger = talaria.simulate("fedavg", talaria.Federated.from_arrays(rows, [0, 1] * 4), rounds=1)
+    with pytest.raises(ConfigError, match=r"beside\['fedavg'\] learned from other data"):
+        result.report(tmp_path / "no.html", {"fedavg": stranger})
+
+
 def test_the_page_and_the_frame(data: talaria.Federated, tmp_path: Path) -> None:
     result = talaria.simulate("fedavg", data, rounds=2, evaluate_every=1)
     page = result.report(tmp_path / "out.html").read_text()

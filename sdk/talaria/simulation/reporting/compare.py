@@ -144,9 +144,9 @@ def rows(runs: Sequence[Saved]) -> tuple[list[str], list[list[str]]]:
         *["score"] * odd,
         "rounds",
         "members",
-        "worst tenth",
+        "members' worst tenth",
         "newcomers",
-        "worst tenth",
+        "newcomers' worst tenth",
         "parameters",
     ]
     body = []

@@ -112,15 +112,18 @@ def _cost(story: Story) -> str:
         users = [u for u in everyone if u.device == device]
         rows.append((device or "all", {r: m for r in RATIOS if (m := _mean(users, r)) is not None}))
     rows.sort(key=lambda row: (*row[1].values(), row[0]))
-    if not rows and story.ratios:
-        rows = [("all", dict(story.ratios))]
+    if len(rows) < 2 and story.ratios:
+        rows = [("all", {**(rows[0][1] if rows else {}), **story.ratios})]
     if not rows:
         return ""
+    told = "Mean over the users of each device class" if len(rows) > 1 else "Mean over the users"
+    timed = any("latency_ratio" in values for _, values in rows)
+    clock = "; latency was measured in ONNX Runtime in the same run as the dense model" if timed else ""
     shown = [r for r in RATIOS if any(r in values for _, values in rows)]
+    words = f"{told}, as a share of dense FedAvg (the line at 1). Shorter is better{clock}."
     return (
-        "<section><h2>What it costs</h2><p>Mean over the users of each device class, as a share of dense FedAvg "
-        "(the line at 1). Shorter is better; latency was measured in ONNX Runtime in the same run as the dense model."
-        f"</p>{_legend(shown, _swatch)}<figure>{charts.bars(rows, TITLES, 'Ratios to dense FedAvg')}</figure></section>"
+        f"<section><h2>What it costs</h2><p>{words}</p>{_legend(shown, _swatch)}"
+        f"<figure>{charts.bars(rows, TITLES, 'Ratios to dense FedAvg')}</figure></section>"
     )
 
 
@@ -153,17 +156,19 @@ def _everyone(story: Story) -> str:
     tables = _table(story.members, MEMBER_METHODS)
     if story.newcomers:
         tables += f"<h3>Newcomers</h3>{_table(story.newcomers, NEWCOMER_METHODS)}"
-    return (
-        f"<section><h2>Every user</h2><p>{_capital(escape(story.score))} on test data by method (each user's best in "
-        f"bold), and ratios to dense FedAvg.</p>{tables}</section>"
-    )
+    several = len({method for u in (*story.members, *story.newcomers) for method in u.accuracy}) > 1
+    best = " by method (each user's best in bold)" if several else ""
+    ratios = ", and ratios to dense FedAvg" if any(u.ratios for u in (*story.members, *story.newcomers)) else ""
+    words = f"{_capital(story.score)} on test data{best}{ratios}."
+    return f"<section><h2>Every user</h2><p>{escape(words)}</p>{tables}</section>"
 
 
 def _table(users: Sequence[User], methods: Sequence[str]) -> str:
     methods = [m for m in methods if any(m in u.accuracy for u in users)]
     ratios = [r for r in RATIOS if any(r in u.ratios for u in users)]
     sizes, parities = any(u.bundle_bytes is not None for u in users), any(u.parity is not None for u in users)
-    heads = ["User", "Device", *(TITLES[k] for k in (*methods, *ratios))]
+    classes = any(u.device for u in users)
+    heads = ["User", *["Device"] * classes, *(TITLES[k] for k in (*methods, *ratios))]
     heads += ["Bundle, KiB"] * sizes + ["ONNX to torch"] * parities
     body = []
     for u in users:
@@ -174,7 +179,8 @@ def _table(users: Sequence[User], methods: Sequence[str]) -> str:
             cells.append(_cell(None if u.bundle_bytes is None else u.bundle_bytes / 1024, ".1f"))
         if parities:
             cells.append(_cell(u.parity, ".0e"))
-        body.append(f'<tr><th scope="row">{escape(u.name)}</th><td>{escape(u.device)}</td>{"".join(cells)}</tr>')
+        device = f"<td>{escape(u.device)}</td>" * classes
+        body.append(f'<tr><th scope="row">{escape(u.name)}</th>{device}{"".join(cells)}</tr>')
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 

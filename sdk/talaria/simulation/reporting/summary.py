@@ -11,7 +11,7 @@ Each user may have ``role`` ("member", the default, or "newcomer"), ``device`` (
 over all users, and::
 
     title, subtitle      text
-    newcomers            {"accuracy": {zero_shot, scratch, personal}}: means
+    newcomers            {"accuracy": {zero_shot, scratch, fedavg_ft, personal}}: means
     curve                [{"round": 1, "accuracy": {method: mean}}, ...]
     overlap              {"names": [class, ...], "matrix": [[0..1, ...], ...]}: kept channels in common
     notes                [text, ...]: what a reader should know, each a paragraph
@@ -26,7 +26,7 @@ from talaria.errors import DataError
 from talaria.training.evaluation import summarize
 
 MEMBER_METHODS = ("local", "fedavg", "fedavg_ft", "personal")
-NEWCOMER_METHODS = ("scratch", "zero_shot", "personal")
+NEWCOMER_METHODS = ("scratch", "zero_shot", "fedavg_ft", "personal")
 RATIOS = ("params_ratio", "bundle_ratio", "latency_ratio", "upload_ratio", "download_ratio")
 
 TITLES = {
