@@ -114,6 +114,8 @@ def test_the_mean_within_a_sum_stands_where_no_device_tells_its_own(tmp_path, pa
             facts = {"epoch": fleet.epoch, "counted": [], "model_digest": "c" * 64, "server": "b" * 64}
             store.commit_attempt("watch", number, last=False, means={"val_accuracy": value}, **facts)
             fleet = store.fleet("watch")
+        store.see("watch", "anna", 1, {})
+        store.see("watch", "bela", 1, {}, online=False)
     views, config = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)
     with listening(config) as sock, serving(make_api(views), config, sock):
         dom = page(url_of(config, sock))
@@ -121,6 +123,13 @@ def test_the_mean_within_a_sum_stands_where_no_device_tells_its_own(tmp_path, pa
     assert text_of(dom, "tile-accuracy").startswith("62.5 % mean accuracy")
     assert dom.count('class="dot"') == 2
     assert "val_accuracy 0.6250" in text_of(dom, "rounds")
+    assert text_of(dom, "waits").startswith("No round is open; away: bela. ")
+    tiles = len(re.findall(r'id="tile-', dom))
+    across = {width: int(count) for width, count in re.findall(r"--(wide|middle|small): (\d+)", dom)}
+    assert set(across) == {"wide", "middle", "small"}
+    for most, count in zip((8, 4), (across["wide"], across["middle"]), strict=True):
+        assert count <= most
+        assert tiles % count != 1, "a tile stands alone on its row"
 
 
 def test_what_privacy_has_cost_is_told_everywhere_and_by_whose_noise(tmp_path, page):

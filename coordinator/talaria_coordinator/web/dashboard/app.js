@@ -161,6 +161,13 @@ function overlapPlot({ devices, matrix }) {
 
 // ---- the page -----------------------------------------------------------------------------------------------------
 
+// As many tiles in each row as in the others, or nearly: no one stands alone below a full row.
+function spread(count) {
+  for (const [width, most] of [["wide", 8], ["middle", 4], ["small", 2]]) {
+    $("tiles").style.setProperty(`--${width}`, String(Math.ceil(count / Math.ceil(count / most))));
+  }
+}
+
 function tile(id, value, text, kind = "") {
   return make("div", { class: `tile ${kind}`, id: `tile-${id}` }, make("b", {}, value), make("small", {}, text));
 }
@@ -197,10 +204,14 @@ function show(about, rounds, devices, shut, events, overlap) {
       "labels / features moved since the first day, at most")] : []),
     ...(spent ? [tile("epsilon", spent.epsilon.toPrecision(3), `epsilon${spent.budget ? ` of ${spent.budget}` : ""}, delta ${spent.delta}; ${spent.form}`,
       spent.budget && spent.epsilon > 0.9 * spent.budget ? "bad" : "")] : []));
+  spread($("tiles").children.length);
+  const away = devices.filter((d) => !d.online && !d.retired && d.quarantine === null).map((d) => d.device);
+  const idle = about.status === "running" && !open && about.round < about.rounds && away.length;
   const late = about.waits_for.map((d) => `${d.device} (${d.phase}${d.online ? "" : ", away"})`);
   const words = [
     about.canary.length ? `This run is tried first by ${about.canary.join(", ")}.` : "",
     open && late.length ? `Round ${open.round} waits for ${late.join(", ")}.` : "",
+    idle ? `No round is open; away: ${away.slice(0, 20).join(", ")}${away.length > 20 ? ` and ${away.length - 20} more` : ""}.` : "",
   ].filter(Boolean);
   $("waits").hidden = !words.length;
   $("waits").textContent = words.join(" ");
