@@ -272,7 +272,7 @@ def require_learnable(data: DeviceData, task: str | None = None) -> None:
     if len(data.train) == 0:
         raise DataError("data: train holds no sample; record some before this device takes part")
     if (task is None and (data.train.y.dtype.kind == "f" or data.train.y.ndim > 1)) or (
-        task is not None and task != tasks.CLASSIFICATION
+        task is not None and tasks.of(task).name != tasks.CLASSIFICATION
     ):
         return
     seen = np.unique(data.train.y).tolist()

@@ -315,7 +315,7 @@ class Personalizer:
                 "labels": labels,
                 "meta": meta,
                 "dense": self._dense,
-                **({} if self.goal == tasks.CLASSIFICATION else {"task": self.goal}),
+                **({} if self._aim.name == tasks.CLASSIFICATION else {"task": self.goal}),
                 **asked,
                 **options,
             },
@@ -356,7 +356,7 @@ class Personalizer:
     def _classes(self, model: Module, train: Samples, held: Samples) -> int:
         known = None if self._spec is None else self._spec.classes
         classes = known or _answers(model, train.x[:2], self.goal)
-        if self.goal != tasks.CLASSIFICATION:
+        if self._aim.name != tasks.CLASSIFICATION:
             for name, samples in (("train", train), ("val", held)):
                 self._aim.require(f"{name}:", samples.y, classes)
             return classes

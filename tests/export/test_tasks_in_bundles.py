@@ -62,6 +62,13 @@ def test_a_bundle_says_what_its_task_has_to_say(tmp_path, task):
     assert {"accuracy"} < set(report.figures)
 
 
+def test_how_classes_were_weighed_stays_out_of_a_bundle(tmp_path):
+    path, y = tmp_path / "me.talaria", (X[:, 0, 0] > 0).astype(int)
+    said = made(path, "classification:balance=true", nn.Sequential(nn.Flatten(), nn.Linear(18, 2)), y, ["a", "b"])(X)
+    assert set(said.labels) <= {"a", "b"}
+    assert "task" not in open_bundle(path).manifest["output"]
+
+
 class Wide(nn.Module):
     """Two convolutions, and outputs for the sample or for each step."""
 

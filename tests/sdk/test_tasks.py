@@ -62,6 +62,40 @@ def test_a_loss_and_its_slope_are_those_of_torch(task: str, theirs: Any, draw: n
     assert roundings(slope, tensor.grad.numpy()) < 64
 
 
+def test_a_balanced_loss_weighs_classes_by_their_shares(draw: np.random.Generator) -> None:
+    had = np.array([0] * 6 + [2] * 2)  # class 1 has no sample here
+    goal, out, y = (
+        tasks.of("classification:balance=true").fitted(had),
+        draw.normal(size=(5, 3)),
+        np.array([0, 2, 0, 1, 2]),
+    )
+    tensor = torch.tensor(out, requires_grad=True)
+    weights = torch.tensor([8 / 12, 4.0, 2.0], dtype=torch.float64)
+    wanted = (F.cross_entropy(tensor, torch.tensor(y), reduction="none") * weights[torch.tensor(y)]).mean()
+    wanted.backward()
+    loss, slope = goal.loss(out, y)
+    assert loss == pytest.approx(wanted.item(), rel=1e-6)
+    assert tensor.grad is not None
+    assert np.allclose(slope, tensor.grad.numpy(), rtol=1e-6)
+    assert tasks.of("classification").fitted(had).loss(out, y)[0] != pytest.approx(loss)
+
+
+def test_who_balances_classes_finds_more_of_the_rare_one() -> None:
+    draw = np.random.default_rng(0)
+    y = (np.arange(300) % 16 == 0).astype(int)
+    x = draw.normal(size=(300, 6)) + 1.2 * y[:, None]
+    found = {}
+    for task in ("classification", "classification:balance=true"):
+        for engine in ("torch", "onnx"):
+            data = Federated.from_arrays(x, y, np.repeat(PEOPLE, 100), task=task)
+            done = talaria.simulate("fedavg", data, "mlp", rounds=2, recipe={"epochs": 2}, engine=engine)
+            found[task, engine] = done.macro_recall.mean
+    for engine in ("torch", "onnx"):
+        assert found["classification:balance=true", engine] > found["classification", engine] + 0.1
+    with pytest.raises(ConfigError, match=r"pfedgm: .* cannot learn task='classification:balance=true'"):
+        talaria.simulate("pfedgm", data, "mlp", rounds=1)
+
+
 def test_the_figures_of_each_task() -> None:
     y = np.array([[1.0, 10], [3, 30]], np.float32)
     assert tasks.of("regression").measured(y, y) == (1.0, 0.0)
@@ -149,7 +183,7 @@ def test_a_class_for_each_step_of_a_sequence() -> None:
         ({"task": "regression:kind=odd"}, "kind='odd'.*huber"),
         ({"task": "regression:delta=0"}, "delta=0.*above 0"),
         ({"task": "multilabel"}, "task='multilabel', but the targets of 'arrays' are for 'regression'"),
-        ({"recipe": {"smoothing": 0.1}}, "smoothing=0.1 smooths the labels of classification.*set it to 0"),
+        ({"recipe": {"smoothing": 0.1}}, "smoothing=0.1 smooths the labels of plain classification.*set it to 0"),
         (
             {"algorithm": "pfedgm"},
             "pfedgm: its head is one Gaussian for each class, so it cannot learn task='regression'",

@@ -122,8 +122,8 @@ class Run:
             raise ConfigError(f"run: classes={self.spec.classes} must be at least {goal.fewest} for task={self.task!r}")
         if self.recipe.smoothing:
             raise ConfigError(
-                f"recipe: smoothing={self.recipe.smoothing} smooths the labels of classification, and task="
-                f"{self.task!r} is another; set it to 0"
+                f"recipe: smoothing={self.recipe.smoothing} smooths the labels of plain classification, and "
+                f"task={self.task!r} is another; set it to 0"
             )
 
     def __hash__(self) -> int:

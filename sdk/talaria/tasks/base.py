@@ -42,6 +42,10 @@ class Goal(Protocol):
         outputs cannot learn."""
         ...
 
+    def fitted(self, y: Array) -> Goal:
+        """This task for a device whose training targets are ``y``: itself, unless its loss weighs by them."""
+        ...
+
     def loss(self, out: Array, y: Array) -> tuple[float, Array]:
         """The mean loss of a batch and its gradient by ``out``, in its dtype."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -22,6 +22,21 @@ class Classification:
     lowest: ClassVar[float] = 0.0
     fewest: ClassVar[int] = 2
 
+    balance: bool = False
+    """Whether all classes weigh alike, however few samples a device has of one: a sample weighs what its class falls
+    short of an equal share of the device's own training samples, 1 on average."""
+    weights: Array | None = field(default=None, init=False, repr=False, compare=False)
+
+    def fitted(self, y: Array) -> Classification:
+        """See :class:`~talaria.tasks.base.Goal`."""
+        if not self.balance:
+            return self
+        counts = np.bincount(y)
+        weights = len(y) / (np.maximum(counts, 1) * max(1, np.count_nonzero(counts)))
+        out = replace(self)
+        object.__setattr__(out, "weights", weights.astype(np.float32))
+        return out
+
     def require(self, where: str, y: Array, outputs: int) -> None:
         """See :class:`~talaria.tasks.base.Goal`."""
         if y.dtype != np.int64 or y.ndim != 1:
@@ -35,8 +50,15 @@ class Classification:
             )
 
     def loss(self, out: Array, y: Array) -> tuple[float, Array]:
-        """Mean cross-entropy."""
-        return cross_entropy(out, y)
+        """Mean cross-entropy, each sample by the weight of its class."""
+        if self.weights is None:
+            return cross_entropy(out, y)
+        each = self.weights.astype(out.dtype)[y]
+        log = log_softmax(out)
+        target = np.zeros_like(log)
+        target[np.arange(len(y)), y] = 1
+        loss = -float((log[np.arange(len(y)), y] * each).mean())
+        return loss, (np.exp(log) - target) * each[:, None] / np.asarray(len(y), log.dtype)
 
     def measured(self, out: Array, y: Array) -> tuple[float, float]:
         """The share labelled right, and the mean over the labels that occur of the share found.

@@ -31,6 +31,10 @@ class MultiLabel:
         if y.size and not 0 <= int(y.min()) <= int(y.max()) <= 1:
             raise DataError(f"{where} labels span {int(y.min())}..{int(y.max())}, need 0 or 1; map them first")
 
+    def fitted(self, y: Array) -> MultiLabel:
+        """Itself."""
+        return self
+
     def loss(self, out: Array, y: Array) -> tuple[float, Array]:
         """The mean over samples and labels."""
         count = np.asarray(out.size, out.dtype)

@@ -38,6 +38,10 @@ class PerStep:
                 "map them first"
             )
 
+    def fitted(self, y: Array) -> PerStep:
+        """Itself."""
+        return self
+
     def loss(self, out: Array, y: Array) -> tuple[float, Array]:
         """The mean over the labelled steps of the batch; 0 where there is none."""
         _require_steps(out, y)

@@ -46,6 +46,10 @@ class Regression:
                 "sample as the model has outputs"
             )
 
+    def fitted(self, y: Array) -> Regression:
+        """Itself."""
+        return self
+
     def loss(self, out: Array, y: Array) -> tuple[float, Array]:
         """The mean over samples and targets of the squared error (halved), or of Huber's."""
         away = out - y.reshape(out.shape)

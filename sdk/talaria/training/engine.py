@@ -289,7 +289,7 @@ def _aim(task: Task) -> Objective | None:
         return None
     from talaria.training.objectives import Aimed
 
-    return Aimed(tasks.of(task.goal))
+    return Aimed(tasks.of(task.goal).fitted(task.train.y))
 
 
 def _engine(task: Task) -> Engine:

@@ -74,7 +74,7 @@ class Report:
 def told(task: str) -> dict[str, object]:
     """What a file of figures says of their task: nothing of classification, else its name, and what ``accuracy`` and
     ``macro_recall`` stand for."""
-    if task == tasks.CLASSIFICATION:
+    if tasks.of(task).name == tasks.CLASSIFICATION:
         return {}
     names = zip(("accuracy", "macro_recall"), tasks.of(task).figures, strict=True)
     return {"task": task, "figures": dict(names)}
