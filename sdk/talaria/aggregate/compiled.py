@@ -35,6 +35,11 @@ class Compiled(Plain):
         else:
             super().add_grid(total, first, second, values, weight)
 
+    def weigh(self, lines: Array, kept: Array) -> Array:
+        total = np.zeros((lines.shape[1], kept.shape[1]))
+        _loops()["weigh"](total, np.ascontiguousarray(lines), np.ascontiguousarray(kept))
+        return total
+
     def mean_rows(self, total: Array, weight: Array, old: Array, stays: Array, delta: bool, out: Array) -> None:
         if old.dtype not in _KNOWN:
             super().mean_rows(total, weight, old, stays, delta, out)
@@ -48,12 +53,37 @@ def _add(total: Array, values: Array, weight: float) -> None:
 
 
 def _add_grid(total: Array, first: Array, second: Array, values: Array, weight: float) -> None:
-    width = values.shape[2]
+    count, width = second.size, values.shape[2]
+    if count == 0:
+        return
+    if second[-1] - second[0] == count - 1:  # neighbours, as under nested masks: a row is one run of values
+        for n in range(first.size):
+            row, sent = total[first[n]].reshape(-1)[second[0] * width :], values[n].reshape(-1)
+            for t in range(sent.size):
+                row[t] += weight * np.float64(sent[t])
+        return
     for n in range(first.size):
-        for m in range(second.size):
-            a, b = first[n], second[m]
-            for t in range(width):
-                total[a, b, t] += weight * np.float64(values[n, m, t])
+        row, part = total[first[n]], values[n]
+        if width == 9:  # a kernel's taps, mostly: a loop of known length has no overhead
+            for m in range(count):
+                into, sent = row[second[m]], part[m]
+                for t in range(9):
+                    into[t] += weight * np.float64(sent[t])
+        else:
+            for m in range(count):
+                into, sent = row[second[m]], part[m]
+                for t in range(width):
+                    into[t] += weight * np.float64(sent[t])
+
+
+def _weigh(total: Array, lines: Array, kept: Array) -> None:
+    for row in range(total.shape[0]):
+        into = total[row]
+        for n in range(lines.shape[0]):
+            weight, columns = lines[n, row], kept[n]
+            if weight != 0.0:
+                for column in range(into.size):
+                    into[column] += weight * np.float64(columns[column])
 
 
 def _mean_rows(total: Array, weight: Array, old: Array, stays: Array, delta: bool, out: Array) -> None:
@@ -71,7 +101,7 @@ def _mean_rows(total: Array, weight: Array, old: Array, stays: Array, delta: boo
 
 @cache
 def _loops() -> dict[str, Callable[..., None]]:
-    """The three functions for float32 and float64 values that may be read-only."""
+    """The four functions for float32 and float64 values that may be read-only."""
 
     def read(dtype: Any, dims: int) -> Any:
         return numba.types.Array(dtype, dims, "C", readonly=True)
@@ -80,13 +110,20 @@ def _loops() -> dict[str, Callable[..., None]]:
     signatures = {
         "add": lambda f: numba.void(wide[::1], read(f, 1), number),
         "add_grid": lambda f: numba.void(wide[:, :, ::1], read(index, 1), read(index, 1), read(f, 3), number),
+        "weigh": lambda f: numba.void(wide[:, ::1], read(wide, 2), read(numba.float32, 2)),
         "mean_rows": lambda f: numba.void(
             wide[:, ::1], read(wide, 1), read(f, 2), read(numba.boolean, 1), numba.boolean, f[:, ::1]
         ),
     }
-    sources: dict[str, Callable[..., None]] = {"add": _add, "add_grid": _add_grid, "mean_rows": _mean_rows}
-    types = (numba.float32, numba.float64)
-    return {k: _compiled([signatures[k](f) for f in types], source) for k, source in sources.items()}
+    sources: dict[str, Callable[..., None]] = {
+        "add": _add,
+        "add_grid": _add_grid,
+        "weigh": _weigh,
+        "mean_rows": _mean_rows,
+    }
+    types = {"weigh": (wide,)}
+    both = (numba.float32, numba.float64)
+    return {k: _compiled([signatures[k](f) for f in types.get(k, both)], source) for k, source in sources.items()}
 
 
 def _compiled(signatures: list[Any], source: Callable[..., None]) -> Callable[..., None]:

@@ -5,14 +5,13 @@ Li et al., Hermes (MobiCom 2021), and Li et al., LotteryFL (2020), for the holde
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 from typing import Literal
 
 import numpy as np
 
 from talaria import tensors
 from talaria.aggregate.arithmetic import cast, lerp
-from talaria.aggregate.masked_sum import Counters, Fold, Kept, restore
+from talaria.aggregate.masked_sum import Counters, Fold, Kept
 from talaria.aggregate.row_sums import RowSums
 from talaria.aggregate.validation import (
     Weighting,
@@ -32,8 +31,8 @@ from talaria.types import Update
 
 @dataclass(frozen=True)
 class _Tile:
-    """Some entries of a tensor's first dimension: the sums, what they are divided by, the shared values before, where
-    these stay, and the memory of the new ones."""
+    """Some rows of a tensor: the sums, what they are divided by, the shared values before, where these stay, and the
+    memory of the new ones; (rows, columns, width), or (rows, columns) and (1, 1) for weight and stays."""
 
     total: Array
     weight: Array
@@ -86,7 +85,7 @@ class MaskedMean:
         most = Counters(shared)
         kept = Kept()
         delta = False
-        for update in checked(shared, updates):
+        for update in checked(shared, updates, finite=False):  # the fold looks at its sums instead
             fold.add(update, weight_of(update, self.weighting))
             most.add(update)
             kept.add(update.mask)
@@ -108,10 +107,10 @@ class MaskedMean:
     @np.errstate(over="ignore", divide="ignore", invalid="ignore")
     def _mean(self, fold: Fold, name: str, delta: bool) -> Array:
         weight, holders = fold.weights(name)
-        old = fold.shared[name]
+        old, view = fold.shared[name], fold.view(name)
         stays = np.asarray(holders < self._need(fold) if fold.count else weight == 0)
         new = np.empty_like(old, order="C")
-        whole, before = new.reshape(old.shape or (1,)), old.reshape(old.shape or (1,))
+        whole, before = (np.ascontiguousarray(v).reshape(view.rows, view.columns, view.width) for v in (new, old))
         for part, total in fold.tiles(name):
             of = _Tile(total, _part(weight, part), before[part], _part(stays, part), whole[part])
             if self.blend or (delta and is_variance(name)):
@@ -125,38 +124,25 @@ class MaskedMean:
         return new
 
     def _blend(self, fold: Fold, name: str, of: _Tile, delta: bool) -> None:
-        mean = np.divide(of.total, of.weight, out=of.total)
+        mean = np.divide(of.total, of.weight[..., None], out=of.total)
         if delta:
             mean = not_below(name, np.add(mean, of.old, out=mean))
         if self.blend:
             # lerp is exact at 1, so that a coordinate which all hold is the plain mean.
-            mean = lerp(of.old.astype(np.float64), mean, of.weight / fold.total)
+            mean = lerp(of.old.astype(np.float64), mean, of.weight[..., None] / fold.total)
         of.new[...] = cast(mean, of.old.dtype)
         if of.stays.any():
-            restore(of.new, of.old, of.stays)
+            np.copyto(of.new, of.old, where=of.stays[..., None])
 
 
 def _part(value: Array, part: slice) -> Array:
-    """``part`` of the first dimension, unless the value is one for all of it."""
-    line = value.reshape(value.shape or (1,))
-    return line[part] if len(line) > 1 else line
+    """``part`` of the rows, unless the value is one for all."""
+    return value if value.shape == (1, 1) else value[part]
 
 
 def _divide(loops: RowSums, of: _Tile, delta: bool) -> None:
-    """The quotient over rows: ``weight`` and ``stays`` are spread over the dimensions before the last that they vary
-    in, and what lies behind is a row."""
-    last = max((d for d, size in enumerate(of.weight.shape) if size > 1), default=-1)
-    outside = of.old.shape[: last + 1]
-    rows = (prod(outside), prod(of.old.shape[last + 1 :]))
-
-    def line(value: Array) -> Array:
-        return np.ascontiguousarray(np.broadcast_to(value.reshape(value.shape[: last + 1]), outside)).reshape(-1)
-
-    loops.mean_rows(
-        of.total.reshape(rows),
-        line(of.weight),
-        np.ascontiguousarray(of.old).reshape(rows),
-        line(of.stays),
-        delta,
-        of.new.reshape(rows),
-    )
+    """The quotient, column by column of each row, or all at once where one value divides all."""
+    rows = (of.weight.size, of.total.size // max(1, of.weight.size))
+    weight, stays = of.weight.reshape(-1), np.broadcast_to(of.stays, of.weight.shape).reshape(-1)
+    total, old, new = (value.reshape(rows) for value in (of.total, of.old, of.new))
+    loops.mean_rows(total, weight, old, np.ascontiguousarray(stays), delta, new)

@@ -1,18 +1,19 @@
 """The streaming weighted sum under channel masks: one update at a time, memory O(model).
 
-Sums are float64. Clients with equal masks are summed in compact form and scattered once; the weight that each
-coordinate received is kept only over the dimensions that masks touch (a kernel's taps share one count), and comes from
-one product of matrices for all the clients that wait.
+Sums are float64, and are made tile by tile in the processor's cache, where all who wait are added. Clients with equal
+masks are summed in compact form and scattered once; the weight that each coordinate received is kept only over the
+dimensions that masks touch (a kernel's taps share one count).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 
 import numpy as np
 
 from talaria.aggregate.row_sums import RowSums, engine
-from talaria.aggregate.validation import counters, positions
+from talaria.aggregate.validation import counters, is_finite, not_finite, positions
 from talaria.model.masks import PREFIX, ChannelLayout, ChannelMask, outer
 from talaria.tensors import Array, Tensors
 from talaria.types import Update
@@ -24,21 +25,71 @@ sum of the whole model is held: each tile is summed and divided in the cache."""
 _TILE = 1 << 18
 """Values of a sum that are worked on at once for all that wait: 2 MiB, which stay in the cache."""
 
-Where = tuple[Array | None, ...] | None
+
+@dataclass(frozen=True)
+class View:
+    """A tensor as (rows, columns, width): columns are the last dimension that a mask may touch, rows the dimensions
+    before it, and ``width`` values (a kernel's taps) lie behind. Where that is the first of several dimensions, or
+    there is none, rows are the entries of the first one, of one column."""
+
+    rows: int
+    columns: int
+    width: int
+    last: int
+    """The last dimension that a mask may touch; -1 for none."""
+
+    def place(self, shape: Sequence[int], where: Sequence[Array | None] | None) -> tuple[Array | None, Array | None]:
+        """Kept rows and columns: int64, ascending; None for all of them."""
+        if where is None:
+            return None, None
+        if self.last == 0 and len(shape) > 1:
+            return where[0], None
+        before = where[: self.last]
+        if self.last == 1 or all(index is None for index in before):
+            return (before[0] if self.last == 1 else None), where[self.last]
+        return grid(shape[: self.last], before), where[self.last]
 
 
 @dataclass
-class _Pending:
-    mask: ChannelMask | None
-    sums: Tensors
-    scale: float
-    """What ``sums`` still have to be multiplied by: the weight of a lone client, whose tensors these are."""
+class _Waiting:
+    """One client's tensors that are not added yet."""
+
+    client: str
+    number: int
+    tensors: Tensors
     weight: float
-    clients: int
+
+
+@dataclass
+class _Class:
+    """The clients of one mask: who waits, and the weighted sums (compact, float64) of those who came before them."""
+
+    mask: ChannelMask | None
+    sums: Tensors = field(default_factory=dict)
+    waiting: list[_Waiting] = field(default_factory=list)
+    weight: float = 0.0
+    clients: int = 0
+    due: int = 0
+    """Bytes that it would hold if its clients were summed at once."""
 
     @property
     def nbytes(self) -> int:
-        return sum(v.nbytes for v in self.sums.values())
+        return _bytes(self.sums) + sum(_bytes(one.tensors) for one in self.waiting)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One class's values of a tensor, flat, and where they go."""
+
+    rows: Array | None
+    """The kept rows, counted from the first of their tile; None, as ``columns``, where all is kept."""
+    columns: Array | None
+    cuts: list[int]
+    """Which of its own rows each tile begins with, and how many rows there are."""
+    length: int
+    """Its values in a row."""
+    sums: Array | None
+    waiting: tuple[tuple[Array, float], ...]
 
 
 @dataclass
@@ -47,7 +98,8 @@ class Fold:
 
     It is a local variable of one ``apply``, and not an aggregator: it does keep state. It holds one model of float64
     sums and at most 144 MiB of updates that wait (five times the model's float32 bytes where those are fewer), or one
-    client's; while all wait, no sums.
+    client's; while all wait, no sums. NaN and infinity are looked for in the sums, where they cannot hide, and in the
+    updates only where a sum has one.
     """
 
     shared: Tensors
@@ -59,12 +111,13 @@ class Fold:
     loops: RowSums = field(init=False)
     """The inner loops that suit the size of the model."""
     _size: int = 0
+    _layout: ChannelLayout | None = None
     _scratch: Array = field(default_factory=lambda: np.empty(0))
+    _compact: Array = field(default_factory=lambda: np.empty(0))
     _sums: Tensors = field(default_factory=dict)
     _weights: Tensors = field(default_factory=dict)
     _holders: Tensors = field(default_factory=dict)
-    _pending: dict[str, _Pending] = field(default_factory=dict)
-    _waiting: int = 0
+    _pending: dict[str, _Class] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._size = sum(self.shared[k].size for k in self.names)
@@ -72,134 +125,178 @@ class Fold:
 
     @np.errstate(over="ignore", invalid="ignore")
     def add(self, update: Update, weight: float) -> None:
-        """Add ``weight`` times the (checked) update to the sums."""
+        """Add ``weight`` times the update to the sums; all of it is checked, but that its values are finite.
+
+        Raises :class:`~talaria.errors.AggregationError` where one of those who wait sent NaN or infinity.
+        """
         self.total += weight
         self.clients += 1
+        if update.mask is not None:
+            self._layout = update.mask.layout
         mask = None if update.mask is None or update.mask.is_full else update.mask
+        own = {k: update.tensors[k] for k in self.names}
+        size, most = _bytes(own), min(_WAITING, 5 * 4 * self._size)
         key = "" if mask is None else mask.digest
         held = self._pending.get(key)
         if held is None:
-            held = _Pending(mask, {k: update.tensors[k] for k in self.names}, weight, weight, 1)
-            if self._pending and self._waiting + held.nbytes > min(_WAITING, 5 * 4 * self._size):
+            # What waits decides the order of additions, and so the bits: it is counted as if classes held sums alone.
+            if self._pending and sum(c.due for c in self._pending.values()) + size > most:
                 self._scatter_all()
-            self._pending[key] = held
-            self._waiting += held.nbytes
-            return
-        if held.clients == 1:
-            self._waiting -= held.nbytes
-            held.sums = {k: _scaled(v, held.scale) for k, v in held.sums.items()}
-            held.scale = 1.0
-            self._waiting += held.nbytes
+            held = self._pending[key] = _Class(mask, due=size)
+        else:
+            held.due = 8 * sum(v.size for v in own.values())
+        held.waiting.append(_Waiting(update.client, self.clients, own, weight))
         held.weight += weight
         held.clients += 1
-        for k in self.names:
-            self.loops.add(held.sums[k].reshape(-1), update.tensors[k].reshape(-1), weight)
+        if held.clients > 1 and sum(c.nbytes for c in self._pending.values()) > most:
+            self._settle(held)
+
+    def view(self, name: str) -> View:
+        """The tensor as rows of columns."""
+        shape = self.shared[name].shape or (1,)
+        axes = () if self._layout is None else self._layout.axes.get(name, ())
+        last = max((d for d, axis in enumerate(axes) if axis), default=-1)
+        if last < 0 or (last == 0 and len(shape) > 1):
+            return View(shape[0], 1, prod(shape[1:]), last)
+        return View(prod(shape[:last]), shape[last], prod(shape[last + 1 :]), last)
 
     def weights(self, name: str) -> tuple[Array, Array]:
-        """``(weight, holders)`` that each coordinate received: float64 that broadcast to the tensor, 0 where nobody
-        holds it. Without ``count`` holders stay 0."""
-        shape, waiting = self.shared[name].shape, list(self._pending.values())
-        wheres = [positions(name, held.mask) for held in waiting]
-        found = spread(shape, wheres, [held.weight for held in waiting])
+        """``(weight, holders)`` that each column of each row received: float64 (rows, columns), 0 where nobody holds
+        it, or (1, 1) where no mask may touch the tensor. Without ``count`` holders stay 0."""
+        view, waiting = self.view(name), list(self._pending.values())
+        places = [view.place(self.shared[name].shape, positions(name, held.mask)) for held in waiting]
+        found = spread(view, places, [held.weight for held in waiting], self.loops)
         weight = found + self._weights[name] if name in self._weights else found
         if not self.count:
-            return weight, np.zeros((1,) * len(shape))
-        found = spread(shape, wheres, [float(held.clients) for held in waiting])
+            return weight, np.zeros((1, 1))
+        found = spread(view, places, [float(held.clients) for held in waiting], self.loops)
         return weight, found + self._holders[name] if name in self._holders else found
 
     @np.errstate(over="ignore", invalid="ignore")
     def tiles(self, name: str) -> Iterator[tuple[slice, Array]]:
-        """The sums of one tensor (a scalar as of one value) in slices of its first dimension: float64, the caller's
-        until the next one. Nothing of the tensor is kept here afterwards."""
+        """The sums of one tensor, some rows of its :meth:`view` at a time: float64 (rows, columns, width), the
+        caller's until the next one. Nothing of the tensor is kept here afterwards.
+
+        Raises :class:`~talaria.errors.AggregationError` where an update holds NaN or infinity there.
+        """
         yield from self._tiles(name, self._sums.pop(name, None))
         for held in self._pending.values():
-            held.sums.pop(name)
+            held.sums.pop(name, None)
+            for one in held.waiting:
+                one.tensors.pop(name)
 
-    @np.errstate(over="ignore", invalid="ignore")
     def _scatter_all(self) -> None:
+        """Add all that waits to sums of the whole model."""
         for name in self.names:
             self._weights[name], self._holders[name] = self.weights(name)
-            held = self._sums.get(name)
-            sums = np.empty(self.shared[name].shape or (1,)) if held is None else held
+            view, held = self.view(name), self._sums.get(name)
+            sums = np.empty((view.rows, view.columns, view.width)) if held is None else held
             for part, tile in self._tiles(name, held):
                 if held is None:
                     sums[part] = tile
             self._sums[name] = sums
-        self._pending, self._waiting = {}, 0
+        self._pending = {}
+
+    def _settle(self, held: _Class) -> None:
+        """Add those of one class who wait to its sums."""
+        for name in self.names:
+            shape, size = held.waiting[0].tensors[name].shape, held.waiting[0].tensors[name].size
+            sums = held.sums[name].reshape(-1) if name in held.sums else np.full(size, -0.0)
+            flat = [(one.tensors[name].reshape(-1), one.weight) for one in held.waiting]
+            for start in range(0, size, _TILE):
+                part = slice(start, start + _TILE)
+                for values, weight in flat:
+                    self.loops.add(sums[part], values[part], weight)
+                self._look(name, sums[part], [held])
+            held.sums[name] = sums.reshape(shape)
+        held.waiting = []
 
     def _tiles(self, name: str, held: Array | None) -> Iterator[tuple[slice, Array]]:
         """Tile by tile what waits of one tensor, added to what is ``held``, in place; else in memory that is reused."""
-        shape = self.shared[name].shape or (1,)
-        clients = [
-            (positions(name, c.mask), c.sums[name].reshape(c.sums[name].shape or (1,)), c.scale)
-            for c in self._pending.values()
-        ]
-        step = max(1, _TILE // max(1, prod(shape[1:])))
-        size = prod((min(step, shape[0]), *shape[1:]))
-        if held is None and len(self._scratch) < size:
-            self._scratch = np.empty(max(size, min(_TILE, self._size)))
-        for start in range(0, shape[0], step):
-            part = slice(start, min(start + step, shape[0]))
+        view, classes = self.view(name), list(self._pending.values())
+        length = view.columns * view.width
+        step = max(1, _TILE // max(1, length))
+        starts = [*range(0, view.rows, step), view.rows]
+        whole = np.arange(view.rows) % step, np.arange(view.columns)
+        parts = [self._part(name, view, one, starts, whole) for one in classes]
+        if held is None:
+            self._scratch = self._room(self._scratch, min(step, view.rows) * length)
+        for number, (start, end) in enumerate(pairwise(starts)):
+            part = slice(start, end)
             if held is None:
-                tile = self._scratch[: (part.stop - start) * prod(shape[1:])].reshape(-1, *shape[1:])
+                tile = self._scratch[: (end - start) * length].reshape(-1, view.columns, view.width)
                 tile.fill(-0.0)  # the neutral element of addition: it keeps the sign of a lone zero
             else:
                 tile = held[part]
-            for where, values, scale in clients:
-                self._add_tile(tile, part, where, values, scale)
+            for one in parts:
+                self._add_part(tile, number, one)
+            self._look(name, tile, classes)
             yield part, tile
 
-    def _add_tile(self, tile: Array, part: slice, where: Where, values: Array, scale: float) -> None:
-        """Add the client's values that lie in ``tile``, which is ``part`` of the first dimension."""
-        if where is None:
-            self.loops.add(tile.reshape(-1), values[part].reshape(-1), scale)
+    def _part(self, name: str, view: View, held: _Class, starts: list[int], whole: tuple[Array, Array]) -> _Part:
+        rows, columns = view.place(self.shared[name].shape, positions(name, held.mask))
+        cuts, length = starts, (view.columns if columns is None else len(columns)) * view.width
+        if rows is not None:
+            cuts = [0, len(rows)] if len(starts) == 2 else rows.searchsorted(starts).tolist()
+            rows = whole[0][rows]
+        if rows is not None or columns is not None:
+            rows, columns = whole[0] if rows is None else rows, whole[1] if columns is None else columns
+        waiting = tuple((one.tensors[name].reshape(-1), one.weight) for one in held.waiting)
+        sums = held.sums[name].reshape(-1) if held.sums else None
+        return _Part(rows, columns, cuts, length, sums, waiting)
+
+    def _add_part(self, tile: Array, number: int, one: _Part) -> None:
+        """Add the class's values that lie in this tile."""
+        start, end = one.cuts[number : number + 2]
+        values, weight = self._together(one, slice(start * one.length, end * one.length))
+        if one.rows is None or one.columns is None:
+            self.loops.add(tile.reshape(-1), values, weight)
+        else:
+            values = values.reshape(end - start, len(one.columns), tile.shape[2])
+            self.loops.add_grid(tile, one.rows[start:end], one.columns, values, weight)
+
+    def _together(self, one: _Part, where: slice) -> tuple[Array, float]:
+        """Some values of a class and what they weigh: a lone client's own, or the sums."""
+        if one.sums is None and len(one.waiting) == 1:
+            ((values, weight),) = one.waiting
+            return values[where], weight
+        if not one.waiting and one.sums is not None:
+            return one.sums[where], 1.0
+        self._compact = self._room(self._compact, where.stop - where.start)
+        compact = self._compact[: where.stop - where.start]
+        compact[...] = -0.0 if one.sums is None else one.sums[where]
+        for values, weight in one.waiting:
+            self.loops.add(compact, values[where], weight)
+        return compact, 1.0
+
+    def _room(self, have: Array, size: int) -> Array:
+        return have if len(have) >= size else np.empty(max(size, min(_TILE, self._size)))
+
+    def _look(self, name: str, sums: Array, classes: Sequence[_Class]) -> None:
+        """Refuse NaN and infinity of those who wait: no later addition makes the sum of one finite again."""
+        if is_finite(sums):
             return
-        first, start, end = where[0], part.start, part.stop
-        if first is not None:
-            a, b = first.searchsorted((start, end))
-            first, start, end = first[a:b] - start, int(a), int(b)
-        last = max(d for d, index in enumerate(where) if index is not None)
-        local = (first, *where[1:])
-        before, found = grid(tile.shape[:last], local[:last]), local[last]
-        behind = np.arange(tile.shape[last]) if found is None else found
-        width = prod(tile.shape[last + 1 :])
-        into = tile.reshape(-1, tile.shape[last], width)
-        self.loops.add_grid(into, before, behind, values[start:end].reshape(len(before), len(behind), width), scale)
+        for one in sorted((w for held in classes for w in held.waiting), key=lambda one: one.number):
+            if not is_finite(one.tensors[name]):
+                raise not_finite(one.client, name)
 
 
-def spread(shape: Sequence[int], wheres: Sequence[Where], weights: Sequence[float]) -> Array:
-    """The weight that each coordinate of ``shape`` receives: float64, of size 1 along dimensions that nobody masks."""
-    masked = sorted({d for where in wheres if where is not None for d, i in enumerate(where) if i is not None})
-    if not masked:
-        return np.full((1,) * len(shape), sum(weights))
-    lines = [np.ones((len(wheres), shape[d])) for d in masked]
-    for line, d in zip(lines, masked, strict=True):
-        for kept, where in zip(line, wheres, strict=True):
-            if where is not None and (index := where[d]) is not None:
-                kept[:] = 0.0
-                kept[index] = 1.0
-    lines[0] *= np.array(weights)[:, None]
-    if len(masked) == 1:
-        found = lines[0].sum(0)
-    elif len(masked) == 2:
-        found = lines[0].T @ lines[1]
-    else:
-        found = sum((_outer([line[i] for line in lines]) for i in range(len(wheres))), np.zeros(()))
-    return np.asarray(found.reshape([size if d in masked else 1 for d, size in enumerate(shape)]))
+def spread(
+    view: View, places: Sequence[tuple[Array | None, Array | None]], weights: Sequence[float], loops: RowSums
+) -> Array:
+    """The weight that each column of each row receives: float64 (rows, columns), added in the order given; (1, 1) where
+    no mask may touch the tensor."""
+    if view.last < 0:
+        return np.full((1, 1), sum(weights))
+    lines, kept = np.zeros((len(places), view.rows)), np.zeros((len(places), view.columns), np.float32)
+    for n, ((rows, columns), weight) in enumerate(zip(places, weights, strict=True)):
+        lines[n, slice(None) if rows is None else rows] = weight
+        kept[n, slice(None) if columns is None else columns] = 1.0
+    return loops.weigh(lines, kept)
 
 
-def _scaled(value: Array, weight: float) -> Array:
-    """``weight * value``, a new contiguous float64 array."""
-    out = np.array(value, np.float64, order="C")
-    out *= weight
-    return out
-
-
-def _outer(lines: Sequence[Array]) -> Array:
-    found = np.ones(())
-    for line in lines:
-        found = found[..., None] * line
-    return found
+def _bytes(tensors: Tensors) -> int:
+    return sum(v.nbytes for v in tensors.values())
 
 
 @dataclass
@@ -274,12 +371,3 @@ def grid(shape: Sequence[int], where: Sequence[Array | None]) -> Array:
     for size, index in zip(shape, where, strict=True):
         found = found[..., None] * size + (np.arange(size) if index is None else index)
     return found.reshape(-1)
-
-
-def restore(new: Array, old: Array, where: Array) -> None:
-    """``new[where] = old[where]`` in place, for a bool ``where`` that broadcasts to them; ``new`` is contiguous."""
-    last = max((d for d, size in enumerate(where.shape) if size > 1), default=-1)
-    width = prod(new.shape[last + 1 :])
-    wide = np.broadcast_to(where, (*new.shape[: last + 1], *where.shape[last + 1 :]))
-    index = np.flatnonzero(wide)
-    new.reshape(-1, width)[index] = old.reshape(-1, width)[index]

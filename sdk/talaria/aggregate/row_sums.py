@@ -1,6 +1,6 @@
 """Sums over rows of tensors, in float64: the inner loops of the mean under masks, in numpy.
 
-:mod:`talaria.aggregate.compiled` has the same three functions compiled; both take the same steps in the same order,
+:mod:`talaria.aggregate.compiled` has the same four functions compiled; both take the same steps in the same order,
 so that their results have the same bits and an installation's extras change none.
 """
 
@@ -23,7 +23,7 @@ process (and their compilation once an installation)."""
 
 
 class RowSums(Protocol):
-    """What :func:`engine` gives: three functions, in numpy or compiled."""
+    """What :func:`engine` gives: four functions, in numpy or compiled."""
 
     def add(self, total: Array, values: Array, weight: float) -> None:
         """``total += weight * values``, in place: float64 (n,) and any floats (n,), contiguous."""
@@ -32,6 +32,11 @@ class RowSums(Protocol):
     def add_grid(self, total: Array, first: Array, second: Array, values: Array, weight: float) -> None:
         """``total[outer product of first and second] += weight * values``, in place: float64 (a, b, width), int64 (n,)
         and (m,) without repetition, and any floats (n, m, width), contiguous."""
+        ...
+
+    def weigh(self, lines: Array, kept: Array) -> Array:
+        """The sum of the outer products of ``lines[n]`` and ``kept[n]``, in their order: float64 (n, rows) of at least
+        0 and float32 (n, columns) of zeros and ones."""
         ...
 
     def mean_rows(self, total: Array, weight: Array, old: Array, stays: Array, delta: bool, out: Array) -> None:
@@ -75,6 +80,14 @@ class Plain:
             sums = here.view(np.float64)
             sums += weighted(rows[part].reshape(-1), weight, scratch[: len(sums)])
             into[where] = here  # no row comes twice, so that this is an addition in place
+
+    def weigh(self, lines: Array, kept: Array) -> Array:
+        if (lines == np.rint(lines)).all() and lines.max(1, initial=0.0).sum() < 2.0**53:
+            return np.asarray(lines.T @ kept)  # whole numbers: exact in any order
+        total = np.zeros((lines.shape[1], kept.shape[1]))
+        for line, columns in zip(lines, kept, strict=True):
+            total += line[:, None] * columns
+        return total
 
     def mean_rows(self, total: Array, weight: Array, old: Array, stays: Array, delta: bool, out: Array) -> None:
         for part in blocks(len(total), max(1, _BLOCK // max(1, total.shape[1]))):

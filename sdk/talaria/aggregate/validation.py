@@ -53,11 +53,12 @@ def positions(name: str, mask: ChannelMask | None) -> tuple[Array | None, ...] |
     return None if where is None or all(p is None for p in where) else where
 
 
-def check(shared: Tensors, update: Update, known: ChannelLayout | None = None) -> None:
+def check(shared: Tensors, update: Update, known: ChannelLayout | None = None, *, finite: bool = True) -> None:
     """Raise :class:`~talaria.errors.AggregationError` unless ``update`` fits ``shared``; the error names the client.
 
     It looks at one update alone, so that a coordinator can turn a bad one away on arrival, before it could
-    spoil a round. Costs one pass over the values. ``known`` is a layout that was found to fit ``shared``.
+    spoil a round. Costs one pass over the values, unless ``finite`` is False: then the caller sees NaN and infinity
+    in what it makes of them. ``known`` is a layout that was found to fit ``shared``.
     """
     who = f"update of client {update.client!r}"
     for name in update.tensors:
@@ -88,16 +89,21 @@ def check(shared: Tensors, update: Update, known: ChannelLayout | None = None) -
             raise AggregationError(
                 f"{who}: tensor {name!r} has dtype {value.dtype}, expected {dense.dtype}; convert it before sending"
             )
-        if not is_finite(value):
-            raise AggregationError(
-                f"{who}: tensor {name!r} holds NaN or infinity, expected finite values; "
-                f"drop this update and lower the client's learning rate"
-            )
+        if (finite or is_variance(name)) and not is_finite(value):
+            raise not_finite(update.client, name)
         if update.kind == "value" and is_variance(name) and bool((value < 0).any()):
             raise AggregationError(
                 f"{who}: tensor {name!r} holds a negative variance {float(value.min()):.3g}, expected at least 0; "
                 f"drop this update"
             )
+
+
+def not_finite(client: str, name: str) -> AggregationError:
+    """The error for an update that holds NaN or infinity."""
+    return AggregationError(
+        f"update of client {client!r}: tensor {name!r} holds NaN or infinity, expected finite values; "
+        f"drop this update and lower the client's learning rate"
+    )
 
 
 def is_variance(name: str) -> bool:
@@ -126,12 +132,12 @@ def same_layout(a: ChannelLayout, b: ChannelLayout) -> bool:
     return a is b or (dict(a.sizes) == dict(b.sizes) and dict(a.axes) == dict(b.axes))
 
 
-def checked(shared: Tensors, updates: Iterable[Update]) -> Iterator[Update]:
-    """The updates one by one, each checked, of one kind and over one model."""
+def checked(shared: Tensors, updates: Iterable[Update], *, finite: bool = True) -> Iterator[Update]:
+    """The updates one by one, each checked (:func:`check`), of one kind and over one model."""
     first: Update | None = None
     layout: ChannelLayout | None = None
     for update in updates:
-        check(shared, update, layout)
+        check(shared, update, layout, finite=finite)
         first = update if first is None else first
         if update.kind != first.kind:
             raise AggregationError(

@@ -1,6 +1,8 @@
 """The mean under masks: the hand table, against a dense reference, and what it refuses."""
 
 import math
+import tracemalloc
+from collections.abc import Iterable
 from itertools import permutations
 from typing import Any
 
@@ -309,6 +311,89 @@ def test_compiled_loops_take_the_same_steps_to_the_bit(dtype: type[np.floating[A
             loops.mean_rows(total.reshape(rows, width).copy(), weight, old, g.permutation(rows) < 0, delta, out)
             results.append({"sum": total, "mean": out})
         assert tensors.equal(*results), (width, rows)
+
+
+def test_weights_are_added_in_the_clients_order_by_both_loops() -> None:
+    g = np.random.default_rng(5)
+    lines, kept = g.random((40, 30)) * (g.random((40, 30)) < 0.5), (g.random((40, 7)) < 0.5).astype(np.float32)
+    want = np.zeros((30, 7))
+    for line, columns in zip(lines, kept, strict=True):
+        want += np.outer(line, columns)
+    assert np.array_equal(Plain().weigh(lines, kept), want)
+    whole = np.rint(lines * 1000)
+    assert np.array_equal(Plain().weigh(whole, kept), whole.T @ kept)
+    pytest.importorskip("numba", reason="comes with talaria[fast]")
+    from talaria.aggregate.compiled import Compiled
+
+    assert np.array_equal(Compiled().weigh(lines, kept), want)
+
+
+def test_columns_side_by_side_are_added_as_one_run_with_the_same_bits() -> None:
+    pytest.importorskip("numba", reason="comes with talaria[fast]")
+    from talaria.aggregate.compiled import Compiled
+
+    g = np.random.default_rng(6)
+    values = g.standard_normal((3, 4, 9), np.float32)
+    for columns in ([2, 3, 4, 5], [0, 3, 4, 5]):
+        results = []
+        for loops in (Plain(), Compiled()):
+            total = np.ones((5, 6, 9))
+            loops.add_grid(total, np.array([0, 2, 4]), np.array(columns), values, 1 / 3)
+            results.append(total)
+        assert np.array_equal(*results)
+        assert (results[0][1] == 1).all()
+
+
+def test_equal_masks_give_the_same_bits_whether_they_wait_or_not(
+    net: tuple[Tensors, ChannelLayout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, layout = net
+    _, updates = clients(net, [ChannelMask(layout, {"a": (0, 2, 5), "b": (1, 2)})] * 7)
+    waited, _ = MaskedMean().apply(shared, {}, updates)
+    monkeypatch.setattr(masked_sum, "_WAITING", 0)
+    settled, _ = MaskedMean().apply(shared, {}, updates)
+    assert tensors.equal(waited, settled)
+
+
+@pytest.mark.parametrize(("waiting", "poison"), [(0, math.inf), (1 << 20, math.nan)])
+def test_a_value_that_is_not_finite_is_found_wherever_its_client_stands(
+    net: tuple[Tensors, ChannelLayout], monkeypatch: pytest.MonkeyPatch, poison: float, waiting: int
+) -> None:
+    """Alone, among equal masks, without a mask, and where too few hold the coordinate for it to move."""
+    shared, layout = net
+    masks = [ChannelMask(layout, {"a": (i % 6,), "b": (i % 4,)}) for i in (0, 0, 1, 2, 2, 2)]
+    _, updates = clients(net, [None, *masks, None])
+    monkeypatch.setattr(masked_sum, "_WAITING", waiting)
+    for bad, sent in enumerate(updates):
+        for name, value in list(sent.tensors.items())[:: len(sent.tensors) - 1]:
+            spoiled = value.copy()
+            spoiled.reshape(-1)[-1] = poison
+            given = [*updates]
+            given[bad] = sent.but(tensors={**sent.tensors, name: spoiled}, client="eve")
+            for rule in (MaskedMean(), MaskedMean(min_holders=8), MaskedMean(mode="intersection", blend=True)):
+                with pytest.raises(AggregationError, match=f"'eve': tensor '{name}' holds NaN or infinity"):
+                    rule.apply(shared, {}, given)
+
+
+def test_a_fold_holds_its_result_and_what_may_wait() -> None:
+    g = np.random.default_rng(7)
+    layout = ChannelLayout({"a": 340, "b": 340}, {"w": ((("a", 1),), (("b", 1),), ())})
+    shared = {"w": np.zeros((340, 340, 9), np.float32)}
+    halves = [ChannelMask(layout, {"a": tuple(range(i, i + 170)), "b": tuple(range(0, 340, 2))}) for i in range(8)]
+    sent = g.random((170, 170, 9), np.float32)
+    updates = [Update({"w": sent}, 1.0, str(i), mask=halves[i % 8]) for i in range(16)]
+
+    def peak(given: Iterable[Update]) -> float:
+        tracemalloc.start()
+        MaskedMean().apply(shared, {}, given)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found / 2**20
+
+    MaskedMean().apply(shared, {}, updates)
+    assert peak(updates) < 4 + 2 * 2 + 0.9 + 1.5, "the new model, two tiles, weights: no sums of a class"
+    many = (Update({"w": g.random((340, 340, 9), np.float32)}, 1.0, str(i)) for i in range(30))
+    assert peak(many) < 8 * 4 + 5, "five models may wait, beside float64 sums and the one that comes"
 
 
 def test_a_large_model_folds_alike_with_and_without_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
