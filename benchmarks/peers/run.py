@@ -1,6 +1,7 @@
 """What does simulating FedAvg cost in Talaria, in Flower, in Apple's pfl, and by hand? The same work, in turns.
 
     python benchmarks/peers/run.py [--only flower,pfl] [--data fashion-mnist] [--partition PARTITION.npz]
+        [--pfllib CHECKOUT] [--plato CHECKOUT]
 
 Every candidate trains all clients for one epoch a round in batches of 10 by SGD (.01), from the same first weights, and
 is a process of its own with one thread of torch for each process that trains. A round's CPU seconds are those of the
@@ -9,6 +10,8 @@ loop of the same turn. `start` is what the first round cost beyond that: Ray and
 is the global model's after the last round; shuffles differ.
 
 A peer is installed into a venv of its own in build/peers, with this Python's packages (torch, Talaria) behind its own.
+PFLlib and Plato are imported from checkouts that the command line names; what they need comes from PyPI. Plato's server
+listens at a port of this machine alone; its round takes minutes (`--rounds 2 --turns 1 --clients 4`).
 `--only ray` has Talaria on Ray clusters of one and of two nodes on this machine, one CPU each: there the wall time of a
 round says what a second node is worth, where two cores are free. Writes one JSON file and a plot beside it.
 """
@@ -26,31 +29,55 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 VENVS = HERE.parents[1] / "build" / "peers"
-NEEDS = {"flower": ["flwr[simulation]>=1.41,<2"], "pfl": ["pfl>=0.6,<0.7"], "ray": ["ray>=2.55"]}
+NEEDS = {
+    "flower": ["flwr[simulation]>=1.41,<2"],
+    "pfl": ["pfl>=0.6,<0.7"],
+    "ray": ["ray>=2.55"],
+    "pfllib": ["scikit-learn", "h5py", "matplotlib"],
+    "plato": [
+        *("aiohttp", "boto3", "datasets", "evaluate", "gym", "opacus", "python-socketio", "pyyaml", "requests", "timm"),
+        *("torch-optimizer", "torchvision", "transformers", "zstd"),
+        "lightly>=1.5,<1.6",  # a loss that Plato names is gone since
+    ],
+}
 CANDIDATES = {
     "loop": ("", "loop.py", "a plain loop by hand"),
     "talaria": ("", "talaria_alone.py", "talaria simulate"),
     "flower": ("flower", "flower_own.py", "Flower's FedAvg, Ray"),
     "talaria in flower": ("flower", "flower_talaria.py", "Talaria inside Flower, Ray"),
     "pfl": ("pfl", "pfl_own.py", "Apple pfl"),
+    "pfllib": ("pfllib", "pfllib_own.py", "PFLlib"),
+    "plato": ("plato", "plato_own.py", "Plato, two processes"),
     "ray, one node": ("ray", "ray_nodes.py 1", "talaria simulate --ray, one node"),
     "ray, two nodes": ("ray", "ray_nodes.py 2", "talaria simulate --ray, two nodes"),
 }
 """Name -> the peer that it needs, its program with its arguments, what it is."""
+CHECKOUTS = {"pfllib": "system/flcore/servers/serveravg.py", "plato": "plato/servers/fedavg.py"}
+"""Peers that are imported from a checkout -> a file that it has."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="flower,pfl", help="with commas between: flower, pfl, ray")
+    parser.add_argument("--pfllib", type=Path, help="a checkout of github.com/TsingZ0/PFLlib; runs it, too")
+    parser.add_argument("--plato", type=Path, help="a checkout of github.com/TL-System/plato; runs it, too")
     parser.add_argument("--data", default="fashion-mnist", help="fashion-mnist or smartwatch")
     parser.add_argument("--partition", type=Path, help="npz with train_idx and test_idx per client")
+    parser.add_argument("--clients", type=int, help="only so many of the clients (not with flower)")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/peers.json"))
     asked = parser.parse_args()
     peers = [name for name in asked.only.split(",") if name]
-    if not set(peers) <= set(NEEDS):
-        parser.error(f"--only {asked.only}: peers are {', '.join(NEEDS)}")
+    if not set(peers) <= {"flower", "pfl", "ray"}:
+        parser.error(f"--only {asked.only}: peers are flower, pfl and ray; --pfllib and --plato say where these are")
+    if asked.clients is not None and "flower" in peers:
+        parser.error(f"--clients {asked.clients}: Flower's candidates take all clients; leave flower out of --only")
+    for name, sign in CHECKOUTS.items():
+        if (place := getattr(asked, name)) is not None:
+            if not (place / sign).exists():
+                parser.error(f"--{name} {place}: has no {sign}; give a checkout")
+            peers.append(name)
     if asked.rounds < 2:
         parser.error(f"--rounds {asked.rounds}: the first round is not counted; take 2 at least")
     pythons = {"": Path(sys.executable), **{peer: installed(peer) for peer in peers}}
@@ -58,7 +85,8 @@ def main() -> None:
     for turn in range(asked.turns):
         for name, (peer, program, _) in CANDIDATES.items():
             if peer in pythons:
-                told = measured(pythons[peer], program, asked)
+                checkout = getattr(asked, peer) if peer in CHECKOUTS else None
+                told = measured(pythons[peer], program, asked, checkout)
                 found.setdefault(name, []).append(told)
                 print(f"turn {turn + 1}: {name:18} {told['round_cpu_s']:7.2f} CPU s a round", flush=True)
     rows = {name: row(turns, found["loop"]) for name, turns in found.items()}
@@ -69,7 +97,13 @@ def main() -> None:
             f"memory {one['memory_mb']:.0f} MB  accuracy {one['accuracy']:.3f}"
         )
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    about = {"data": asked.data, "rounds": asked.rounds, "machine": machine(), "python": platform.python_version()}
+    about = {
+        "data": asked.data,
+        "clients": asked.clients,
+        "rounds": asked.rounds,
+        "machine": machine(),
+        "python": platform.python_version(),
+    }
     asked.out.write_text(json.dumps({**about, "table": rows, "turns": found}, indent=1))
     plot(rows, asked.out.with_suffix(".svg"))
 
@@ -81,7 +115,6 @@ def installed(peer: str) -> Path:
     if not done.exists():
         print(f"installing {', '.join(NEEDS[peer])} into {VENVS / peer}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(VENVS / peer)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-qq", *NEEDS[peer]], check=True)
         own = subprocess.run(
             [str(python), "-c", "import site; print(site.getsitepackages()[0])"],
             capture_output=True,
@@ -89,19 +122,22 @@ def installed(peer: str) -> Path:
             text=True,
         ).stdout.strip()
         behind = "; ".join(f"site.addsitedir({folder!r})" for folder in site.getsitepackages())
-        (Path(own) / "zz_behind.pth").write_text(f"import site; {behind}\n")
+        (Path(own) / "zz_behind.pth").write_text(f"import site; {behind}\n")  # first: torch is not installed again
+        subprocess.run([str(python), "-m", "pip", "install", "-qq", *NEEDS[peer]], check=True)
         done.touch()
     return python
 
 
-def measured(python: Path, program: str, asked: argparse.Namespace) -> dict[str, Any]:
+def measured(python: Path, program: str, asked: argparse.Namespace, checkout: Path | None) -> dict[str, Any]:
     """One run of a candidate."""
     file, *given = program.split()
+    given += [] if checkout is None else [str(checkout.resolve())]
     words = [str(python), str(HERE / file), *given, asked.data]
     words += ["-" if asked.partition is None else str(asked.partition.resolve()), str(asked.rounds)]
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     quiet["RAY_ADDRESS"] = "local"  # a cluster that somebody else runs here is not joined
     one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    one |= {} if asked.clients is None else {"PEERS_CLIENTS": str(asked.clients)}
     ran = subprocess.run(words, env=os.environ | quiet | one, capture_output=True, text=True, check=False)
     lines = [line for line in ran.stdout.splitlines() if line.startswith("measured ")]
     if ran.returncode or not lines:

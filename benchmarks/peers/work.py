@@ -5,8 +5,10 @@ Imported by the candidates, each in a venv of its own; Talaria gives them the sa
 
 import json
 import os
+import socket
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,10 @@ def asked() -> dict[str, Any]:
 
 
 def data_of(name: str, partition: str | None) -> Federated:
-    """The data set; the partition fixes which images are whose."""
-    return load(name) if partition is None else load(name, partition=Path(partition))
+    """The data set; the partition fixes which images are whose. PEERS_CLIENTS may keep the first few clients."""
+    data = load(name) if partition is None else load(name, partition=Path(partition))
+    few = int(os.environ.get("PEERS_CLIENTS", len(data.clients)))
+    return replace(data, clients=dict(list(data.clients.items())[:few]))
 
 
 def spec_of(data: Federated) -> ModelSpec:
@@ -70,11 +74,23 @@ def accuracy(model: Module, data: Federated) -> float:
     return sum(found) / len(found)
 
 
-class Meter:
-    """CPU seconds, wall seconds and memory of this process and all below it, round by round."""
+def free_port() -> int:
+    """A port of this machine alone that nobody listens at."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
-    def __init__(self) -> None:
+
+class Meter:
+    """CPU seconds, wall seconds and memory of this process and all below it, round by round.
+
+    ``reaped`` counts also those who came and went between two rounds, as the one who started them has it in its books:
+    for a peer that has a process for each training, none of which is there when a round is over.
+    """
+
+    def __init__(self, reaped: bool = False) -> None:
         self.rounds: list[dict[str, float]] = []
+        self._fields = 4 if reaped else 2
         self._gone: dict[tuple[int, float], float] = {}
         self._cpu, self._wall = self._spent(), time.monotonic()
 
@@ -87,7 +103,7 @@ class Meter:
     def _spent(self) -> float:
         for one in _family():
             try:
-                self._gone[one.pid, one.create_time()] = sum(one.cpu_times()[:2])
+                self._gone[one.pid, one.create_time()] = sum(one.cpu_times()[: self._fields])
             except psutil.Error:
                 continue
         return sum(self._gone.values())

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from talaria_bench import bars
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,11 +32,17 @@ MANY = 100
 def adapters(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     rounds: Annotated[int, typer.Option(help="Side-by-side rounds.", min=3)] = 9,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.")] = None,
 ) -> None:
     """Measure adapters, kept features and merging against full fine-tuning on EfficientNet-Lite0."""
     import json
 
     found = measure(rounds)
+    if plot is not None:
+        ways = found["ways"].items()
+        gains = {"CPU": "time_gain", "memory": "memory_gain"}
+        panels = {unit: {name: row[key] for name, row in ways} for unit, key in gains.items()}
+        bars.draw(panels, "times less than everything trained", plot)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return

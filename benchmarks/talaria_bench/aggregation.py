@@ -18,6 +18,7 @@ import tracemalloc
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from talaria.model.masks import Axis, ChannelLayout, ChannelMask
 from talaria.model.state import to_arrays, to_torch
 from talaria.tensors import Array, Tensors
 from talaria.types import Update
+from talaria_bench import bars
 
 WIDTHS = (64, 128, 256, 512)
 
@@ -220,6 +222,7 @@ def aggregation(
     rounds: Annotated[int, typer.Option(help="Rounds in which all candidates run side by side.")] = 7,
     keep: Annotated[float, typer.Option(help="Kept part of each channel group.")] = 0.5,
     scale: Annotated[float, typer.Option(help="Width of the network; 1 is about 9 million values.")] = 1.0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure the mean under masks beside naive numpy and naive torch: thread CPU time, one thread, interleaved.
@@ -229,6 +232,8 @@ def aggregation(
     """
     torch.set_num_threads(1)
     found = [measure(clients, tiers, scale, rounds, keep) for tiers in (clients, 4)]
+    if plot is not None:
+        bars.draw({f"{one['masks']} masks": one["ms"] for one in found}, "CPU ms of a fold", plot)
     loops = type(row_sums.engine(found[0]["values"])).__name__.lower()
     versions = {"numpy": np.__version__, "torch": torch.__version__, "machine": platform.machine(), "loops": loops}
     if find_spec("numba") is not None:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from talaria_bench import bars
+
 CASES: tuple[tuple[str, tuple[int, ...], int, int, str, float], ...] = (
     ("imu_cnn", (6, 100), 7, 16, "all", 1.0),
     ("imu_cnn", (6, 100), 7, 16, "all", 0.5),
@@ -55,6 +57,7 @@ print(first, int(peak.split()[1]) / 1024, "torch" in sys.modules)
 
 def engines(
     rounds: Annotated[int, typer.Option(help="Rounds in which both engines run side by side.")] = 15,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure a step of SGD with momentum on both engines: thread CPU time, interleaved, as ratios in one run.
@@ -64,6 +67,10 @@ def engines(
     where torch is never imported.
     """
     figures = measure(rounds)
+    if plot is not None:
+        names = [f"{one['model'].rpartition(':')[2]}, {one['trained']}, {one['keep']} kept" for one in figures["steps"]]
+        ratios = [one["ratio"] for one in figures["steps"]]
+        bars.draw({"a step": dict(zip(names, ratios, strict=True))}, "the program's CPU to torch's", plot)
     if as_json:
         typer.echo(json.dumps(figures, indent=1))
         return

@@ -28,6 +28,8 @@ from typing import Annotated, Any
 
 import typer
 
+from talaria_bench import bars
+
 AIMS = {"workers 1": 0.72, "workers 2 (wall)": 0.40, "mlp": 8.0, "imu_cnn": 1.25, "memory_mb": 100.0}
 """Of the loop's CPU seconds, of its wall time; times the loop's steps per CPU second; more than the hundred take."""
 
@@ -51,16 +53,23 @@ class Work:
     partition: str | None = None
 
 
+UNITS = {"CPU of a round": "cpu", "wall time of a round": "wall"}
+
+
 def simulation(
     partition: Annotated[
         Path | None, typer.Option(help="npz with train_idx and test_idx per client; without, one is drawn.")
     ] = None,
     turns: Annotated[int, typer.Option(help="Turns that the candidates take.", min=1)] = 3,
     rounds: Annotated[int, typer.Option(help="Rounds of Fashion-MNIST in each turn.", min=2)] = 4,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure simulated rounds beside a loop by hand: CPU and wall time, steps of small networks, and memory."""
     figures = measure(partition, turns, rounds)
+    if plot is not None:
+        panels = {unit: {name: row[key] for name, row in figures["rounds"].items()} for unit, key in UNITS.items()}
+        bars.draw(panels, "of the plain loop's", plot)
     if as_json:
         typer.echo(json.dumps(figures, indent=1))
         return
