@@ -35,9 +35,7 @@ class Look:
         graph, _ = onnx_file.read(data)
         if len(graph.nodes) > limits.nodes:
             raise WireError(f"graph: {len(graph.nodes)} operators, at most {limits.nodes} are run; make it again")
-        look = Look(graph, limits)
-        look._lookups.all  # noqa: B018 - which refuses what no graph looks up
-        return look
+        return Look(graph, limits)
 
     def write(self) -> bytes:
         """The file that :meth:`read` reads."""

@@ -34,7 +34,10 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Lookups:
-    """All lookups of a graph. Raises :class:`~talaria.errors.WireError` where places come from elsewhere than ``x``."""
+    """All lookups of a graph that has been measured (:func:`talaria.programs.shapes.measure`): its operators have the
+    inputs that they need, each made before it is read.
+
+    Raises :class:`~talaria.errors.WireError` where places come from elsewhere than ``x``."""
 
     graph: Graph
 

@@ -53,10 +53,10 @@ class Program:
         self._ports = _ports(self.graph)
         named = [(name, *name.partition("/")[::2]) for name in self._ports]
         self._reads = [[(port, key) for port, kind, key in named if kind == part] for part in _PARTS]
+        self.cost = self._measured(_sizes(self.graph, self.manifest))
         self.lookups = Lookups(self.graph)
         """What of a batch is looked up in tables."""
         self.lookups.all  # noqa: B018 - which refuses what no program looks up
-        self.cost = self._measured(_sizes(self.graph, self.manifest))
 
     @staticmethod
     def open(path: str | Path, limits: Limits = Limits()) -> Program:

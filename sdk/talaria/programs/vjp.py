@@ -68,7 +68,6 @@ class Vjp:
         if len(graph.nodes) > limits.nodes:
             raise TooLarge(f"program: {len(graph.nodes)} operators, at most {limits.nodes} are run; raise Limits.nodes")
         _require_ports(graph)
-        Lookups(graph).all  # noqa: B018 - which refuses what no derivative looks up
         try:
             given = {p.name: Value(tuple(map(facts.size, p.shape)), p.dtype) for p in graph.inputs}
             outputs = {p.name: tuple(map(facts.size, p.shape)) for p in graph.outputs}
@@ -81,6 +80,7 @@ class Vjp:
                 port.dtype,
             ):
                 raise WireError(f"program: {port.name[:80]!r} is not what it says; build it again")
+        Lookups(graph).all  # noqa: B018 - which refuses what no derivative looks up
         return Vjp(graph, limits)
 
     def run(self, feed: Mapping[str, Array]) -> Tensors:
