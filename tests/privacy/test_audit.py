@@ -9,7 +9,8 @@ import pytest
 
 from talaria.privacy import rule
 from talaria.privacy.accounting import Ledger
-from talaria.privacy.rule import FORMS, Privacy, PrivateMean
+from talaria.privacy.forms import FORMS
+from talaria.privacy.rule import Privacy, PrivateMean
 from talaria.tensors import Tensors
 from talaria_bench.audit import Audit, audited
 

@@ -14,7 +14,8 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.errors import ConfigError, StateError
 from talaria.privacy.clipping import COUNT_NOISE, KEY, WITHIN, clip_in, next_clip, on_values
 from talaria.privacy.coordinates import Coordinates
-from talaria.privacy.rule import FORMS, Privacy, PrivateMean, contribution, private
+from talaria.privacy.forms import FORMS
+from talaria.privacy.rule import Privacy, PrivateMean, contribution, private
 from talaria.seeds import Draws
 from talaria.tensors import Tensors
 from talaria.types import Update

@@ -15,8 +15,9 @@ from talaria.federated.private_rule import private_rule
 from talaria.federated.run import Member
 from talaria.privacy.accounting import epsilon, noise_for
 from talaria.privacy.clipping import clip_in
+from talaria.privacy.forms import FORMS
 from talaria.privacy.messages import decode
-from talaria.privacy.rule import FORMS, Privacy
+from talaria.privacy.rule import Privacy
 from talaria.protocol import words
 from talaria.protocol.events import Received
 from talaria.simulation.run import simulate

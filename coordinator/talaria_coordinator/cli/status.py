@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from talaria.errors import ConfigError, StateError
-from talaria.privacy.rule import FORMS
+from talaria.privacy.forms import FORMS
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import cohort
 from talaria_coordinator.fleet.life import as_it_is

@@ -19,7 +19,8 @@ from talaria.federated.run import Run
 from talaria.federated.server_rule import aggregator_of, least_of
 from talaria.privacy.accounting import Ledger, epsilon, ledger_in
 from talaria.privacy.clipping import clip_in
-from talaria.privacy.rule import FORMS, Privacy
+from talaria.privacy.forms import FORMS
+from talaria.privacy.rule import Privacy
 from talaria.protocol.actions import Counted
 from talaria.tensors import Tensors
 from talaria.types import Update

@@ -17,7 +17,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Row, Select, case, func, 
 from sqlalchemy.exc import SQLAlchemyError
 
 from talaria.errors import StateError
-from talaria.privacy.rule import FORMS
+from talaria.privacy.forms import FORMS
 from talaria_coordinator.fleet.waiting import holding
 from talaria_coordinator.storage import update_summary
 from talaria_coordinator.storage.engine import open_engine

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from talaria.errors import ConfigError
-from talaria.privacy.rule import FORMS
+from talaria.privacy.forms import FORMS
 
 
 @dataclass(frozen=True)

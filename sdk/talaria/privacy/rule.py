@@ -31,16 +31,12 @@ from talaria.privacy.accounting import Ledger, ledger_in
 from talaria.privacy.clipping import COUNT_NOISE, WITHIN, as_tensors, clip_in, clipped, length, next_clip, on_values
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.coordinator import Opened
+from talaria.privacy.forms import FORMS
 from talaria.privacy.in_process import Contribution, identities, plain_sum, secure_sum
 from talaria.privacy.terms import MOST_DEVICES, MOST_METRICS, Terms, majority
 from talaria.tensors import Array, Tensors
 from talaria.types import Update, as_delta
 
-FORMS = {
-    "coordinator": "central: the coordinator adds the noise to the sum",
-    "devices": "shared: each device adds a part of the noise, and the coordinator sees their sum alone",
-}
-"""By ``noise_by``: who adds noise, and so who is trusted to."""
 _FAR = 8.0
 """Standard deviations of a device's noise that still fit between the bounds."""
 

@@ -13,7 +13,8 @@ from talaria.federated.run import Run
 from talaria.foreign import shown
 from talaria.privacy.accounting import ledger_in
 from talaria.privacy.clipping import clip_in
-from talaria.privacy.rule import FORMS, Privacy
+from talaria.privacy.forms import FORMS
+from talaria.privacy.rule import Privacy
 from talaria.tensors import Tensors
 
 
