@@ -470,7 +470,7 @@ def test_the_broker_is_told_bounds_and_rights(tmp_path):
     assert "_ingest-1" not in mosquitto.acl("watch", "_coordinator", [])
     workers = mosquitto.acl("watch", "_coordinator", [], ["_ingest-1"])
     assert "user _ingest-1\ntopic read fl/1/watch/d/+/up/+\ntopic write fl/1/watch/d/echo/up/+\n" in workers
-    assert "topic write fl/1/watch/d/+/dn/+\n\npattern" in workers
+    assert "topic write fl/1/watch/d/echo/up/+\ntopic write fl/1/watch/d/+/dn/+\n\n" in workers
     assert workers.index("user _ingest-1") < workers.index("pattern read")  # its rights are no pattern
     rights = mosquitto.acl("watch", "_coordinator", [])
     assert "pattern write fl/1/watch/d/%u/up/+" in rights

@@ -73,7 +73,8 @@ class Served:
                     wait = AGAIN_S[0]  # it worked for a good while
                 self._tell({"event": "failed", "error": str(error), "again_in_s": wait})
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopped.wait(), wait)
+                    async with asyncio.timeout(wait):
+                        await self._stopped.wait()
                     raise
                 wait = min(2 * wait, AGAIN_S[1])
             else:

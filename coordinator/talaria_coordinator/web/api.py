@@ -198,7 +198,8 @@ def _orders(app: FastAPI, views: Views, give: Mapping[str, Give]) -> None:
             raise HTTPException(409, f"fleet {fleet!r} is not served by this coordinator; ask the one that serves it")
         give[fleet](order)
         try:
-            status = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(order.answer)), ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                status = await asyncio.shield(asyncio.wrap_future(order.answer))
         except ConfigError as error:
             raise HTTPException(409, str(error)) from None
         except TimeoutError:

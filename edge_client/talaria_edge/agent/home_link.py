@@ -82,7 +82,8 @@ class HomeLink:
         await asyncio.gather(*self._work, return_exceptions=True)
         if self._up:
             with suppress(TalariaError, TimeoutError):
-                await asyncio.wait_for(self._inner.publish(f"{self._topic}/alive", b"offline", retain=True), 2.0)
+                async with asyncio.timeout(2.0):
+                    await self._inner.publish(f"{self._topic}/alive", b"offline", retain=True)
                 await self._inner.flush(2.0)
         await self._inner.close()
 

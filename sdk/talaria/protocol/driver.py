@@ -89,7 +89,8 @@ class Driver:
     async def said(self, transport: Transport, timeout: float) -> None:
         """Wait until the line is empty and the broker has it all; ``timeout`` seconds for each at most."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._line.join(), timeout)
+            async with asyncio.timeout(timeout):  # wait_for of Python 3.11 may lose that its task is cancelled
+                await self._line.join()
         await transport.flush(timeout)
 
     async def say_goodbye(self, transport: Transport, topic: str, payload: bytes) -> None:

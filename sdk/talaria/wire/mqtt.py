@@ -251,7 +251,8 @@ class Mqtt:
         if session is None:
             return False
         try:
-            return await asyncio.wait_for(session.settled(), timeout)
+            async with asyncio.timeout(timeout):
+                return await session.settled()
         except TimeoutError:
             return False
 
@@ -362,7 +363,8 @@ class _Session:
         while len(self._flying) >= self._window and not self.lost.is_set():
             self._moved.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), self._flying.patience / 4)
+                async with asyncio.timeout(self._flying.patience / 4):
+                    await self._moved.wait()
             self._require_answers()
         self._require_answers()
         if self.lost.is_set():
