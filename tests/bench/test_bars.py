@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from talaria_bench import bars
 from talaria_bench.aggregation import aggregation
 
