@@ -41,7 +41,7 @@ def test_the_terminals_view_takes_no_markup_from_a_reason(capsys, reason):
     device = {"device": "eve", "online": True, "boot": 1, "seen": 0.0, "quarantine": reason, "retired": False}
     row = {"attempt": 1, "round": 1, "cohort": 2, "counted": None, "seconds": None, "bytes_up": 0, "failure": reason}
     row |= {"bytes_down": None, "bytes_dense": None, "means": {}}
-    nobody = {"waits_for": [], "canary": [], "privacy": None, "resting": []}
+    nobody = {"waits_for": [], "canary": [], "privacy": None, "resting": [], "workers": []}
     fleet = {"fleet": "watch", "status": "running", "round": 0, "rounds": 1, "epoch": 1, "model_digest": "ab" * 32}
     render({**fleet, "history": [row], "devices": [device], "waiting": None, "certificates": None, **nobody})
     shown = capsys.readouterr().out

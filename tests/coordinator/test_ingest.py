@@ -127,6 +127,35 @@ def test_a_worker_that_comes_anew_is_told_what_is_open_and_nothing_else():
     run(story)
 
 
+def test_how_a_worker_is_can_be_asked_at_any_time():
+    async def story(desk, seat):
+        async def until(true):
+            while not true(seat.worker):
+                await asyncio.sleep(0.01)
+
+        assert (seat.worker.pid, seat.worker.connected, seat.worker.word) == (None, False, "it is being started")
+        worker = await desk.workers.get()
+        await until(lambda now: now.pid == 7)
+        began = seat.worker.since
+        seat.follow("anna")
+        seat.take(("bela", "b" * 16), CUT)
+        worker.says(w.Linked(True), w.Kept(*KEY, "{}"), w.Unfit("bela", "b" * 16, "x" * 999))
+        await until(lambda now: now.word.startswith("an update of bela does not fit: xxx"))
+        now = seat.worker
+        assert (now.connected, now.devices, now.updates, len(now.word), now.since) == (True, 2, 1, 200, began)
+        assert now.heard >= began
+        worker.writer.close()
+        await until(lambda now: now.word == "ended with status -9")
+        assert (seat.worker.pid, seat.worker.connected) == (None, False)
+        again = await desk.workers.get()
+        await until(lambda now: now.pid == 7)
+        assert (seat.worker.devices, seat.worker.updates) == (2, 0)
+        assert seat.worker.since > began
+        again.writer.close()
+
+    run(story)
+
+
 def test_models_are_sent_by_a_worker_that_reaches_the_broker():
     async def story(desk, seat):
         asked = a.SendChunks("watch", "anna", "x", 3, 0, CUT, (0, 2), "dn")

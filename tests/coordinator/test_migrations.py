@@ -122,7 +122,7 @@ def test_the_series_is_what_the_code_says():
 def test_an_older_database_is_brought_up_to_date_without_loss(place, tmp_path):
     older(place, "0001")
     written_before_the_names(place)
-    with pytest.raises(StateError, match="of revision 0001, this version's of 0009; serve it once"):
+    with pytest.raises(StateError, match="of revision 0001, this version's of 0010; serve it once"):
         place.open(make=False)
     with place.open() as store:
         is_what_was_written(store, tmp_path)
@@ -193,7 +193,7 @@ def test_a_newer_database_is_refused_and_left_alone(place):
     before = everything(place)
     place.sql("UPDATE alembic_version SET version_num = '0099'")
     for make in (True, False):
-        with pytest.raises(StateError, match=r"of revision 0099.*none after 0009; update Talaria"):
+        with pytest.raises(StateError, match=r"of revision 0099.*none after 0010; update Talaria"):
             place.open(make=make)
     place.sql(f"UPDATE alembic_version SET version_num = '{migrate.HEAD}'")
     assert everything(place) == before

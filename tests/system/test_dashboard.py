@@ -18,7 +18,7 @@ from talaria.model.spec import ModelSpec
 from talaria_coordinator.cli.status import read_status, render
 from talaria_coordinator.config.api import ApiConfig
 from talaria_coordinator.config.fleet import FleetConfig
-from talaria_coordinator.storage.records import Spent
+from talaria_coordinator.storage.records import Spent, Worker
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.web.api import make_api
 from talaria_coordinator.web.metrics import Metrics
@@ -162,6 +162,33 @@ def test_what_privacy_has_cost_is_told_everywhere_and_by_whose_noise(tmp_path, p
     assert f"epsilon 7.5 of 8 at delta 1e-05, of the device counted most often (2 rounds); {form}" in shown
 
 
+def test_ingest_workers_are_told_by_the_api_the_status_and_the_page(tmp_path, page):
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", rounds=3)
+    config = FleetConfig(name="watch", run=run, state=tmp_path, members=("anna", "bela"), workers=2)
+    here = Worker(number=0, pid=77, since=1e9, connected=True, devices=3, updates=41, heard=1e9 + 5, word="it [b]works")
+    gone = Worker(number=1, pid=None, since=1e9, connected=False, devices=2, updates=7, heard=1e9, word=EVIL)
+    with Store(tmp_path / "coordinator.db") as store:
+        store.enter("watch", run.to_json(), "a" * 64, "b" * 64)
+        store.note_workers("watch", [here, gone])
+        views, api = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)
+        with listening(api) as sock, serving(make_api(views), api, sock):
+            told = httpx.get(f"{url_of(api, sock)}/api/v1/fleets/watch").json()["workers"]
+            dom = page(url_of(api, sock))
+        with pytest.MonkeyPatch.context() as wide, io.StringIO() as out, redirect_stdout(out):
+            wide.setenv("COLUMNS", "300")
+            render(read_status(config))
+            shown = out.getvalue()
+        store.enter("watch", run.to_json(), "a" * 64, "b" * 64)  # nobody is here until heard
+        assert views.fleet("watch").workers == []
+        views.close()
+    assert told == [vars(here), vars(gone)]
+    rows = text_of(dom, "workers")
+    assert re.search(r"0 77 connected \S+ days ago 3 41 \S+ days ago it \[b\]works 1 – gone \S+ days ago 2 7 ", rows)
+    assert "<img" not in dom
+    assert re.search(r"0 . 77 .* yes .* 3 . +41 .* it \[b\]works", shown)
+    assert re.search(r"1 . gone .* 2 . +7 ", shown)
+
+
 def test_what_a_device_says_stays_text(odd, page):
     config = ApiConfig(port=0)
     with listening(config) as sock, serving(make_api(odd), config, sock):
@@ -173,6 +200,7 @@ def test_what_a_device_says_stays_text(odd, page):
     assert "Release" in text_of(dom, "quarantine")
     assert "No update has come yet." in dom
     assert "not every algorithm does" in dom
+    assert re.search(r'id="workers-card" hidden', dom)
 
 
 @pytest.fixture

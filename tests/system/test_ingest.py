@@ -45,6 +45,8 @@ def test_a_fleet_with_keys_on_postgresql_loses_nothing_with_its_workers(keyed, p
     async def scenario():
         pids = [(await one.told_of("ingest", worker=number))["pid"] for number in (0, 1)]
         await one.told_of("about-to-learn", count=3)  # all have the model, which workers send
+        while [(one.pid, one.connected, one.devices) for one in noted()] != [(pids[0], True, 1), (pids[1], True, 2)]:
+            await asyncio.sleep(0.1)
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         may_learn.set()
@@ -59,7 +61,12 @@ def test_a_fleet_with_keys_on_postgresql_loses_nothing_with_its_workers(keyed, p
             assert again["pid"] not in pids
             os.kill(again["pid"], signal.SIGKILL)
 
+    def noted():
+        with one.store as store:
+            return store.fleet("watch").workers
+
     one.live(scenario)
+    assert noted() == (), "none is left when the coordinator has gone"
     assert [len(one.of("ingest-lost", worker=number)) for number in (0, 1)] == [2, 2]
     assert one.counted() == {round: list(MEMBERS) for round in (1, 2, 3)}
     assert one.learned_what_simulation_learns()

@@ -51,6 +51,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
             "resting": sorted(rest),
             "canary": fleet.life.canary.get("members", []),
             "privacy": None if fleet.spent is None else vars(fleet.spent),
+            "workers": [vars(worker) for worker in fleet.workers],
             "history": [
                 {
                     "attempt": r.attempt,
@@ -151,11 +152,13 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         means = ", ".join(f"{name} {value:.4g}" for name, value in told["means"].items())
         text = f"means within the sum of round {told['round']}, over {told['counted']} devices: {means}"
         console.print(_plain(text), highlight=False, soft_wrap=True)
+    if found["workers"]:
+        console.print(_workers(found["workers"]))
     devices = Table(title="devices")
     for heading in ("device", "online", "boot", "seen", "quarantine"):
         devices.add_column(heading)
     for row in found["devices"]:
-        seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["seen"]))
+        seen = _clock(row["seen"])
         devices.add_row(
             row["device"],
             _here(row),
@@ -164,6 +167,23 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
             _plain(row["quarantine"]),
         )
     console.print(devices)
+
+
+def _workers(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="ingest workers")
+    for heading in ("worker", "pid", "since", "broker", "devices", "updates", "last heard", "last word"):
+        table.add_column(heading, justify="right" if heading in ("worker", "devices", "updates") else "left")
+    for row in rows:
+        here, link = row["pid"] is not None, "yes" if row["connected"] else "no"
+        table.add_row(
+            str(row["number"]), str(row["pid"]) if here else "gone", _clock(row["since"]), link if here else "-",
+            str(row["devices"]), str(row["updates"]), _clock(row["heard"]), _plain(row["word"]),
+        )  # fmt: skip
+    return table
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _bytes(size: int | None, devices: int | None, dense: int | None) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from talaria.errors import StateError, WireError
@@ -19,6 +22,9 @@ from talaria_coordinator.fleet.secure import Secure
 from talaria_coordinator.fleet.uploads import Uploads, begun, enter, receive
 from talaria_coordinator.storage.records import Fleet
 from talaria_coordinator.storage.store import Store
+
+NOTED_S = 2.0
+"""Seconds after which it is kept in the record how the workers are, where that has changed."""
 
 Chunks = dict[tuple[str, str], frozenset[int]]
 Answer = e.Stored | e.UpdateRejected | e.Damaged
@@ -138,7 +144,17 @@ class Relayed:
         self._pool = Pool([Seat(number, recruit, hands, sent) for number in range(config.workers)])
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
-        return [seat.live() for seat in self._pool.seats]
+        return [self._note(), *(seat.live() for seat in self._pool.seats)]
+
+    async def _note(self) -> None:
+        """Keep in the record how the workers are: whoever asks for the fleet's status reads that."""
+        known = None
+        while True:
+            now = self._pool.workers
+            if now != known:
+                note, known = partial(self._store.note_workers, self._fleet, now), now
+                await insist(note, lambda error: self._hands.tell("error", error=error))
+            await asyncio.sleep(NOTED_S)
 
     def resume(self, transfers: Mapping[tuple[str, str], Cut]) -> Chunks:
         self._uploads.prepare()
@@ -190,6 +206,8 @@ class Relayed:
 
     def close(self) -> None:
         self._uploads.close()
+        with suppress(StateError):  # the next start forgets them
+            self._store.note_workers(self._fleet, ())
 
 
 def _complain(hands: Hands, upload: a.Complete, error: str) -> None:

@@ -19,7 +19,7 @@ from talaria_coordinator.storage.tables import METADATA
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
 HEAD = REVISIONS[-1]
 RENAMED = (
     ("fleets", "step", "round"),
@@ -45,6 +45,7 @@ ADDED = (
     ("attempts", "down"),
     ("attempts", "dense"),
     ("attempts", "means"),
+    ("fleets", "workers"),
 )
 """Columns that later revisions added."""
 _VERSION = table("alembic_version", column("version_num"))

@@ -68,6 +68,30 @@ class Spent:
         return None if text is None else Spent(**json.loads(text))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """An ingest worker, by its ``number`` from 0. Times are unix seconds.
+
+    ``pid`` is its process, None where none lives just now; ``since`` says when that was started, or ended.
+    ``connected``: it reaches the broker. ``devices`` is how many it owns, of those that have come since the coordinator
+    began, and ``updates`` how many it has checked and kept since it was started. ``word`` is its last word, said at
+    ``heard``."""
+
+    number: int
+    pid: int | None
+    since: float
+    connected: bool
+    devices: int
+    updates: int
+    heard: float
+    word: str
+
+
+def workers_of(text: str | None) -> tuple[Worker, ...]:
+    """The ingest workers that are stored; none for NULL."""
+    return () if text is None else tuple(Worker(**one) for one in json.loads(text))
+
+
 @dataclass(frozen=True)
 class Fleet:
     """A fleet after ``round`` committed rounds of learning, out of ``tried`` that were opened.
@@ -86,6 +110,7 @@ class Fleet:
     roster: tuple[str, ...]
     life: Life = field(default_factory=Life)
     spent: Spent | None = None
+    workers: tuple[Worker, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,7 +175,7 @@ def fleet_of(row: Row[Any]) -> Fleet:
     roster = tuple(json.loads(row.roster)) if row.roster else ()
     return Fleet(
         row.fleet, row.run, row.epoch, row.round, row.tried, row.status, row.model_digest, row.server, roster,
-        Life.of(row.life), Spent.of(row.privacy),
+        Life.of(row.life), Spent.of(row.privacy), workers_of(row.workers),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ from talaria_coordinator.storage.records import (
     Life,
     Received,
     Spent,
+    Worker,
     attempt_of,
     device_of,
     fleet_of,
@@ -177,7 +178,7 @@ class Store:
                 append(tx, "fleet-created", {"model_digest": model_digest}, fleet=fleet)
             else:
                 require_same_run(fleet_of(row), run)
-                tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(epoch=epoch))
+                tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(epoch=epoch, workers=None))
                 # Nobody is known to be here until heard: what was recorded may be old, or a backup's. Who was here when
                 # the coordinator ended was not away since it came.
                 here = (DEVICES.c.fleet == fleet) & (DEVICES.c.online == 1)
@@ -203,6 +204,12 @@ class Store:
         with self._writing(fleet) as tx:
             tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(status=status))
             append(tx, f"fleet-{status}", _why(reason), fleet=fleet)
+
+    def note_workers(self, fleet: str, workers: Sequence[Worker]) -> None:
+        """How the fleet's ingest workers are now; for people, so that it is in no log."""
+        text = json.dumps([asdict(one) for one in workers]) if workers else None
+        with self._writing(fleet) as tx:
+            tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(workers=text))
 
     def extend(self, fleet: str, rounds: int) -> int:
         """Let the fleet's run go on for ``rounds`` rounds more, from what it has learned; how many it has then. One

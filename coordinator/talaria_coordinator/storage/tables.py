@@ -24,6 +24,7 @@ CLAIMED = Integer().with_variant(BigInteger(), "postgresql")
 # quorum is tried again under a new number. `model_digest` and `server` are digests of what `round` rounds have learned.
 # `privacy` is small JSON of what differential privacy has cost (records.Spent); NULL where nothing is counted.
 # `life` is small JSON of what became of the run since (records.Life); NULL where it is the one that fleet.toml gave.
+# `workers` is small JSON of the ingest workers while the fleet is served (records.Worker); NULL where there are none.
 FLEETS = Table(
     "fleets",
     METADATA,
@@ -39,6 +40,7 @@ FLEETS = Table(
     Column("created", Float, nullable=False),
     Column("life", Text),
     Column("privacy", Text),
+    Column("workers", Text),
 )
 
 ATTEMPTS = Table(

@@ -21,7 +21,7 @@ from talaria.privacy.forms import FORMS
 from talaria_coordinator.fleet.waiting import holding
 from talaria_coordinator.storage import update_summary
 from talaria_coordinator.storage.engine import open_engine
-from talaria_coordinator.storage.records import Life, Spent, means_of
+from talaria_coordinator.storage.records import Life, Spent, means_of, workers_of
 from talaria_coordinator.storage.tables import (
     ATTEMPTS,
     DEVICES,
@@ -44,6 +44,7 @@ from talaria_coordinator.web.schemas import (
     SpentView,
     Spread,
     UpdateView,
+    WorkerView,
 )
 
 PAIRED = 64
@@ -212,6 +213,7 @@ def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
         waits_for=holding(machine),
         canary=list(Life.of(row.life).canary.get("members", [])),
         privacy=spent_view(Spent.of(row.privacy)),
+        workers=[WorkerView(**vars(one)) for one in workers_of(row.workers)],
     )
 
 

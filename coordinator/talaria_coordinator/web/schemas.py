@@ -32,11 +32,29 @@ class SpentView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerView:
+    """An ingest worker as it was a second or two ago. ``pid`` is its process, null where none lives just now;
+    ``since`` says when that was started, or ended. ``connected``: it reaches the broker. ``devices`` is how many it
+    owns, of those that came since the coordinator began, ``updates`` how many it has checked and kept since it was
+    started. ``word`` is what was last heard of it, at ``heard``."""
+
+    number: int
+    pid: int | None
+    since: float
+    connected: bool
+    devices: int
+    updates: int
+    heard: float
+    word: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class FleetView:
     """A fleet after ``round`` of ``rounds`` committed rounds of learning, out of ``tried`` that were opened.
     ``waits_for`` names the first of those who keep the open round waiting, with how far each is (``phase``) and whether
     it is ``online``; ``canary`` names those who try the present run before all others, while they do.
-    ``privacy`` is null where no noise is added."""
+    ``privacy`` is null where no noise is added. ``workers`` are its ingest workers, none where the coordinator's own
+    process takes all updates, or the fleet is not served."""
 
     name: str
     status: str
@@ -55,6 +73,7 @@ class FleetView:
     waits_for: list[dict[str, Any]]
     canary: list[str]
     privacy: SpentView | None
+    workers: list[WorkerView]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,15 @@ from talaria.protocol.driver import Sent
 from talaria.wire.chunks import Cut
 from talaria_coordinator.fleet.hands import Hands
 from talaria_coordinator.fleet.ingest import words as w
+from talaria_coordinator.storage.records import Worker, storable
 
 AGAIN_S = (0.2, 30.0)
 """Seconds until a worker that died is started again, at first and at most."""
 WELL_S = 30.0
 """One that lived so long did not die of its start."""
+
+LONGEST = 200
+"""Characters that are kept of a worker's last word."""
 
 Key = tuple[str, str]
 
@@ -78,6 +82,11 @@ class Pool:
         """Forget an upload."""
         self._of(device).drop((device, xfer))
 
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """How each worker is now."""
+        return tuple(seat.worker for seat in self.seats)
+
     def _of(self, device: str) -> Seat:
         return self.seats[owner(device, len(self.seats))]
 
@@ -96,6 +105,18 @@ class Seat:
     _now: Colleague | None = None
     _linked: bool = False
     _sum: asyncio.Future[w.Sum | None] | None = None
+    _since: float = field(default_factory=time.time)
+    _updates: int = 0
+    _heard: tuple[float, str] = field(default_factory=lambda: (time.time(), "it is being started"))
+
+    @property
+    def worker(self) -> Worker:
+        """Who sits here, and how that goes."""
+        pid, (heard, word) = None if self._now is None else self._now.process.pid, self._heard
+        return Worker(
+            number=self.number, pid=pid, since=self._since, connected=self._linked, devices=len(self._devices),
+            updates=self._updates, heard=heard, word=word,
+        )  # fmt: skip
 
     def follow(self, device: str) -> None:
         """Own this device."""
@@ -164,11 +185,14 @@ class Seat:
             if time.monotonic() - began >= WELL_S:
                 wait = AGAIN_S[0]
             self.hands.tell("ingest-lost", worker=self.number, reason=why, again_in_s=wait)
+            self._since = time.time()
+            self._note(why)
             await asyncio.sleep(wait)
             wait = min(2 * wait, AGAIN_S[1])
 
     async def _work_with(self, colleague: Colleague) -> str:
         self._now, why = colleague, ""
+        self._since, self._updates = time.time(), 0
         self.hands.tell("ingest", worker=self.number, pid=colleague.process.pid)
         for device in self._devices:
             self._say(w.Follow(device))
@@ -194,6 +218,7 @@ class Seat:
 
     async def _hear(self, word: w.Word) -> None:
         now = time.monotonic()
+        self._note(w.told(word))
         match word:
             case w.Linked():
                 self._linked = word.up
@@ -207,6 +232,7 @@ class Seat:
                 await self.hands.put(e.Received(now, word.topic, word.payload, word.retained))
             case w.Kept() | w.Unfit() | w.Torn():
                 key = word.device, word.xfer
+                self._updates += isinstance(word, w.Kept)
                 if not isinstance(word, w.Torn):
                     self._uploads.pop(key, None)  # whoever comes next has nothing to do with it
                 answer = self._checks.pop(key, None)
@@ -221,6 +247,9 @@ class Seat:
                 self.hands.tell("error", device=word.device, error=word.error)
             case _:
                 raise WireError(f"ingest: {type(word).__name__} is not for a worker to say")
+
+    def _note(self, text: str) -> None:
+        self._heard = time.time(), storable(text[:LONGEST])
 
     def _say(self, word: w.Word) -> None:
         if self._now is not None:

@@ -187,6 +187,30 @@ def packed(word: Word) -> bytes:
     return data
 
 
+def told(word: Word) -> str:
+    """What a worker's word says, for people."""
+    match word:
+        case Linked():
+            return "it reaches the broker" if word.up else f"it does not reach the broker: {word.reason}"
+        case Has():
+            return f"an upload of {word.device} is awaited"
+        case Came():
+            return f"chunks of {word.device} came"
+        case Kept():
+            return f"an update of {word.device} is kept"
+        case Unfit():
+            return f"an update of {word.device} does not fit: {word.reason}"
+        case Torn():
+            return f"an update of {word.device} came damaged"
+        case Sum():
+            return "a round is folded" if word.model else "a round is left to the coordinator"
+        case Sent():
+            return "chunks of the global model went out"
+        case Trouble():
+            return f"with {word.device}: {word.error}"
+    return "a message is handed on"
+
+
 async def words(reader: StreamReader) -> AsyncIterator[Word]:
     """What the other side says, until it is gone. Raises :class:`~talaria.errors.WireError` for what no version of it
     says."""

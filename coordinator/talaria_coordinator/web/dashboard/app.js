@@ -240,6 +240,14 @@ function show(about, rounds, devices, shut, events, overlap) {
     ...(rounds.some((r) => Object.keys(r.means).length) ? [["means within the sum", (r) => Object.entries(r.means)
       .map(([name, value]) => `${name} ${value.toPrecision(4)}`).join(", ")]] : []), ["why it failed", (r) => r.failure || "", "text"],
   ], rounds, "No round was opened yet: the coordinator waits for its devices."));
+  $("workers-card").hidden = !about.workers.length;
+  put("workers", table([
+    ["worker", (w) => String(w.number), "n"], ["pid", (w) => (w.pid === null ? "–" : String(w.pid)), "n"],
+    ["link", (w) => make("span", { class: w.connected ? "up" : w.pid === null ? "no" : "down" },
+      w.pid === null ? "gone" : w.connected ? "connected" : "away")],
+    ["since", (w) => ago(w.since)], ["devices", (w) => String(w.devices), "n"], ["updates", (w) => String(w.updates), "n"],
+    ["last heard", (w) => ago(w.heard)], ["last word", (w) => w.word, "text"],
+  ], about.workers, "The coordinator takes all updates itself."));
   put("devices", table([
     ["device", (d) => d.device],
     ["link", (d) => make("span", { class: d.quarantine ? "no" : d.online && !d.retired ? "up" : "down" },
