@@ -64,7 +64,7 @@ format: $(VENV)/.dev ## Mend what ruff can mend by itself, and lay out all files
 hooks: $(VENV)/.dev ## Let every commit run ruff and mypy first (pre-commit, from .venv, without network)
 	$(BIN)/pre-commit install
 
-check: $(VENV)/.dev ## Lint, format, types, import contracts; units, composition, board and alert rules in deploy/
+check: $(VENV)/.dev ## Lint, format, types, import contracts; units, image, composition, board and alert rules in deploy/
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

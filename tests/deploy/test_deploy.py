@@ -4,10 +4,12 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -54,6 +56,43 @@ def test_board_and_alerts_ask_for_figures_that_there_are(tmp_path: Path) -> None
     known, asked = figures(tmp_path), {name for text in expressions() for name in FIGURE.findall(text)}
     assert len(asked) > 20
     assert asked <= known, asked - known
+
+
+def test_board_and_alerts_are_queries_that_prometheus_takes() -> None:
+    for text in expressions():
+        promql_parser.parse(text)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "rate(talaria_errors_total) > 0",
+        "increase(talaria_errors_total[15m]",
+        "talaria_broker_up[5m] == 0",
+        "sum by fleet (talaria_devices)",
+        "increases(talaria_errors_total[15m])",
+    ],
+)
+def test_a_wrong_query_is_noticed(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        promql_parser.parse(wrong)
+
+
+def test_hadolint_has_nothing_to_say_of_the_image(tmp_path: Path) -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    assert linted(text, tmp_path) == []
+    for right, wrong in (("USER 10001", "USER root"), ("ENTRYPOINT", "ENTRYPOINTS"), (":3.11-slim", "")):
+        assert right in text
+        assert linted(text.replace(right, wrong), tmp_path), f"{wrong} is noticed"
+
+
+def linted(text: str, folder: Path) -> list[str]:
+    """What hadolint, of this environment, has to say about a Containerfile."""
+    (folder / "Containerfile").write_text(text)
+    hadolint = Path(sys.executable).with_name("hadolint")
+    ran = subprocess.run([hadolint, folder / "Containerfile"], capture_output=True, text=True, check=False, timeout=60)
+    assert bool(ran.returncode) == bool(ran.stdout), ran.stderr
+    return ran.stdout.splitlines()
 
 
 def test_documented_states_and_outcomes_are_the_ones_asked_for() -> None:
