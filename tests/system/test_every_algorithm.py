@@ -4,8 +4,10 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from torch.nn import Module
 
 from talaria import tasks, tensors
 from talaria.algorithms import ALGORITHMS
@@ -16,6 +18,7 @@ from talaria.federated.run import Member, Run
 from talaria.model.spec import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.simulation.run import simulate
+from talaria.training.engine import predict
 from talaria.types import Recipe, Samples
 from talaria_coordinator.broker import open_broker
 from talaria_coordinator.config.fleet import FleetConfig
@@ -25,7 +28,11 @@ from talaria_coordinator.storage.store import Store
 from talaria_edge.agent.agent import Agent
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
+from talaria_edge.deployment import gate
 from talaria_edge.storage.state import DeviceStore
+from talaria_export import make_bundle
+from talaria_export.bundle.bundle import open_bundle
+from talaria_export.runtime.session import session_of
 
 SPEC = ModelSpec("imu_cnn", (3, 16), 3)
 
@@ -57,8 +64,9 @@ def data_of(seed, task=tasks.CLASSIFICATION):
     return DeviceData(Samples.of(x[:12], y[:12], task), Samples.of(x[12:], y[12:], task))
 
 
-async def together(folder, url, name, run, data, plans, told):
-    """A coordinator and its devices, each with its own connection, until the last round; ``told`` is what they tell."""
+async def together(folder, url, name, run, data, plans, told, bundles=()):
+    """A coordinator and its devices, each with its own connection, until the last round; ``told`` is what they tell.
+    Those in ``bundles`` deploy what they serve."""
     fleet = f"{name}-{run.task}".replace("_", "-")  # of its own: what another fleet left on the broker is not waited for
     config = FleetConfig(name=fleet, run=run, state=folder, members=tuple(data), stay=False, retry_s=0.3, deadline_s=60)
     store, blobs = Store(folder / "db"), FolderBlobs(folder / "blobs")
@@ -68,7 +76,8 @@ async def together(folder, url, name, run, data, plans, told):
             Agent(
                 DeviceConfig(
                     device=who, fleet=fleet, broker=url, state=folder / who, retry_s=0.3, plan=plans.get(who),
-                    source=Given(lambda who=who: data[who]), allow=("mypkg",),
+                    source=Given(lambda who=who: data[who]), allow=("mypkg",), variants=("fp32",),
+                    bundle=folder / f"{who}.talaria" if who in bundles else None,
                 ),
                 worker=worker, report=told.append,
             )
@@ -113,6 +122,53 @@ def test_simulation_and_fleet_agree(tmp_path, broker, name, task, spec):
         narrow = [False] * 3
     assert parts_of(told, "anna") == narrow
     assert parts_of(told, "bela") == (narrow if name == "hermes" else [False] * len(narrow))
+
+
+@pytest.mark.parametrize("task", [tasks.CLASSIFICATION, *TASKS])
+def test_devices_deploy_what_is_better_by_their_task_and_keep_what_is_as_good(tmp_path, broker, task):
+    """anna has nothing in force, bela what answers the opposite, carl the very model that will be learned."""
+    run = Run(
+        spec=TASKS.get(task, SPEC), algorithm="fedper", recipe=Recipe(batch=6, lr=0.02, epochs=8), rounds=2, seed=3,
+        task=task,
+    )  # fmt: skip
+    data = {"anna": data_of(1, task), "bela": data_of(2, task), "carl": data_of(3, task)}
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        members = {who: Member(who, own.train, own.val) for who, own in data.items()}
+        learned = simulate(run, members)
+        for who in ("bela", "carl"):
+            made, model = tmp_path / f"{who}.made", learned.personal(members[who])
+            model = Opposite(model).eval() if who == "bela" else model
+            make_bundle(made, model, example=data[who].train.x[:1], variants=("fp32",), task=task, seconds=0)
+            (tmp_path / who).mkdir()
+            gate.deploy(tmp_path / who, made.read_bytes(), tmp_path / f"{who}.talaria")
+        given = asyncio.run(together(tmp_path, broker, f"gate-{task}", run, data, {}, [], tuple(data)))
+        anna, bela, carl = given[2]
+        for who, own in data.items():
+            expected = predict(learned.personal(members[who]), own.val.x)
+            served = session_of(open_bundle(tmp_path / f"{who}.talaria"))(own.val.x)
+            np.testing.assert_allclose(served, expected, atol=1e-3 * np.abs(expected).max())
+    finally:
+        torch.set_num_threads(before)
+    assert (anna["deployed"], anna["why"]) == (True, "nothing is deployed yet")
+    assert bela["deployed"]
+    assert bela["why"].startswith("better: ")
+    assert bela["accuracy"]["new"] > bela["accuracy"]["in_force"]
+    assert not carl["deployed"]
+    assert carl["why"].startswith("not better: ")
+    assert carl["accuracy"]["new"] == carl["accuracy"]["in_force"] > tasks.of(task).lowest
+
+
+class Opposite(Module):
+    """Answers the opposite of another model."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return -self.model(x)
 
 
 @pytest.mark.parametrize("task", TASKS)
