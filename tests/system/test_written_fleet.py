@@ -12,13 +12,14 @@ from talaria_coordinator.storage.store import Store
 
 @pytest.fixture
 def mine(tmp_path):
-    """Three clients with names of their own, and samples that any machine makes alike."""
+    """Three clients with names of their own, one of which no device may have, and samples that any machine makes
+    alike."""
     draw = np.random.default_rng(0)
     y = np.tile(np.arange(3), 30)
     x = draw.normal(0, 1, (90, 6, 32)).astype(np.float32)
     x[:, 0] += y[:, None]
     path = tmp_path / "mine.npz"
-    np.savez(path, x=x, y=np.array(["rest", "walk", "run"])[y], client=np.repeat(["anna", "bela", "carl"], 30))
+    np.savez(path, x=x, y=np.array(["rest", "walk", "run"])[y], client=np.repeat(["Anna Jäger", "bela", "carl"], 30))
     return path
 
 
@@ -53,4 +54,5 @@ def test_the_written_fleet_learns_what_was_simulated(fleet, command, mine, tmp_p
         for name in told["clients"]
     }
     assert parameters == {name: client["parameters"] for name, client in told["clients"].items()}
-    assert parameters["bela"] < parameters["anna"]
+    (anna,) = json.loads((folder / "names.json").read_text())
+    assert parameters["bela"] < parameters[anna]

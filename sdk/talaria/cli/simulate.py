@@ -206,7 +206,7 @@ def simulate(
     if asked.picked:
         typer.echo(f"engine: {asked.engine}, for {asked.picked}", err=True)
     if write_fleet is not None:
-        write_down(asked, write_fleet, quiet=as_json)
+        asked = write_down(asked, write_fleet, quiet=as_json)
         if no_training:
             return
     if save is not None:

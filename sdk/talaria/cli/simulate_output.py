@@ -25,10 +25,12 @@ from rich.text import Text
 
 from talaria import tasks
 from talaria.data.federated import Federated
+from talaria.foreign import shown
+from talaria.simulation.device_ids import ids_of
 from talaria.simulation.experiment import Experiment
 from talaria.simulation.result import Result
 from talaria.simulation.simulator import RoundFacts
-from talaria.simulation.write_fleet import FLEET, Written, write_fleet
+from talaria.simulation.write_fleet import FLEET, NAMES, Written, write_fleet
 
 LOOK_BACK = 600.0
 """Seconds over which the rate is taken: some rounds, also where one takes a minute."""
@@ -78,8 +80,12 @@ def shown_progress(
         yield step
 
 
-def write_down(asked: Experiment, folder: Path, *, quiet: bool) -> None:
-    """Write the fleet that is about to be simulated, and say what to type to learn it for real."""
+def write_down(asked: Experiment, folder: Path, *, quiet: bool) -> Experiment:
+    """Write the fleet that is about to be simulated, and say what to type to learn it for real. What is to be simulated
+    then has the names of the devices."""
+    ids = ids_of((*asked.data.clients, *asked.data.newcomers))
+    names = {device: client for client, device in ids.items() if client != device}
+    asked = asked.as_fleet()
     write_fleet(
         folder,
         Written(
@@ -91,6 +97,7 @@ def write_down(asked: Experiment, folder: Path, *, quiet: bool) -> None:
             buffering=asked.buffering,
             engine=asked.engine,
             privacy=asked.privacy,
+            names=names,
         ),
     )
     differs = None
@@ -99,6 +106,16 @@ def write_down(asked: Experiment, folder: Path, *, quiet: bool) -> None:
     elif asked.buffering is not None or asked.over:
         differs = "Who comes first is drawn in the simulation and real in the fleet"
     typer.echo(next_steps(folder, asked.data, differs), err=quiet)
+    if names:
+        typer.echo(called(names, folder), err=quiet)
+    return asked
+
+
+def called(names: Mapping[str, str], folder: Path) -> str:
+    """Which devices are called otherwise than their clients."""
+    first = ", ".join(f"{shown(client)} is {device}" for device, client in list(names.items())[:6])
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return f"Devices have names of their own here and in what is simulated: {first}{more}; {folder / NAMES} has all."
 
 
 def next_steps(folder: Path, data: Federated, differs: str | None) -> str:

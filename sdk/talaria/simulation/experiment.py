@@ -29,6 +29,7 @@ from talaria.planning.plan import Plan
 from talaria.privacy.rule import Privacy, as_plain
 from talaria.simulation import checkpoint
 from talaria.simulation.asked import buffering_of, data_of, plans_of, spec_of, task_of
+from talaria.simulation.device_ids import as_devices, ids_of
 from talaria.simulation.pick_engine import AUTO, Pick, pick
 from talaria.simulation.private_run import settled
 from talaria.simulation.result import Result
@@ -68,6 +69,18 @@ class Experiment:
         asked = {**self.asked, "run": json.loads(run.to_json()), "plans": {}, "aggregator": None, "own_rule": False}
         asked |= {"buffering": None, "over": 0.0, "privacy": None}
         return replace(self, run=run, plans={}, rule=None, buffering=None, over=0.0, privacy=None, asked=asked)
+
+    def as_fleet(self) -> Experiment:
+        """The same under names that devices may have (:mod:`talaria.simulation.device_ids`): draws and the order of a
+        sum follow the names, and so the fleet that is written down learns these bytes."""
+        ids = ids_of((*self.data.clients, *self.data.newcomers))
+        if all(client == device for client, device in ids.items()):
+            return self
+        data = as_devices(self.data, ids)
+        plans = {ids[client]: plan for client, plan in self.plans.items()}
+        asked = {**self.asked, "fingerprint": checkpoint.fingerprint(data), "as_devices": True}
+        asked["plans"] = {client: plan.to_json() for client, plan in plans.items()}
+        return replace(self, data=data, plans=plans, asked=asked)
 
     def begin(self, folder: Path) -> None:
         """Make the new ``folder`` in which :meth:`learn` keeps each whole round."""
@@ -397,6 +410,8 @@ def resume(
                 f"{folder}: its data ({asked['dataset']!r}) was an object; give it: resume(..., data=...)"
             )
         found = data_of(asked["dataset"], asked["data_options"]) if data is None else data
+        if asked.get("as_devices"):
+            found = as_devices(found, ids_of((*found.clients, *found.newcomers)))
         if aggregator is None and asked["own_rule"]:
             raise ConfigError(f"{folder}: its rule ({asked['aggregator']}) was an object; give it: aggregator=...")
         if aggregator is None and asked["aggregator"] is not None:

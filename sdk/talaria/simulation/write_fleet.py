@@ -2,6 +2,7 @@
 
     fleet.toml       the coordinator's settings, every value of the run spelled out
     NAME.toml        one device's settings, for each client
+    names.json       by device, the client that it is, where some are called otherwise
     data/NAME.npz    that client's samples, as the simulation trained on them
     plans/NAME.json  its plan, where it has one
     newcomers/       the same for those who come when the rounds are over
@@ -21,7 +22,7 @@ import socket
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from talaria.planning.plan import Plan
 from talaria.privacy.rule import Privacy
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME
 
-FLEET = "fleet.toml"
+FLEET, NAMES = "fleet.toml", "names.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class Written:
     buffering: Buffering | None = None
     engine: Engine = "torch"
     privacy: Privacy | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    """By device, the client that it is, of those that are called otherwise."""
 
     @property
     def _name(self) -> str:
@@ -66,6 +69,8 @@ class Written:
         """Every file but the samples, by its path in the folder."""
         url = f"mqtt://127.0.0.1:{port}"
         out = {FLEET: write_toml(self._coordinator(port)).encode()}
+        if self.names:
+            out[NAMES] = json.dumps(dict(self.names), indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         for home, clients in (("", self.data.clients), ("newcomers/", self.data.newcomers)):
             for name in clients:
                 up = "../" if home else ""

@@ -1,14 +1,22 @@
 """A fleet is written whole or not at all, never over something, and only where its agents would learn from it."""
 
+import json
 import os
+import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from talaria.cli.main import app
+from talaria.errors import ConfigError
 from talaria.privacy.accounting import noise_for
+from talaria.simulation.device_ids import device_id, ids_of
+from talaria.wire.topics import DEVICE_NAME
 from talaria_coordinator.config.fleet import load_config as fleet_config
+from talaria_edge.config import load_config as device_config
 
 
 @pytest.fixture
@@ -48,17 +56,52 @@ def test_nothing_is_written_over_and_a_half_written_fleet_never_stays(mine, tmp_
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".fleet")]
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"client": np.repeat(["Anna B.", "bela", "carl"], 20)}, "client 'Anna B.' cannot be a device's id"),
-        ({"client": np.repeat(["fleet", "bela", "carl"], 20)}, "client 'fleet' cannot be"),
-        ({"y": np.repeat([0, 1, 2], 20)}, "anna trains on class 0 alone"),
-    ],
-)
-def test_a_client_that_no_agent_could_be_is_refused_first(mine, tmp_path, changes, says):
-    assert says in str(written(mine(**changes), tmp_path / "fleet").exception)
+def test_a_client_that_no_agent_could_be_is_refused_first(mine, tmp_path):
+    odd = mine(y=np.repeat([0, 1, 2], 20))
+    assert "anna trains on class 0 alone" in str(written(odd, tmp_path / "fleet").exception)
     assert not (tmp_path / "fleet").exists()
+
+
+def test_clients_of_any_name_have_devices_with_ids_and_a_table_says_whose(mine, tmp_path):
+    names, folder = ["Jürgen B.", "fleet", "../../etc/пётр 2"], tmp_path / "fleet"
+    told = written(mine(client=np.repeat(names, 20)), folder)
+    assert told.exit_code == 0, told.exception
+    table = json.loads((folder / "names.json").read_text())
+    assert sorted(table.values()) == sorted(names)
+    assert all(device_id(name) == device for device, name in table.items())
+    assert "'Jürgen B.' is jurgen-b-" in told.output
+    assert sorted(path.stem for path in folder.glob("*.toml")) == sorted(["fleet", *table])
+    members = fleet_config(folder / "fleet.toml").members
+    assert sorted(members) == sorted(table)
+    for device in table:
+        assert device_config(folder / f"{device}.toml").device == device
+    assert written(mine(), tmp_path / "plain").exit_code == 0
+    assert not (tmp_path / "plain" / "names.json").exists()
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_any_name_has_an_id_that_depends_on_it_alone(name):
+    device = device_id(name)
+    assert re.fullmatch(DEVICE_NAME, device)
+    assert device != "fleet"
+    assert device_id(device) == device
+    assert (device == name) == (re.fullmatch(DEVICE_NAME, name) is not None and name != "fleet")
+
+
+def test_two_clients_are_never_one_device():
+    with pytest.raises(ConfigError, match=r"clients 'Jürgen B\.' and '.*' would both be device 'jurgen-b-.*rename one"):
+        ids_of(["Jürgen B.", device_id("Jürgen B.")])
+
+
+def test_a_run_that_was_kept_under_devices_names_goes_on(mine, tmp_path):
+    path = mine(client=np.repeat(["Jürgen", "bela", "carl"], 20))
+    words = ("-a", "fedavg", "--rounds", "2", "--json", "-d", f"npz:{path}", "--write-fleet", tmp_path / "fleet")
+    words = ["simulate", *map(str, words), "--save", str(tmp_path / "kept")]
+    first = json.loads(CliRunner().invoke(app(words), words).stdout)
+    again = ["simulate", "--resume", str(tmp_path / "kept"), "--json"]
+    second = json.loads(CliRunner().invoke(app(again), again).stdout)
+    assert device_id("Jürgen") in first["clients"]
+    assert second["model_digest"] == first["model_digest"]
 
 
 def test_a_budget_is_written_down_and_secure_sums_need_keys(mine, tmp_path):
