@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from talaria.privacy.accounting import ledger_in
 from talaria.privacy.rule import Privacy, private
 from talaria.tensors import Array, Tensors
 from talaria.types import Update
+from talaria_bench import bars
 
 COMPANY, SIZE = 3, 16
 """Devices beside the canary, and the model's values."""
@@ -36,10 +38,14 @@ def audit(
     noise: Annotated[float, typer.Option(help="Standard deviation of the noise, in lengths of clip.", min=0.1)] = 2.0,
     rounds: Annotated[int, typer.Option(help="Rounds that the canary is in.", min=1, max=1000)] = 4,
     trials: Annotated[int, typer.Option(help="Runs with the canary, and as many without.", min=100)] = 5000,
+    plot: Annotated[Path | None, typer.Option(help="Draw both epsilons here, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Attack the noise of private rounds with a canary: no more epsilon may show than is claimed."""
     found = audited(Privacy(clip=1.0, noise=noise), rounds, trials)
+    if plot is not None:
+        both = {"claimed": found.claimed, "shows": found.shown}
+        bars.draw({f"{rounds} rounds": both}, f"epsilon at {found.delta:g}", plot)
     if as_json:
         typer.echo(json.dumps(asdict(found) | {"kept": found.kept}, indent=1))
     else:

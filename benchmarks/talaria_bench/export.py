@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from talaria_bench import bars
+
 if TYPE_CHECKING:
     from torch.nn import Module
 
@@ -36,6 +38,7 @@ def export(
     epochs: Annotated[int, typer.Option(help="Epochs of training before and after pruning.")] = 6,
     size: Annotated[int, typer.Option(help="Height and width of images.")] = 64,
     seconds: Annotated[float, typer.Option(help="CPU seconds of latency measurement per model.")] = 3.0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ratios and their aims here, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure export: the chosen variant of a pruned model against the dense model as torch exports it.
@@ -46,6 +49,12 @@ def export(
     the ratios.
     """
     figures = measure([name for name in models.split(",") if name], keep, epochs, size, seconds)
+    if plot is not None:
+        panels: dict[str, dict[str, float]] = {"latency": {}, "size": {}}
+        for name, row in figures["models"].items():
+            panels["latency"] |= {name: row["latency_ratio"], f"{name}, aim": AIMS.get(name, 1.0)}
+            panels["size"] |= {name: row["size_ratio"], f"{name}, aim": SIZE_AIM}
+        bars.draw(panels, "of the dense model's", plot)
     if as_json:
         typer.echo(json.dumps(figures, indent=1))
         return

@@ -8,10 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from talaria_bench import bars
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -42,6 +45,7 @@ ATTEMPTS = 5
 
 def planner(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.")] = None,
     families: Annotated[str | None, typer.Option(help="Which models, by name, comma-separated.")] = None,
 ) -> None:
     """Measure the planner on this machine: prediction error on unseen widths, budgets kept, latency after pruning."""
@@ -60,6 +64,12 @@ def planner(
     for number, spec in enumerate(chosen, 1):
         typer.echo(f"{spec[0]}, {number} of {len(chosen)}: exporting and timing, about a minute", err=True)
         rows.append(family(spec, device.block))
+    if plot is not None:
+        panels = {
+            f"{100 * share:.0f} % of the channels away": {row["model"]: row["pruned"][str(share)] for row in rows}
+            for share in SHARES
+        }
+        bars.draw(panels, "of the dense model's time", plot)
     kept = sum(row["budgets"]["kept"] for row in rows)
     document = {
         "device": {"cpu": device.cpu, "block": device.block, "machine": device.machine},

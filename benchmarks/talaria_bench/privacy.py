@@ -8,9 +8,12 @@ as if each were alone: signatures that another has checked are checked again. Fi
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from talaria_bench import bars
 
 SIDE = 64
 """Channels of each group of the model."""
@@ -21,6 +24,7 @@ MEASURED = 12
 
 def privacy(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw CPU times here, as SVG.")] = None,
     devices: Annotated[int, typer.Option(help="Devices of the cohort.", min=3)] = 100,
     mib: Annotated[float, typer.Option(help="MiB of an unpruned update (float32).", min=0.05)] = 1.0,
     degree: Annotated[int, typer.Option(help="Neighbours of a device (even); 0: all others.", min=0)] = 24,
@@ -30,6 +34,8 @@ def privacy(
     import json
 
     found = measure(devices, mib, degree, leaving)
+    if plot is not None:
+        bars.draw({f"a round of {devices} devices": _times(found)}, "CPU ms", plot)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
@@ -47,6 +53,17 @@ def privacy(
         f"coordinator CPU: {server['secure_s']:.2f} s, plain {server['plain_s']:.2f} s: {server['ratio']:.2f} times"
     )
     typer.echo(f"the round cannot open: below {found['fails']:.1e}; secrets show: below {found['shows']:.1e}")
+
+
+def _times(found: dict[str, Any]) -> dict[str, float]:
+    one, server = found["device"], found["coordinator"]
+    return {
+        "coordinator": 1e3 * server["secure_s"],
+        "coordinator, plain round": 1e3 * server["plain_s"],
+        "a device: masking": one["masking_ms"],
+        "a device: all else": one["fixed_ms"],
+        "a device: all else, later": one["fixed_later_ms"],
+    }
 
 
 def measure(devices: int, mib: float, degree: int, leaving: float) -> dict[str, Any]:

@@ -6,13 +6,15 @@ import pytest
 
 
 @pytest.mark.timeout(600)
-def test_light_devices_lose_nothing(command):
+def test_light_devices_lose_nothing(command, tmp_path):
     status, out, errors = command(
         "bench", "load", "--devices", 12, "--rounds", 3, "--ask", 4, "--model-mib", 0.3, "--processes", 2,
-        "--retry-s", 3, "--json", seconds=580,
+        "--retry-s", 3, "--plot", tmp_path / "found.svg", "--json", seconds=580,
     )  # fmt: skip
     found = json.loads(out)
     assert status == 0, (found["wrong"], errors[-2000:])
+    drawn = (tmp_path / "found.svg").read_text()
+    assert all(word in drawn for word in ("12 devices, 4 asked", "coordinator", "broker", "plain: socket receive"))
     assert found["counted"] == found["receipts"] == 12
     assert found["outcomes"] == {"stored": 12}
     assert (found["rounds"], found["lost"], found["twice"], found["links_lost"]) == (3, 0, 0, 0)

@@ -23,6 +23,7 @@ import typer
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria.types import Recipe
+from talaria_bench import bars
 from talaria_bench.fleet import meters
 from talaria_bench.fleet.files import write_fleet
 from talaria_bench.fleet.programs import ENVIRONMENT, TALARIA
@@ -58,6 +59,7 @@ def agent(
         Path | None, typer.Option(help="Of a venv after `pip install .`; this one, without torch, unless given.")
     ] = None,
     bundle: Annotated[bool, typer.Option("--bundle", help="Write bundles too, which takes onnx.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw memory by event here, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Measure agents without torch: CPU until connected, and memory as they learn imu_cnn. Linux; needs Mosquitto."""
@@ -67,6 +69,9 @@ def agent(
         found = measured(folder, devices, rounds, python, bundle)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if plot is not None:
+        panels = {name: {one["event"]: one["rss_mb"] for one in moments} for name, moments in found["agents"].items()}
+        bars.draw(panels, "MB", plot)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from talaria.errors import ConfigError
+from talaria_bench import bars
 from talaria_bench.fleet import meters, replay, secure_devices
 from talaria_bench.fleet.fake_devices import Job
 from talaria_bench.fleet.files import FLEET
@@ -58,9 +59,14 @@ def load(
     leaving: Annotated[
         float, typer.Option(help="With --secure and one round: the share of devices that die in its midst.", min=0)
     ] = 0.0,
+    plot: Annotated[Path | None, typer.Option(help="Draw CPU times for each MiB received here, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load one coordinator with many devices and real bytes: no loss, memory, CPU per MiB. Needs Mosquitto."""
+    if plot is not None and (cuts or rounds < 2):
+        raise ConfigError(
+            "load: plot draws CPU for each MiB received from round to round; give two rounds, and leave cuts out"
+        )
     folder = Path(tempfile.mkdtemp(prefix="talaria-load-"))
     folder.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
     try:
@@ -80,6 +86,8 @@ def load(
             )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if plot is not None and "round_s" in found:
+        bars.draw({f"{devices} devices, {found['asked']} asked": _times(found)}, "CPU ms for each MiB", plot)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -290,6 +298,13 @@ def room() -> None:
     """As many open files as this user may have: each device is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _times(found: dict[str, Any]) -> dict[str, float]:
+    """Who spends what on a MiB of update, and what a plain copy of it takes."""
+    workers = {f"ingest worker {n}": ms for n, ms in enumerate(found["workers_ms_per_mib"])}
+    own = {"coordinator": found["coordinator_ms_per_mib"], **workers, "broker": found["broker_ms_per_mib_received"]}
+    return own | {f"plain: {name.replace('_', ' ')}": ms for name, ms in found["plain_ms_per_mib"].items()}
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from talaria_bench import bars
 from talaria_bench.private.cells import Study, cell
 
 STUDIES: Mapping[str, tuple[Study, tuple[str, ...]]] = {
@@ -32,11 +33,18 @@ def secure(
     out: Annotated[Path, typer.Option(help="Folder that keeps every run; what lies there is not done again.")] = Path(
         "runs/private"
     ),
+    plot: Annotated[Path | None, typer.Option(help="Draw both accuracies here, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure the accuracy of secure sums beside plain ones, after the same rounds."""
     names = [name for name, (study, _) in STUDIES.items() if partition is not None or not study.partition]
     found = measure(names, seeds or [0, 1, 2], out, partition, lambda line: typer.echo(line, err=True))
+    if plot is not None:
+        panels = {
+            f"{one['data']}, {one['algorithm']}": {kind: statistics.fmean(one[kind]) for kind in ("plain", "secure")}
+            for one in found
+        }
+        bars.draw(panels, "accuracy", plot)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
