@@ -79,8 +79,9 @@ class FleetView:
 @dataclass(frozen=True, kw_only=True)
 class AttemptView:
     """One attempt. ``bytes_up`` are the updates that came, ``bytes_dense`` the same had each sent every shared value.
-    ``bytes_down`` are what of models went to its devices, ``bytes_down_dense`` the same had each had the whole as it
-    is; null while it is open, and of rounds before that was kept.
+    ``bytes_down`` are what of models was sent since the round before, or since the coordinator began: also what was
+    lost, or late, and sent again, so that it may exceed ``bytes_down_dense``, a whole model as it is for each device
+    that was asked; null while it is open, and of rounds before that was kept.
     ``accuracy`` is on each device's own validation data, where the algorithm tells; ``kept`` the share of channels
     that masks keep, ``overlap`` how far any two of them agree (mean Jaccard index). ``means`` are those of what devices
     told within a secure round's sum, where single devices' are not seen."""
