@@ -67,7 +67,7 @@ def data_of(seed, task=tasks.CLASSIFICATION):
 async def together(folder, url, name, run, data, plans, told, bundles=()):
     """A coordinator and its devices, each with its own connection, until the last round; ``told`` is what they tell.
     Those in ``bundles`` deploy what they serve."""
-    fleet = f"{name}-{run.task}".replace("_", "-")  # of its own: what another fleet left on the broker is not waited for
+    fleet = f"{name}-{run.task}".replace("_", "-")  # of its own: nothing that another left on the broker is waited for
     config = FleetConfig(name=fleet, run=run, state=folder, members=tuple(data), stay=False, retry_s=0.3, deadline_s=60)
     store, blobs = Store(folder / "db"), FolderBlobs(folder / "blobs")
     worker = ThreadPoolExecutor(1)
