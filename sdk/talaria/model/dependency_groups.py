@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 
+from talaria.model import recurrent
 from talaria.model.masks import Axis, ChannelLayout
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -87,13 +88,19 @@ def trace(model: Module, example: Tensor) -> Coupling:
     twin = copy.deepcopy(model).eval()  # building leaves its model in eval mode and needs gradients everywhere
     for parameter in twin.parameters():
         parameter.requires_grad_(True)
+    reused = dict(_reused(twin, example))
+    for name, layer in list(twin.named_modules()):
+        if isinstance(layer, nn.RNNBase) and not (name and recurrent.prunable(layer)):
+            reused.setdefault(name, f"is a {type(layer).__name__} of another form than torch's without proj_size")
+        elif isinstance(layer, nn.RNNBase):
+            twin.set_submodule(name, recurrent.StandIn(layer).to(next(layer.parameters())))
     coupling = Coupling(dict(_sides(twin)))
-    suspects = {**dict(_odd(twin)), **dict(_reused(twin, example))}
+    suspects = {**dict(_odd(twin)), **reused}
     new_graph: Callable[[], Any] = DependencyGraph  # the package ships no types
     with torch.enable_grad():
         graph = new_graph().build_dependency(twin, example_inputs=example, verbose=False)
     walk = _Walk(graph, LONGEST * max(coupling.sides.values(), default=0))
-    names = {module: name for name, module in twin.named_modules()}
+    names = {module: name for name, module in _named(twin)}
     for layer, name in names.items():
         if isinstance(layer, (*CONVS, nn.Linear)) and layer in graph.module2node:
             walk.begin()
@@ -114,8 +121,17 @@ def trace(model: Module, example: Tensor) -> Coupling:
     return coupling
 
 
+def _named(twin: Module) -> Iterable[tuple[str, Module]]:
+    """All modules by name; a recurrent layer is the linear layer that stands in for it."""
+    for name, layer in twin.named_modules():
+        if isinstance(layer, recurrent.StandIn):
+            yield name, layer.units
+        elif not isinstance(twin.get_submodule(name.rpartition(".")[0]), recurrent.StandIn):
+            yield name, layer
+
+
 def _sides(model: Module) -> Iterable[tuple[Side, int]]:
-    for name, layer in model.named_modules():
+    for name, layer in _named(model):
         if isinstance(layer, CONVS):
             yield (name, "out"), layer.out_channels
             if not is_depthwise(layer):
@@ -282,7 +298,8 @@ def draft(model: Module, coupling: Coupling, without: Iterable[str] = ()) -> Dra
 
     groups: dict[str, list[Position]] = {}
     sides = list(coupling.sides)
-    writers = {name for name, layer in model.named_modules() if isinstance(layer, (*CONVS, nn.Linear))}
+    kinds = (*CONVS, nn.Linear, *recurrent.GATES)
+    writers = {name for name, layer in model.named_modules() if isinstance(layer, kinds)}
     for signature, roots in sorted(families.items()):
         outs = [sides[n][0] for n, _ in signature if sides[n][1] == "out" and sides[n][0] in writers]
         if not outs or len(roots) < 2:
@@ -348,6 +365,9 @@ def _tensor_axes(model: Module, axes: dict[Side, Axis]) -> dict[str, tuple[Axis,
     for name, layer in model.named_modules():
         rows, columns = axes.get((name, "out"), ()), axes.get((name, "in"), ())
         if not rows and not columns:
+            continue
+        if isinstance(layer, nn.RNNBase):
+            out |= recurrent.axes_of(name, layer, rows, columns)
             continue
         if isinstance(layer, CONVS) and not is_depthwise(layer):
             columns = columns[: len(columns) // layer.groups]

@@ -34,10 +34,11 @@ def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, 
     parameters = dict(model.named_parameters())
     gates: dict[str, dict[str, list[str]]] = {group: {} for group in layout.sizes}
     for key, axes in layout.axes.items():
-        if key in parameters and axes[0] and len(axes[0]) == 1 and axes[0][0][1] == 1:
+        if key in parameters and len({*axes[0]}) == 1 and axes[0][0][1] == 1:  # in a row of blocks: gates, groups
             group, layer = axes[0][0][0], key.rpartition(".")[0]
-            if parameters[key].shape[0] != layout.sizes[group]:
-                raise ModelError(f"worth: {key!r} has {parameters[key].shape[0]} rows, {group!r} {layout.sizes[group]}")
+            want = len(axes[0]) * layout.sizes[group]
+            if parameters[key].shape[0] != want:
+                raise ModelError(f"worth: {key!r} has {parameters[key].shape[0]} rows, {group!r} {want}")
             gates[group].setdefault(layer, []).append(key)
     chosen = {}
     for group, layers in gates.items():
@@ -61,7 +62,7 @@ def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, 
             slopes = dict(zip(wanted, torch.autograd.grad(loss, [parameters[k] for k in wanted]), strict=True))
             for group, members in chosen.items():
                 for keys in members:
-                    gate = sum(_rows(parameters[k].detach(), slopes[k]) for k in keys)
+                    gate = sum(_rows(parameters[k].detach(), slopes[k], layout.sizes[group]) for k in keys)
                     total[group] += torch.as_tensor(gate).cpu().square()
             count += 1
     finally:
@@ -74,6 +75,7 @@ def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, 
     return {group: array_of(value / count) for group, value in total.items()}
 
 
-def _rows(weight: Tensor, slope: Tensor) -> Tensor:
-    """The gradient of a gate on each row of a tensor."""
-    return (weight.double() * slope.double()).flatten(1).sum(1) if weight.dim() > 1 else weight.double() * slope
+def _rows(weight: Tensor, slope: Tensor, channels: int) -> Tensor:
+    """The gradient of a gate on each channel of a tensor, whose rows are one block of channels or several."""
+    rows = (weight.double() * slope.double()).flatten(1).sum(1) if weight.dim() > 1 else weight.double() * slope
+    return rows.reshape(-1, channels).sum(0)

@@ -15,6 +15,7 @@ from talaria.errors import ModelError
 from talaria.model import merging, zoo
 from talaria.model.dependency_groups import CONVS, is_depthwise
 from talaria.model.masks import Axis, ChannelLayout
+from talaria.model.recurrent import GATES
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Split
 from talaria.planning.anatomy import FEATURES, Anatomy, Layer, Widths
@@ -42,6 +43,8 @@ def describe(model: Module, example: Tensor, layout: ChannelLayout, split: Split
         if isinstance(module, (*CONVS, nn.Linear)):
             key = _key(f"{name}.weight" if name else "weight", shapes, renamed)
             handles.append(module.register_forward_hook(_noting(layers, name, layout.axes.get(key))))
+        elif type(module) in GATES:
+            handles.append(module.register_forward_hook(_recurring(layers, name, layout)))
     modes = {m: m.training for m in run.modules()}
     try:
         with torch.no_grad():
@@ -78,6 +81,19 @@ def _noting(layers: list[Layer], name: str, axes: tuple[Axis, ...] | None) -> An
             kind = "pointwise" if kernel == 1 else "convolution"
         out, into = axes[:2] if axes else ((), ())
         layers.append(Layer(name, kind, out, into, (weight.shape[0], weight.shape[1]), kernel, positions, linear))
+
+    return note
+
+
+def _recurring(layers: list[Layer], name: str, layout: ChannelLayout) -> Any:
+    def note(module: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
+        moments = math.prod(inputs[0].shape[:-1]) if isinstance(inputs[0], Tensor) else len(inputs[0].data)
+        for key, weight in module.named_parameters():
+            if weight.dim() == 2:  # every moment weighs what comes in, and the state before it
+                full = f"{name}.{key}"
+                out, into = layout.axes.get(full, ((), ()))
+                dense = (weight.shape[0], weight.shape[1])
+                layers.append(Layer(full, "vector", out, into, dense, 1, (moments, moments), True))
 
     return note
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from talaria.cli.main import app
@@ -22,15 +23,16 @@ from talaria.planning.onnx_runtime import Resizer, Session, exporter
 from talaria.planning.profile import Profile
 
 SHAPE = (6, 32)
+RECURRENT = ModelSpec("mypkg.nets:Recurrent", SHAPE, 3, options={"width": 64})
 RESIDUAL, GATED, ATTENTIVE = (ModelSpec(f"mypkg.nets:{name}", SHAPE, 3) for name in ("Residual", "Gated", "Attentive"))
 
 
 def test_what_can_be_pruned_of_each_and_what_is_left_whole() -> None:
     assert zoo.layout(RESIDUAL).sizes == {"one.first": 16, "one.second": 16, "two.first": 32, "two.second": 32}
-    assert zoo.layout(GATED).sizes == {"between": 32}
+    assert zoo.layout(GATED).sizes == {"stem": 16, "gru": 16, "between": 32}
     assert zoo.layout(ATTENTIVE).sizes == {"layer.linear1": 32}
     assert planner.left_whole(RESIDUAL) == ""
-    assert planner.left_whole(GATED).startswith("stem cannot be followed to what reads it")
+    assert planner.left_whole(GATED) == ""
     assert "layer.self_attn is a MultiheadAttention, whose channels cannot be taken out" in planner.left_whole(
         ATTENTIVE
     )
@@ -38,7 +40,7 @@ def test_what_can_be_pruned_of_each_and_what_is_left_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [RESIDUAL, GATED, ATTENTIVE, ModelSpec("mypkg.nets:Steps", SHAPE, 3)], ids=lambda spec: spec.name
+    "spec", [RESIDUAL, GATED, RECURRENT, ATTENTIVE, ModelSpec("mypkg.nets:Steps", SHAPE, 3)], ids=lambda spec: spec.name
 )
 def test_pruned_to_half_it_is_exported_and_computes_as_torch_does(spec: ModelSpec) -> None:
     layout = zoo.layout(spec)
@@ -72,13 +74,25 @@ def test_a_graph_that_shows_no_weights_is_timed_by_exporting_each_width(profile:
     assert "MultiheadAttention" in made.reasons["whole"]
 
 
+def test_a_recurrent_network_is_planned_by_its_hidden_units(profile: Profile) -> None:
+    """Both products of each moment shrink, those of the state by the square."""
+    parts = anatomy(RECURRENT)
+    assert parts.products({"gru": 32}) == pytest.approx(3 * 32 * (6 + 32) * 32 + 32 * 3)
+    priced = dict.fromkeys(FEATURES, 0.0) | {"vector": 1.0}
+    prices = tuple(priced[name] for name in FEATURES)
+    cost = Cost(prices, parts.products(parts.full()) / 1e6, 0.0, 8, 1000, 15, 1.0)
+    made = planner.plan(RECURRENT, Budget.parse(["latency_ratio=0.6"]), profile, cost)
+    assert made.widths == {"gru": 48}
+    assert made.predicted["latency_ratio"] <= 0.6
+
+
 def test_a_budget_that_pruning_cannot_reach_names_what_is_left_whole(profile: Profile) -> None:
     priced = dict.fromkeys(FEATURES, 0.0) | {"fixed": 1.0}
     cost = Cost(tuple(priced[name] for name in FEATURES), 1.0, 0.0, 8, 1000, 15, 1.0)
-    with pytest.raises(BudgetError, match=r"left whole: stem cannot be followed to what reads it"):
-        planner.plan(GATED, Budget.parse(["latency_ratio=0.6"]), profile, cost)
-    bare = ModelSpec("mypkg.nets:Recurrent", SHAPE, 3)
-    with pytest.raises(BudgetError, match=r"nothing of mypkg\.nets:Recurrent can be pruned: "):
+    with pytest.raises(BudgetError, match=r"left whole: .*layer\.self_attn is a MultiheadAttention"):
+        planner.plan(ATTENTIVE, Budget.parse(["latency_ratio=0.6"]), profile, cost)
+    bare = zoo.keep(nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3)), SHAPE, 3)
+    with pytest.raises(BudgetError, match=r"nothing of .* can be pruned: "):
         planner.plan(bare, Budget.parse(["latency_ratio=0.6"]), profile, cost)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from torch.nn import RNNBase
 
-from talaria.programs.graph import Draft, Size
+from talaria.programs.graph import Draft, Size, times
 from talaria.programs.layers.base import Step
 
 Way = Callable[[Sequence[str | None], bool], str]
@@ -22,26 +22,26 @@ def gru(
 ) -> tuple[list[str], Way]:
     """One layer of torch.nn.GRU (Cho et al. 2014): r and z are sigmoids, the new state is n + z (h - n) with
     n = tanh(W x + b + r (V h + c)). ``r`` and ``z`` stand in one value, ``n`` apart."""
-    draft, wide = step.draft, own.hidden_size
+    draft = step.draft
     named = {name: f"{name}_l{number}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
-    into, over, bias, hidden = _weights(step, layer, own, number, 3 * wide, inputs)
+    into, over, bias, hidden = _weights(step, layer, own, number, 3, inputs)
     assert into is not None
     assert over is not None
-    gates, new = rows(draft, over, 0, 2 * wide), rows(draft, over, 2 * wide, 3 * wide)
+    none, one_wide, two, three, _ = _multiples(draft, over)
+    gates, new = rows(draft, over, none, two), rows(draft, over, two, three)
     given = draft.op("Gemm", below, into, *([bias] if bias else []), transB=1)
-    shift = [rows(draft, hidden, 2 * wide, 3 * wide)] if hidden else []
+    shift = [rows(draft, hidden, two, three)] if hidden else []
     given_gates, given_new = (
-        draft.reshape(columns(draft, given, *cut), moments, -1, cut[1] - cut[0])
-        for cut in ((0, 2 * wide), (2 * wide, 3 * wide))
+        by_moments(draft, columns(draft, given, *cut), moments) for cut in ((none, two), (two, three))
     )
     if hidden:
-        given_gates = draft.op("Add", given_gates, rows(draft, hidden, 0, 2 * wide))
-    states = [_none(draft, wide)]
+        given_gates = draft.op("Add", given_gates, rows(draft, hidden, none, two))
+    states = [_zeros(draft, one_wide)]
     kept = []
     for moment in range(moments):
         at, h = draft.constant(moment, "int64"), states[-1]
         rz = draft.op("Sigmoid", draft.op("Gemm", h, gates, draft.op("Gather", given_gates, at, axis=0), transB=1))
-        r, z = columns(draft, rz, 0, wide), columns(draft, rz, wide, 2 * wide)
+        r, z = columns(draft, rz, none, one_wide), columns(draft, rz, one_wide, two)
         hn = draft.op("Gemm", h, new, *shift, transB=1)
         n = draft.op("Tanh", draft.op("Add", draft.op("Gather", given_new, at, axis=0), draft.op("Mul", r, hn)))
         away = draft.op("Sub", h, n)
@@ -84,21 +84,22 @@ def lstm(
     step: Step, layer: str, own: RNNBase, number: int, below: str, inputs: Size, moments: int
 ) -> tuple[list[str], Way]:
     """One layer of LSTM (Hochreiter and Schmidhuber 1997): the cell is c' = f c + i g, its state o tanh c'."""
-    draft, wide = step.draft, own.hidden_size
-    into, over, bias, hidden = _weights(step, layer, own, number, 4 * wide, inputs)
+    draft = step.draft
+    into, over, bias, hidden = _weights(step, layer, own, number, 4, inputs)
     assert into is not None
     assert over is not None
+    none, one_wide, two, three, four = _multiples(draft, over)
     shift = [draft.op("Add", bias, hidden)] if bias and hidden else []
-    given = draft.reshape(draft.op("Gemm", below, into, *shift, transB=1), moments, -1, 4 * wide)
-    states, cells = [_none(draft, wide)], [_none(draft, wide)]
+    given = by_moments(draft, draft.op("Gemm", below, into, *shift, transB=1), moments)
+    states, cells = [_zeros(draft, one_wide)], [_zeros(draft, one_wide)]
     kept = []
     for moment in range(moments):
         at = draft.constant(moment, "int64")
         whole = draft.op("Gemm", states[-1], over, draft.op("Gather", given, at, axis=0), transB=1)
-        gates = draft.op("Sigmoid", columns(draft, whole, 0, 2 * wide))
-        i, f = columns(draft, gates, 0, wide), columns(draft, gates, wide, 2 * wide)
-        g = draft.op("Tanh", columns(draft, whole, 2 * wide, 3 * wide))
-        o = draft.op("Sigmoid", columns(draft, whole, 3 * wide, 4 * wide))
+        gates = draft.op("Sigmoid", columns(draft, whole, none, two))
+        i, f = columns(draft, gates, none, one_wide), columns(draft, gates, one_wide, two)
+        g = draft.op("Tanh", columns(draft, whole, two, three))
+        o = draft.op("Sigmoid", columns(draft, whole, three, four))
         cells.append(draft.op("Add", draft.op("Mul", f, cells[-1]), draft.op("Mul", i, g)))
         seen = draft.op("Tanh", cells[-1])
         states.append(draft.op("Mul", o, seen))
@@ -134,29 +135,44 @@ def lstm(
 
 
 def _weights(
-    step: Step, layer: str, own: RNNBase, number: int, many: int, inputs: Size
+    step: Step, layer: str, own: RNNBase, number: int, gates: int, inputs: Size
 ) -> tuple[str | None, str | None, str | None, str | None]:
-    """The weights of inputs and states and their biases, of ``many`` gates' channels."""
+    """The weights of inputs and states and their biases, of so many ``gates``."""
+    many = times(layer, gates)
 
     def held(name: str, *shape: Size) -> str | None:
         full = f"{name}_l{number}"
         return step.weight(layer, full, getattr(own, full, None), shape)
 
-    into, over = held("weight_ih", many, inputs), held("weight_hh", many, own.hidden_size)
+    into, over = held("weight_ih", many, inputs), held("weight_hh", many, layer)
     return into, over, held("bias_ih", many), held("bias_hh", many)
 
 
-def _none(draft: Draft, wide: int) -> str:
+def _multiples(draft: Draft, over: str) -> list[str]:
+    """0, 1, 2, 3 and 4 times the number of hidden units, which a mask may narrow: int64 (1,) each."""
+    wide = draft.op("Shape", over, start=1, end=2)
+    found = [draft.ints(0), wide]
+    for _ in range(3):
+        found.append(draft.op("Add", found[-1], wide))
+    return found
+
+
+def _zeros(draft: Draft, wide: str) -> str:
     """The first state: zeros (batch, wide)."""
-    shape = draft.op("Concat", draft.op("Shape", "x", start=0, end=1), draft.ints(wide), axis=0)
+    shape = draft.op("Concat", draft.op("Shape", "x", start=0, end=1), wide, axis=0)
     return draft.op("Expand", draft.constant(0.0), shape)
 
 
-def rows(draft: Draft, value: str, begin: int, end: int) -> str:
+def by_moments(draft: Draft, value: str, moments: int) -> str:
+    """(moments x batch, channels) as (moments, batch, channels)."""
+    return draft.reshape(draft.op("Unsqueeze", value, draft.ints(1)), moments, -1, 0)
+
+
+def rows(draft: Draft, value: str, begin: str, end: str) -> str:
     """Some rows of a matrix."""
-    return draft.op("Slice", value, draft.ints(begin), draft.ints(end), draft.ints(0), draft.ints(1))
+    return draft.op("Slice", value, begin, end, draft.ints(0), draft.ints(1))
 
 
-def columns(draft: Draft, value: str, begin: int, end: int) -> str:
+def columns(draft: Draft, value: str, begin: str, end: str) -> str:
     """Some columns of a matrix."""
-    return draft.op("Slice", value, draft.ints(begin), draft.ints(end), draft.ints(1), draft.ints(1))
+    return draft.op("Slice", value, begin, end, draft.ints(1), draft.ints(1))

@@ -21,9 +21,9 @@ LONGEST = 256
 def sequences(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """The states of the last layer at every moment: ``layer(x)[0]``."""
     states, back = _stack(step, layer, module, given)
-    draft, wide, moments = step.draft, cast(RNNBase, module).hidden_size, len(states)
-    out = Map("", wide, (), (moments,))
-    stacked = draft.reshape(draft.op("Concat", *states, axis=0), moments, -1, wide)
+    draft, moments = step.draft, len(states)
+    out = Map("", layer, (), (moments,))
+    stacked = cells.by_moments(draft, draft.op("Concat", *states, axis=0), moments)
     y = out.like(closed(step, draft.transpose(stacked, 1, 0, 2), out))
 
     def pull(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
@@ -38,7 +38,7 @@ def final(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple
     ``layer(x)[1][0][-1]`` of an LSTM."""
     states, back = _stack(step, layer, module, given)
     none = [None] * (len(states) - 1)
-    return Map(states[-1], cast(RNNBase, module).hidden_size), lambda g, wanted: back([*none, g], wanted)
+    return Map(states[-1], layer), lambda g, wanted: back([*none, g], wanted)
 
 
 def _stack(
@@ -52,7 +52,7 @@ def _stack(
     turned = draft.transpose(opened(step, x.value, x), 1, 0, 2)
     below, states, ways = closed(step, turned, x), list[str](), list[cells.Way]()
     for number in range(own.num_layers):
-        wide = x.channels if number == 0 else own.hidden_size
+        wide = x.channels if number == 0 else layer
         states, way = cell(step, layer, own, number, below, wide, moments)
         ways.append(way)
         below = draft.op("Concat", *states, axis=0)
@@ -62,7 +62,7 @@ def _stack(
         for number in reversed(range(len(ways))):
             flat = ways[number](slopes, number > 0 or wanted[0])
             if number:
-                apart = draft.reshape(flat, moments, -1, own.hidden_size)
+                apart = cells.by_moments(draft, flat, moments)
                 slopes = [draft.op("Gather", apart, draft.constant(t, "int64"), axis=0) for t in range(moments)]
         if not wanted[0]:
             return [None]

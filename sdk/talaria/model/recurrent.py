@@ -1,0 +1,80 @@
+"""GRU, LSTM and RNN as the survey sees them: a hidden unit is one channel, in all gates, layers and directions.
+
+A layer of torch's has one hidden size, so a unit goes from all of its layers and both directions at once. With its rows
+and biases at zero a unit stays at zero: tanh(0) is 0, and what a state begins with is 0 unless the network says
+otherwise, which measuring shows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module, RNNBase
+from torch.nn.utils.rnn import PackedSequence
+
+from talaria.model.masks import Axis
+
+GATES: dict[type[Module], int] = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}
+"""How many times a unit stands in the rows of a weight."""
+
+
+def prunable(layer: Module) -> bool:
+    """Whether ``layer`` is torch's own, with plain weights and no projection behind its states."""
+    if type(layer) not in GATES or not isinstance(layer, RNNBase) or layer.proj_size:
+        return False
+    return {*layer.state_dict()} == {*layer._flat_weights_names}
+
+
+_SAID = ("mode", "input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional")
+
+
+class StandIn(Module):
+    """What couples the channels as a recurrent layer does, in operators that tracing follows: one linear layer."""
+
+    def __init__(self, own: RNNBase) -> None:
+        super().__init__()
+        self.units = nn.Linear(own.input_size, own.hidden_size)
+        for name in _SAID:  # which the network's own forward may read
+            setattr(self, name, getattr(own, name))
+        self.several = own.num_layers * (2 if own.bidirectional else 1)
+
+    def forward(self, x: Any, hx: Any = None) -> tuple[Any, Any]:
+        """``(states, last)``, as the layer's own; every first state enters every moment."""
+        states: Any
+        if isinstance(x, PackedSequence):
+            data = self.units(x.data)
+            last, states = data[: int(x.batch_sizes[0])], PackedSequence(self._beside(data), *x[1:])
+        else:
+            time = 1 if self.batch_first and x.dim() == 3 else 0
+            data = self.units(x)
+            for first in () if hx is None else hx if isinstance(hx, tuple) else (hx,):
+                for one in first:
+                    data = data + one.unsqueeze(time)
+            last, states = data.select(time, -1), self._beside(data)
+        ends = torch.stack([last] * self.several)
+        return states, (ends, ends) if self.mode == "LSTM" else ends
+
+    def _beside(self, data: Tensor) -> Tensor:
+        return torch.cat([data, data], -1) if self.bidirectional else data
+
+
+def axes_of(name: str, layer: RNNBase, rows: Axis, columns: Axis) -> dict[str, tuple[Axis, ...]]:
+    """The axes of the layer's tensors, where ``rows`` rule its units and ``columns`` what it reads."""
+    gates = rows * GATES[type(layer)]
+    out: dict[str, tuple[Axis, ...]] = {}
+    for key in layer._flat_weights_names:
+        read = rows if key.startswith("weight_hh") else rows * (2 if layer.bidirectional else 1)
+        if key.startswith("weight_ih_l0"):
+            read = columns
+        axes = (gates, read) if key.startswith("weight") else (gates,)
+        if any(axes):
+            out[f"{name}.{key}" if name else key] = axes
+    return out
+
+
+def resize(layer: RNNBase) -> None:
+    """Makes the layer's own record of its sizes agree with its tensors."""
+    sizes = (layer.get_parameter(f"weight_{kind}_l0").shape[1] for kind in ("hh", "ih"))
+    layer.hidden_size, layer.input_size = sizes

@@ -1,0 +1,121 @@
+"""Hidden units of recurrent layers: taken out of all gates, layers and directions at once, exactly, or left whole."""
+
+import copy
+
+import pytest
+import torch
+from tolerance import roundings
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from talaria import tensors
+from talaria.model import pruning
+from talaria.model.compaction import compact, expand
+from talaria.model.masks import apply_dense
+from talaria.model.prunability import survey
+from talaria.model.sensitivity import worth
+from talaria.model.state import load, state_of
+from talaria.model.widths import widths_of
+
+
+class Reading(nn.Module):
+    """A convolution, a recurrent layer, and a head over its states in one of the ways in which people read them."""
+
+    def __init__(self, kind, way="mean", **options) -> None:
+        super().__init__()
+        self.way, wide = way, 10 * (2 if options.get("bidirectional") else 1)
+        self.conv, self.rnn = nn.Conv1d(3, 8, 3), kind(8, 10, **{"batch_first": True, **options})
+        self.head = nn.Linear(wide * (8 if way == "flat" else 1), 3)
+
+    def forward(self, x):
+        x = torch.relu(self.conv(x)).permute(*((0, 2, 1) if self.rnn.batch_first else (2, 0, 1)))
+        if self.way == "packed":
+            x = pack_padded_sequence(x, torch.tensor([8, 5, 3]), batch_first=True)
+        first = torch.ones(self.rnn.num_layers, len(x), 10) if self.way == "begun" else None
+        states, last = self.rnn(x, first)
+        last = last[0] if isinstance(last, tuple) else last
+        if self.way in ("state", "packed"):
+            return self.head(torch.cat([last[-2], last[-1]], 1) if self.rnn.bidirectional else last[-1])
+        if self.way == "flat":
+            return self.head(states.flatten(1))
+        return self.head(states.mean(1 if self.rnn.batch_first else 0))
+
+
+NETS = {
+    "gru": lambda: Reading(nn.GRU),
+    "gru, both ways, two layers": lambda: Reading(nn.GRU, num_layers=2, bidirectional=True),
+    "gru, last state": lambda: Reading(nn.GRU, "state", num_layers=2, bias=False),
+    "gru, moments first": lambda: Reading(nn.GRU, batch_first=False),
+    "lstm": lambda: Reading(nn.LSTM, num_layers=3),
+    "lstm, both last states": lambda: Reading(nn.LSTM, "state", bidirectional=True),
+    "rnn": lambda: Reading(nn.RNN, nonlinearity="relu", bidirectional=True),
+}
+
+
+@pytest.fixture(params=NETS)
+def net(request):
+    torch.manual_seed(0)
+    model, x = NETS[request.param](), torch.randn(3, 3, 10)
+    return model, x, survey(model, x)
+
+
+def test_units_and_what_feeds_them_are_taken_out_exactly_under_any_mask(net, random_mask):
+    model, x, found = net
+    assert dict(found.layout.sizes) == {"conv": 8, "rnn": 10}
+    assert not found.refused
+    for seed in range(4):
+        mask, twin = random_mask(found.layout, seed), copy.deepcopy(model)
+        load(twin, apply_dense(state_of(model), mask))
+        small = compact(model, mask)
+        assert small.rnn.hidden_size == len(mask.kept["rnn"])
+        with torch.no_grad():
+            assert roundings(small(x), twin(x)) <= 1000
+        assert widths_of(found.layout, state_of(small)) == {g: len(k) for g, k in mask.kept.items()}
+        assert tensors.equal(state_of(expand(small, mask, like=model)), state_of(model))
+
+
+def test_a_choice_by_importance_keeps_what_weighs_most(net):
+    model, _, found = net
+    scores = pruning.importance(model, found.layout)
+    with torch.no_grad():
+        for key, value in model.rnn.named_parameters():
+            value.view(-1, 10, *value.shape[1:])[:, 3] *= 0.01
+            if key.startswith("weight_hh"):
+                value[:, 3] *= 0.01
+    less = pruning.importance(model, found.layout)
+    assert less["rnn"].argmin() == 3
+    assert less["rnn"][3] < scores["rnn"][3]
+    assert 3 not in pruning.choose(less, found.layout.full(), keep=0.5, block=1).kept["rnn"]
+
+
+def test_every_unit_is_worth_something_to_the_loss(net):
+    model, x, found = net
+    assert (worth(model, found.layout, [(x, torch.tensor([0, 1, 2]))])["rnn"] > 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Reading(nn.GRU, "begun"), "rnn"),  # its units begin at one, and with ten of them in the code
+        (lambda: Reading(nn.LSTM, "flat"), "rnn"),
+        (lambda: Reading(nn.LSTM, "packed"), "rnn"),
+        (lambda: nn.Sequential(nn.Linear(10, 8), Projected()), "1.rnn"),
+    ],
+)
+def test_what_is_not_proven_is_left_whole_by_name(make, name):
+    torch.manual_seed(0)
+    found = survey(make(), torch.randn(3, 3, 10))
+    assert name not in found.layout.sizes
+    assert any(name in layer or name in reason for layer, reason in found.refused.items()), found.refused
+
+
+class Projected(nn.Module):
+    """An LSTM whose states are projected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(8, 10, proj_size=4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0].mean(1))
