@@ -1,7 +1,7 @@
 """What a newcomer's unlabelled windows are worth to BatchNorm on the smartwatch (benchmarks/unlabelled_windows.py).
 
 Everybody else is the fleet; a subject's two wrists come when its rounds are over, with labels for their first windows
-of each exercise. Wherever the engine calibrates for them, it does so once on the labelled windows, as Talaria does, and
+of each exercise. Wherever the engine calibrates for them, it does so once on the labelled windows, as Talaria did, and
 once on all windows before those of the test, labelled or not. ``all after`` takes the statistics of the finished model
 anew from all windows, also where no algorithm calibrates.
 """

@@ -30,6 +30,8 @@ class DeviceData:
     test: Samples | None = field(default=None, repr=False)
     told: Mapping[str, float] = field(default_factory=dict)
     """Numbers about the samples that the operator is told with each update, such as how far they have drifted."""
+    unlabelled: Array | None = field(default=None, repr=False)
+    """Inputs float32 (N, ...) that nobody has labelled: BatchNorm is calibrated on them beside those of ``train``."""
 
 
 @runtime_checkable
@@ -254,7 +256,21 @@ def checked(
                 "cut and order the windows as the model expects"
             )
         goal.require(f"data: {name}", part.y, classes)
+    if data.unlabelled is not None:
+        _require_inputs(data.unlabelled, tuple(input_shape))
     return data
+
+
+def _require_inputs(x: Array, shape: tuple[int, ...]) -> None:
+    if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape[1:] != shape or not x.ndim:
+        raise DataError(
+            f"data: unlabelled is {getattr(x, 'dtype', type(x).__name__)} {getattr(x, 'shape', '')}, but the model "
+            f"takes float32 (N, *{shape}); give inputs as those of train, or None"
+        )
+    if x.nbytes > LIMIT:
+        raise DataError(f"data: unlabelled holds {x.nbytes} bytes, more than {LIMIT}; give the latest windows alone")
+    if not np.isfinite(x).all():
+        raise DataError("data: unlabelled holds NaN or infinity; drop or repair those windows")
 
 
 def _as_numbers(data: DeviceData) -> DeviceData:

@@ -240,6 +240,8 @@ class Task:
     newcomer: bool = False
     """True where this device has learned nothing in this run yet: in its first ``fit``, and where it is served without
     ever having taken part."""
+    unlabelled: Array | None = field(default=None, repr=False)
+    """Inputs float32 (N, ...) of this device that nobody has labelled: BatchNorm is calibrated on them, too."""
 
     def draws(self, purpose: str) -> Draws:
         """Draws of their own for each (seed, client, round, purpose)."""

@@ -1,5 +1,7 @@
 """A user's data: read without executing it, and refused with the reason where it cannot be learned from."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -157,3 +159,26 @@ def test_named_inputs_of_a_device_stand_side_by_side(tmp_path):
     for found in (NpzSource(tmp_path / "mine.npz").load(), handed((xs, y))):
         data = checked(found, (9,), 3)
         assert set(np.unique(data.train.x[:, :3])) == {0.0, 1.0}  # mask comes before walk
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((2, 6, 31), np.float32), r"unlabelled is float32 \(2, 6, 31\), but the model takes float32"),
+        (np.zeros((2, *SHAPE)), "unlabelled is float64"),
+        ([[0.0]], "unlabelled is list"),
+        (np.full((2, *SHAPE), np.nan, np.float32), "unlabelled holds NaN or infinity; drop or repair"),
+    ],
+)
+def test_unlabelled_inputs_that_do_not_suit_the_model(tmp_path, x, message):
+    data = NpzSource(saved(tmp_path)).load()
+    with pytest.raises(DataError, match=message):
+        checked(replace(data, unlabelled=x), SHAPE, CLASSES)
+
+
+def test_unlabelled_inputs_are_bounded(tmp_path, monkeypatch):
+    data = replace(NpzSource(saved(tmp_path)).load(), unlabelled=np.zeros((2, *SHAPE), np.float32))
+    assert checked(data, SHAPE, CLASSES).unlabelled is data.unlabelled
+    monkeypatch.setattr("talaria_edge.data.LIMIT", 1000)
+    with pytest.raises(DataError, match="unlabelled holds 1536 bytes, more than 1000; give the latest"):
+        checked(data, SHAPE, CLASSES)

@@ -64,6 +64,21 @@ def test_what_is_whole_is_read_and_what_is_labelled_is_learned(tmp_path, clock):
     assert len(list(folder.glob("*.npz"))) == 37  # nothing is thrown away while there is room
 
 
+def test_what_is_unlabelled_is_what_training_gains_by_labels(tmp_path, clock):
+    source = FolderSource(tmp_path / "windows")
+    for i in range(40):
+        window(source.path, f"w{i}", clock[0] - 40 + i, [i % 3] if i % 2 else None)
+    window(source.path, "many", clock[0], [-1, -1, -1, 0], rows=4, split=[0, 1, 2, 0])
+    before = checked(source.load(), SHAPE, 3)
+    for name in (*(f"w{i}" for i in range(0, 40, 2)), "many/0", "many/1", "many/2"):
+        source.label(name, 1)
+    after = source.load()
+    assert after.unlabelled is None
+    assert len(after.val) > len(before.val)  # those of files that are held out stay out
+    rows = sorted(x.tobytes() for x in (*before.train.x, *before.unlabelled))
+    assert rows == sorted(x.tobytes() for x in after.train.x)
+
+
 def test_a_window_never_changes_sides(tmp_path, clock):
     folder, sides = tmp_path / "windows", {}
     for i in range(60):

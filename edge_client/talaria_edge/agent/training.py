@@ -168,7 +168,8 @@ class Learner:
 
     def member(self, data: DeviceData) -> Member:
         """This device's own side of a round."""
-        return Member(self.config.device, data.train, data.val, self.config.plan, self.config.engine)
+        own = self.config
+        return Member(own.device, data.train, data.val, own.plan, own.engine, unlabelled=data.unlabelled)
 
     def _data(self) -> DeviceData:
         return checked(self.config.source.load(), self.run.spec.input_shape, self.run.spec.classes, self.run.task)

@@ -66,17 +66,22 @@ class FolderSource:
         return LabelQueue(self.path)
 
     def load(self) -> DeviceData:
-        """The labelled windows. Raises :class:`~talaria.errors.DataError` where the folder cannot be used, or a label
-        is none of this device's."""
+        """The labelled windows, and beside them those of the training files that have no label yet.
+
+        Raises :class:`~talaria.errors.DataError` where the folder cannot be used, or a label is none of this device's.
+        """
         windows = self._kept()
         late = self.queue.read()
         given = [self._labels(one, late) for one in windows]
         held = _held_out([one.name for one in windows])
         parts: list[tuple[list[Array], list[Any]]] = [([], []), ([], []), ([], [])]
+        unlabelled: list[Array] = []
         for one, labels in zip(windows, given, strict=True):
             for row, label in enumerate(labels):
-                if label is not None:
-                    part = (1 if one.name in held else 0) if one.split is None else int(one.split[row])
+                part = (1 if one.name in held else 0) if one.split is None else int(one.split[row])
+                if label is None and part == 0:
+                    unlabelled.append(one.x[row])
+                elif label is not None:
                     parts[part][0].append(one.x[row])
                     parts[part][1].append(label)
         empty = np.zeros((0, *(windows[0].x.shape[1:] if windows else (1,))), np.float32)
@@ -85,7 +90,8 @@ class FolderSource:
             Samples(np.stack(x), _targets(y)) if x else Samples(empty, np.zeros(0, np.int64 if whole else np.float32))
             for x, y in parts
         )
-        return DeviceData(train, val, test if len(test) else None, self._drift(windows, given))
+        rest = np.stack(unlabelled) if unlabelled else None
+        return DeviceData(train, val, test if len(test) else None, self._drift(windows, given), rest)
 
     def record(self, x: Any, y: Label | None = None) -> str:
         """Keep one window ``x`` (the model's input shape, or a dict of its named inputs), with its label where it is

@@ -342,6 +342,7 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None, priv
         split=split_of(run),
         train=targets.scaled(member.train, scale),
         val=targets.scaled(member.val, scale),
+        unlabelled=member.unlabelled,
         goal=run.task,
         recipe=plan_compat.recipe_under(run.recipe, member.plan),
         classes=run.spec.classes,

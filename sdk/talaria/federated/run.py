@@ -18,6 +18,7 @@ from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Buffers
 from talaria.planning.plan import Plan
+from talaria.tensors import Array
 from talaria.training import augment
 from talaria.types import Recipe, Samples
 from talaria.wire.download import CODECS
@@ -221,6 +222,8 @@ class Member:
     engine: Engine = "torch"
     device: str = "cpu"
     """Where torch trains; what goes in and comes out are arrays, wherever that is."""
+    unlabelled: Array | None = field(default=None, repr=False)
+    """Inputs float32 (N, ...) without labels, for BatchNorm alone."""
 
     def __post_init__(self) -> None:
         valid.among(f"member {self.client!r}", "engine", self.engine, ENGINES)

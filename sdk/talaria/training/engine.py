@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from talaria import tasks
 from talaria.errors import ModelError
 from talaria.model.spec import ModelSpec
@@ -224,7 +226,12 @@ def walk(task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> 
 
 
 def calibrate(task: Task, state: Tensors, samples: Samples | None = None) -> Tensors:
-    """BatchNorm statistics estimated anew by one unlabelled pass; everything else stays as it is."""
+    """BatchNorm statistics estimated anew by one pass over ``samples``, the training ones by default, and over what the
+    device has unlabelled; everything else stays as it is."""
+    if task.unlabelled is not None and len(task.unlabelled):
+        samples = task.train if samples is None else samples
+        ignored = np.zeros((len(task.unlabelled), *samples.y.shape[1:]), samples.y.dtype)
+        samples = Samples.joined([samples, Samples(task.unlabelled, ignored)])
     return _engine(task).calibrate(task, state, samples)
 
 

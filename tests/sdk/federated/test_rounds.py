@@ -168,3 +168,18 @@ def test_an_algorithm_that_prunes_refuses_a_network_without_channels_to_spare(mo
     run = Run(spec=ModelSpec("line", (4,), 3), algorithm="hermes", rounds=1)
     with pytest.raises(ConfigError, match=r"hermes: prunes channels, but 'line' has none .* choose another model"):
         rounds.start(run)
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_unlabelled_inputs_of_a_newcomer_calibrate_and_nothing_else(engine: str) -> None:
+    """Its BatchNorm is that of all its inputs, as if all were labelled; its weights are those of the labelled ones."""
+    run = replace(RUN, buffers="local")
+    shared, _ = rounds.start(run)
+    mine, others = samples(1), samples(2)
+    few, whole = (Member("b", one, samples(99, 3), engine=engine) for one in (mine, Samples.joined([mine, others])))
+    served = [rounds.personalize(run, one, shared, None) for one in (few, replace(few, unlabelled=others.x), whole)]
+    alone, beside, labelled = (state_of(model) for model in served)
+    assert equal(beside, labelled)
+    assert not equal(beside, alone)
+    assert equal(*({k: v for k, v in one.items() if "running" not in k} for one in (beside, alone)))
+    assert equal(state_of(rounds.personalize(run, replace(few, unlabelled=others.x[:0]), shared, None)), alone)
