@@ -30,6 +30,7 @@ from talaria_bench.fleet.programs import Program
 from talaria_bench.fleet.secure_devices import value_of
 from talaria_bench.fleet.synthetic import begun_with, first_value, run_of, write_config, write_updates
 from talaria_coordinator.broker import open_broker
+from talaria_coordinator.fleet.drain import AWAY_RETRIES, AWAY_S
 
 INGEST = "talaria_coordinator.server.ingest"
 LIGHT = "from talaria_bench.fleet.fake_devices import main; main()"
@@ -219,7 +220,10 @@ class Load:
             if self._coordinator.starts > 1:
                 return [f"the coordinator ended: {list(self._coordinator.errors)[-3:]}"]
             await asyncio.sleep(0.2)
-        end = time.monotonic() + LEAVE_S
+        patience = 0.0  # the coordinator's, with those who do not come back
+        if self.hidden is not None and self.hidden.leaving:
+            patience = max(AWAY_S, AWAY_RETRIES * self.retry_s)
+        end = time.monotonic() + patience + LEAVE_S
         while not all(p.done.is_set() for p in programs) and time.monotonic() < end:
             await asyncio.sleep(0.2)
         return [f"{p.name} did not leave: {list(p.errors)[-3:]}" for p in programs if not p.done.is_set()]
