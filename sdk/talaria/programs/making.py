@@ -170,6 +170,8 @@ class Maker:
         if made.dtype != torch.float32:  # tokens, which features are not
             return None
         lower, full = features_of(halves.lower, zoo.head(self.spec), self.spec.input_shape), made.shape[1:]
+        if len(lower.outputs[0].shape) != made.ndim:  # a sequence, whose moments are rows there
+            return None
         channels = lower.outputs[0].shape[1]
         named = {} if isinstance(channels, int) else {_FED: int(full[0])}
         shape = (_FED if named else full[0], *full[1:])

@@ -9,6 +9,7 @@ from tolerance import roundings
 from torch import nn
 
 from talaria.model import pruning, zoo
+from talaria.model.spec import ModelSpec
 from talaria.model.state import load, state_of
 from talaria.programs.engine import ProgramEngine
 from talaria.programs.session import Session
@@ -279,3 +280,14 @@ def test_what_is_served_is_torchs_module(engines, spec_of):
     model = engines("mlp").served(task, state)
     assert equal(state_of(model), state_of(load(task.model, state)))
     assert not model.training
+
+
+@pytest.mark.parametrize("keep", [None, 0.5])
+def test_a_network_is_not_cut_where_a_sequence_passes(keep):
+    """The moments of a sequence are rows there, and no features of samples: it trains whole."""
+    spec = ModelSpec("mypkg.nets:Recurrent", (3, 16), 3, options={"width": 16})
+    task = task_of(spec, count=8, keep=keep, recipe=Recipe(epochs=4, batch=4, lr=0.1))
+    engine, state = ProgramEngine(spec), state_of(task.model)
+    assert engine.source.lower(engine.source.parameters) is None
+    found = engine.train_upper(task, state, only=engine.source.parameters)
+    assert_near(task, found, loop.train(task, state), steps=8)
