@@ -627,6 +627,25 @@ def test_another_update_from_another_boot_is_a_lost_memory_and_not_equivocation(
     assert of(bench.say("anna", offer_of(third), boot=2), a.Equivocation)  # within one boot it is one
 
 
+def test_updates_of_two_programs_with_one_name_and_one_boot_are_no_equivocation():
+    bench = Bench(cohort=("anna",))
+
+    def born(process, boot):
+        message = m.DeviceBirth(online=True, key=b"", profile=b"", process=process)
+        bench.hear("d/anna/state", bench.frame("anna", message, boot=boot))
+
+    born(b"process1", 2)
+    bench.say("anna", offer_of(), boot=2)
+    born(b"process2", 2)
+    second = describe(UPDATE[::-1], 500)
+    assert of(bench.say("anna", offer_of(second), boot=2), a.Equivocation) == []
+    assert bench.state.quarantined() == {}
+    assert bench.state.attempts[1].cohort["anna"].sha256 == second.sha256
+    born(b"process1", 3)
+    bench.say("anna", offer_of(second), boot=3)
+    assert of(bench.say("anna", offer_of(), boot=3), a.Equivocation)  # within a boot of one program it is one
+
+
 def test_another_update_after_a_restore_of_the_coordinator_is_no_equivocation():
     """What came first was in the backup; the device has done later rounds since, and does this one again."""
     bench = Bench(cohort=("anna",))

@@ -26,6 +26,8 @@ def lifecycle(t: Turn, device: str, peer: Peer, boot: int, message: m.DeviceBirt
     # Two with one name who are both told where to count on from, come to the same boots.
     if message.online and (boot != peer.boot or message.process != before):
         _count(t, device, peer, message.process, boot > peer.boot)
+        if boot == peer.boot:
+            peer.shared = boot
     if boot < peer.boot or boot <= peer.dead:
         if message.online:
             remind(t, device, peer, boot)

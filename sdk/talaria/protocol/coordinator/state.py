@@ -104,6 +104,8 @@ class Peer:
     """When it was born within the last minute, as which process, and whether that was acted on as a new boot."""
     doubled: float = -1e18
     """When it was last told that two programs have its name."""
+    shared: int = 0
+    """The newest boot that two programs with its name count as theirs."""
     reminded: float = -1e18
     """When it was last told which boots were heard of it."""
     strikes: int = 0

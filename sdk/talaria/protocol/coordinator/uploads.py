@@ -38,7 +38,8 @@ def offer(t: Turn, device: str, offer: m.Offer) -> None:
         _answer(t, device, offer.attempt, offer.sha256, "late", "this round began from another model")
         return
     if member.sha256 and member.sha256 != offer.sha256 and member.phase != "rejected":
-        if member.boot == t.peer(device).boot:
+        peer = t.peer(device)
+        if member.boot == peer.boot != peer.shared:
             _equivocated(t, attempt, device, member, offer)
             return
         if not _gave_way(t, attempt, device, member, offer):
@@ -92,8 +93,8 @@ def _equivocated(t: Turn, attempt: Attempt, device: str, member: Participant, of
 
 def _gave_way(t: Turn, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> bool:
     """Another update of this round, from another boot of the device, which may have lost the first with its memory,
-    or from before our start, which may have gone back to an older record. What has not come in whole gives way;
-    what has stays, and counts."""
+    or of another program with its name, or from before our start, which may have gone back to an older record. What
+    has not come in whole gives way; what has stays, and counts."""
     if member.phase in ("waiting", "receiving"):
         drop(t, attempt, device, "working", "this device offers another update since")
     if member.phase in ("called", "working"):
