@@ -159,9 +159,9 @@ def _product(node: Node, given: list[Value]) -> Found:
             raise ValueError(f"{a} times {b}")
         a = a[::-1] if node.get("transA") else a
         b = b[::-1] if node.get("transB") else b
-    if min(len(a), len(b)) < 2 or a[-1] != b[-2]:
+    if not a or len(b) < 2 or a[-1] != b[-2]:
         raise ValueError(f"{a} times {b}")
-    shape = (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+    shape = (*np.broadcast_shapes(a[:-2], b[:-2]), *a[-2:-1], b[-1])
     if len(given) > 2 and _joined([Value(shape), given[2]]) != shape:
         raise ValueError(f"{shape} plus {given[2].shape}")
     return Value(shape), math.prod(shape) * a[-1]

@@ -47,13 +47,15 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         step.trained(project, last, "weight", lambda: draft.product(g, flat, rank=2, turn_a=True, turn_b=True))
-        step.trained(project, last, "bias", lambda: draft.sum(g, 0))
+        step.trained(project, last, "bias", lambda: step.summed(g, x.lead))
         before = draft.product(out, g, rank=2, turn_a=True, turn_b=True)
         slope = draft.reshape(_by_heads(draft, before, heads, each, length), -1, each, length)
         # what a softmax takes off, the sum over share * (slope^T v), is that over the shorter columns of the output
-        met = draft.reshape(draft.sum(draft.op("Mul", slope, mixed), 1), -1, length, 1)
-        towards = draft.op("MatMul", _turned(draft, slope), v)
-        scores = draft.op("Mul", share, draft.op("Sub", towards, met))
+        # and is taken off inside of the product, as one more channel: a pass of its own takes as long as the product
+        met = draft.sum(draft.op("Mul", slope, mixed), 1, keep=True)
+        less = draft.op("Pad", v, draft.ints(0, 0, 0, 0, 1, 0), draft.constant(-1.0))
+        towards = draft.op("MatMul", _turned(draft, draft.op("Concat", slope, met, axis=1)), less)
+        scores = draft.op("Mul", share, towards)
         dq = draft.op("Mul", draft.op("MatMul", k, _turned(draft, scores)), scale)
         dk = draft.op("MatMul", scaled, scores)
         dv = draft.op("MatMul", slope, share)

@@ -100,6 +100,21 @@ class Step:
         number = self.draft.op("Reshape", self.samples, self.draft.ints())
         return self.draft.op("Greater", number, self.draft.constant(1.0))
 
+    def ones(self, *lead: int) -> str:
+        """(batch x lead,) of ones: a product with them adds up rows. ONNX Runtime's ReduceSum takes 16.8 us for 16 x
+        1024, this 1.4; for 512 x 64 5.0 and 1.7."""
+        draft, many = self.draft, self.draft.op("Shape", "x", start=0, end=1)
+        if not lead:
+            return draft.op("Expand", draft.constant(1.0), many)
+        shape = draft.op("Concat", many, draft.ints(prod(lead)), axis=0)
+        return draft.reshape(draft.op("Expand", draft.constant(1.0), shape), -1)
+
+    def summed(self, rows: str, lead: Sequence[int]) -> str:
+        """The sum over rows: (batch x lead, channels) as (channels,)."""
+        if not lead:  # few rows: the ones cost more than they spare
+            return self.draft.sum(rows, 0)
+        return self.draft.op("MatMul", self.ones(*lead), rows)
+
     def entries(self, at: Map) -> str:
         """How many values each channel of a map has, float32 (1,)."""
         return self.draft.op("Mul", self.samples, self.draft.constant(float(prod(at.space))))

@@ -21,7 +21,7 @@ def linear(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tupl
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         step.trained(own, layer, "weight", lambda: draft.product(g, x.value, rank=2, turn_a=True))
-        step.trained(own, layer, "bias", lambda: draft.sum(g, 0))
+        step.trained(own, layer, "bias", lambda: step.summed(g, x.lead))
         return [draft.op("MatMul", g, weight) if wanted[0] else None]
 
     return Map(y, out, (), x.lead), back

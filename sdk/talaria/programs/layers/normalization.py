@@ -82,8 +82,8 @@ def layer_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> 
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         met = draft.op("Mul", g, even)
-        step.trained(own, layer, "weight", lambda: draft.sum(met, 0))
-        step.trained(own, layer, "bias", lambda: draft.sum(g, 0))
+        step.trained(own, layer, "weight", lambda: step.summed(met, x.lead))
+        step.trained(own, layer, "bias", lambda: step.summed(g, x.lead))
         if not wanted[0]:
             return [None]
         if wide > SHORT:
