@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import LSTM, Identity, Module, MultiheadAttention
+from torch.nn import LSTM, Identity, Linear, Module, MultiheadAttention
 
 from talaria.errors import ConfigError, ModelError
 from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
@@ -25,6 +26,7 @@ from talaria.programs.layers.calls import BATCH as ANY_BATCH
 from talaria.programs.layers.calls import CALLS, Batch, part
 from talaria.programs.layers.sequence import Weight, sizes
 from talaria.programs.layers.table import FUNCTIONS, LAYERS, MENDS, PARTS, PASSES, rule_of
+from talaria.programs.layers.weighing import WIDEST
 from talaria.programs.updates import updates
 from talaria.training import loop
 from talaria.types import Recipe
@@ -63,7 +65,7 @@ def graph_of(
     if pulled:
         draft.input("pull", ())
     step = Step(draft, head)
-    done = forward(step, module, x)
+    done = forward(step, module, x, folded=True)
     if done.out.space or done.out.lead:
         raise ModelError(f"program: the model gives maps of {sizes(done.out)}; end it with Flatten and Linear")
     loss, slope = _cross_entropy(step, done.out.value, classes, recipe.smoothing)
@@ -159,8 +161,9 @@ class _Tracer(fx.Tracer):
         return rule_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
 
 
-def forward(step: Step, module: Module, x: Map) -> Passed:
-    """The pass of ``x`` through ``module``, written into the step's draft.
+def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Passed:
+    """The pass of ``x`` through ``module``, written into the step's draft; ``folded``: what is normalized may stand
+    without its scale and shift, where weights that read it take them in.
 
     Raises :class:`~talaria.errors.ModelError` for a layer that no program can hold.
     """
@@ -197,7 +200,9 @@ def forward(step: Step, module: Module, x: Map) -> Passed:
         if _in_place(node, own) and len(read[0].users) > 1:
             raise refused(layer, "changes in place what another layer reads", "use inplace=False")
         trains = any(p.requires_grad for p in own.parameters()) or found.trains
-        held[node], back = rule(step, layer, own, [maps[one] for one in read])
+        given = [maps[one] for one in read]
+        step.folds = folded and all(_takes_in(user, node, module, given[0].lead) for user in node.users)
+        held[node], back = rule(step, layer, own, given)
         maps[node] = held[node]
         tape[node] = Entry(read, back, trains or any(tape[one].trains for one in read if one in tape))
     raise ModelError("program: the model gives nothing; return its logits")
@@ -212,6 +217,15 @@ class _Layer:
     own: Module
     read: list[fx.Node]
     trains: bool = False
+
+
+def _takes_in(user: fx.Node, node: fx.Node, module: Module, lead: Sequence[int]) -> bool:
+    """Whether what reads ``node`` are weights, narrow enough to take its scale and shift in."""
+    if user.op != "call_module" or user.kwargs.get("key_padding_mask") is node:
+        return False
+    own = module.get_submodule(str(user.target))
+    wide = own.out_features if type(own) is Linear else 3 * own.embed_dim if type(own) is MultiheadAttention else None
+    return wide is not None and wide <= WIDEST * prod(lead)
 
 
 _HARMLESS = ("need_weights", "average_attn_weights")

@@ -51,6 +51,19 @@ class Sequences(nn.Module):
         return self.head(y[:, -1] if self.last else y.mean(dim=1))
 
 
+class Normalized(nn.Module):
+    """A normalized sequence that several weights read, and nothing else."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.below, self.norm = nn.Linear(3, 6), nn.LayerNorm(6, **options)
+        self.one, self.two, self.head = nn.Linear(6, 5), nn.Linear(6, 5, bias=False), nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.below(x.transpose(1, 2)))
+        return self.head((self.one(y) * torch.tanh(self.two(y))).mean(dim=1))
+
+
 class Recurrent(nn.Module):
     """A GRU above a convolution, read in one of the ways in which people read it."""
 
@@ -274,6 +287,9 @@ NETS = {
     "sequence_as_map": ((12, 3), lambda: Sequences(nn.Linear(3, 5), nn.Conv1d(12, 4, 1), wide=5, turn=False)),
     "flat_sequence": (LINE, lambda: maps(nn.LayerNorm(12), nn.Linear(12, 2), wide=6)),
     "layer_norm": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.LayerNorm(6), nn.Linear(6, 5), wide=5, last=True)),
+    "norm_read_twice": (LINE, Normalized),
+    "norm_without_shift_read_twice": (LINE, lambda: Normalized(bias=False)),
+    "plain_norm_read_twice": (LINE, lambda: Normalized(elementwise_affine=False)),
     "plain_layer_norm": ((5,), lambda: maps(nn.Linear(5, 6), nn.LayerNorm(6, elementwise_affine=False), wide=6)),
     "group_norm": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), wide=168)),
     "group_norm_of_features": ((5,), lambda: maps(nn.Linear(5, 6), nn.GroupNorm(3, 6), nn.Tanh(), wide=6)),

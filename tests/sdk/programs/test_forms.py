@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 from talaria.model import zoo
-from talaria.programs.build import build
+from talaria.programs.build import build, packed
 from talaria.programs.program import Program
+from talaria.types import Recipe
 from talaria_bench.sequences import transformer
 
 
@@ -13,6 +15,22 @@ from talaria_bench.sequences import transformer
 def graph():
     torch.manual_seed(0)
     return Program(build(zoo.keep(transformer((6, 32), 7), (6, 32), 7))).graph
+
+
+LINE = (3, 12)
+
+
+class Normalized(nn.Module):
+    """A normalized sequence that two layers read, one of them narrow."""
+
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.below, self.norm, self.one = nn.Linear(3, 6), nn.LayerNorm(6), nn.Linear(6, 5)
+        self.two, self.head = nn.Linear(6, wide), nn.Linear(5 + wide, 4)
+
+    def forward(self, x):
+        y = self.norm(self.below(x.transpose(1, 2)))
+        return self.head(torch.cat([self.one(y), self.two(y)], 2).mean(dim=1))
 
 
 def of(graph, kind):
@@ -24,7 +42,8 @@ def test_the_slopes_of_biases_are_products_with_ones(graph):
     ones |= {node.outputs[0] for node in of(graph, "Reshape") if node.inputs[0] in ones}
     summed = [node for node in of(graph, "MatMul") if node.inputs[0] in ones]
     assert len(summed) >= 7  # of places, of embedding, and of both layers' output, linear1 and linear2
-    assert len(of(graph, "ReduceSum")) == 5  # two over channels in each attention, and the few rows of the head
+    # two over channels in each attention, the few rows of the head, and four slopes of scales over a small matrix
+    assert len(of(graph, "ReduceSum")) == 9
 
 
 def test_what_a_softmax_takes_off_is_one_more_channel_of_a_product(graph):
@@ -35,3 +54,26 @@ def test_what_a_softmax_takes_off_is_one_more_channel_of_a_product(graph):
     for node in slopes:
         assert made[node.inputs[1]].kind == "MatMul"
         assert made[made[node.inputs[1]].inputs[1]].kind == "Pad"
+
+
+def test_weights_take_the_scale_of_a_normalized_sequence_in(graph):
+    even = {node.outputs[0] for node in of(graph, "LayerNormalization")}
+    read = [node.kind for node in graph.nodes for name in node.inputs if name in even]
+    # of five, four stand before weights: forward, and in the gradient of weights; the last one is averaged
+    assert read.count("Gemm") == 8
+
+
+@pytest.mark.parametrize(("wide", "folded"), [(48, True), (49, False)])
+def test_wide_weights_take_no_scale_in(wide, folded):
+    graph = Program(build(zoo.keep(Normalized(wide), LINE, 4))).graph
+    (norm,) = of(graph, "LayerNormalization")
+    readers = [node for node in graph.nodes if norm.outputs[0] in node.inputs]
+    assert folded == any(node.kind == "Gemm" for node in readers)
+
+
+@pytest.mark.parametrize("only", [["one.weight"], ["norm.weight"], ["norm.bias", "two.bias"], ["below.weight"]])
+def test_each_part_of_a_folded_layer_trains_alone(only):
+    torch.manual_seed(0)
+    spec, recipe = zoo.keep(Normalized(7), LINE, 4), Recipe(momentum=0.9)
+    program = Program(packed(spec, zoo.build(spec), only, "some", recipe))  # which compares it with float64
+    assert {*program.trained} == {*only}

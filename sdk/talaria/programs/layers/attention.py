@@ -14,6 +14,7 @@ from torch.nn import Module, MultiheadAttention
 from talaria.programs.graph import Draft
 from talaria.programs.layers.base import Map, Pullback, Step, key, refused
 from talaria.programs.layers.sequence import sizes
+from talaria.programs.layers.weighing import Weighing
 
 
 def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
@@ -30,8 +31,8 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     assert joint is not None
     assert out is not None
     # channels first, (channels, batch x length): what is turned to heads and back then has the length together
-    column = [draft.reshape(shift, -1, 1)] if shift else []
-    three = draft.op("Gemm", joint, x.value, *column, transB=1)
+    held = Weighing(step, x, joint, shift)
+    three = draft.op("Gemm", held.matrix, x.value, *held.column(), transB=1)
     apart = _by_heads(draft, three, 3 * heads, each, length)
     # (heads x batch, each, length): ONNX Runtime turns inside of a product where it cannot see what lies before
     q, k, v = (draft.reshape(_cut(draft, apart, i * heads, heads), -1, each, length) for i in range(3))
@@ -60,10 +61,12 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
         dk = draft.op("MatMul", scaled, scores)
         dv = draft.op("MatMul", slope, share)
         whole = _together(draft, draft.op("Concat", dq, dk, dv, axis=0), 3 * heads, each, length)
-        step.trained(own, layer, "in_proj_weight", lambda: draft.op("Gemm", whole, x.value))
-        step.trained(own, layer, "in_proj_bias", lambda: draft.sum(whole, 1))
+        product, total = draft.op("Gemm", whole, x.value), draft.sum(whole, 1)
+        step.trained(own, layer, "in_proj_weight", lambda: held.gradient(product, total))
+        step.trained(own, layer, "in_proj_bias", lambda: total)
+        held.train(product, total)
         # x is read as query, key and value: one of them carries the whole gradient
-        dx = draft.product(whole, joint, rank=2, turn_a=True) if wanted[0] else None
+        dx = draft.product(whole, held.back, rank=2, turn_a=True) if wanted[0] else None
         return [dx, *[None] * (len(given) - 1)]
 
     return Map(y, wide, (), x.lead), back

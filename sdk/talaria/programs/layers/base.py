@@ -14,18 +14,31 @@ from talaria.programs.graph import Draft, Size, size_of
 
 
 @dataclass(frozen=True)
+class Affine:
+    """What a normalized map is still to be multiplied with and added, (channels,) each: the parameters ``weight`` and
+    ``bias`` of a layer."""
+
+    layer: str
+    module: Module
+    scale: str | None
+    shift: str | None
+
+
+@dataclass(frozen=True)
 class Map:
     """What flows between layers: (channels, batch, *space), where the step only looks (batch, channels, *space);
     without ``space`` rows of channels, (batch x lead, channels).
 
     ``channels`` is a number, or the name of a width that a mask may narrow. ``lead`` are the sizes between the batch
-    and channels that come last.
+    and channels that come last. With ``affine`` the rows have a mean of zero, whoever reads them takes its scale and
+    shift in (:mod:`talaria.programs.layers.weighing`), and gives slopes without a mean.
     """
 
     value: str
     channels: Size
     space: tuple[int, ...] = ()
     lead: tuple[int, ...] = ()
+    affine: Affine | None = None
 
     def like(self, value: str) -> Map:
         """Another map of the same sizes."""
@@ -59,6 +72,8 @@ class Step:
     """The unpruned sizes of the names in shapes."""
     rate: str | None = None
     """By which statistics move; None: each layer's own momentum."""
+    folds: bool = False
+    """Whether all that read the layer being written take its scale and shift in."""
     twice: bool = False
     """Whether the graph is differentiated once more: every operator has a rule in :mod:`talaria.programs.tangent`."""
 

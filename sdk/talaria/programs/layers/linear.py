@@ -8,6 +8,7 @@ from typing import cast
 from torch.nn import Linear, Module
 
 from talaria.programs.layers.base import Map, Pullback, Step
+from talaria.programs.layers.weighing import Weighing
 
 
 def linear(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
@@ -17,11 +18,14 @@ def linear(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tupl
     weight = step.weight(layer, "weight", own.weight, (out, x.channels))
     bias = step.weight(layer, "bias", own.bias, (out,))
     assert weight is not None
-    y = draft.op("Gemm", x.value, weight, *([bias] if bias else []), transB=1)
+    held = Weighing(step, x, weight, bias)
+    y = draft.op("Gemm", x.value, held.matrix, *held.row(), transB=1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        step.trained(own, layer, "weight", lambda: draft.product(g, x.value, rank=2, turn_a=True))
-        step.trained(own, layer, "bias", lambda: step.summed(g, x.lead))
-        return [draft.op("MatMul", g, weight) if wanted[0] else None]
+        met, total = draft.product(g, x.value, rank=2, turn_a=True), step.summed(g, x.lead)
+        step.trained(own, layer, "weight", lambda: held.gradient(met, total))
+        step.trained(own, layer, "bias", lambda: total)
+        held.train(met, total)
+        return [draft.op("MatMul", g, held.back) if wanted[0] else None]
 
     return Map(y, out, (), x.lead), back
