@@ -15,7 +15,7 @@ def store(tmp_path):
     with Store(tmp_path / "coordinator.db") as store:
         store.enter("watch", "{}", "a" * 64, "b" * 64)
         store.open_attempt("watch", 1, ["anna", "bela"], "a" * 64)
-        store.keep_word("watch", 1, -1, "", b"terms")
+        store.keep_words("watch", 1, [(-1, "", b"terms")])
         yield store
 
 
@@ -26,7 +26,7 @@ def test_a_masked_update_is_kept_as_update_and_as_word_or_not_at_all(store, monk
         raise StateError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store_module, "_keep_word", full)
+        patched.setattr(store_module, "_keep_words", full)
         with pytest.raises(StateError, match="full"):
             store.keep_update("watch", 1, "anna", **UPDATE)
     assert store.updates("watch", 1) == []
@@ -36,3 +36,13 @@ def test_a_masked_update_is_kept_as_update_and_as_word_or_not_at_all(store, monk
     other = store.keep_update("watch", 1, "anna", **{**UPDATE, "digest": "cd" * 32})
     assert other.digest == UPDATE["digest"]
     assert len(store.words("watch", 1)) == 2
+
+
+def test_words_are_kept_together_in_their_order_and_each_once(store):
+    said = [(0, "anna", b"a"), (0, "bela", b"b"), (0, "anna", b"c")]
+    store.keep_words("watch", 1, said)
+    store.keep_words("watch", 1, [*said, (1, "anna", b"d")])
+    kept = [(-1, "", b"terms"), (0, "anna", b"a"), (0, "bela", b"b"), (1, "anna", b"d")]
+    assert store.words("watch", 1) == kept
+    store.keep_words("watch", 2, [(-1, "", b"others")])
+    assert store.words("watch", 1) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from talaria import time
@@ -18,6 +19,8 @@ class Conversation:
 
     def __init__(self, secure: Secure | None, hands: Hands) -> None:
         self._secure, self._hands = secure, hands
+        self._heard: list[a.WordSaid] = []
+        self._line = asyncio.Lock()
 
     def resume(self, state: CoordinatorState) -> None:
         """After a start: go on with a round that was open."""
@@ -26,12 +29,19 @@ class Conversation:
             self._hands.feed(self._secured().resume(attempt.number, tuple(attempt.cohort)))
 
     async def listen(self, said: a.WordSaid) -> None:
-        """A device's word: check it and keep it, and only then let it be heard."""
+        """A device's word: check it and keep it, and only then let it be heard. Those that come while others are
+        written are written together: one transaction, and one wait for the disk."""
         secure = self._secured()
-        answer = await insist(lambda: secure.said(said), self._complaint(said.attempt))
-        if isinstance(answer, e.WordRefused):
-            self._hands.tell("refused-word", attempt=said.attempt, device=said.device, reason=answer.reason)
-        await self._hands.put(answer)
+        self._heard.append(said)
+        async with self._line:
+            heard, self._heard = self._heard, []
+            if not heard:
+                return  # it was taken along
+            answers = await insist(lambda: secure.said(heard), self._complaint(said.attempt))
+            for word, answer in zip(heard, answers, strict=True):
+                if isinstance(answer, e.WordRefused):
+                    self._hands.tell("refused-word", attempt=word.attempt, device=word.device, reason=answer.reason)
+                await self._hands.put(answer)
 
     async def go_on(self, over: a.StepOver) -> None:
         """A step is over."""

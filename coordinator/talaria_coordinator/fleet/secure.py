@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from threading import RLock
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from threading import Condition, RLock
 
 import msgpack
 
@@ -52,6 +54,8 @@ class Secure:
         self._mean = inner_of(rule)
         self._line = RLock()
         self._half: tuple[int, CoordinatorHalf] | None = None
+        self._settled, self._unsettled = Condition(self._line), 0
+        """How many masked updates are in the sum and not in the store yet."""
 
     def begin(self, attempt: int, round: int, devices: int, clip: float | None = None) -> Terms:
         """The terms of a new attempt at a round that ``devices`` are asked for; kept before they are told. ``clip``
@@ -67,57 +71,82 @@ class Secure:
             coordinates, devices, most, clip, fleet=self.fleet, round=round, attempt=attempt, nonce=nonce
         )
         with self._line:
-            self.store.keep_word(self.fleet, attempt, TERMS, "", terms.encode())
+            self._settle()
+            self.store.keep_words(self.fleet, attempt, [(TERMS, "", terms.encode())])
             self._half = attempt, CoordinatorHalf(terms, coordinates, self.authority)
         return terms
 
-    def said(self, word: a.WordSaid) -> e.WordKept | e.WordRefused:
-        """Check and keep a device's word."""
-        now = time.monotonic()
+    def said(self, heard: Sequence[a.WordSaid]) -> list[e.WordKept | e.WordRefused]:
+        """Check and keep devices' words, those of an attempt together: one answer for each, in their order."""
+        answers: list[e.WordKept | e.WordRefused] = []
         with self._line:
-            half, stale = self._known(word.attempt), False
-            try:
-                message = decode(word.data, words.MOST)
-                stale = getattr(message, "terms", b"") != half.terms.digest
-                self._require_own(word, message)
-                # A device that lost its state has new keys: no offence, and nothing that could go on.
-                stale = stale or (word.step == 0 and word.device in half.came)
-                if half.receive(message):
-                    self.store.keep_word(self.fleet, word.attempt, word.step, word.device, word.data)
-            except (WireError, AggregationError) as error:
-                return e.WordRefused(now, word.attempt, word.device, str(error), offence=not stale)
-            except StateError:
-                self._half = None  # kept it is not, so it is not said
-                raise
+            for attempt, each in groupby(heard, lambda word: word.attempt):
+                new = list[tuple[int, str, bytes]]()
+                answers += [self._taken(word, new) for word in each]
+                if new:
+                    try:
+                        self.store.keep_words(self.fleet, attempt, new)
+                    except StateError:
+                        self._half = None  # kept they are not, so they are not said
+                        raise
+        return answers
+
+    def _taken(self, word: a.WordSaid, new: list[tuple[int, str, bytes]]) -> e.WordKept | e.WordRefused:
+        """Check one word and let the round hear it; one that is to be kept is added to ``new``."""
+        now, stale = time.monotonic(), False
+        try:
+            half = self._known(word.attempt)
+        except GoneError as error:
+            return e.WordRefused(now, word.attempt, word.device, str(error), offence=False)
+        try:
+            message = decode(word.data, words.MOST)
+            stale = getattr(message, "terms", b"") != half.terms.digest
+            self._require_own(word, message)
+            # A device that lost its state has new keys: no offence, and nothing that could go on.
+            stale = stale or (word.step == 0 and word.device in half.came)
+            if half.receive(message):
+                new.append((word.step, word.device, word.data))
+        except (WireError, AggregationError) as error:
+            return e.WordRefused(now, word.attempt, word.device, str(error), offence=not stale)
         return e.WordKept(now, word.attempt, word.device, word.step)
 
-    def masked(self, attempt: int, device: str, data: bytes) -> ChannelMask | None:
-        """Take a masked update, which is to be kept then, or :meth:`forget` called; the mask that its device said.
+    @contextmanager
+    def masked(self, attempt: int, device: str, data: bytes) -> Iterator[ChannelMask | None]:
+        """Take a masked update, which is to be kept inside of this: a step ends before or after both, and other
+        updates are taken meanwhile. It gives the mask that the device said.
 
         Raises :class:`WireError` where it does not fit, and :class:`LateError` where the sum is made already."""
-        half = self._known(attempt)
-        if half.phase != "masked":
-            raise LateError("the others went on")
-        message = decode(data)
-        if getattr(message, "terms", b"") != half.terms.digest:
-            raise LateError("a masked update of another attempt")
-        if getattr(message, "device", "") != device:
-            raise WireError("secure: a masked update under another device's name")
-        half.receive(message)
-        return half.masks[device]
-
-    def line(self) -> RLock:
-        """Held while a masked update is taken and kept: a step ends before or after both."""
-        return self._line
-
-    def forget(self) -> None:
-        """What was taken could not be kept: the round is as the store has it."""
         with self._line:
-            self._half = None
+            half = self._known(attempt)
+            if half.phase != "masked":
+                raise LateError("the others went on")
+            message = decode(data)
+            if getattr(message, "terms", b"") != half.terms.digest:
+                raise LateError("a masked update of another attempt")
+            if getattr(message, "device", "") != device:
+                raise WireError("secure: a masked update under another device's name")
+            half.receive(message)
+            mask = half.masks[device]
+            self._unsettled += 1
+        kept = False
+        try:
+            yield mask
+            kept = True
+        finally:
+            with self._line:
+                self._unsettled -= 1
+                self._settled.notify_all()
+                if not kept:
+                    self._half = None  # the round is as the store has it
+
+    def _settle(self) -> None:
+        """Wait, with the line, until all that was taken is kept."""
+        self._settled.wait_for(lambda: not self._unsettled)
 
     def step_over(self, over: a.StepOver) -> tuple[e.NextStep | e.AbortRound, Mapping[str, str]]:
         """Go on with those who have said their word. Beside, who was found to lie, and how."""
         with self._line:
+            self._settle()
             half, liars = self._known(over.attempt), dict[str, str]()
             if PHASES.index(half.phase) == over.step:
                 came = half.came
@@ -131,7 +160,7 @@ class Secure:
                     if isinstance(error, NoSecretError):
                         liars[error.device] = str(error)
                     return e.AbortRound(time.monotonic(), over.attempt, str(error)), liars
-                self.store.keep_word(self.fleet, over.attempt, over.step, "", msgpack.packb(list(came)))
+                self.store.keep_words(self.fleet, over.attempt, [(over.step, "", msgpack.packb(list(came)))])
                 written = {id(message): message.encode() for message in said.values()}
                 told = {name: written[id(message)] for name, message in said.items()}
                 step = PHASES.index(half.phase)
@@ -187,6 +216,7 @@ class Secure:
         """The round as it was said so far; from memory, or from the store once more."""
         if self._half is not None and self._half[0] == attempt:
             return self._half[1]
+        self._settle()
         half = None
         for step, device, data in self.store.words(self.fleet, attempt):
             if step == TERMS:
@@ -195,14 +225,14 @@ class Secure:
             elif half is not None and device:
                 half.receive(decode(self.blobs.get(data.hex()) if step == words.UPLOAD else data))
             elif half is not None:
-                self._settle(half, msgpack.unpackb(data))
+                self._went_on(half, msgpack.unpackb(data))
         if half is None:
-            raise StateError(f"attempt {attempt}: what was said in this secure round is not in the store")
+            raise GoneError(f"attempt {attempt}: what was said in this secure round is not in the store")
         self._half = attempt, half
         return half
 
     @staticmethod
-    def _settle(half: CoordinatorHalf, came: Sequence[str]) -> None:
+    def _went_on(half: CoordinatorHalf, came: Sequence[str]) -> None:
         if list(half.came) != list(came):
             raise StateError("secure: the words in the store are not those that a round went on with; restore a backup")
         half.proceed()
@@ -214,6 +244,10 @@ class Secure:
             raise WireError(f"secure: {message.TYPE!r} as the word of step {word.step}")
         if getattr(message, "device", "") != word.device:
             raise WireError(f"secure: {word.device!r} speaks for {getattr(message, 'device', '')!r}")
+
+
+class GoneError(StateError):
+    """Nothing is known of this attempt at a secure round: another one has begun since."""
 
 
 class LateError(StateError):

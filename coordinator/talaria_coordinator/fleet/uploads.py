@@ -111,21 +111,17 @@ def _receive_masked(
     """As :func:`receive`, of an update that is masked: its size and its device's signature are all that can be seen."""
     digest, now = upload.cut.sha256.hex(), time.monotonic()
     facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base_version": upload.base_version}
-    with secure.line():
-        try:
-            mask = secure.masked(upload.attempt, upload.device, data)
-        except LateError:
-            return e.Stored(now, upload.attempt, upload.device, upload.cut.sha256)  # which the machine finds late
-        except (WireError, AggregationError) as error:
-            store.reject_update(fleet, upload.attempt, upload.device, reason=str(error), **facts)
-            return e.UpdateRejected(now, upload.attempt, upload.device, str(error))
-        learning.blobs.adopt(file, data, digest)
-        facts |= {"found": findings(mask, learning.dense), "step": words.UPLOAD}
-        try:
+    try:
+        with secure.masked(upload.attempt, upload.device, data) as mask:
+            learning.blobs.adopt(file, data, digest)
+            facts |= {"found": findings(mask, learning.dense), "step": words.UPLOAD}
             row = store.keep_update(fleet, upload.attempt, upload.device, **facts)
-        except StateError:
-            secure.forget()
-            raise
-        if row.digest != digest or row.status == "rejected":
-            raise StateError(f"attempt {upload.attempt}: the store holds another update of {upload.device!r}")
+            if row.digest != digest or row.status == "rejected":
+                raise StateError(f"attempt {upload.attempt}: the store holds another update of {upload.device!r}")
+    except LateError:
+        pass  # the machine finds it late
+    except (WireError, AggregationError) as error:
+        facts = {name: facts[name] for name in ("digest", "size", "base_version")}
+        store.reject_update(fleet, upload.attempt, upload.device, reason=str(error), **facts)
+        return e.UpdateRejected(now, upload.attempt, upload.device, str(error))
     return e.Stored(now, upload.attempt, upload.device, upload.cut.sha256)

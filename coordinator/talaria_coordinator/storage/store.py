@@ -586,9 +586,13 @@ class Store:
     def _enter_all(self, batch: Sequence[_Entry]) -> None:
         with self._transaction(batch[0].fleet) as tx:
             rows = _entered(tx, batch[0].fleet, batch)
+            said: dict[int, list[tuple[int, str, bytes]]] = {}
             for one in batch:
-                if one.step is not None and rows[one.attempt, one.device].digest == one.values["digest"]:
-                    _keep_word(tx, one.fleet, one.attempt, one.step, one.device, bytes.fromhex(one.values["digest"]))
+                digest = one.values["digest"]
+                if one.step is not None and rows[one.attempt, one.device].digest == digest:
+                    said.setdefault(one.attempt, []).append((one.step, one.device, bytes.fromhex(digest)))
+            for attempt, each in said.items():
+                _keep_words(tx, batch[0].fleet, attempt, each)
         for one in batch:
             one.row = rows[one.attempt, one.device]
 
@@ -617,10 +621,11 @@ class Store:
 
     # -- what is said in a secure round
 
-    def keep_word(self, fleet: str, attempt: int, step: int, device: str, data: bytes) -> None:
-        """Keep what was said, after all that was said before it. The first of an attempt puts those of others away."""
+    def keep_words(self, fleet: str, attempt: int, said: Sequence[tuple[int, str, bytes]]) -> None:
+        """Keep what was said (step, device and word) in this order, after all that was said before it. The first of an
+        attempt puts those of others away."""
         with self._writing(fleet) as tx:
-            _keep_word(tx, fleet, attempt, step, device, data)
+            _keep_words(tx, fleet, attempt, said)
 
     def words(self, fleet: str, attempt: int) -> list[tuple[int, str, bytes]]:
         """What was said in this attempt, in order: step, device and word."""
@@ -723,16 +728,26 @@ def require_same_run(fleet: Fleet, run: str) -> None:
         )
 
 
-def _keep_word(tx: Connection, fleet: str, attempt: int, step: int, device: str, data: bytes) -> None:
+def _keep_words(tx: Connection, fleet: str, attempt: int, said: Sequence[tuple[int, str, bytes]]) -> None:
     mine = of_attempt(WORDS, fleet, attempt)
-    if device and tx.execute(select(WORDS).where(mine, WORDS.c.step == step, WORDS.c.device == device)).first():
-        return
+    names = {device for _, device, _ in said if device}
+    known = set[tuple[int, str]]()
+    if names:
+        found = tx.execute(select(WORDS.c.step, WORDS.c.device).where(mine, WORDS.c.device.in_(names)))
+        known = {(row.step, row.device) for row in found}
     last = tx.execute(select(func.max(WORDS.c.seq)).where(mine)).scalar_one()
     if last is None:
         tx.execute(delete(WORDS).where((WORDS.c.fleet == fleet) & (WORDS.c.attempt != attempt)))
-    seq = 0 if last is None else last + 1
-    row = {"fleet": fleet, "attempt": attempt, "seq": seq, "step": step, "device": device, "data": data}
-    tx.execute(insert(WORDS).values(**row))
+    rows: list[dict[str, Any]] = []
+    for step, device, data in said:
+        if (step, device) in known:
+            continue
+        if device:
+            known.add((step, device))
+        seq = (-1 if last is None else last) + 1 + len(rows)
+        rows.append({"fleet": fleet, "attempt": attempt, "seq": seq, "step": step, "device": device, "data": data})
+    if rows:
+        tx.execute(insert(WORDS), rows)
 
 
 def _require_epoch(fleet: str, now: int | None, ours: int) -> None:
