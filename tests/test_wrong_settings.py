@@ -70,6 +70,7 @@ def samples(**changed):
         ("[run]", "[ingest]\nworkers = 99\n[run]", "ingest: workers", "99", "must be in 0..16"),
         ("[run]", "[ingest]\nworker = 2\n[run]", "[ingest] worker", "2", "did you mean 'workers'?"),
         ("[run]", '[broker]\nurl = "amqtt"\n[ingest]\nworkers = 2\n[run]', "ingest: workers", "2", 'url = "mosquitto"'),
+        ("[run]", "[gateways]\nsite-a = 0\n[run]", "[gateways] site-a", "0", "whole number in 1..100000"),
         ("fedavg", "fedavgg", "[run] algorithm", "'fedavgg'", "did you mean 'fedavg'?"),
         ("imu_cnn", "imu_cn", "[run] model", "'imu_cn'", "did you mean 'imu_cnn'?"),
         ("rounds = 2", "rounds = -2", "[run] rounds", "-2", "must be at least 1"),

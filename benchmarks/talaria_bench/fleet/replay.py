@@ -150,6 +150,14 @@ def twice(
         ledger.wrong.append(f"counted twice: {[k for k, n in (by_rows | learned).items() if n > 1][:5]}")
 
 
+def update_of(learning: Learning, data: bytes, device: str, row: Attempt) -> Update:
+    """The update in ``data``, checked as the coordinator checks it in this round; no device here is a gateway."""
+    found = learning.checked(data, device, row.round, row.base_digest)
+    if not isinstance(found, Update):
+        raise StateError(f"{device} sent a partial sum")
+    return found
+
+
 def _replay(
     ledger: Ledger,
     learning: Learning,
@@ -173,7 +181,7 @@ def _replay(
             learned = [(state, _learn(run, members[name], shared, state, row.round)) for state in private[name]]
             if told and learning.privacy is not None:
                 private[name] = _distinct(own for _, (_, own) in learned)
-                counted[name] = learning.checked(learned[0][1][0], name, row.round, row.base_digest)
+                counted[name] = update_of(learning, learned[0][1][0], name, row)
             elif told:
                 after = [(data, own) for _, (data, own) in learned if hashlib.sha256(data).hexdigest() in told]
                 ledger.updates_equal += bool(after)
@@ -181,7 +189,7 @@ def _replay(
                     ledger.wrong.append(f"attempt {row.attempt}: {name} sent another update than the undisturbed one")
                     after = [learned[0][1]]
                 private[name] = _distinct([own for _, own in after])
-                counted[name] = learning.checked(after[0][0], name, row.round, row.base_digest)
+                counted[name] = update_of(learning, after[0][0], name, row)
             else:
                 private[name] = _distinct([*private[name], *(own for _, (_, own) in learned)])
         named = sorted(device for _, device in row.counted or ())

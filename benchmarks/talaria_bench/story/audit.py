@@ -19,7 +19,7 @@ from talaria.federated.run import Member, Run
 from talaria.tensors import Tensors
 from talaria.types import Update
 from talaria.wire import codec
-from talaria_bench.fleet.replay import MOST, Ledger, Receipt, promises, twice
+from talaria_bench.fleet.replay import MOST, Ledger, Receipt, promises, twice, update_of
 from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.records import Attempt
@@ -139,7 +139,7 @@ class Retelling:
                 if not after:
                     self.ledger.wrong.append(f"round {row.round}: {name} sent another update than the undisturbed one")
                     after = learned[:1]
-                counted[name] = learning.checked(after[0][0], name, row.round, row.base_digest)
+                counted[name] = update_of(learning, after[0][0], name, row)
                 self.own[name] = _distinct([own for _, own in after])
             else:
                 self.own[name] = _distinct([*self.own[name], *(own for _, own in learned)])

@@ -44,6 +44,9 @@ secure = true               # updates are added up so that only their sum opens;
 [ingest]                    # leave out for none: the coordinator's own process takes up all updates
 workers = 2                 # processes that receive, check and keep updates, each of its own devices
 
+[gateways]                  # leave out for none: members that send their site's partial sum, and of how many devices
+site-a = 20                 # at most
+
 [store]                     # leave out for SQLite and a folder of blobs in the state folder
 database = "postgresql+psycopg://talaria@db.example/talaria?sslmode=verify-full"
 password_file = "db.password"   # or as libpq looks for it: PGPASSFILE, PGPASSWORD
@@ -77,6 +80,7 @@ momentum = 0.9
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -95,6 +99,7 @@ from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME, FLEET_RULE
 from talaria_coordinator.config.api import ApiConfig, api_of
+from talaria_coordinator.config.gateways import gateways_of, require_gateways
 from talaria_coordinator.config.ingest import require_workers, workers_of
 from talaria_coordinator.config.privacy import PrivacyConfig, privacy_of, require_secure
 from talaria_coordinator.config.store import StoreConfig, store_of
@@ -182,6 +187,8 @@ class FleetConfig:
     """Which database and which blobs hold the state."""
     workers: int = 0
     """Ingest workers: processes that receive, check and keep the updates of their devices; 0: this process does."""
+    gateways: Mapping[str, int] = field(default_factory=dict)
+    """Members that send a partial sum of their site's updates, each with the most devices that it may speak for."""
     stay: bool = True
     """Serve the final global model to newcomers after the last round, instead of leaving once all members have it."""
 
@@ -217,7 +224,10 @@ class FleetConfig:
         require_workers(self.workers, self.privacy is not None and self.privacy.rule.secure, self.broker)
         if self.privacy is not None:
             require_secure(self.privacy, self.run, self.identity is not None, self.expected, self.over)
-            private_rule(self.run, rule, self.privacy.rule, 0)
+            rule = private_rule(self.run, rule, self.privacy.rule, 0)
+        secure = self.privacy is not None and self.privacy.rule.secure
+        tried = self.canary is not None
+        require_gateways(self.gateways, self.members, self.run, rule, secure=secure, tried=tried)
 
     @property
     def expected(self) -> int:
@@ -287,6 +297,7 @@ def load_config(path: str | Path) -> FleetConfig:
         privacy=privacy_of(top.table("privacy"), run) if "privacy" in top.values else None,
         store=store_of(top.table("store")),
         workers=workers_of(top.table("ingest")) if "ingest" in top.values else 0,
+        gateways=gateways_of(top.table("gateways")),
         api=api_of(top.table("api")) if "api" in top.values else None,
     )
     for section in (top, fleet, broker, identity, rounds):

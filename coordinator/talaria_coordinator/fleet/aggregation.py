@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.partial_sum import PartialSum, require_summable
 from talaria.errors import AggregationError, StateError, TalariaError, WireError
 from talaria.federated import global_model, rounds, warm_start
 from talaria.federated.fedbuff_run import Buffering
@@ -25,6 +26,7 @@ from talaria.protocol.actions import Counted
 from talaria.tensors import Tensors
 from talaria.types import Update
 from talaria.wire import codec
+from talaria.wire.partial_sums import Bounds, decode_partial_sum, is_partial_sum
 from talaria_coordinator.fleet import blueprints
 from talaria_coordinator.fleet.culprits import culprits
 from talaria_coordinator.fleet.secure import Secure
@@ -35,7 +37,8 @@ from talaria_coordinator.storage.records import Fleet, Spent
 @dataclass(frozen=True)
 class Learning:
     """One run's learning over blobs; ``rule`` names an aggregator that replaces the algorithm's own, and ``buffering``
-    is that of an asynchronous run."""
+    is that of an asynchronous run. ``gateways`` are the members that send partial sums, each with the most devices that
+    it may speak for: who sends tells what must come, not its bytes."""
 
     run: Run
     blobs: Blobs
@@ -43,7 +46,12 @@ class Learning:
     max_update: int = 64 << 20
     buffering: Buffering | None = None
     privacy: Privacy | None = None
+    gateways: Mapping[str, int] = field(default_factory=dict)
     _latest: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.gateways:
+            require_summable(rounds.rule_of(self.run, self.aggregator))
 
     @cached_property
     def aggregator(self) -> Aggregator | None:
@@ -93,10 +101,10 @@ class Learning:
                 "coordinator restore`; or, to begin anew and lose what was learned, move the blobs away"
             )
 
-    def checked(self, data: bytes, device: str, round: int | None, base_digest: str) -> Update:
-        """The update in ``data``. Raises :class:`~talaria.errors.WireError` where it may not count; ``round`` is the
-        round that it must have been made for (None: any), and ``base_digest`` the digest of the global model that it
-        began from, with which it is compared as the fold will."""
+    def checked(self, data: bytes, device: str, round: int | None, base_digest: str) -> Update | PartialSum:
+        """The update in ``data``, or a gateway's partial sum. Raises :class:`~talaria.errors.WireError` where it may
+        not count; ``round`` is the round that it must have been made for (None: any), and ``base_digest`` the digest of
+        the global model that it began from, with which it is compared as the fold will."""
         shared = self._shared(base_digest)
         try:
             update = self._decoded(data, device)
@@ -105,7 +113,7 @@ class Learning:
                     f"update says it was made from global model {update.base_version}, but round {round} began from "
                     f"{round - 1}; it may be replayed"
                 )
-            self._require(shared, update)
+            self._require_fits(shared, update)
         except WireError:
             raise
         except AggregationError as error:
@@ -116,14 +124,23 @@ class Learning:
             raise WireError(f"update cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
         return update
 
-    def _decoded(self, data: bytes, device: str) -> Update:
-        return codec.decode_update(
-            data,
-            schema=rounds.update_schema(self.run),
-            layout=rounds.layout_of(self.run.spec),
-            limits=codec.Limits(total=self.max_update),
-            client=device,
-        )
+    def _decoded(self, data: bytes, device: str) -> Update | PartialSum:
+        schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
+        limits, most = codec.Limits(total=self.max_update), self.gateways.get(device)
+        if is_partial_sum(data) != (most is not None):
+            raise WireError(
+                "a partial sum of a device that is no gateway; where it is one, name it in [gateways]"
+                if most is None
+                else "no partial sum, though [gateways] names this device; where it is none, leave it out there"
+            )
+        if most is None:
+            return codec.decode_update(data, schema=schema, layout=layout, limits=limits, client=device)
+        bounds = Bounds(clients=most, update=limits)
+        return decode_partial_sum(data, schema=schema, bounds=bounds, layout=layout, client=device)
+
+    def _require_fits(self, shared: Tensors, update: Update | PartialSum) -> None:
+        """Of a partial sum its means, of which each class keeps a part."""
+        self._require(shared, update.whole if isinstance(update, PartialSum) else update)
 
     def _shared(self, digest: str) -> Tensors:
         """The global model of this digest; the latest one asked for is kept, since all updates of a round name the
@@ -304,14 +321,17 @@ class Learning:
         for entry in counted:
             try:
                 update = self._decoded(self.blobs.get(entry.sha256.hex()), entry.device)
-                self._require(shared, update)
+                self._require_fits(shared, update)
             except BlobLost as error:
                 raise _UnfitError(LeftOut(entry, str(error), liar=False)) from error
             except Exception as error:
                 if passing(error):
                     raise
                 raise _UnfitError(LeftOut(entry, str(error)[:300], liar=True)) from error
-            yield update
+            if isinstance(update, PartialSum):
+                yield from update.updates()
+            else:
+                yield update
 
 
 class Beginning(Protocol):

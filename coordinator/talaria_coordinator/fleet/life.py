@@ -46,9 +46,10 @@ Learn = Callable[..., Learning]
 
 
 def learning_of(config: FleetConfig, run: Run, blobs: Blobs, learn: Learn = Learning) -> Learning:
-    """What checks and folds the updates of ``run``, which is that of ``config`` or follows it."""
+    """What checks and folds the updates of ``run``, which is that of ``config`` or follows it. Raises
+    :class:`~talaria.errors.ConfigError` where its rule cannot take partial sums, and the fleet has gateways."""
     rule = None if config.privacy is None else config.privacy.rule
-    return learn(run, blobs, config.aggregator, config.max_update, config.buffering, rule)
+    return learn(run, blobs, config.aggregator, config.max_update, config.buffering, rule, config.gateways)
 
 
 def follow(

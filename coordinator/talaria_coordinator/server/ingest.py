@@ -61,6 +61,7 @@ class Post:
     devices: int
     deadline_s: float
     max_update: int
+    gateways: dict[str, int]
     beside: tuple[str, ...]
     """Folders in which models of one's own are looked for."""
 
@@ -79,7 +80,7 @@ class Post:
             buffering=None if config.buffering is None else asdict(config.buffering),
             privacy=None if config.privacy is None else asdict(config.privacy.rule),
             devices=config.expected, deadline_s=config.deadline_s, max_update=config.max_update,
-            beside=plugins.beside(),
+            gateways=dict(config.gateways), beside=plugins.beside(),
         )  # fmt: skip
 
     def config(self) -> FleetConfig:
@@ -91,6 +92,7 @@ class Post:
             buffering=None if self.buffering is None else Buffering(**self.buffering),
             privacy=None if self.privacy is None else PrivacyConfig(rule=Privacy(**self.privacy)),
             devices=self.devices, deadline_s=self.deadline_s, max_update=self.max_update,
+            gateways=self.gateways,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from talaria.aggregate.partial_sum import PartialSum
 from talaria.model import masks
 from talaria.types import Update
 
@@ -13,13 +14,15 @@ from talaria.types import Update
 @dataclass(frozen=True)
 class Findings:
     """``dense`` is the bytes of the update had it sent every shared value; ``kept`` the share of channels that its
-    mask keeps, ``bits`` the mask itself as hex bitmaps (empty: nothing is masked)."""
+    mask keeps, ``bits`` the mask itself as hex bitmaps (empty: nothing is masked). ``clients`` is how many devices are
+    in it: one, but of a gateway's partial sum those of its site, whose union of masks is then the mask."""
 
     metrics: Mapping[str, float]
     weight: float
     dense: int
     kept: float = 1.0
     bits: str = ""
+    clients: int = 1
 
     @property
     def accuracy(self) -> float | None:
@@ -28,8 +31,10 @@ class Findings:
         return value if value is not None and 0 <= value <= 1 else None
 
 
-def findings_of(update: Update, dense: int) -> str:
+def findings_of(update: Update | PartialSum, dense: int) -> str:
     """The findings as JSON text, in which they are stored."""
+    if isinstance(update, PartialSum):
+        return json.dumps(json.loads(findings_of(update.whole, dense)) | {"clients": update.clients})
     about = {"metrics": dict(update.metrics), "weight": update.weight, "dense": dense}
     if update.mask is not None:
         sizes = update.mask.layout.sizes

@@ -239,6 +239,7 @@ def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
         cohort=len(json.loads(row.cohort)),
         stored=len(entries),
         counted=None if row.counted is None else len(json.loads(row.counted)),
+        clients=sum(one.clients for one in found),
         rejected=rejected,
         opened=row.opened,
         closed=row.closed,

@@ -84,7 +84,8 @@ class AttemptView:
     that was asked; null while it is open, and of rounds before that was kept.
     ``accuracy`` is on each device's own validation data, where the algorithm tells; ``kept`` the share of channels
     that masks keep, ``overlap`` how far any two of them agree (mean Jaccard index). ``means`` are those of what devices
-    told within a secure round's sum, where single devices' are not seen."""
+    told within a secure round's sum, where single devices' are not seen. ``clients`` are the devices behind what is
+    ``stored``, a gateway's site counted in full."""
 
     attempt: int
     round: int
@@ -92,6 +93,7 @@ class AttemptView:
     cohort: int
     stored: int
     counted: int | None
+    clients: int
     rejected: int
     opened: float
     closed: float | None

@@ -84,6 +84,11 @@ class PartialSum:
         """How many clients are in it."""
         return sum(one.clients for one in self.classes)
 
+    @property
+    def whole(self) -> Update:
+        """The means under their union, as one update with the weight of all."""
+        return Update(self.means, self.weight, self.client, self.base_version, self.kind, self.union)
+
     def updates(self) -> Iterator[Update]:
         """One update for each class: the means as that mask keeps them, with the class's weight. Folded by a rule that
         :func:`require_summable` takes, they are to it as the site's updates are: where a coordinate has the classes

@@ -18,7 +18,6 @@ from talaria.errors import ConfigError, ModelError, TooLarge, WireError
 from talaria.model import masks
 from talaria.model.masks import ChannelLayout
 from talaria.tensors import Tensors
-from talaria.types import Update
 from talaria.wire import codec, strict_safetensors
 from talaria.wire.tensor_codecs import TensorSpec
 
@@ -37,12 +36,15 @@ class Bounds:
     update: codec.Limits = field(default_factory=codec.Limits)
 
 
+def is_partial_sum(data: bytes) -> bool:
+    """Whether ``data`` seems to be one, by its header."""
+    return _META.encode() in data[8 : 8 + min(int.from_bytes(data[:8], "little"), 1 << 16)]
+
+
 def encode_partial_sum(partial: PartialSum, layout: ChannelLayout | None = None, *, compress: bool = True) -> bytes:
     """``partial`` as bytes; ``layout`` is the model's, None where it has no channels that may go."""
-    about = partial.union
-    update = Update(partial.means, partial.weight, partial.client, partial.base_version, partial.kind, about)
     packed = [b"" if layout is None else masks.pack(one.mask or layout.full()) for one in partial.classes]
-    inner = codec.encode_update(update, compress=compress)
+    inner = codec.encode_update(partial.whole, compress=compress)
     tensors: Tensors = {
         "update": np.frombuffer(inner, np.uint8),
         "masks": np.frombuffer(b"".join(packed), np.uint8).reshape(len(packed), -1 if packed[0] else 0),
