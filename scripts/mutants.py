@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "mutants" / "mutants.toml"
 REPORT = ROOT / "tests" / "mutants" / "SURVIVORS.md"
 FOUND = ROOT / "build" / "mutants.json"
-SOURCES = ("sdk", "coordinator", "edge_client", "export", "benchmarks")
+SOURCES = ("sdk", "coordinator", "edge_client", "export", "gateway", "benchmarks")
 LIMIT = 600.0
 """Seconds that the tests of one mutant may take: a fault may well keep them waiting for ever, and is noticed so."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("sdk", "coordinator", "edge_client", "export", "benchmarks")
+SOURCES = ("sdk", "coordinator", "edge_client", "export", "gateway", "benchmarks")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

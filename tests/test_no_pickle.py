@@ -15,7 +15,7 @@ from talaria.data.safe_pickle import read_object
 from talaria.errors import DataError
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [ROOT / name for name in ("sdk", "coordinator", "edge_client", "export")]
+SOURCES = [ROOT / name for name in ("sdk", "coordinator", "edge_client", "export", "gateway")]
 FORBIDDEN = {
     "pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle5", "shelve",
     "multiprocessing.connection", "multiprocessing.managers", "xmlrpc", "yaml", "ruamel", "hickle", "klepto", "ZODB",

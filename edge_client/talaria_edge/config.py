@@ -200,6 +200,13 @@ def load_config(path: str | Path) -> DeviceConfig:
         'anna'
     """
     top = read_toml(Path(path))
+    config = config_of(top)
+    top.done()
+    return config
+
+
+def config_of(top: Section, source: DataSource | None = None) -> DeviceConfig:
+    """The configuration in the tables of ``top``; with ``source``, where the samples come from, without ``[data]``."""
     device, fleet, data, plan = top.table("device"), top.table("fleet"), top.table("data"), top.table("plan")
     identity, guard, code = top.table("identity"), top.table("guard"), top.table("code")
     home, privacy, budget = top.table("home_assistant"), top.table("privacy"), top.table("budget")
@@ -209,7 +216,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         fleet=fleet.text("name"),
         broker=fleet.text("broker"),
         state=device.path("state", f"state/{name}"),
-        source=_source(data, name, device.names("labels", ()), code.names("allow", ())),
+        source=source or _source(data, name, device.names("labels", ()), code.names("allow", ())),
         plan=_plan(device, plan),
         budget=_budget(budget) if "budget" in top.values else None,
         username=fleet.text("username", None),
@@ -233,7 +240,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         patience_s=fleet.number("patience_s", 0.0),
         stay=device.flag("stay", False),
     )
-    for section in (top, device, fleet, identity, data, plan, budget, guard, code, home, privacy):
+    for section in (device, fleet, identity, data, plan, budget, guard, code, home, privacy):
         section.done()
     return config
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from readme import ROOT, program
 
-SOURCES = ("sdk", "coordinator", "edge_client", "export")
+SOURCES = ("sdk", "coordinator", "edge_client", "export", "gateway")
 
 
 def done(*command, folder):
@@ -56,7 +56,7 @@ def python(wheel, tmp_path_factory):
 def test_the_wheel_holds_the_programs_and_no_harness(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names if ".dist-info" not in name}
-    assert tops == {"talaria", "talaria_coordinator", "talaria_edge", "talaria_export"}
+    assert tops == {"talaria", "talaria_coordinator", "talaria_edge", "talaria_export", "talaria_gateway"}
     harness = {name for name in names if "bench" in name or "fuzz" in name}
     assert harness == {
         "talaria/cli/bench.py",

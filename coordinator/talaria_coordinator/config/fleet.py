@@ -263,13 +263,20 @@ def load_config(path: str | Path) -> FleetConfig:
         >>> talaria_coordinator.load_config(path).run.algorithm
         'fedper'
     """
-    path = Path(path)
-    top = read_toml(path)
+    top = read_toml(Path(path))
+    buffering = buffering_of(top.table("rounds"))
+    run = run_of(top.table("run"), asynchronous=buffering is not None)
+    config = config_of(top, run)
+    top.done()
+    return config
+
+
+def config_of(top: Section, run: Run) -> FleetConfig:
+    """The configuration of a fleet that learns ``run``, from all tables of ``top`` but ``[run]``."""
     fleet, broker, rounds = top.table("fleet"), top.table("broker"), top.table("rounds")
     identity = top.table("identity")
     rule = rounds.text("aggregator", None)
     buffering = buffering_of(rounds)
-    run = run_of(top.table("run"), asynchronous=buffering is not None)
     config = FleetConfig(
         name=fleet.text("name"),
         run=run,
@@ -291,7 +298,7 @@ def load_config(path: str | Path) -> FleetConfig:
         over=rounds.number("over", 0.0, high=10.0),
         buffering=buffering,
         retry_s=rounds.number("retry_s", 2.0, low=0.05, high=3600),
-        aggregator=None if rule is None else located(rule, path.parent),
+        aggregator=None if rule is None else located(rule, Path(top.file).parent),
         max_update=rounds.whole("max_update", 64 << 20, low=1024, high=2**32),
         canary=canary_of(top.table("canary")) if "canary" in top.values else None,
         privacy=privacy_of(top.table("privacy"), run) if "privacy" in top.values else None,
@@ -300,7 +307,7 @@ def load_config(path: str | Path) -> FleetConfig:
         gateways=gateways_of(top.table("gateways")),
         api=api_of(top.table("api")) if "api" in top.values else None,
     )
-    for section in (top, fleet, broker, identity, rounds):
+    for section in (fleet, broker, identity, rounds):
         section.done()
     return config
 

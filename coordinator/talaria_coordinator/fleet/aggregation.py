@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from talaria.aggregate.base import Aggregator
-from talaria.aggregate.partial_sum import PartialSum, require_summable
+from talaria.aggregate.partial_sum import PartialSum, partial_sum, require_summable
 from talaria.errors import AggregationError, StateError, TalariaError, WireError
 from talaria.federated import global_model, rounds, warm_start
 from talaria.federated.fedbuff_run import Buffering
@@ -26,12 +26,14 @@ from talaria.protocol.actions import Counted
 from talaria.tensors import Tensors
 from talaria.types import Update
 from talaria.wire import codec
-from talaria.wire.partial_sums import Bounds, decode_partial_sum, is_partial_sum
+from talaria.wire.partial_sums import Bounds, decode_partial_sum, encode_partial_sum, is_partial_sum
 from talaria_coordinator.fleet import blueprints
 from talaria_coordinator.fleet.culprits import culprits
 from talaria_coordinator.fleet.secure import Secure
 from talaria_coordinator.storage.blobs import BlobLost, Blobs
 from talaria_coordinator.storage.records import Fleet, Spent
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -186,14 +188,32 @@ class Learning:
         """
         shared = self._model(self.blobs.get(fleet.model_digest))
         server = self._server(fleet)
-        kept, left = list(counted), list[LeftOut]()
 
         def folded(entries: Sequence[Counted]) -> tuple[Tensors, Tensors]:
             return self._close(shared, server, self._updates(entries, shared))
 
+        (after, state), kept, left = self._of_most(counted, shared, folded)
+        new = self.blobs.put(self._encoded(after))
+        return Made(new, self.blobs.put(codec.encode_tensors(state)), kept, left)
+
+    def added_up(self, fleet: Beginning, counted: Sequence[Counted], client: str) -> Total:
+        """The partial sum of these updates as it travels, ``client`` being who sends it; otherwise as :meth:`fold`."""
+        shared = self._model(self.blobs.get(fleet.model_digest))
+
+        def added(entries: Sequence[Counted]) -> PartialSum:
+            return partial_sum(shared, self._updates(entries, shared), client)
+
+        total, kept, left = self._of_most(counted, shared, added)
+        return Total(encode_partial_sum(total, rounds.layout_of(self.run.spec)), kept, left)
+
+    def _of_most(
+        self, counted: Sequence[Counted], shared: Tensors, folded: Callable[[Sequence[Counted]], T]
+    ) -> tuple[T, tuple[Counted, ...], tuple[LeftOut, ...]]:
+        """What ``folded`` makes of these updates, or of as many as it takes; these, and those that were left out."""
+        kept, left = list(counted), list[LeftOut]()
         while len(kept) >= self.least:
             try:
-                after, state = folded(kept)
+                made = folded(kept)
             except Exception as error:
                 if passing(error):
                     raise
@@ -203,8 +223,7 @@ class Learning:
                 left += found
                 kept = [entry for entry in kept if entry not in {out.entry for out in found}]
             else:
-                new = self.blobs.put(self._encoded(after))
-                return Made(new, self.blobs.put(codec.encode_tensors(state)), tuple(kept), tuple(left))
+                return made, tuple(kept), tuple(left)
         raise NothingLeft(
             f"{len(kept)} of {len(counted)} updates can be folded, and {self.least} are needed", tuple(left)
         )
@@ -366,6 +385,15 @@ class Made:
     counted: tuple[Counted, ...]
     left: tuple[LeftOut, ...]
     means: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Total:
+    """A partial sum as it travels, what counts in it, and what was left out."""
+
+    data: bytes = field(repr=False)
+    counted: tuple[Counted, ...]
+    left: tuple[LeftOut, ...]
 
 
 class NothingLeft(AggregationError):  # noqa: N818 - it says what is, and carries why

@@ -14,7 +14,7 @@ from talaria.protocol import events as e
 from talaria.protocol.driver import Sent
 from talaria.wire.chunks import Cut
 from talaria_coordinator.config.fleet import FleetConfig
-from talaria_coordinator.fleet.aggregation import Learning
+from talaria_coordinator.fleet.aggregation import Learning, Made
 from talaria_coordinator.fleet.hands import Hands, insist
 from talaria_coordinator.fleet.ingest.pool import Pool, Recruit, Seat
 from talaria_coordinator.fleet.ingest.words import Kept, Torn
@@ -69,8 +69,8 @@ class Intake(Protocol):
         will be complete once more."""
         ...
 
-    async def folded(self, fleet: Fleet, counted: Sequence[a.Counted]) -> tuple[str, str] | None:
-        """The digests of what comes of these updates, where others fold them; None where that is left to the caller."""
+    async def folded(self, fleet: Fleet, counted: Sequence[a.Counted]) -> Made | None:
+        """What comes of these updates, where others fold them; None where that is left to the caller."""
         ...
 
     def close(self) -> None:
@@ -196,13 +196,13 @@ class Relayed:
         answer: Answer = await insisted(lambda: enter(self._fleet, upload, verdict, self._store))
         return answer
 
-    async def folded(self, fleet: Fleet, counted: Sequence[a.Counted]) -> tuple[str, str] | None:
+    async def folded(self, fleet: Fleet, counted: Sequence[a.Counted]) -> Made | None:
         if not self._plain:
             return None
         made = await self._pool.folded(fleet.model_digest, fleet.server, counted)
         for digest in made or ():
             self._blobs.expect(digest)
-        return made
+        return None if made is None else Made(*made, tuple(counted), ())
 
     def close(self) -> None:
         self._uploads.close()

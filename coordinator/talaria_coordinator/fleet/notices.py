@@ -27,6 +27,13 @@ class FoldFailed:
 
 
 @dataclass(frozen=True)
+class CaughtUp:
+    """The rounds after ``round`` that a fleet above learned without this site are entered."""
+
+    round: int
+
+
+@dataclass(frozen=True)
 class Enrolled:
     """The list of enrolled devices has changed."""
 

@@ -36,8 +36,7 @@ REST_S = 60.0
 """Seconds after which it is looked again who is away for a season."""
 UNANNOUNCED = "the coordinator or its database stopped before it was announced"
 
-FoldedElsewhere = Callable[[Fleet, Sequence[a.Counted]], Coroutine[Any, Any, tuple[str, str] | None]]
-"""The digests of the next global model and server state."""
+FoldedElsewhere = Callable[[Fleet, Sequence[a.Counted]], Coroutine[Any, Any, Made | None]]
 
 
 class Conductor:
@@ -137,6 +136,14 @@ class Conductor:
             machine = state.attempts.get(row.attempt)
             if machine is None or machine.phase in ("failed", "carried"):
                 self.store.fail_attempt(self.config.name, row.attempt, UNANNOUNCED)
+
+    def require_own(self, verb: str) -> None:
+        """Raise :class:`~talaria.errors.ConfigError` where an order is not for this coordinator to carry out."""
+
+    def caught_up(self) -> None:
+        """The fleet's record has moved on to a later global model, and the next round may begin from that."""
+        self.refresh()
+        self.at_once()
 
     # -- opening
 
@@ -330,9 +337,9 @@ class Conductor:
                 await self._hands.put(Folded(action.attempt, len(made.counted), action.missing, made.left))
                 return
 
-    def _commit(self, action: a.RoundClosed, folded: tuple[str, str] | None) -> Made:
+    def _commit(self, action: a.RoundClosed, folded: Made | None) -> Made:
         if folded is not None:
-            made = Made(*folded, action.counted, ())
+            made = folded
         elif self._secure is None:
             made = self._learning.fold(self.fleet, action.counted)
         else:

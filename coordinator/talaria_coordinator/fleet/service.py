@@ -36,7 +36,7 @@ from talaria_coordinator.fleet.ingest.pool import Recruit
 from talaria_coordinator.fleet.intake import Here, Intake, Relayed
 from talaria_coordinator.fleet.life import as_it_is, carry_out, follow, judge, learning_of
 from talaria_coordinator.fleet.link_health import Footing
-from talaria_coordinator.fleet.notices import Enrolled, Folded, FoldFailed, Stop
+from talaria_coordinator.fleet.notices import CaughtUp, Enrolled, Folded, FoldFailed, Stop
 from talaria_coordinator.fleet.operator_commands import Order, decide
 from talaria_coordinator.fleet.order_box import take
 from talaria_coordinator.fleet.parcels import Parcels
@@ -81,12 +81,14 @@ class Service:
         learn: Callable[..., Learning] = Learning,
         kit: Callable[[], bytes] = _none,
         recruit: Recruit | None = None,
+        conduct: Callable[..., Conductor] = Conductor,
     ) -> None:
         """``report`` is told what happens; ``observe`` sees every event and action of the machine, and ``sent``
         how many bytes went out. None of them may wait. ``learn`` makes what checks and folds updates, and
         ``keep_out`` tells the broker who is shut out; ``tend`` looks after a broker that is ours, and says what befell
         it. ``kit`` gives the run's kit, and may take long; it is asked once, when a device needs it.
-        ``recruit`` starts an ingest worker; None: there are none, and this process takes up all updates."""
+        ``recruit`` starts an ingest worker; None: there are none, and this process takes up all updates. ``conduct``
+        makes what opens the rounds."""
         self.config, self.store, self.blobs = (config := as_it_is(config, store)), store, blobs
         self._report, self._open, self._observe = report, open_transport, observe
         self._learning, self._learn = learning_of(config, config.run, blobs, learn), learn
@@ -112,7 +114,7 @@ class Service:
         )
         self._parcels = Parcels(config.run, kit, hands, self._offer_kit)
         fold = self._intake.folded
-        self._conductor = Conductor(config, store, self._learning, hands, rules.grace, self._secure, fold)
+        self._conductor = conduct(config, store, self._learning, hands, rules.grace, self._secure, fold)
         self._talk = Conversation(self._secure, hands)
         self.begun = False
         """Whether it has entered its fleet."""
@@ -194,6 +196,10 @@ class Service:
             case FoldFailed():
                 self._conductor.spoiled(event)
                 self._is_called_off()
+            case CaughtUp():
+                self._conductor.caught_up()
+                self._tell("caught-up", since=event.round, round=self._conductor.fleet.round)
+                self._publish_model(multicast=self._conductor.over)
             case Enrolled():
                 self._settle_members()
             case Order():
@@ -400,6 +406,7 @@ class Service:
 
     def _obey(self, order: Order) -> None:
         with order.answering():
+            self._conductor.require_own(order.verb)
             if order.verb in ("extend", "retire", "readmit"):
                 carry_out(order, self._conductor.fleet, self.config, self.store, self.blobs)
                 self._conductor.refresh()

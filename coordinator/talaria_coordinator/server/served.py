@@ -20,9 +20,11 @@ from talaria.errors import StateError, TransportError
 from talaria_coordinator.broker import Broker
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import blueprints
+from talaria_coordinator.fleet.above import Above
 from talaria_coordinator.fleet.life import as_it_is
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
+from talaria_coordinator.fleet.site import site
 from talaria_coordinator.identity.eviction import Barring
 from talaria_coordinator.server import ingest, kits
 from talaria_coordinator.server.open_state import open_blobs, open_store
@@ -36,7 +38,9 @@ AGAIN_S = (2.0, 60.0)
 class Served:
     """A fleet with its broker and its operator's ``desk``."""
 
-    def __init__(self, config: FleetConfig, desk: Desk, broker: Broker) -> None:
+    def __init__(self, config: FleetConfig, desk: Desk, broker: Broker, above: Above | None = None) -> None:
+        """``above`` is where the rounds and models of a site come from; None: they are made here."""
+        self._above = above
         self._config, self._desk, self._broker = config, desk, broker
         self._loop = asyncio.get_running_loop()
         self._stopped, self._ready, self._begun, self._again = asyncio.Event(), False, False, False
@@ -99,6 +103,7 @@ class Served:
             tend=self._broker.tend,
             kit=partial(kits.prepared, config),
             recruit=ingest.recruits(config, self._broker),
+            **({} if self._above is None else site(self._above)),
         )
         self._now = service, asyncio.get_running_loop()
         if self._stopped.is_set():

@@ -14,6 +14,7 @@ from talaria.wire import broker_url
 from talaria.wire.broker_url import Address
 from talaria_coordinator.broker import Broker, open_broker
 from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.above import Above
 from talaria_coordinator.fleet.service import Report
 from talaria_coordinator.server import ingest
 from talaria_coordinator.server.open_state import held
@@ -70,12 +71,15 @@ async def serve(config: FleetConfig, report: Report = lambda event: None, *, ins
     await serve_all([config], report, insecure=insecure)
 
 
-async def serve_all(configs: Sequence[FleetConfig], report: Report, *, insecure: bool = False) -> None:
+async def serve_all(
+    configs: Sequence[FleetConfig], report: Report, *, insecure: bool = False, above: Above | None = None
+) -> None:
     """Serve several fleets in one process, each with its own folder, store and API, until all have ended.
 
     Fleets without keys that name the same managed broker (``auto``, ``mosquitto``, ``amqtt``) share one, which keeps
     its files with the first. A fleet that fails is told as ``failed`` and leaves the others alone; its error is raised
-    once they have ended. Raises :class:`~talaria.errors.ConfigError` where two fleets are in each other's way.
+    once they have ended. ``above`` is where the rounds of a site come from, which is the one fleet then. Raises
+    :class:`~talaria.errors.ConfigError` where two fleets are in each other's way.
     """
     require_apart(configs)
     served: list[Served] = []
@@ -95,7 +99,7 @@ async def serve_all(configs: Sequence[FleetConfig], report: Report, *, insecure:
 
         async def one(config: FleetConfig) -> None:
             try:
-                await _served(config, report, insecure, lambda: _broker(config, brokers, running), served)
+                await _served(config, report, insecure, lambda: _broker(config, brokers, running), served, above)
             except TalariaError as error:
                 errors.append(error)
                 if len(configs) > 1:
@@ -145,13 +149,18 @@ def _broker(config: FleetConfig, stack: ExitStack, running: dict[object, Broker]
 
 
 async def _served(
-    config: FleetConfig, report: Report, insecure: bool, broker_of: Callable[[], Broker], served: list[Served]
+    config: FleetConfig,
+    report: Report,
+    insecure: bool,
+    broker_of: Callable[[], Broker],
+    served: list[Served],
+    above: Above | None,
 ) -> None:
     if not insecure:
         require_safe(config)
     with held(config.state), desk_of(config, report, insecure) as desk:
         ingest.require(config)
-        one = Served(config, desk, broker_of())
+        one = Served(config, desk, broker_of(), above)
         served.append(one)
         await one.live()
     report({"at": time.time(), "fleet": config.name, "event": "stopped"})

@@ -1,0 +1,47 @@
+""":class:`SiteMember`: what the fleet above takes for a device that learns. It lets the site learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from talaria.errors import ConfigError, WireError
+from talaria.privacy.in_process import Contribution
+from talaria.privacy.terms import Terms
+from talaria.tensors import Tensors
+from talaria.wire.compact import model_of
+from talaria_coordinator.fleet.above import Above, Wanted
+from talaria_edge.agent.training import Learner
+
+
+@dataclass(frozen=True)
+class SiteMember(Learner):
+    """A :class:`~talaria_edge.agent.training.Learner` whose update is the partial sum of a site, and whose private
+    state is empty. An update that is made lies on flash, and is sent again after a crash, as any device's."""
+
+    above: Above = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        """It needs nothing to learn with."""
+
+    def _trained(self, round: int, model_digest: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
+        return self.above.ask(Wanted(round, self._model(model_digest))), {}, {}
+
+    def contribution(self, model_digest: bytes, update: bytes, terms: Terms) -> Contribution:
+        """Raises :class:`~talaria.errors.ConfigError`: no secure round takes a partial sum."""
+        raise ConfigError("a gateway takes no part in secure rounds")
+
+    def keeps(self, last: bool = False) -> bytes:
+        """Its devices need all of the global model, each its part."""
+        return b""
+
+    def finish(self, model_digest: bytes) -> dict[str, Any]:
+        """Hand the final global model to the site."""
+        self.above.end(Wanted(self.run.rounds + 1, self._model(model_digest)))
+        return {"rounds": self.run.rounds}
+
+    def _model(self, digest: bytes) -> bytes:
+        data = self.store.model()
+        if model_of(data) != digest:
+            raise WireError("the global model on flash is another one by now; the coordinator will ask again")
+        return data

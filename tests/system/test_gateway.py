@@ -1,0 +1,157 @@
+"""A site behind a gateway, all of it real processes: the fleet learns what it learns of the site's devices themselves,
+to the roundings of the site's mean, and one update a round goes up."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tolerance import roundings
+
+from talaria import tensors
+from talaria.aggregate.partial_sum import partial_sum
+from talaria.federated import rounds
+from talaria.federated.run import Member
+from talaria.planning.plan import Plan
+from talaria_coordinator.maintenance import fsck
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
+from talaria_edge.data import NpzSource
+from talaria_edge.storage.state import DeviceStore
+
+DIRECT, SITE = ("anna", "bela"), ("carl", "dora", "ella")
+
+
+class WithSite:
+    """A fleet of two devices and a gateway of three, in one folder."""
+
+    def __init__(self, fleet, run, widths=None, more=""):
+        self.fleet, self.run, self.widths = (
+            fleet(run, devices=(*DIRECT, "site"), widths=widths or {}),
+            run,
+            widths or {},
+        )
+        self.fleet.extra = "quorum = 1.0\n[gateways]\nsite = 3\n" + more
+        for seed, device in enumerate(SITE, 3):
+            self.fleet.write_data(device, seed)
+
+    def begin(self):
+        """The fleet above with its own devices, the gateway, and the site's devices once there is a broker for them."""
+        self.above = self.fleet.serve()
+        self.url = self.above.wait_for("ready")["broker"]
+        self.direct = self.fleet.agents(self.url, *DIRECT)
+        self.gateway = self.serve_site()
+        self.site = self.site_agents(self.gateway.wait_for("ready")["broker"])
+
+    def serve_site(self):
+        path = self.fleet.folder / "site.toml"
+        path.write_text(
+            f"""
+[fleet]
+name = "garden"
+members = {json.dumps(SITE)}
+state = "site"
+stay = false
+[broker]
+url = "mosquitto"
+[rounds]
+deadline_s = 120
+quorum = 1.0
+retry_s = 0.3
+[upstream.device]
+id = "site"
+[upstream.fleet]
+name = "watch"
+broker = "{self.url}"
+retry_s = 0.3
+"""
+        )
+        return self.fleet._start("gateway", "run", path, "--json")
+
+    def site_agents(self, url):
+        files = []
+        for device in SITE:
+            files.append(self.fleet.device_config(device, url))
+            files[-1].write_text(files[-1].read_text().replace('name = "watch"', 'name = "garden"'))
+        return self.fleet._start("edge", "run", *files, "--json")
+
+    def finish(self):
+        for program in (self.site, self.gateway, self.direct, self.above):
+            assert program.end() == 0, (program.errors, program.events[-12:])
+
+    def members(self):
+        found = {}
+        for name in (*DIRECT, *SITE):
+            data, widths = NpzSource(self.fleet.folder / f"{name}.npz").load(), self.widths.get(name)
+            found[name] = Member(name, data.train, data.val, Plan(widths=widths) if widths else None)
+        return found
+
+    def learned_in_process(self):
+        """Global model and private states of the same rounds by plain functions. In each of them, what the site adds is
+        within its roundings of what its devices would have."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        members, private = self.members(), {}
+        shared, server = rounds.start(self.run)
+        for round in range(1, self.run.rounds + 1):
+            updates = {}
+            for name, member in members.items():
+                updates[name], private[name] = rounds.participate(self.run, member, shared, private.get(name), round)
+            flat, _ = rounds.close(self.run, shared, server, [updates[name] for name in sorted(updates)])
+            total = partial_sum(shared, [updates[name] for name in SITE], "site")
+            alone = [updates[name] for name in DIRECT]
+            after, server = rounds.close(self.run, shared, server, [*alone, *total.updates()])
+            for key, value in flat.items():
+                sizes = [np.abs(one.tensors[key]).max(initial=0) for one in updates.values() if key in one.tensors]
+                scale = np.abs(shared[key]).max(initial=0) + max(sizes, default=0)
+                assert roundings(after[key], value, scale=scale) <= 1.5 + 1e-6, key
+            shared = after
+        torch.set_num_threads(threads)
+        return shared, private
+
+    def private(self, device):
+        name = "garden" if device in SITE else "watch"
+        with DeviceStore(self.fleet.state_of(device), name, device) as store:
+            return store.private().tensors
+
+    def counted(self, folder, name):
+        """By round, whose updates counted; the record is whole."""
+        with Store(self.fleet.folder / folder / "coordinator.db") as store:
+            assert fsck.check(store, FolderBlobs(self.fleet.folder / folder / "blobs")).damage == ()
+            return {row.round: [who for _, who in row.counted] for row in store.attempts(name) if row.failure is None}
+
+    def learned_the_same(self):
+        shared, private = self.learned_in_process()
+        assert tensors.equal(self.fleet.shared(), shared)
+        for device in private:
+            assert tensors.equal(self.private(device), private[device]), device
+        every = range(1, self.run.rounds + 1)
+        assert self.counted("state", "watch") == {round: [*DIRECT, "site"] for round in every}
+        assert self.counted("site", "garden") == {round: list(SITE) for round in every}
+
+
+@pytest.mark.parametrize("algorithm", ["fedper", "hermes"])
+def test_a_site_learns_with_the_fleet_above_as_its_devices_would(fleet, a_run, algorithm):
+    run = a_run(algorithm, **({"threshold": 0.0} if algorithm == "hermes" else {}))
+    sizes = rounds.layout_of(run.spec).sizes
+    one = WithSite(fleet, run, {"carl": {g: max(8, n // 2) for g, n in sizes.items()}})
+    one.begin()
+    one.finish()
+    one.learned_the_same()
+    for device in (*SITE, *DIRECT):
+        assert json.loads((one.fleet.state_of(device) / "result.json").read_text())["rounds"] == run.rounds
+
+
+def test_a_gateway_is_killed_in_every_round(fleet, a_run):
+    one = WithSite(fleet, a_run("fedper", rounds=4, epochs=3), more="[ingest]\nworkers = 1\n")
+    one.begin()
+    for round, moment in ((1, "round-opened"), (2, "summed"), (3, "received")):
+        one.gateway.wait_for(moment, round=round)
+        one.gateway.kill()
+        one.gateway = one.serve_site()
+    one.gateway.wait_for("round-opened", round=4)
+    one.gateway.process.terminate()
+    assert one.gateway.end() == 0, one.gateway.errors
+    one.gateway = one.serve_site()
+    one.finish()
+    one.learned_the_same()
