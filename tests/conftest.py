@@ -67,7 +67,7 @@ LONG = (
     "tests/laws/test_algorithm_laws.py", "tests/system/test_secure_fleet.py", "tests/system/test_in_process.py",
     "tests/hostile/test_liars.py", "tests/system/test_without_torch.py", "tests/system/test_demo.py",
     "tests/system/test_living.py", "tests/system/test_story.py", "tests/system/test_history.py",
-    "tests/export/test_matrix.py",
+    "tests/export/test_matrix.py", "tests/system/test_gateway.py",
     "tests/coordinator/test_store.py", "tests/system/test_load.py", "tests/system/test_identity.py",
     "tests/system/test_node_device.py", "tests/bench/test_simulation.py", "tests/system/test_every_algorithm.py",
     "tests/system/test_readme.py", "tests/test_docs.py", "tests/sdk/planning/test_planner.py",

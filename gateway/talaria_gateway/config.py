@@ -61,12 +61,14 @@ class GatewayConfig:
 
     upstream: DeviceConfig
     top: Section
+    state: Path
+    """The site's folder, in which it is kept what the fleet above learns."""
 
     def site(self, run: Run) -> FleetConfig:
         """The site's fleet, which learns ``run``. Raises :class:`~talaria.errors.ConfigError` where the two do not fit,
         or partial sums do not serve the run."""
         require_summable_run(run)
-        return fleet.config_of(self.top, run)
+        return fleet.site_of(self.top, run)
 
 
 def load_config(path: str | Path) -> GatewayConfig:
@@ -96,7 +98,8 @@ def load_config(path: str | Path) -> GatewayConfig:
     upstream = device.config_of(below, NoSamples())
     below.done()
     _require_no_learner(below, upstream)
-    config = GatewayConfig(replace(upstream, engine="torch"), top)  # it learns nothing, and so needs no kit either
+    state = top.table("fleet").path("state", "state")
+    config = GatewayConfig(replace(upstream, engine="torch"), top, state)  # it learns nothing: no kit is asked for
     config.site(_ANY)
     top.done()
     return config

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
 
 from talaria.errors import ConfigError
 from talaria.federated.run import Run
 from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.config.upstream import keep_run, kept_run
 from talaria_coordinator.fleet.above import Above
 from talaria_coordinator.fleet.service import Report
 from talaria_coordinator.server.open_state import open_store
@@ -23,6 +27,7 @@ from talaria_gateway.config import GatewayConfig
 from talaria_gateway.member import SiteMember
 
 LOOK_S = 0.2
+T = TypeVar("T")
 
 
 async def run_gateway(config: GatewayConfig, report: Report, *, insecure: bool = False) -> None:
@@ -33,17 +38,10 @@ async def run_gateway(config: GatewayConfig, report: Report, *, insecure: bool =
     """
     if not insecure:
         connection.require_safe(config.upstream)
-    above, loop = Above(config.upstream.device), asyncio.get_running_loop()
-    known: asyncio.Future[Run] = loop.create_future()
+    above, loop, runs = Above(config.upstream.device), asyncio.get_running_loop(), Runs(config.state)
 
     def member(own: DeviceConfig, store: DeviceStore, run: Run) -> SiteMember:
-        if not known.done():
-            known.set_result(run)
-        elif known.result() != run:
-            raise ConfigError(
-                "gateway: the fleet above learns by another run now, or for more rounds; start this gateway again. "
-                "Where it is another run, give it and its devices new state folders first"
-            )
+        runs.heard(run)
         return SiteMember(own, store, run, above=above)
 
     # One that waits for a round which is not wanted any more must not hold up the next.
@@ -52,7 +50,8 @@ async def run_gateway(config: GatewayConfig, report: Report, *, insecure: bool =
     try:
         async with asyncio.TaskGroup() as both:
             up = both.create_task(agent.run())
-            site = both.create_task(_serve(config, known, above, up, report, insecure))
+            site = both.create_task(_serve(config, runs, above, report, insecure))
+            site.add_done_callback(lambda _: up.cancel())
             for name in (signal.SIGTERM, signal.SIGINT):  # once the site is served, it ends in good order instead
                 with suppress(RuntimeError, ValueError):  # only the main thread can listen to signals
                     loop.add_signal_handler(name, lambda: [task.cancel() for task in (up, site)])
@@ -63,20 +62,61 @@ async def run_gateway(config: GatewayConfig, report: Report, *, insecure: bool =
         worker.shutdown(wait=False, cancel_futures=True)
 
 
-async def _serve(
-    config: GatewayConfig, known: asyncio.Future[Run], above: Above, up: asyncio.Task[object], report: Report,
-    insecure: bool,
-) -> None:  # fmt: skip
-    """Serve the site once its run is known, and a first global model is there; ``up`` ends with it."""
-    run = await known
-    site = config.site(run)
-    if not insecure:
-        require_safe(site)
-    began = await asyncio.to_thread(_goes_on, site)
-    while not began and above.wanted is None:
-        await asyncio.sleep(LOOK_S)
-    await serve_all([site], report, insecure=insecure, above=above)
-    up.cancel()
+class Runs:
+    """The run of the fleet above: as it was when this site heard of it last, and as it is said now."""
+
+    def __init__(self, state: Path) -> None:
+        self._state, self._news = state, asyncio.Event()
+        self.run = kept_run(state)
+        if self.run is not None:
+            self._news.set()
+
+    def heard(self, run: Run) -> None:
+        """The fleet above learns this. Raises :class:`~talaria.errors.ConfigError` where it is another run."""
+        if self.run is not None and self.run.identity != run.identity:
+            raise ConfigError(
+                "gateway: the fleet above learns another run than this site began with; give the gateway and its "
+                "devices new state folders for it"
+            )
+        if self.run != run:
+            keep_run(self._state, run)
+            self.run = run
+            self._news.set()
+
+    async def next(self) -> Run:
+        """The run, once it is known; and again when it goes on for longer."""
+        await self._news.wait()
+        self._news.clear()
+        assert self.run is not None
+        return self.run
+
+
+async def _serve(config: GatewayConfig, runs: Runs, above: Above, report: Report, insecure: bool) -> None:
+    """Serve the site, from the first round that is asked for; anew when the run goes on for longer."""
+    run: Run | None = await runs.next()
+    while run is not None:
+        site = config.site(run)
+        if not insecure:
+            require_safe(site)
+        began = await asyncio.to_thread(_goes_on, site)
+        while not began and above.wanted is None:
+            await asyncio.sleep(LOOK_S)
+        run = await _until(runs.next(), serve_all([site], report, insecure=insecure, above=above))
+
+
+async def _until(news: Coroutine[Any, Any, T], work: Coroutine[Any, Any, None]) -> T | None:
+    """The ``news``, where they come before ``work`` is done, which ends then; None where it is done."""
+    coming, working = asyncio.create_task(news), asyncio.create_task(work)
+    try:
+        await asyncio.wait((coming, working), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+            return None
+        return await coming
+    finally:
+        for task in (coming, working):
+            task.cancel()
+        await asyncio.wait((coming, working))
 
 
 def _goes_on(site: FleetConfig) -> bool:
@@ -87,6 +127,6 @@ def _goes_on(site: FleetConfig) -> bool:
         if fleet is None:
             return False
         before = Run.from_json(fleet.run, allow=None)
-        if before.identity == site.run.identity and site.run.rounds > before.rounds:
+        if site.run.rounds > before.rounds:
             store.extend(site.name, site.run.rounds - before.rounds)
         return True

@@ -53,7 +53,7 @@ class Site:
         """The coordinator, once something was asked for above."""
         while self.above.wanted is None:
             await asyncio.sleep(0.01)
-        how = {"quorum": 1.0, "retry_s": 0.1, "stay": False}
+        how = {"site": True, "quorum": 1.0, "retry_s": 0.1, "stay": False}
         config = FleetConfig(name="garden", run=RUN, state=self.folder, members=NAMES, **how)
         self.service = Service(
             config, self.store, self.blobs, report=self.told.append, **site(self.above),

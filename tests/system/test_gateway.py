@@ -2,17 +2,24 @@
 to the roundings of the site's mean, and one update a round goes up."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from keyed import enrol, free_port
 from tolerance import roundings
 
 from talaria import tensors
 from talaria.aggregate.partial_sum import partial_sum
+from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.run import Member
 from talaria.planning.plan import Plan
+from talaria_coordinator.cli.orders import given
+from talaria_coordinator.cli.template import found
+from talaria_coordinator.config.fleet import load_config
+from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.maintenance import fsck
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
@@ -25,23 +32,33 @@ DIRECT, SITE = ("anna", "bela"), ("carl", "dora", "ella")
 class WithSite:
     """A fleet of two devices and a gateway of three, in one folder."""
 
-    def __init__(self, fleet, run, widths=None, more=""):
-        self.fleet, self.run, self.widths = (
-            fleet(run, devices=(*DIRECT, "site"), widths=widths or {}),
-            run,
-            widths or {},
-        )
+    def __init__(self, fleet, run, widths=None, more="", keyed=False):
+        self.run, self.widths = run, widths or {}
+        self.fleet = fleet(run, devices=(*DIRECT, "site"), widths=self.widths)
         self.fleet.extra = "quorum = 1.0\n[gateways]\nsite = 3\n" + more
+        self.port, self.keyed = 0, keyed
+        if keyed:
+            self.fleet.folder.chmod(0o755)  # Mosquitto may be another user
+            self.fleet.extra += self.identity("keys-watch")
+            self.fleet.port, self.port = free_port(), free_port()
+            for name, port, members in (("watch", self.fleet.port, (*DIRECT, "site")), ("garden", self.port, SITE)):
+                keys = self.fleet.folder / f"keys-{name}"
+                found(keys, name, ["localhost"], port, 3)
+                for member in members:
+                    enrol(keys, self.fleet.folder / f"id-{member}", member)
         for seed, device in enumerate(SITE, 3):
             self.fleet.write_data(device, seed)
+
+    def identity(self, folder, table="identity"):
+        return f'[{table}]\nfolder = "{folder}"\n' if self.keyed else ""
 
     def begin(self):
         """The fleet above with its own devices, the gateway, and the site's devices once there is a broker for them."""
         self.above = self.fleet.serve()
         self.url = self.above.wait_for("ready")["broker"]
-        self.direct = self.fleet.agents(self.url, *DIRECT)
+        self.direct = self.agents(self.url, "watch", DIRECT)
         self.gateway = self.serve_site()
-        self.site = self.site_agents(self.gateway.wait_for("ready")["broker"])
+        self.site = self.agents(self.gateway.wait_for("ready")["broker"], "garden", SITE)
 
     def serve_site(self):
         path = self.fleet.folder / "site.toml"
@@ -54,6 +71,8 @@ state = "site"
 stay = false
 [broker]
 url = "mosquitto"
+port = {self.port}
+{self.identity("keys-garden")}
 [rounds]
 deadline_s = 120
 quorum = 1.0
@@ -64,15 +83,17 @@ id = "site"
 name = "watch"
 broker = "{self.url}"
 retry_s = 0.3
+{self.identity("id-site", "upstream.identity")}
 """
         )
         return self.fleet._start("gateway", "run", path, "--json")
 
-    def site_agents(self, url):
+    def agents(self, url, name, devices):
         files = []
-        for device in SITE:
+        for device in devices:
             files.append(self.fleet.device_config(device, url))
-            files[-1].write_text(files[-1].read_text().replace('name = "watch"', 'name = "garden"'))
+            text = files[-1].read_text().replace('name = "watch"', f'name = "{name}"')
+            files[-1].write_text(text + self.identity(f"id-{device}"))
         return self.fleet._start("edge", "run", *files, "--json")
 
     def finish(self):
@@ -130,9 +151,8 @@ retry_s = 0.3
         assert self.counted("site", "garden") == {round: list(SITE) for round in every}
 
 
-@pytest.mark.parametrize("algorithm", ["fedper", "hermes"])
-def test_a_site_learns_with_the_fleet_above_as_its_devices_would(fleet, a_run, algorithm):
-    run = a_run(algorithm, **({"threshold": 0.0} if algorithm == "hermes" else {}))
+def test_a_site_learns_with_the_fleet_above_as_its_devices_would(fleet, a_run):
+    run = a_run("hermes", threshold=0.0)
     sizes = rounds.layout_of(run.spec).sizes
     one = WithSite(fleet, run, {"carl": {g: max(8, n // 2) for g, n in sizes.items()}})
     one.begin()
@@ -155,3 +175,22 @@ def test_a_gateway_is_killed_in_every_round(fleet, a_run):
     one.gateway = one.serve_site()
     one.finish()
     one.learned_the_same()
+
+
+def test_with_keys_on_both_links_a_run_goes_on_for_longer_and_the_site_with_it(fleet, a_run, command):
+    one = WithSite(fleet, a_run("fedper", rounds=2), keyed=True)
+    one.begin()
+    one.above.wait_for("round-opened", round=1)
+    given(load_config(one.fleet.config), Order("extend", rounds=1))
+    assert one.gateway.wait_for("started", rounds=3)["fleet"] == "garden"
+    site = load_config(one.fleet.folder / "site.toml")  # as the commands of `talaria coordinator` read it
+    with pytest.raises(ConfigError, match="extend: this is a site; how long it learns"):
+        given(site, Order("extend", rounds=1))
+    one.finish()
+    one.run = one.fleet.run = replace(one.run, rounds=3)
+    one.learned_the_same()
+    status, out, _ = command("coordinator", "status", one.fleet.folder / "site.toml", "--json")
+    assert (status, json.loads(out)["round"]) == (0, 3)
+    status, _, errors = command("coordinator", "serve", one.fleet.folder / "site.toml")
+    assert status == 1
+    assert "`talaria gateway run` serves it" in errors

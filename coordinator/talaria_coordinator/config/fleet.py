@@ -81,7 +81,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -103,6 +103,7 @@ from talaria_coordinator.config.gateways import gateways_of, require_gateways
 from talaria_coordinator.config.ingest import require_workers, workers_of
 from talaria_coordinator.config.privacy import PrivacyConfig, privacy_of, require_secure
 from talaria_coordinator.config.store import StoreConfig, store_of
+from talaria_coordinator.config.upstream import run_above
 
 MODES = ("synchronous", "asynchronous")
 _STEP = ("quorum", "over")
@@ -189,6 +190,8 @@ class FleetConfig:
     """Ingest workers: processes that receive, check and keep the updates of their devices; 0: this process does."""
     gateways: Mapping[str, int] = field(default_factory=dict)
     """Members that send a partial sum of their site's updates, each with the most devices that it may speak for."""
+    site: bool = False
+    """Whether its rounds and global models come from a fleet above: a gateway serves it."""
     stay: bool = True
     """Serve the final global model to newcomers after the last round, instead of leaving once all members have it."""
 
@@ -264,11 +267,18 @@ def load_config(path: str | Path) -> FleetConfig:
         'fedper'
     """
     top = read_toml(Path(path))
-    buffering = buffering_of(top.table("rounds"))
-    run = run_of(top.table("run"), asynchronous=buffering is not None)
-    config = config_of(top, run)
+    if top.raw("upstream", None) is not None:
+        config = site_of(top, run_above(top.table("fleet").path("state", "state")))
+    else:
+        buffering = buffering_of(top.table("rounds"))
+        config = config_of(top, run_of(top.table("run"), asynchronous=buffering is not None))
     top.done()
     return config
+
+
+def site_of(top: Section, run: Run) -> FleetConfig:
+    """The configuration of a site whose fleet above learns ``run``; ``[upstream]`` is the gateway's own."""
+    return replace(config_of(top, run), site=True)
 
 
 def config_of(top: Section, run: Run) -> FleetConfig:

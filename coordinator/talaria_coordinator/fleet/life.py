@@ -31,6 +31,12 @@ def as_it_is(config: FleetConfig, store: Store) -> FleetConfig:
     return config if longer else replace(config, run=run)
 
 
+def require_own(config: FleetConfig, verb: str) -> None:
+    """Raise :class:`~talaria.errors.ConfigError` where what is learned is not for this coordinator to say."""
+    if config.site:
+        raise ConfigError(f"{verb}: this is a site; how long it learns, and what, is for the fleet above to say")
+
+
 def require_room(fleet: Fleet, rounds: int) -> None:
     """Raise :class:`~talaria.errors.ConfigError` where a fleet cannot go on for ``rounds`` rounds more."""
     now = Run.from_json(fleet.run, allow=None).rounds
@@ -58,6 +64,7 @@ def follow(
     """Begin another run from the fleet's last model, as ``order`` says; it may take seconds.
 
     Raises :class:`~talaria.errors.ConfigError`, naming what cannot be carried over, or where a round is open."""
+    require_own(config, "next")
     if order.rounds < 0 or order.classes < 0:
         raise ConfigError(f"next: rounds={order.rounds} and classes={order.classes} must be 0 or more")
     if fleet.status not in ("done", "paused") or store.open_attempts(fleet.name):
@@ -162,6 +169,7 @@ def carry_out(
         retire(order, fleet, store)
         return
     if order.verb == "extend":
+        require_own(config, "extend")
         require_room(fleet, order.rounds)
         store.extend(fleet.name, order.rounds)
         return

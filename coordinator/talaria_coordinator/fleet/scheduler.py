@@ -137,9 +137,6 @@ class Conductor:
             if machine is None or machine.phase in ("failed", "carried"):
                 self.store.fail_attempt(self.config.name, row.attempt, UNANNOUNCED)
 
-    def require_own(self, verb: str) -> None:
-        """Raise :class:`~talaria.errors.ConfigError` where an order is not for this coordinator to carry out."""
-
     def caught_up(self) -> None:
         """The fleet's record has moved on to a later global model, and the next round may begin from that."""
         self.refresh()

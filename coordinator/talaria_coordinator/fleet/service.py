@@ -406,7 +406,6 @@ class Service:
 
     def _obey(self, order: Order) -> None:
         with order.answering():
-            self._conductor.require_own(order.verb)
             if order.verb in ("extend", "retire", "readmit"):
                 carry_out(order, self._conductor.fleet, self.config, self.store, self.blobs)
                 self._conductor.refresh()

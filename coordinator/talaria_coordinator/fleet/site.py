@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from talaria import time
-from talaria.errors import ConfigError, StateError
+from talaria.errors import StateError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
@@ -93,10 +93,6 @@ class SiteConductor(Conductor):
 
         await insist(pass_by, lambda error: self._hands.tell("error", error=error))
         await self._hands.put(CaughtUp(began))
-
-    def require_own(self, verb: str) -> None:
-        if verb in ("extend", "next"):
-            raise ConfigError(f"{verb}: this is a site; how long it learns, and what, is for the fleet above to say")
 
     def caught_up(self) -> None:
         super().caught_up()

@@ -82,6 +82,9 @@ async def serve_all(
     :class:`~talaria.errors.ConfigError` where two fleets are in each other's way.
     """
     require_apart(configs)
+    for config in configs:
+        if config.site and above is None:
+            raise ConfigError(f"serve: fleet {config.name!r} is a site ([upstream]); `talaria gateway run` serves it")
     served: list[Served] = []
 
     def stop() -> None:
