@@ -36,8 +36,8 @@ class SiteMember(Learner):
         return b""
 
     def finish(self, model_digest: bytes) -> dict[str, Any]:
-        """Hand the final global model to the site."""
-        self.above.end(Wanted(self.run.rounds + 1, self._model(model_digest)))
+        """Hand the final global model to the site. Until that has it, nobody above may take this member for done."""
+        self.above.ask(Wanted(self.run.rounds + 1, self._model(model_digest)))
         return {"rounds": self.run.rounds}
 
     def _model(self, digest: bytes) -> bytes:

@@ -159,7 +159,8 @@ def test_a_site_learns_the_rounds_that_are_asked_for_and_enters_those_that_it_mi
         await garden.service.order(order)
         with pytest.raises(ConfigError, match="this is a site; how long it learns"):
             await asyncio.wrap_future(order.answer)
-        garden.above.end(Wanted(RUN.rounds + 1, last))
+        assert await asyncio.to_thread(garden.above.ask, Wanted(RUN.rounds + 1, last)) == b""
+        assert garden.store.fleet("garden").round == RUN.rounds, "it has the last model when that is said"
 
     garden.run(story)
     assert [t["round"] for t in garden.told if t["event"] == "summed"] == [1, 4]
@@ -182,7 +183,8 @@ def test_a_round_that_is_not_wanted_any_more_is_called_off_and_holds_nothing_up(
         garden.dora_may_learn.set()
         partial = await asked
         assert (partial.clients, partial.base_version) == (2, 1)
-        garden.above.end(Wanted(RUN.rounds + 1, last))
+        assert await asyncio.to_thread(garden.above.ask, Wanted(RUN.rounds + 1, last)) == b""
+        assert garden.store.fleet("garden").round == RUN.rounds, "it has the last model when that is said"
 
     garden.run(story)
     assert garden.counted() == {1: [], 2: [*NAMES], 3: [], 4: [], 5: [], 6: []}

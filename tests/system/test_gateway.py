@@ -189,6 +189,9 @@ def test_with_keys_on_both_links_a_run_goes_on_for_longer_and_the_site_with_it(f
     one.finish()
     one.run = one.fleet.run = replace(one.run, rounds=3)
     one.learned_the_same()
+    again = one.serve_site()  # nobody is above any more
+    assert again.wait_for("started")["round"] == 3
+    again.close()
     status, out, _ = command("coordinator", "status", one.fleet.folder / "site.toml", "--json")
     assert (status, json.loads(out)["round"]) == (0, 3)
     status, _, errors = command("coordinator", "serve", one.fleet.folder / "site.toml")

@@ -46,7 +46,8 @@ class Above:
     # -- the member's side, in threads that may wait
 
     def ask(self, wanted: Wanted) -> bytes:
-        """The site's partial sum of this round, as it travels, once it is there.
+        """The site's partial sum of this round, as it travels, once it is there. Of the one after the last: nothing,
+        once the site's record has the final model.
 
         Raises :class:`~talaria.errors.WireError` where the site cannot make it, or something else is asked for
         meanwhile.
@@ -64,10 +65,10 @@ class Above:
             raise WireError(said)
         return said
 
-    def end(self, last: Wanted | None = None) -> None:
-        """Nothing is waited for any more; the ``last`` global model is this one."""
+    def end(self) -> None:
+        """Nothing is waited for any more."""
         with self._turn:
-            self._wanted, self._asking = last or self._wanted, None
+            self._asking = None
             self._turn.notify_all()
 
     # -- the site's side
