@@ -8,7 +8,6 @@ import signal
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 from talaria.errors import ConfigError
@@ -38,7 +37,7 @@ async def run_gateway(config: GatewayConfig, report: Report, *, insecure: bool =
     """
     if not insecure:
         connection.require_safe(config.upstream)
-    above, loop, runs = Above(config.upstream.device), asyncio.get_running_loop(), Runs(config.state)
+    above, runs = Above(config.upstream.device), Runs(config)
 
     def member(own: DeviceConfig, store: DeviceStore, run: Run) -> SiteMember:
         runs.heard(run)
@@ -52,9 +51,6 @@ async def run_gateway(config: GatewayConfig, report: Report, *, insecure: bool =
             up = both.create_task(agent.run())
             site = both.create_task(_serve(config, runs, above, report, insecure))
             site.add_done_callback(lambda _: up.cancel())
-            for name in (signal.SIGTERM, signal.SIGINT):  # once the site is served, it ends in good order instead
-                with suppress(RuntimeError, ValueError):  # only the main thread can listen to signals
-                    loop.add_signal_handler(name, lambda: [task.cancel() for task in (up, site)])
     except BaseExceptionGroup as found:
         raise found.exceptions[0] from None
     finally:
@@ -65,21 +61,23 @@ async def run_gateway(config: GatewayConfig, report: Report, *, insecure: bool =
 class Runs:
     """The run of the fleet above: as it was when this site heard of it last, and as it is said now."""
 
-    def __init__(self, state: Path) -> None:
-        self._state, self._news = state, asyncio.Event()
-        self.run = kept_run(state)
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config, self._news = config, asyncio.Event()
+        self.run = kept_run(config.state)
         if self.run is not None:
             self._news.set()
 
     def heard(self, run: Run) -> None:
-        """The fleet above learns this. Raises :class:`~talaria.errors.ConfigError` where it is another run."""
+        """The fleet above learns this. Raises :class:`~talaria.errors.ConfigError` where it is another run, or one that
+        no site can learn."""
         if self.run is not None and self.run.identity != run.identity:
             raise ConfigError(
                 "gateway: the fleet above learns another run than this site began with; give the gateway and its "
                 "devices new state folders for it"
             )
         if self.run != run:
-            keep_run(self._state, run)
+            self._config.site(run)
+            keep_run(self._config.state, run)
             self.run = run
             self._news.set()
 
@@ -93,6 +91,7 @@ class Runs:
 
 async def _serve(config: GatewayConfig, runs: Runs, above: Above, report: Report, insecure: bool) -> None:
     """Serve the site, from the first round that is asked for; anew when the run goes on for longer."""
+    _end_by_signal()
     run: Run | None = await runs.next()
     while run is not None:
         site = config.site(run)
@@ -102,6 +101,16 @@ async def _serve(config: GatewayConfig, runs: Runs, above: Above, report: Report
         while not began and above.wanted is None:
             await asyncio.sleep(LOOK_S)
         run = await _until(runs.next(), serve_all([site], report, insecure=insecure, above=above))
+        _end_by_signal()
+
+
+def _end_by_signal() -> None:
+    """SIGTERM and SIGINT end this task. While the site is served, they end that first, in good order."""
+    task = asyncio.current_task()
+    assert task is not None
+    for name in (signal.SIGTERM, signal.SIGINT):
+        with suppress(RuntimeError, ValueError):  # only the main thread can listen to signals
+            asyncio.get_running_loop().add_signal_handler(name, task.cancel)
 
 
 async def _until(news: Coroutine[Any, Any, T], work: Coroutine[Any, Any, None]) -> T | None:
@@ -127,6 +136,6 @@ def _goes_on(site: FleetConfig) -> bool:
         if fleet is None:
             return False
         before = Run.from_json(fleet.run, allow=None)
-        if site.run.rounds > before.rounds:
+        if before.identity == site.run.identity and site.run.rounds > before.rounds:
             store.extend(site.name, site.run.rounds - before.rounds)
         return True

@@ -8,6 +8,7 @@ from talaria.errors import ConfigError, DataError
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria_gateway.config import load_config
+from talaria_gateway.program import Runs
 
 GOOD = """
 [fleet]
@@ -88,3 +89,15 @@ def test_what_a_gateway_cannot_be_is_refused(tmp_path, old, new, words):
 def test_a_run_that_partial_sums_do_not_serve_is_refused(tmp_path, changed, words):
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, GOOD).site(replace(RUN, **changed))
+
+
+def test_a_gateway_keeps_to_the_run_that_it_began_with_however_long_that_becomes(tmp_path):
+    config = load(tmp_path, GOOD)
+    with pytest.raises(ConfigError, match=r"fraction=0\.5"):
+        Runs(config).heard(replace(RUN, fraction=0.5))
+    assert Runs(config).run is None, "what no site can learn is not kept"
+    Runs(config).heard(RUN)
+    Runs(config).heard(replace(RUN, rounds=9))
+    assert Runs(config).run == replace(RUN, rounds=9)
+    with pytest.raises(ConfigError, match="another run than this site began with"):
+        Runs(config).heard(replace(RUN, seed=8))

@@ -197,3 +197,12 @@ def test_with_keys_on_both_links_a_run_goes_on_for_longer_and_the_site_with_it(f
     status, _, errors = command("coordinator", "serve", one.fleet.folder / "site.toml")
     assert status == 1
     assert "`talaria gateway run` serves it" in errors
+
+
+def test_a_gateway_whose_fleet_is_away_ends_when_it_is_told_to(fleet, a_run):
+    one = WithSite(fleet, a_run())
+    one.url = f"mqtt://127.0.0.1:{free_port()}"
+    gateway = one.serve_site()
+    gateway.wait_for("unreachable")
+    gateway.process.terminate()
+    assert gateway.end() == 0, gateway.errors

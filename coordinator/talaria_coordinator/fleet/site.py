@@ -88,7 +88,7 @@ class SiteConductor(Conductor):
             while (now := self.store.fleet(name)) is not None and now.round < wanted.round - 1:
                 row = self.store.open_attempt(name, now.round + 1, (), now.model_digest)
                 self.store.commit_attempt(
-                    name, row.attempt, epoch=now.epoch, counted=(), model_digest=digest, server=now.server,
+                    name, row.attempt, epoch=self.fleet.epoch, counted=(), model_digest=digest, server=now.server,
                     last=row.round >= self.config.run.rounds,
                 )  # fmt: skip
 
