@@ -149,7 +149,7 @@ def commands() -> list[list[str]]:
 
 
 def test_the_commands_are_talarias() -> None:
-    assert len(commands()) == 3
+    assert len(commands()) == 4
     for words in commands():
         command: Any = get_command(app(words))
         for word in words[:2]:

@@ -158,6 +158,8 @@ def test_a_site_learns_with_the_fleet_above_as_its_devices_would(fleet, a_run):
     one.begin()
     one.finish()
     one.learned_the_same()
+    narrow = [event for event in one.site.events if event["event"] == "model" and event.get("part")]
+    assert {event["device"] for event in narrow} >= {"carl"}, "a site's device downloads what it keeps"
     for device in (*SITE, *DIRECT):
         assert json.loads((one.fleet.state_of(device) / "result.json").read_text())["rounds"] == run.rounds
 
