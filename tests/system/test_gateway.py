@@ -171,7 +171,7 @@ def test_a_gateway_is_killed_in_every_round(fleet, a_run):
         one.gateway.wait_for(moment, round=round)
         one.gateway.kill()
         one.gateway = one.serve_site()
-    one.gateway.wait_for("round-opened", round=4)
+    one.gateway.wait_for("started")
     one.gateway.process.terminate()
     assert one.gateway.end() == 0, one.gateway.errors
     one.gateway = one.serve_site()
