@@ -358,6 +358,7 @@ def test_19_weights_that_would_tilt_the_mean(refused, weight):
         ('"client":"device"', '"client":"device","client":"other"'),
         ('"mask":null', '"mask":7'),
         ('"mask":null', '"more":null'),
+        ('"mask":null', '"mask":"\ud800"'),
     ],
 )
 def test_19_other_facts_that_lie(refused, old, new):

@@ -182,7 +182,7 @@ def _no_constant(text: str) -> NoReturn:
 
 def parse_meta(meta: Mapping[str, str], key: str) -> dict[str, Any]:
     """The JSON map under ``key`` of the metadata; :class:`WireError` where there is none."""
-    value = _json(meta.get(key, "").encode(), f"metadata {key!r}")
+    value = _json(meta.get(key, "").encode("utf-8", "surrogatepass"), f"metadata {key!r}")
     if not isinstance(value, dict):
         raise WireError(f"metadata {key!r} is not a map")
     return value
