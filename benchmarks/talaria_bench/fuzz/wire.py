@@ -1,4 +1,4 @@
-"""Fuzz targets of the wire: frames, messages, topics, chunks, tensors, updates, keys and enrolment."""
+"""Fuzz targets of the wire: frames, messages, topics, chunks, tensors, updates and sums of them, keys and enrolment."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import partial
 import msgpack
 import numpy as np
 
+from talaria.aggregate.partial_sum import MaskClass, PartialSum
 from talaria.bitmaps import indices_of
 from talaria.errors import ConfigError, ModelError, WireError
 from talaria.identity import enrolment
@@ -24,6 +25,7 @@ from talaria.wire.broker_url import Address
 from talaria.wire.chunks import cut_of, describe
 from talaria.wire.compression import squeeze, unsqueeze
 from talaria.wire.frames import MAX_HEADER, VERSION, Frame, Header, decode_frame, encode_frame, signed_by
+from talaria.wire.partial_sums import Bounds, decode_partial_sum, encode_partial_sum
 from talaria.wire.signing import Signer
 from talaria_bench.fuzz.target import Defect, Target
 
@@ -94,6 +96,15 @@ def updates() -> list[bytes]:
     return [*found, codec.encode_update(dense)]
 
 
+def partial_sums() -> list[bytes]:
+    """The sum of devices without a mask and with one, and of one that is masked alone."""
+    masked = MaskClass(MASK, 3.0, 1)
+    both = PartialSum(DENSE, None, (MaskClass(None, 9.0, 2), masked), "anna", 3, "delta")
+    return [
+        encode_partial_sum(one, LAYOUT, compress=False) for one in (both, PartialSum(COMPACT, MASK, (masked,), "anna"))
+    ]
+
+
 def targets() -> list[Target]:
     """All of them."""
     spoken = every_message()
@@ -125,6 +136,7 @@ def targets() -> list[Target]:
         Target("packed mask", lambda data: masks.unpack(LAYOUT, data), (ModelError,), [masks.pack(MASK)]),
         Target("update", _update, wire, updates()),
         Target("update facts", _facts, wire, [facts]),
+        Target("partial sum", _partial_sum, wire, partial_sums()),
         Target("code", _text(enrolment.Code.parse), (ConfigError,), [code.text().encode()]),
         Target("request", enrolment.Request.decode, (ConfigError,), [request.encode()]),
         Target("answer", enrolment.Answer.decode, (ConfigError,), [answer.encode()]),
@@ -199,6 +211,19 @@ def _update(data: bytes) -> None:
     again = decode(codec.encode_update(update))
     if (again.mask, again.metrics, again.weight) != (update.mask, update.metrics, update.weight):
         raise Defect("an update that does not survive being sent")
+
+
+def _partial_sum(data: bytes) -> None:
+    bounds = Bounds(clients=3, classes=4, update=LIMITS)
+    decode = partial(decode_partial_sum, schema=SCHEMA, bounds=bounds, layout=LAYOUT, client="anna")
+    total = decode(data)
+    if total.clients > bounds.clients or not 0 < total.weight <= bounds.clients * LIMITS.max_weight:
+        raise Defect(f"a sum of {total.clients} clients that weigh {total.weight}")
+    for update in total.updates():
+        _fitting(update.tensors, update.mask)
+    again = decode(encode_partial_sum(total, LAYOUT))
+    if (again.classes, again.union) != (total.classes, total.union):
+        raise Defect("a partial sum that does not survive being sent")
 
 
 def _part(data: bytes) -> None:
