@@ -19,8 +19,6 @@ A site.toml:
     [fleet]
     name = "site-a"
     devices = 3                 # learn once so many have come
-    [rounds]
-    deadline_s = 300            # less than that of the fleet above
     [upstream.device]
     id = "site-a"               # the fleet above has it in its [gateways]
     [upstream.fleet]

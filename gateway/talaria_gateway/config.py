@@ -6,9 +6,8 @@ name = "site-a"
 devices = 3                 # or members = ["carl", ...]
 [broker]
 url = "auto"                # the site's own
-[rounds]
-deadline_s = 300            # of the site's rounds: less than that of the fleet above, which waits for this one
-# quorum = 0.5
+[rounds]                    # the site's; they end at the latest after four fifths of what the fleet above leaves
+quorum = 0.5
 
 [upstream.device]
 id = "site-a"               # this gateway's name in the fleet above, which has it in its [gateways]
@@ -80,7 +79,7 @@ def load_config(path: str | Path) -> GatewayConfig:
     Example:
         >>> import pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp(), "site.toml")
-        >>> text = '[fleet]\\nname="site-a"\\ndevices=3\\n[rounds]\\ndeadline_s=300\\n'
+        >>> text = '[fleet]\\nname="site-a"\\ndevices=3\\n'
         >>> _ = path.write_text(text + '[upstream]\\ndevice.id="site-a"\\n[upstream.fleet]\\nname="watch"\\nbroker="mqtt://127.0.0.1:1883"\\n')
         >>> load_config(path).upstream.device
         'site-a'
@@ -90,7 +89,6 @@ def load_config(path: str | Path) -> GatewayConfig:
         if name in top.values:
             raise top.bad(name, f"is no part of a site's settings: {why}; leave it out")
     rounds = top.table("rounds")
-    rounds.number("deadline_s", low=1.0)
     for name, usual in (("mode", "synchronous"), ("aggregator", None), ("over", 0)):
         if rounds.raw(name, usual) != usual:
             raise rounds.bad(name, "is for the fleet above to say; leave it out")

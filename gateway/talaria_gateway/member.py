@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +21,14 @@ class SiteMember(Learner):
     state is empty. An update that is made lies on flash, and is sent again after a crash, as any device's."""
 
     above: Above = field(kw_only=True)
+    left_s: Callable[[], float | None] = field(kw_only=True)
+    """Seconds that the round at work leaves."""
 
     def __post_init__(self) -> None:
         """It needs nothing to learn with."""
 
     def _trained(self, round: int, model_digest: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
-        return self.above.ask(Wanted(round, self._model(model_digest))), {}, {}
+        return self.above.ask(Wanted(round, self._model(model_digest), self.left_s())), {}, {}
 
     def contribution(self, model_digest: bytes, update: bytes, terms: Terms) -> Contribution:
         """Raises :class:`~talaria.errors.ConfigError`: no secure round takes a partial sum."""

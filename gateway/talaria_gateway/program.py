@@ -41,7 +41,7 @@ async def run_gateway(config: GatewayConfig, report: Report, *, insecure: bool =
 
     def member(own: DeviceConfig, store: DeviceStore, run: Run) -> SiteMember:
         runs.heard(run)
-        return SiteMember(own, store, run, above=above)
+        return SiteMember(own, store, run, above=above, left_s=lambda: agent.left_s)
 
     # One that waits for a round which is not wanted any more must not hold up the next.
     worker = ThreadPoolExecutor(2, thread_name_prefix="above")

@@ -48,12 +48,13 @@ class Site:
         self.store, self.blobs = Store(folder / "coordinator.db"), FolderBlobs(folder / "blobs")
         self.above, self.dora_may_learn = Above("site"), threading.Event()
         self.dora_may_learn.set()
+        self.quorum = 1.0
 
     async def serve(self):
         """The coordinator, once something was asked for above."""
         while self.above.wanted is None:
             await asyncio.sleep(0.01)
-        how = {"site": True, "quorum": 1.0, "retry_s": 0.1, "stay": False}
+        how = {"site": True, "quorum": self.quorum, "retry_s": 0.1, "stay": False}
         config = FleetConfig(name="garden", run=RUN, state=self.folder, members=NAMES, **how)
         self.service = Service(
             config, self.store, self.blobs, report=self.told.append, **site(self.above),
@@ -188,3 +189,18 @@ def test_a_round_that_is_not_wanted_any_more_is_called_off_and_holds_nothing_up(
 
     garden.run(story)
     assert garden.counted() == {1: [], 2: [*NAMES], 3: [], 4: [], 5: [], 6: []}
+
+
+def test_a_site_does_not_wait_for_a_device_until_it_is_too_late_above(garden):
+    began, last = (model(factor)[1] for factor in (1.0, 0.8))
+    garden.quorum = 0.5
+
+    async def story():
+        garden.dora_may_learn.clear()
+        partial = await garden.ask(Wanted(1, began, seconds=2.5))  # its own deadline_s is 600
+        assert partial.clients == 1
+        garden.dora_may_learn.set()
+        await asyncio.to_thread(garden.above.ask, Wanted(RUN.rounds + 1, last))
+
+    garden.run(story)
+    assert garden.counted()[1] == ["carl"]

@@ -54,8 +54,6 @@ def test_one_file_has_the_site_and_its_place_above(tmp_path):
         ("[broker]", "[canary]\nshare = 0.2\n[broker]", r"canary=.* tried by the fleet above"),
         ("[broker]", "[privacy]\nsecure = true\n[broker]", r"privacy=.* updates that the gateway sees"),
         ("[broker]", "[ingest]\nworkers = 2\n[broker]", r"ingest=.* takes up all updates itself"),
-        ("deadline_s = 300\n", "", r"\[rounds\] deadline_s is missing"),
-        ("deadline_s = 300", "deadline_s = 0", r"deadline_s=0 must be a number in 1"),
         ("quorum = 1.0", 'aggregator = "median"', r"aggregator='median' is for the fleet above to say"),
         ("quorum = 1.0", 'mode = "asynchronous"', r"mode='asynchronous' is for the fleet above to say"),
         ("quorum = 1.0", "quorum = 2.0", r"\[rounds\] quorum=2.0 must be"),

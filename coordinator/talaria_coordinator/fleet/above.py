@@ -11,16 +11,20 @@ import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from talaria import time
 from talaria.errors import WireError
 
 
 @dataclass(frozen=True)
 class Wanted:
     """The round that the fleet above asks for, and the global model that it begins from, as it travels. The one after
-    the run's last: nothing more is to be learned, and this is the final model."""
+    the run's last: nothing more is to be learned, and this is the final model. The round ends above ``seconds`` after
+    it was ``asked`` for (None: it waits)."""
 
     round: int
     model: bytes = field(repr=False)
+    seconds: float | None = None
+    asked: float = field(default_factory=time.monotonic)
 
     @cached_property
     def digest(self) -> str:

@@ -178,11 +178,15 @@ class Conductor:
         self._hands.tell(
             "round-opened", attempt=row.attempt, round=asked.round, cohort=len(asked.cohort), online=asked.online
         )
-        told, seconds = self._told(asked, self._terms(row.attempt, asked)), self.config.deadline_s or None
+        told, seconds = self._told(asked, self._terms(row.attempt, asked)), self._seconds()
         step_s = 0.0 if self._secure is None or self.config.privacy is None else self.config.privacy.step_s
         self._hands.feed(
             e.OpenRound(time.monotonic(), row.attempt, told, seconds, asked.quorum, asked.target, asked.stale, step_s)
         )
+
+    def _seconds(self) -> float | None:
+        """How long a round that opens now waits; None without end."""
+        return self.config.deadline_s or None
 
     def _terms(self, attempt: int, asked: cohort.Asked) -> dict[str, str]:
         """What all devices of a secure round agree on, as they are told it."""

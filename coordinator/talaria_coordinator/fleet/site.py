@@ -27,6 +27,9 @@ from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.storage.records import Fleet
 from talaria_coordinator.storage.store import Store
 
+SHARE = 0.8
+"""Of the time that the fleet above leaves, a site's round may take so much: its sum must still get there."""
+
 
 @dataclass(frozen=True)
 class SiteLearning(Learning):
@@ -78,6 +81,13 @@ class SiteConductor(Conductor):
         elif current is None or current.phase != "closed":  # one that is closed goes on by itself
             self._catching_up = True
             self._hands.spawn(self._catch_up(wanted))
+
+    def _seconds(self) -> float | None:
+        own, wanted = super()._seconds(), self._above.wanted
+        if wanted is None or wanted.seconds is None:
+            return own
+        left = max(1.0, SHARE * (wanted.asked + wanted.seconds - time.monotonic()))
+        return left if own is None else min(own, left)
 
     async def _catch_up(self, wanted: Wanted) -> None:
         """Enter the rounds that were learned above without this site."""

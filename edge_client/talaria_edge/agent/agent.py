@@ -113,6 +113,12 @@ class Agent:
         self._result: dict[str, Any] | None = None
         self._parting = Parting(config.retry_s, FAREWELL_S)
 
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that the round at work leaves; None where it has no end, or none is at work."""
+        job = self._state.job
+        return None if job is None or job.deadline is None else job.deadline - time.monotonic()
+
     async def run(self) -> dict[str, Any]:
         """Take part until the last round; then personalize, write the bundle, and leave (unless told to stay).
 
