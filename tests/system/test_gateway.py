@@ -151,13 +151,19 @@ retry_s = 0.3
         assert self.counted("site", "garden") == {round: list(SITE) for round in every}
 
 
-def test_a_site_learns_with_the_fleet_above_as_its_devices_would(fleet, a_run):
+def test_a_site_learns_with_the_fleet_above_as_its_devices_would(fleet, a_run, command):
     run = a_run("hermes", threshold=0.0)
     sizes = rounds.layout_of(run.spec).sizes
     one = WithSite(fleet, run, {"carl": {g: max(8, n // 2) for g, n in sizes.items()}})
     one.begin()
     one.finish()
     one.learned_the_same()
+    closed = [event for event in one.above.events if event["event"] == "round-closed"]
+    assert [(event["counted"], event["clients"]) for event in closed] == [(3, 5)] * run.rounds
+    status, out, _ = command("coordinator", "status", one.fleet.config, "--json")
+    assert {(row["counted"], row["clients"]) for row in json.loads(out)["history"]} == {(3, 5)}
+    status, out, _ = command("coordinator", "status", one.fleet.config)
+    assert (status, out.count("3 (5)")) == (0, run.rounds)
     narrow = [event for event in one.site.events if event["event"] == "model" and event.get("part")]
     assert {event["device"] for event in narrow} >= {"carl"}, "a site's device downloads what it keeps"
     for device in (*SITE, *DIRECT):

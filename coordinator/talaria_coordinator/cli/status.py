@@ -58,6 +58,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
                     "round": r.round,
                     "cohort": len(r.cohort),
                     "counted": None if r.counted is None else len(r.counted),
+                    **({"clients": store.clients(config.name, r.attempt)} if config.gateways else {}),
                     "failure": r.failure,
                     "seconds": None if r.closed is None else round(r.closed - r.opened, 3),
                     "bytes_up": sum(u.size for u in store.updates(config.name, r.attempt) if u.status == "counted"),
@@ -140,7 +141,7 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
             str(row["attempt"]),
             str(row["round"]),
             str(row["cohort"]),
-            "-" if row["counted"] is None else str(row["counted"]),
+            "-" if row["counted"] is None else _counted(row),
             "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
             _bytes(row["bytes_up"], row["counted"], row["bytes_dense"]),
             _bytes(row["bytes_down"], row["cohort"], row["bytes_dense"]),
@@ -184,6 +185,12 @@ def _workers(rows: list[dict[str, Any]]) -> Table:
 
 def _clock(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _counted(row: dict[str, Any]) -> str:
+    """How many updates counted; and, in brackets, of how many devices, where some came through gateways."""
+    clients = row.get("clients", row["counted"])
+    return str(row["counted"]) if clients == row["counted"] else f"{row['counted']} ({clients})"
 
 
 def _bytes(size: int | None, devices: int | None, dense: int | None) -> str:

@@ -380,6 +380,8 @@ class Conductor:
             "missing": list(event.missing),
             "model_digest": self.fleet.model_digest,
         }
+        if self.config.gateways:
+            facts = {**facts, "clients": self.store.clients(self.config.name, event.number)}
         self._hands.tell("round-closed", attempt=event.number, round=self.fleet.round, **facts)
         self._hands.feed(e.Committed(time.monotonic(), event.number))
         self._left_out(event.number, event.left)

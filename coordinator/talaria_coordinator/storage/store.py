@@ -60,6 +60,7 @@ from talaria_coordinator.storage.tables import (
     WORDS,
     of_attempt,
 )
+from talaria_coordinator.storage.update_summary import read
 
 GIVEN_KEPT = 64
 """So many runs, the newest and the first, may stand in fleet.toml still, though the fleet has gone on."""
@@ -612,6 +613,15 @@ class Store:
         with self.reading() as tx:
             rows = tx.execute(select(UPDATES).where(of_attempt(UPDATES, fleet, attempt)))
             return sorted((received_of(row) for row in rows), key=lambda update: update.device)
+
+    def clients(self, fleet: str, attempt: int) -> int:
+        """How many devices are in the updates of a round that count, a gateway's site in full."""
+        same = (FINDINGS.c.attempt == UPDATES.c.attempt) & (FINDINGS.c.device == UPDATES.c.device)
+        both = (FINDINGS.c.fleet == UPDATES.c.fleet) & same
+        counted = of_attempt(UPDATES, fleet, attempt) & (UPDATES.c.status == "counted")
+        with self.reading() as tx:
+            found = tx.execute(select(FINDINGS.c.found).join_from(UPDATES, FINDINGS, both).where(counted)).scalars()
+            return sum(read(text).clients for text in found)
 
     def equivocations(self, fleet: str) -> list[tuple[int, str, str]]:
         """All second, different updates as (round, device, digest)."""
