@@ -302,3 +302,29 @@ def test_a_fleet_that_could_not_keep_what_it_promises_is_never_served(tmp_path, 
     text = GOOD.replace("devices = 4", "devices = 2") if "identity" in more else GOOD
     with pytest.raises(ConfigError, match=why):
         load_config(written(tmp_path, text + more))
+
+
+SITE = "[gateways]\nsite-a = 20\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("devices = 4", 'members = ["anna", "bela"]', "'site-a' is no member; add it"),
+        ("rounds = 2", "rounds = 2\nfraction = 0.5", r"fraction=0.5 draws among members"),
+        ("[run]", '[rounds]\nmode = "asynchronous"\nbuffer = 2\n[run]', "asynchronous run weighs each update"),
+        ("[run]", '[rounds]\naggregator = "median"\n[run]', "Median looks at each update by itself"),
+        ("[run]", "[canary]\nshare = 0.5\n[run]", r"\[canary\] asks the gates of single devices"),
+        ("[run]", "[privacy]\nclip = 1.0\nnoise = 1.0\n[run]", "looks at each update by itself"),
+        (
+            "[run]",
+            "[identity]\nfolder = '.'\n[privacy]\nsecure = true\n[run]",
+            r"secure=true opens sums of single devices'",
+        ),
+        ("fedavg", "pfedgm", "looks at each update by itself"),
+    ],
+)
+def test_a_fleet_whose_rounds_need_single_updates_has_no_gateway(tmp_path, old, new, why):
+    assert dict(load_config(written(tmp_path, SITE + GOOD)).gateways) == {"site-a": 20}
+    with pytest.raises(ConfigError, match=why):
+        load_config(written(tmp_path, SITE + GOOD.replace(old, new, 1)))
