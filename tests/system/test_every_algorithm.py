@@ -49,6 +49,11 @@ CASES = [(name, tasks.CLASSIFICATION, SPEC) for name in sorted(ALGORITHMS)]
 CASES += [
     (name, task, spec) for task, spec in TASKS.items() for name in ("fedavg", "fedper", "fedrep", "ditto", "hermes")
 ]
+CASES += [
+    (name, tasks.CLASSIFICATION, ModelSpec(f"mypkg.nets:{net}", (3, 16), 3))
+    for net in ("Attentive",)
+    for name in ("fedper", "hermes")
+]
 
 
 def data_of(seed, task=tasks.CLASSIFICATION):
@@ -67,7 +72,8 @@ def data_of(seed, task=tasks.CLASSIFICATION):
 async def together(folder, url, name, run, data, plans, told, bundles=()):
     """A coordinator and its devices, each with its own connection, until the last round; ``told`` is what they tell.
     Those in ``bundles`` deploy what they serve."""
-    fleet = f"{name}-{run.task}".replace("_", "-")  # of its own: nothing that another left on the broker is waited for
+    # Of its own: nothing that another left on the broker is waited for.
+    fleet = "-".join((name, run.task, run.spec.name.rpartition(":")[2])).replace("_", "-").lower()
     config = FleetConfig(name=fleet, run=run, state=folder, members=tuple(data), stay=False, retry_s=0.3, deadline_s=60)
     store, blobs = Store(folder / "db"), FolderBlobs(folder / "blobs")
     worker = ThreadPoolExecutor(1)
@@ -102,7 +108,8 @@ def test_simulation_and_fleet_agree(tmp_path, broker, name, task, spec):
     recipe = Recipe(batch=6, lr=0.02)
     run = Run(spec=spec, algorithm=name, hparams=hparams, recipe=recipe, rounds=2, seed=3, task=task)
     data = {"anna": data_of(1, task), "bela": data_of(2, task)}
-    plans = {"anna": Plan(widths={g: max(8, n // 2) for g, n in layout_of(spec).sizes.items()})}
+    layout = layout_of(spec)
+    plans = {"anna": Plan(widths={g: max(layout.block(g, 8), n // 2) for g, n in layout.sizes.items()})}
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

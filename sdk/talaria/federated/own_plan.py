@@ -25,7 +25,7 @@ from talaria.federated import plan_compat
 from talaria.federated.kit import Kit
 from talaria.federated.run import Run
 from talaria.model import masks
-from talaria.model.widths import aligned, first_of
+from talaria.model.widths import first_of, whole
 from talaria.planning import cpu_timer, width_schedule
 from talaria.planning.anatomy import Anatomy, Widths, deployed_values, sent_bytes
 from talaria.planning.budget import Budget
@@ -77,7 +77,7 @@ def plan(run: Run, kit: Kit, budget: Budget, cost: Cost | None = None) -> Plan:
     at, place = min(fits)
     codec, widths = codecs[place], cuts[at]
     if at:
-        widths = width_schedule.bought_back(widths, sizes, BLOCK, partial(search.keeps, codec=codec))
+        widths = width_schedule.bought_back(widths, parts.layout, BLOCK, partial(search.keeps, codec=codec))
     figures = search.figures(widths, codec)
     halved = budget.bundle_mb is not None and figures.bundle_fp32_mb > budget.bundle_mb
     return Plan(
@@ -143,12 +143,12 @@ def measured(run: Run, kit: Kit) -> Cost:
 def _probes(parts: Anatomy) -> list[dict[str, int]]:
     """Widths to measure: all channels, the fewest, even cuts, and random ones. The same ones every time."""
     full, draws = parts.full(), seeds.draws(0, "device", 0, "probes")
-    even = [{g: min(n, aligned(keep * n, BLOCK)) for g, n in full.items()} for keep in (1e-6, 0.75, 0.5, 0.25)]
+    even = [{g: whole(parts.layout, g, keep * n, BLOCK) for g, n in full.items()} for keep in (1e-6, 0.75, 0.5, 0.25)]
     chosen = [full, *even]
     while len(chosen) < PROBES:
         share = 0.1 + 0.9 * float(draws.uniform(1)[0])
         own = dict(zip(full, (share * (0.5 + draws.uniform(len(full)))).tolist(), strict=True))
-        chosen.append({g: min(n, aligned(min(1.0, own[g]) * n, BLOCK)) for g, n in full.items()})
+        chosen.append({g: whole(parts.layout, g, min(1.0, own[g]) * n, BLOCK) for g, n in full.items()})
     return chosen
 
 

@@ -112,7 +112,7 @@ def first_shared(run: Run) -> Tensors:
     if algorithm_of(run).card.prunes and not layout_of(run.spec).sizes:
         raise ConfigError(
             f"{run.algorithm}: prunes channels, but {run.spec.name!r} has none that may go (a model of linear layers "
-            "alone, or of attention layers, or one whose layers all meet in sums); choose another model, "
+            "alone, or one whose layers all meet in sums); choose another model, "
             "or an algorithm that does not prune"
         )
     shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))

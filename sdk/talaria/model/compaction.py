@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import Module, Parameter
 
 from talaria.errors import ModelError
-from talaria.model import recurrent
+from talaria.model import attention, recurrent
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import CONVS, NORMS, is_depthwise
 from talaria.model.masks import ChannelMask, gather, scatter, shrink
@@ -39,6 +39,7 @@ def compact(model: Module, mask: ChannelMask, held: ChannelMask | None = None) -
     for name, layer in out.named_modules():
         if name in touched:
             _resize(layer)
+    attention.walk_through(out)
     return out
 
 
@@ -62,6 +63,8 @@ def _resize(layer: Module) -> None:
             layer.out_channels, layer.in_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
     elif isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
+    elif isinstance(layer, nn.MultiheadAttention):
+        attention.resize(layer)
     elif isinstance(layer, nn.RNNBase):
         recurrent.resize(layer)
     elif isinstance(layer, nn.PReLU):

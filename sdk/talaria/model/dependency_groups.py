@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 
-from talaria.model import recurrent
+from talaria.model import attention, recurrent
 from talaria.model.masks import Axis, ChannelLayout
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -27,7 +27,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Layers with values per channel, in and out alike."""
 
 Side = tuple[str, str]
-"""A layer's name and which of its dimensions: ``out`` or ``in``."""
+"""A layer's name and which of its dimensions: ``out`` or ``in``, or the ``heads`` of attention."""
 Position = tuple[Side, int]
 
 LONGEST, MOST = 8, 20
@@ -92,6 +92,8 @@ def trace(model: Module, example: Tensor) -> Coupling:
     for name, layer in list(twin.named_modules()):
         if isinstance(layer, nn.RNNBase) and not (name and recurrent.prunable(layer)):
             reused.setdefault(name, f"is a {type(layer).__name__} of another form than torch's without proj_size")
+        elif isinstance(layer, nn.MultiheadAttention) and not attention.prunable(layer):
+            reused.setdefault(name, f"is a {type(layer).__name__} of another form than torch's with one in_proj_weight")
         elif isinstance(layer, nn.RNNBase):
             twin.set_submodule(name, recurrent.StandIn(layer).to(next(layer.parameters())))
     coupling = Coupling(dict(_sides(twin)))
@@ -115,18 +117,20 @@ def trace(model: Module, example: Tensor) -> Coupling:
             suspects.setdefault(name, "is not reached by tracing")
     _tie_groups(twin, coupling)
     for name, reason in suspects.items():
-        for side in ((name, "out"), (name, "in")):
+        for side in ((name, "out"), (name, "in"), (name, "heads")):
             _pin_all(coupling, side, range(coupling.sides.get(side, 0)), f"layer {name!r} {reason}")
         coupling.refused.setdefault(name, reason)
     return coupling
 
 
 def _named(twin: Module) -> Iterable[tuple[str, Module]]:
-    """All modules by name; a recurrent layer is the linear layer that stands in for it."""
+    """All modules by name; a recurrent layer is the linear layer that stands in for it, and attention one with its
+    output's."""
     for name, layer in twin.named_modules():
+        owner = twin.get_submodule(name.rpartition(".")[0])
         if isinstance(layer, recurrent.StandIn):
             yield name, layer.units
-        elif not isinstance(twin.get_submodule(name.rpartition(".")[0]), recurrent.StandIn):
+        elif owner is layer or not (isinstance(owner, recurrent.StandIn) or attention.prunable(owner)):
             yield name, layer
 
 
@@ -136,6 +140,8 @@ def _sides(model: Module) -> Iterable[tuple[Side, int]]:
             yield (name, "out"), layer.out_channels
             if not is_depthwise(layer):
                 yield (name, "in"), layer.in_channels
+        elif isinstance(layer, nn.MultiheadAttention) and attention.prunable(layer):
+            yield (name, "heads"), layer.num_heads
         elif isinstance(layer, nn.Linear):
             yield (name, "out"), layer.out_features
             yield (name, "in"), layer.in_features
@@ -238,7 +244,8 @@ def _follow(graph: Any, layer: Module, names: dict[Module, str], coupling: Coupl
             if isinstance(module, nn.PReLU) and module.num_parameters == 1:
                 continue
             if side not in coupling.sides or len(places) != len(origins):
-                suspects.setdefault(name, f"is a {type(module).__name__}, whose channels cannot be taken out")
+                if (name, "heads") not in coupling.sides:
+                    suspects.setdefault(name, f"is a {type(module).__name__}, whose channels cannot be taken out")
                 for origin in origins:
                     coupling.pin((root, origin), f"reach {name!r}, a {type(module).__name__}")
                 continue
@@ -298,10 +305,10 @@ def draft(model: Module, coupling: Coupling, without: Iterable[str] = ()) -> Dra
 
     groups: dict[str, list[Position]] = {}
     sides = list(coupling.sides)
-    kinds = (*CONVS, nn.Linear, *recurrent.GATES)
+    kinds = (*CONVS, nn.Linear, nn.MultiheadAttention, *recurrent.GATES)
     writers = {name for name, layer in model.named_modules() if isinstance(layer, kinds)}
     for signature, roots in sorted(families.items()):
-        outs = [sides[n][0] for n, _ in signature if sides[n][1] == "out" and sides[n][0] in writers]
+        outs = [sides[n][0] for n, _ in signature if sides[n][1] != "in" and sides[n][0] in writers]
         if not outs or len(roots) < 2:
             continue  # the model's input, or a single channel that must stay
         name = _fresh(outs[0], groups)
@@ -363,6 +370,8 @@ def _parse(line: list[tuple[str, int] | None], sizes: dict[str, int]) -> Axis | 
 def _tensor_axes(model: Module, axes: dict[Side, Axis]) -> dict[str, tuple[Axis, ...]]:
     out: dict[str, tuple[Axis, ...]] = {}
     for name, layer in model.named_modules():
+        if isinstance(layer, nn.MultiheadAttention) and (name, "heads") in axes:
+            out |= attention.axes_of(name, layer, axes[name, "heads"])
         rows, columns = axes.get((name, "out"), ()), axes.get((name, "in"), ())
         if not rows and not columns:
             continue

@@ -9,7 +9,7 @@ import numpy as np
 
 from talaria.errors import ConfigError, ModelError, some_of
 from talaria.model.masks import ChannelLayout, ChannelMask
-from talaria.model.widths import aligned
+from talaria.model.widths import whole
 from talaria.tensors import Array, Tensors
 
 Kind = Literal["l1", "bn", "taylor"]
@@ -80,7 +80,7 @@ def widths(mask: ChannelMask, keep: float, block: int = 8) -> dict[str, int]:
     """Channels per group when the share ``keep`` of those in ``mask`` stays, in whole blocks, never more than now."""
     if not 0 < keep <= 1:
         raise ConfigError(f"pruning: keep={keep} must be above 0 and at most 1: the share of channels that stays")
-    return {g: min(len(k), aligned(keep * len(k), block)) for g, k in mask.kept.items()}
+    return {g: min(len(k), whole(mask.layout, g, keep * len(k), block)) for g, k in mask.kept.items()}
 
 
 def choose(
@@ -108,7 +108,7 @@ def choose(
         raise ModelError(f"pruning: groups {odd[:4]} do not match the model's, which are {known}")
     kept = {}
     for group, now in mask.kept.items():
-        want = min(len(now), aligned(wanted.get(group, len(now)), block))
+        want = min(len(now), whole(mask.layout, group, wanted.get(group, len(now)), block))
         score = scores[group]
         if score.shape != (mask.layout.sizes[group],):
             raise ModelError(

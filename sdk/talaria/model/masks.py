@@ -39,6 +39,19 @@ class ChannelLayout:
         """The mask that keeps every channel."""
         return ChannelMask(self, {g: tuple(range(n)) for g, n in self.sizes.items()})
 
+    @cached_property
+    def spans(self) -> dict[str, int]:
+        """Neighbouring positions that one channel of each group has at least, wherever it stands: 1, but of a head of
+        attention all that it is wide."""
+        found: dict[str, int] = {}
+        for group, repeat in (segment for axes in self.axes.values() for axis in axes for segment in axis):
+            found[group] = min(repeat, found.get(group, repeat))
+        return found
+
+    def block(self, group: str, positions: int) -> int:
+        """Channels of ``group`` that fill a block of so many ``positions``: one head that is as wide, or wider."""
+        return -(-positions // self.spans.get(group, 1))
+
 
 @dataclass(frozen=True)
 class ChannelMask:

@@ -6,10 +6,11 @@ The scores of :func:`talaria.model.pruning.importance` order the channels within
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, MultiheadAttention
 from torch.nn import functional as F
 
 from talaria.errors import DataError, ModelError
@@ -25,21 +26,25 @@ def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, 
     A gate of 1 on a channel has the gradient ``gamma * dL/dgamma + beta * dL/dbeta`` of its BatchNorm; the score is
     the mean of its square over ``batches`` of (inputs, labels), summed over the layers of the group (Molchanov et al.
     2019, arXiv:1906.10771, equation 8, gates behind BatchNorm). A group without BatchNorm is gated at the layers that
-    write it. The loss is cross-entropy in eval mode; ``model`` is unpruned and keeps its state and modes.
+    write it, a head of attention at its values. The loss is cross-entropy in eval mode; ``model`` is unpruned and keeps
+    its state and modes.
 
     Raises :class:`~talaria.errors.DataError` without batches, and :class:`~talaria.errors.ModelError` where the model
     does not fit ``layout``.
     """
     norms = {name for name, m in model.named_modules() if isinstance(m, NORMS)}
+    attention = {name for name, m in model.named_modules() if isinstance(m, MultiheadAttention)}
     parameters = dict(model.named_parameters())
+    shapes: dict[str, tuple[int, int, int]] = {}
     gates: dict[str, dict[str, list[str]]] = {group: {} for group in layout.sizes}
     for key, axes in layout.axes.items():
-        if key in parameters and len({*axes[0]}) == 1 and axes[0][0][1] == 1:  # in a row of blocks: gates, groups
-            group, layer = axes[0][0][0], key.rpartition(".")[0]
-            want = len(axes[0]) * layout.sizes[group]
+        if key in parameters and len({*axes[0]}) == 1 and axes[0][0][1] == layout.spans[axes[0][0][0]]:
+            group, wide = axes[0][0]
+            shapes[key] = len(axes[0]), layout.sizes[group], wide  # in a row of blocks: gates, groups, q and k and v
+            want = prod(shapes[key])
             if parameters[key].shape[0] != want:
                 raise ModelError(f"worth: {key!r} has {parameters[key].shape[0]} rows, {group!r} {want}")
-            gates[group].setdefault(layer, []).append(key)
+            gates[group].setdefault(_layer(key), []).append(key)
     chosen = {}
     for group, layers in gates.items():
         normed = {layer: keys for layer, keys in layers.items() if layer in norms}
@@ -62,7 +67,8 @@ def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, 
             slopes = dict(zip(wanted, torch.autograd.grad(loss, [parameters[k] for k in wanted]), strict=True))
             for group, members in chosen.items():
                 for keys in members:
-                    gate = sum(_rows(parameters[k].detach(), slopes[k], layout.sizes[group]) for k in keys)
+                    rows = (_rows(parameters[k].detach(), slopes[k], shapes[k]) for k in keys)
+                    gate = sum(one[-1] if _layer(keys[0]) in attention else one.sum(0) for one in rows)
                     total[group] += torch.as_tensor(gate).cpu().square()
             count += 1
     finally:
@@ -75,7 +81,12 @@ def worth(model: Module, layout: ChannelLayout, batches: Iterable[tuple[Tensor, 
     return {group: array_of(value / count) for group, value in total.items()}
 
 
-def _rows(weight: Tensor, slope: Tensor, channels: int) -> Tensor:
-    """The gradient of a gate on each channel of a tensor, whose rows are one block of channels or several."""
+def _layer(key: str) -> str:
+    """The layer that a parameter is of."""
+    return key.rpartition(".")[0]
+
+
+def _rows(weight: Tensor, slope: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """The gradient of a gate on each channel of a tensor in each block of its rows, (blocks, channels)."""
     rows = (weight.double() * slope.double()).flatten(1).sum(1) if weight.dim() > 1 else weight.double() * slope
-    return rows.reshape(-1, channels).sum(0)
+    return rows.reshape(shape).sum(2)

@@ -38,6 +38,12 @@ def first_of(layout: ChannelLayout, widths: Mapping[str, int]) -> ChannelMask:
     return ChannelMask(layout, {g: tuple(range(widths.get(g, n))) for g, n in layout.sizes.items()})
 
 
+def whole(layout: ChannelLayout, group: str, width: float, block: int) -> int:
+    """``width`` channels of ``group`` rounded up to whole blocks of ``block`` positions (:func:`aligned`; a head that
+    spans as many is a block), at most all."""
+    return min(layout.sizes[group], aligned(width, layout.block(group, block)))
+
+
 def aligned(width: float, block: int) -> int:
     """``width`` channels rounded up to whole blocks, at least one.
 

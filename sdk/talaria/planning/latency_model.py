@@ -20,9 +20,8 @@ from talaria import seeds
 from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.compaction import compact
-from talaria.model.pruning import aligned
 from talaria.model.spec import ModelSpec
-from talaria.model.widths import first_of
+from talaria.model.widths import first_of, whole
 from talaria.planning import cpu_timer
 from talaria.planning.anatomy import Anatomy, Widths
 from talaria.planning.cost import DRIFT, Cost, changed, milliseconds
@@ -95,7 +94,7 @@ def samples(parts: Anatomy, count: int, block: int, seed: int = 0) -> list[dict[
     """Widths to probe: dense, the smallest, even cuts, and random ones in whole blocks. The same ones every time."""
     full = parts.full()
     chosen = [full] + [
-        {g: min(n, aligned(keep * n, block)) for g, n in full.items()} for keep in (1e-6, 0.75, 0.5, 0.25)
+        {g: whole(parts.layout, g, keep * n, block) for g, n in full.items()} for keep in (1e-6, 0.75, 0.5, 0.25)
     ]
     generator = seeds.generator(seed, "device", 0, "probes")
     while len(chosen) < count:
@@ -109,7 +108,7 @@ def randomly(parts: Anatomy, block: int, share: float, generator: torch.Generato
     widths = {}
     for group, size in parts.layout.sizes.items():
         own = share * (0.5 + float(torch.rand((), generator=generator)))
-        widths[group] = min(size, aligned(min(1.0, own) * size, block))
+        widths[group] = whole(parts.layout, group, min(1.0, own) * size, block)
     return widths
 
 

@@ -43,8 +43,8 @@ def describe(model: Module, example: Tensor, layout: ChannelLayout, split: Split
         if isinstance(module, (*CONVS, nn.Linear)):
             key = _key(f"{name}.weight" if name else "weight", shapes, renamed)
             handles.append(module.register_forward_hook(_noting(layers, name, layout.axes.get(key))))
-        elif type(module) in GATES:
-            handles.append(module.register_forward_hook(_recurring(layers, name, layout)))
+        elif type(module) in GATES or isinstance(module, nn.MultiheadAttention):
+            handles.append(module.register_forward_hook(_weighing(layers, name, layout)))
     modes = {m: m.training for m in run.modules()}
     try:
         with torch.no_grad():
@@ -85,11 +85,14 @@ def _noting(layers: list[Layer], name: str, axes: tuple[Axis, ...] | None) -> An
     return note
 
 
-def _recurring(layers: list[Layer], name: str, layout: ChannelLayout) -> Any:
+def _weighing(layers: list[Layer], name: str, layout: ChannelLayout) -> Any:
+    """Notes the products of a layer whose weights are many: each weighs all moments of what comes in, as those of a
+    recurrent layer do with the states before, and those of attention with what the heads give."""
+
     def note(module: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
         moments = math.prod(inputs[0].shape[:-1]) if isinstance(inputs[0], Tensor) else len(inputs[0].data)
         for key, weight in module.named_parameters():
-            if weight.dim() == 2:  # every moment weighs what comes in, and the state before it
+            if weight.dim() == 2:
                 full = f"{name}.{key}"
                 out, into = layout.axes.get(full, ((), ()))
                 dense = (weight.shape[0], weight.shape[1])

@@ -226,9 +226,9 @@ class _Search:
         def keeps(widths: Widths) -> bool:
             return not self.figures(widths, way).broken(self.budget)
 
-        sizes, block = self.parts.layout.sizes, self.profile.block
+        layout, block = self.parts.layout, self.profile.block
         # By worth, the last block that was given up is all that the budget could not hold.
-        chosen = self.steps[at] if at == 0 or self.weighed else bought_back(self.steps[at], sizes, block, keeps)
+        chosen = self.steps[at] if at == 0 or self.weighed else bought_back(self.steps[at], layout, block, keeps)
         found = self.figures(chosen, way)
         halved = self.budget.bundle_mb is not None and found.values["bundle_fp32_mb"] > self.budget.bundle_mb
         limits = ", ".join(f"{k}={v:g}" for k, v in self.budget.limits().items()) or "no limits"

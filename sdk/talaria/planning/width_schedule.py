@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from talaria.errors import ModelError
-from talaria.model.widths import aligned
+from talaria.model.masks import ChannelLayout
+from talaria.model.widths import whole
 from talaria.planning.anatomy import Anatomy
 from talaria.tensors import Array
 
@@ -20,7 +21,7 @@ def evenly(parts: Anatomy, block: int) -> list[Widths]:
     cuts: list[Widths] = []
     for percent in range(100, -1, -1):
         keep = max(percent / 100, 1e-9)
-        widths = {g: min(n, aligned(keep * n, block)) for g, n in parts.layout.sizes.items()}
+        widths = {g: whole(parts.layout, g, keep * n, block) for g, n in parts.layout.sizes.items()}
         if not cuts or widths != cuts[-1]:
             cuts.append(widths)
     return cuts
@@ -44,7 +45,7 @@ def by_worth(parts: Anatomy, block: int, worth: Mapping[str, Array], price: Call
 
     def step(group: str, cost: float) -> float | None:
         """Worth per unit of cost that the group's next block gives up, or None where one block is left."""
-        less = _below(now[group], block)
+        less = _below(now[group], parts.layout.block(group, block))
         if less is None:
             return None
         saved = cost - price({**now, group: less})
@@ -63,7 +64,7 @@ def by_worth(parts: Anatomy, block: int, worth: Mapping[str, Array], price: Call
         if queue and (ratio, group) > queue[0]:
             heapq.heappush(queue, (ratio, group))
             continue
-        now[group] = _below(now[group], block) or now[group]
+        now[group] = _below(now[group], parts.layout.block(group, block)) or now[group]
         cost = price(now)
         cuts.append(dict(now))
         following = step(group, cost)
@@ -72,10 +73,10 @@ def by_worth(parts: Anatomy, block: int, worth: Mapping[str, Array], price: Call
     return cuts
 
 
-def bought_back(widths: Widths, sizes: Mapping[str, int], block: int, keeps: Callable[[Widths], bool]) -> Widths:
+def bought_back(widths: Widths, layout: ChannelLayout, block: int, keeps: Callable[[Widths], bool]) -> Widths:
     """``widths`` with one block more in every group that it fits in, those that lost most first."""
-    for group in sorted(widths, key=lambda g: (widths[g] / sizes[g], g)):
-        more = {**widths, group: min(sizes[group], aligned(widths[group] + 1, block))}
+    for group in sorted(widths, key=lambda g: (widths[g] / layout.sizes[g], g)):
+        more = {**widths, group: whole(layout, group, widths[group] + 1, block)}
         if more[group] > widths[group] and keeps(more):
             widths = more
     return widths

@@ -30,12 +30,11 @@ RESIDUAL, GATED, ATTENTIVE = (ModelSpec(f"mypkg.nets:{name}", SHAPE, 3) for name
 def test_what_can_be_pruned_of_each_and_what_is_left_whole() -> None:
     assert zoo.layout(RESIDUAL).sizes == {"one.first": 16, "one.second": 16, "two.first": 32, "two.second": 32}
     assert zoo.layout(GATED).sizes == {"stem": 16, "gru": 16, "between": 32}
-    assert zoo.layout(ATTENTIVE).sizes == {"layer.linear1": 32}
+    assert zoo.layout(ATTENTIVE).sizes == {"layer.self_attn": 2, "layer.linear1": 32}
     assert planner.left_whole(RESIDUAL) == ""
     assert planner.left_whole(GATED) == ""
-    assert "layer.self_attn is a MultiheadAttention, whose channels cannot be taken out" in planner.left_whole(
-        ATTENTIVE
-    )
+    assert "layer.norm1 is a LayerNorm, whose channels cannot be taken out" in planner.left_whole(ATTENTIVE)
+    assert "self_attn" not in planner.left_whole(ATTENTIVE)
     assert planner.left_whole(ModelSpec("imu_cnn", (6, 100), 7)) == ""
 
 
@@ -66,12 +65,12 @@ def test_a_graph_that_shows_no_weights_is_timed_by_exporting_each_width(profile:
         mask = ChannelMask(parts.layout, {group: tuple(range(width)) for group, width in widths.items()})
         return write(pruning.compact(zoo.build(ATTENTIVE).eval(), mask), zoo.example(ATTENTIVE, 2))
 
-    widths = [{"layer.linear1": width} for width in (32, 16, 8)]
+    widths = [{"layer.self_attn": heads, "layer.linear1": width} for heads, width in ((2, 32), (2, 16), (1, 8))]
     cost = latency_model.fit(parts, file, zoo.example(ATTENTIVE), widths, 8, 6, again=again)
     assert asked == widths
     assert (cost.probes, cost.block) == (3, 8)
     made = planner.plan(ATTENTIVE, Budget.parse([]), profile, cost)
-    assert "MultiheadAttention" in made.reasons["whole"]
+    assert "layer.norm1 is a LayerNorm" in made.reasons["whole"]
 
 
 def test_a_recurrent_network_is_planned_by_its_hidden_units(profile: Profile) -> None:
@@ -86,10 +85,23 @@ def test_a_recurrent_network_is_planned_by_its_hidden_units(profile: Profile) ->
     assert made.predicted["latency_ratio"] <= 0.6
 
 
+def test_a_transformer_is_planned_by_its_heads_in_blocks_of_what_they_are_wide(profile: Profile) -> None:
+    """The products of a layer's projections shrink by head; a head of eight channels is a block of eight."""
+    parts = anatomy(ATTENTIVE)
+    projections = {heads: 4 * 8 * 16 * 8 * heads for heads in (1, 2)}  # q, k, v and out of 8 moments, 8 wide each
+    saved = parts.products(parts.full()) - parts.products({"layer.self_attn": 1})
+    assert saved == pytest.approx(projections[2] - projections[1])
+    priced = dict.fromkeys(FEATURES, 0.0) | {"vector": 1.0}
+    cost = Cost(tuple(priced[name] for name in FEATURES), parts.products(parts.full()) / 1e6, 0.0, 8, 1000, 15, 1.0)
+    made = planner.plan(ATTENTIVE, Budget.parse(["latency_ratio=0.6"]), profile, cost)
+    assert made.widths == {"layer.self_attn": 1, "layer.linear1": 24}
+    assert made.predicted["latency_ratio"] <= 0.6
+
+
 def test_a_budget_that_pruning_cannot_reach_names_what_is_left_whole(profile: Profile) -> None:
     priced = dict.fromkeys(FEATURES, 0.0) | {"fixed": 1.0}
     cost = Cost(tuple(priced[name] for name in FEATURES), 1.0, 0.0, 8, 1000, 15, 1.0)
-    with pytest.raises(BudgetError, match=r"left whole: .*layer\.self_attn is a MultiheadAttention"):
+    with pytest.raises(BudgetError, match=r"left whole: layer\.norm1 is a LayerNorm"):
         planner.plan(ATTENTIVE, Budget.parse(["latency_ratio=0.6"]), profile, cost)
     bare = zoo.keep(nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3)), SHAPE, 3)
     with pytest.raises(BudgetError, match=r"nothing of .* can be pruned: "):

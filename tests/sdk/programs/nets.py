@@ -141,6 +141,16 @@ class Attending(nn.Module):
         return self.head(self.conv((x - y).transpose(1, 2)).mean(-1))
 
 
+class Hiding(Attending):
+    """The same over a sequence of which a moment is hidden where its first channel is high."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x[:, 0] > 1
+        x = self.embed(x.transpose(1, 2))
+        y, _ = self.attention(x, x, x, key_padding_mask=hidden)
+        return self.head(self.conv((x - y).transpose(1, 2)).mean(-1))
+
+
 class Padded(nn.Module):
     """A recording in two channels beside its padding mask: what that hides counts in no mean."""
 

@@ -87,7 +87,9 @@ def _encoder():
 @pytest.mark.parametrize(
     ("make", "groups"),
     [
-        (_encoder, [f"layers.1.layers.{number}.linear1" for number in range(2)]),
+        (_encoder, [f"layers.1.layers.{number}.{of}" for number in range(2) for of in ("self_attn", "linear1")]),
+        (nets.Attending, ["attention", "conv"]),
+        (nets.Hiding, ["attention", "conv"]),
         (nets.Beside, ["one", "two"]),
         (nets.Padded, ["one", "mix"]),
         (nets.Weighed, ["one", "two"]),
@@ -101,9 +103,9 @@ def test_what_a_mask_takes_its_program_takes_too(make, groups, count):
     spec = zoo.keep(net, nets.LINE, 4)
     layout = zoo.layout(spec)
     assert {*layout.sizes} == {*groups}
-    mask = pruning.choose(pruning.importance(net, layout), layout.full(), keep=0.5)
+    mask = pruning.choose(pruning.importance(net, layout), layout.full(), keep=0.5, block=1)
     module, weights = pruning.compact(net, mask), gather(state_of(net), mask)
-    assert len(mask.kept[groups[0]]) < layout.sizes[groups[0]]
+    assert all(len(mask.kept[group]) < size for group, size in layout.sizes.items())
     program, (x, y) = Program(build(spec)), batch(nets.LINE, 4, count)
     momentum = program.momentum(weights)
     state, _, _ = program.step(weights, momentum, x, y, lr=0.05)

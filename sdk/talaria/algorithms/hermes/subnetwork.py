@@ -76,8 +76,9 @@ def next_widths(mask: ChannelMask, plan: Plan | None, *, step: float, cap: float
     widths = {}
     for group, size in mask.layout.sizes.items():
         now = len(mask.kept[group])
-        floor = planned.get(group, aligned(size * (1 - cap), block))
-        below = min(aligned(now * (1 - step), block), max(block, now - block))
+        own = mask.layout.block(group, block)
+        floor = planned.get(group, aligned(size * (1 - cap), own))
+        below = min(aligned(now * (1 - step), own), max(own, now - own))
         widths[group] = min(now, max(floor, below))
     return widths
 

@@ -11,7 +11,7 @@ from typing import cast
 
 from torch.nn import Module, MultiheadAttention
 
-from talaria.programs.graph import Draft
+from talaria.programs.graph import Draft, times
 from talaria.programs.layers.base import Map, Pullback, Step, key, refused
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.weighing import Weighing
@@ -21,36 +21,35 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     """What ``layer(x, x, x)[0]`` is, of rows; a fourth map is the padding mask."""
     own, draft, x = cast(MultiheadAttention, module), step.draft, given[0]
     _known(step, layer, own, given)
-    wide, heads, (length,) = own.embed_dim, own.num_heads, x.lead
-    each = wide // heads
-    joint = step.weight(layer, "in_proj_weight", own.in_proj_weight, (3 * wide, wide))
-    shift = step.weight(layer, "in_proj_bias", own.in_proj_bias, (3 * wide,))
+    wide, each, (length,) = own.embed_dim, own.head_dim, x.lead
+    joint = step.weight(layer, "in_proj_weight", own.in_proj_weight, (times(layer, 3), wide))
+    shift = step.weight(layer, "in_proj_bias", own.in_proj_bias, (times(layer, 3),))
     last, project = f"{layer}.out_proj", own.out_proj
-    out = step.weight(last, "weight", project.weight, (wide, wide))
+    out = step.weight(last, "weight", project.weight, (wide, layer))  # a mask may take heads
     bias = step.weight(last, "bias", project.bias, (wide,))
     assert joint is not None
     assert out is not None
     # channels first, (channels, batch x length): what is turned to heads and back then has the length together
     held = Weighing(step, x, joint, shift)
     three = draft.op("Gemm", held.matrix, x.value, *held.column(), transB=1)
-    apart = _by_heads(draft, three, 3 * heads, each, length)
     # (heads x batch, each, length): ONNX Runtime turns inside of a product where it cannot see what lies before
-    q, k, v = (draft.reshape(_cut(draft, apart, i * heads, heads), -1, each, length) for i in range(3))
+    apart = draft.reshape(_by_heads(draft, three, each, length), 3, -1, each, length)
+    q, k, v = (draft.op("Gather", apart, draft.constant(i, "int64"), axis=0) for i in range(3))
     scale = draft.constant(1 / sqrt(each))
     scaled = draft.op("Mul", q, scale)
     met = draft.op("MatMul", _turned(draft, scaled), k)
     if len(given) > 3:
-        met = _hidden(draft, met, given[3].value, heads, length)
+        met = _hidden(draft, met, given[3].value, length)
     share = draft.op("Softmax", met, axis=2)
     mixed = draft.op("MatMul", v, _turned(draft, share))
-    flat = _together(draft, mixed, heads, each, length)
+    flat = _together(draft, mixed, each, length)
     y = draft.op("Gemm", flat, out, *([bias] if bias else []), transA=1, transB=1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         step.trained(project, last, "weight", lambda: draft.product(g, flat, rank=2, turn_a=True, turn_b=True))
         step.trained(project, last, "bias", lambda: step.summed(g, x.lead))
         before = draft.product(out, g, rank=2, turn_a=True, turn_b=True)
-        slope = draft.reshape(_by_heads(draft, before, heads, each, length), -1, each, length)
+        slope = draft.reshape(_by_heads(draft, before, each, length), -1, each, length)
         # what a softmax takes off, the sum over share * (slope^T v), is that over the shorter columns of the output
         # and is taken off inside of the product, as one more channel: a pass of its own takes as long as the product
         met = draft.sum(draft.op("Mul", slope, mixed), 1, keep=True)
@@ -60,7 +59,7 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
         dq = draft.op("Mul", draft.op("MatMul", k, _turned(draft, scores)), scale)
         dk = draft.op("MatMul", scaled, scores)
         dv = draft.op("MatMul", slope, share)
-        whole = _together(draft, draft.op("Concat", dq, dk, dv, axis=0), 3 * heads, each, length)
+        whole = _together(draft, draft.op("Concat", dq, dk, dv, axis=0), each, length)
         product, total = draft.op("Gemm", whole, x.value), draft.sum(whole, 1)
         step.trained(own, layer, "in_proj_weight", lambda: held.gradient(product, total))
         step.trained(own, layer, "in_proj_bias", lambda: total)
@@ -72,10 +71,10 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     return Map(y, wide, (), x.lead), back
 
 
-def _hidden(draft: Draft, met: str, mask: str, heads: int, length: int) -> str:
+def _hidden(draft: Draft, met: str, mask: str, length: int) -> str:
     """Products of queries and keys (heads x batch, length, length), of which ``mask`` (batch, length) hides keys."""
     over = draft.op("Greater", draft.reshape(mask, 1, -1, 1, length), draft.constant(0.5))
-    apart = draft.op("Where", over, draft.constant(float("-inf")), draft.reshape(met, heads, -1, length, length))
+    apart = draft.op("Where", over, draft.constant(float("-inf")), _heads(draft, met, length, length))
     return draft.reshape(apart, -1, length, length)
 
 
@@ -110,19 +109,21 @@ def softened(draft: Draft, g: str, y: str, axis: int) -> str:
     return draft.op("Mul", y, draft.op("Sub", g, met))
 
 
-def _by_heads(draft: Draft, value: str, heads: int, each: int, length: int) -> str:
+def _by_heads(draft: Draft, value: str, each: int, length: int) -> str:
     """(heads x each, batch x length) as (heads, batch, each, length)."""
-    return draft.transpose(draft.reshape(value, heads, each, -1, length), 0, 2, 1, 3)
+    rows = draft.reshape(draft.op("Unsqueeze", value, draft.ints(1)), -1, each, 0)
+    return draft.transpose(draft.reshape(rows, 0, 0, -1, length), 0, 2, 1, 3)
 
 
-def _together(draft: Draft, value: str, heads: int, each: int, length: int) -> str:
+def _together(draft: Draft, value: str, each: int, length: int) -> str:
     """(heads x batch, each, length) as (heads x each, batch x length)."""
-    turned = draft.transpose(draft.reshape(value, heads, -1, each, length), 0, 2, 1, 3)
-    return draft.reshape(turned, heads * each, -1)
+    return draft.op("Flatten", draft.transpose(_heads(draft, value, each, length), 0, 2, 1, 3), axis=2)
 
 
-def _cut(draft: Draft, value: str, begin: int, many: int) -> str:
-    return draft.op("Slice", value, draft.ints(begin), draft.ints(begin + many), draft.ints(0), draft.ints(1))
+def _heads(draft: Draft, value: str, *sizes: int) -> str:
+    """(heads x batch, *sizes) as (heads, batch, *sizes), however many heads a mask leaves."""
+    batch = draft.op("Shape", "x", start=0, end=1)
+    return draft.op("Reshape", value, draft.op("Concat", draft.ints(-1), batch, draft.ints(*sizes), axis=0))
 
 
 def _turned(draft: Draft, value: str) -> str:
