@@ -43,9 +43,16 @@ SETTINGS: dict[str, dict[str, object]] = {
     "aggregated buffers": {"buffers": "aggregate"},
     "sampling": {"fraction": 0.5},
 }
-FOREIGN = {"a conv net": "Residual", "a GRU": "Recurrent", "a transformer": "Attentive"}
-"""Networks of another package (``tests/mypkg``), by the setting that has them."""
-SETTINGS |= {name: {"spec": ModelSpec(f"mypkg.nets:{net}", SHAPE, CLASSES)} for name, net in FOREIGN.items()}
+FOREIGN = {
+    "a conv net": ("Residual", {"one.first": 8, "two.second": 16}),
+    "a GRU": ("Recurrent", {"gru": 8}),
+    "a transformer": ("Attentive", {"layer.self_attn": 1, "layer.linear1": 16}),
+}
+"""Networks of another package (``tests/mypkg``) and the widths at which ben holds them, by the setting."""
+SETTINGS |= {
+    name: {"spec": ModelSpec(f"mypkg.nets:{net}", SHAPE, CLASSES), "plan": Plan(widths=widths), "pruned": ("ben",)}
+    for name, (net, widths) in FOREIGN.items()
+}
 FEW = {"pfedgm": {"features": 8}}
 """Options under which three devices of twelve samples are enough: covariances of 64 features from 12 are noise, and two
 engines' roundings grow in their inverse."""
@@ -68,7 +75,7 @@ def member(name: str, seed: int, plan: Plan | None = None, count: int = 12, clas
 
 
 def run_of(name: str, setting: str) -> Run:
-    wanted = {k: v for k, v in SETTINGS[setting].items() if k != "plan"}
+    wanted = {k: v for k, v in SETTINGS[setting].items() if k not in ("plan", "pruned")}
     hparams = {"threshold": 0.0} if name == "hermes" else {}
     spec = wanted.pop("spec", SPEC)
     recipe = Recipe(epochs=1, batch=6, lr=0.02, momentum=0.5)
@@ -89,7 +96,9 @@ class Learned:
 def learned(name: str, setting: str) -> Learned:
     run = run_of(name, setting)
     plan = SETTINGS[setting].get("plan")
-    members = {n: member(n, i, plan) for i, n in enumerate(("anna", "ben", "cleo"))}
+    names = ("anna", "ben", "cleo")
+    pruned = SETTINGS[setting].get("pruned", names)
+    members = {n: member(n, i, plan if n in pruned else None) for i, n in enumerate(names)}
     return learn(run, members)
 
 

@@ -51,7 +51,7 @@ CASES += [
 ]
 CASES += [
     (name, tasks.CLASSIFICATION, ModelSpec(f"mypkg.nets:{net}", (3, 16), 3))
-    for net in ("Attentive",)
+    for net in ("Recurrent", "Attentive")
     for name in ("fedper", "hermes")
 ]
 
