@@ -1,7 +1,6 @@
 """Every algorithm, over a real broker: the same bytes as in simulation, shared and private, and a model at the end."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +25,7 @@ from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
 from talaria_edge.agent.agent import Agent
+from talaria_edge.agent.worker import learning_thread
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
 from talaria_edge.deployment import gate
@@ -76,7 +76,7 @@ async def together(folder, url, name, run, data, plans, told, bundles=()):
     fleet = "-".join((name, run.task, run.spec.name.rpartition(":")[2])).replace("_", "-").lower()
     config = FleetConfig(name=fleet, run=run, state=folder, members=tuple(data), stay=False, retry_s=0.3, deadline_s=60)
     store, blobs = Store(folder / "db"), FolderBlobs(folder / "blobs")
-    worker = ThreadPoolExecutor(1)
+    worker = learning_thread()
     try:
         agents = [
             Agent(
@@ -109,7 +109,7 @@ def test_simulation_and_fleet_agree(tmp_path, broker, name, task, spec):
     run = Run(spec=spec, algorithm=name, hparams=hparams, recipe=recipe, rounds=2, seed=3, task=task)
     data = {"anna": data_of(1, task), "bela": data_of(2, task)}
     layout = layout_of(spec)
-    plans = {"anna": Plan(widths={g: max(layout.block(g, 8), n // 2) for g, n in layout.sizes.items()})}
+    plans = {"anna": Plan(widths={g: min(n, max(layout.block(g, 8), n // 2)) for g, n in layout.sizes.items()})}
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

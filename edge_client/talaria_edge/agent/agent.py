@@ -38,6 +38,7 @@ from talaria_edge.agent.misfits import misfits
 from talaria_edge.agent.planning import planned
 from talaria_edge.agent.training import Learner, Narrow, equipped
 from talaria_edge.agent.training_window import Left, TrainingWindow
+from talaria_edge.agent.worker import learning_thread
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData
 from talaria_edge.deployment import gate
@@ -78,7 +79,7 @@ class Agent:
         self.config = config
         self._report, self._open = report, open_transport
         self._leave = TrainingWindow(config.guard, config.guard_every_s, read)
-        self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="learn")
+        self._worker = worker or learning_thread()
         own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
         self._half = DeviceMachine(
             config.fleet,

@@ -17,6 +17,7 @@ from talaria.federated.run import Run
 from talaria_edge.agent.agent import Agent, Report
 from talaria_edge.agent.home_link import at_home
 from talaria_edge.agent.training import Learner
+from talaria_edge.agent.worker import learning_thread
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, require_learnable
 from talaria_edge.identity.connection import Open, over_mqtt, require_safe
@@ -47,7 +48,7 @@ async def run_agents(
         twice = sorted({v for v in values if values.count(v) > 1})
         if twice:
             raise ConfigError(f"{what} {', '.join(twice)} is given to more than one agent; give each its own")
-    worker = ThreadPoolExecutor(1, thread_name_prefix="learn")
+    worker = learning_thread()
     tasks = [asyncio.create_task(keep_running(c, report, worker, open_transport)) for c in configs]
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
