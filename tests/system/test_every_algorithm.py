@@ -14,7 +14,7 @@ from talaria.errors import ConfigError
 from talaria.federated import global_model
 from talaria.federated.rounds import layout_of
 from talaria.federated.run import Member, Run
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning.plan import Plan
 from talaria.simulation.run import simulate
 from talaria.training.engine import predict
@@ -50,9 +50,9 @@ CASES += [
     (name, task, spec) for task, spec in TASKS.items() for name in ("fedavg", "fedper", "fedrep", "ditto", "hermes")
 ]
 CASES += [
-    (name, tasks.CLASSIFICATION, ModelSpec(f"mypkg.nets:{net}", (3, 16), 3))
+    (name, tasks.CLASSIFICATION, ModelSpec(f"mypkg.nets:{net}", (3, 16), 3, adapters=kind))
     for net in ("Recurrent", "Attentive")
-    for name in ("fedper", "hermes")
+    for name, kind in (("fedper", AdapterSpec("lowrank", 2)), ("hermes", None))
 ]
 
 

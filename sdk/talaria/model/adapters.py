@@ -2,7 +2,8 @@
 
 An adapted layer ``L`` becomes a module with two children: ``L.base``, the layer itself, and ``L.adapter``. Kinds:
 
-- ``lowrank``: ``W x + B (A x)``, parallel (LoRA, Hu et al. 2021; for a convolution ``A`` has its kernel, ``B`` is 1x1);
+- ``lowrank``: ``W x + B (A x)``, parallel (LoRA, Hu et al. 2021; for a convolution ``A`` has its kernel, ``B`` is 1x1;
+  of attention and recurrent layers each matrix has its own ``A`` and ``B``: :mod:`talaria.model.inside`);
 - ``residual``: ``y + C y`` behind the layer, ``C`` a 1x1 convolution, or ``U D y`` with a bottleneck of ``rank``
   channels, with ReLU in between where ``nonlinear`` (Rebuffi et al. 2017, Houlsby et al. 2019);
 - ``heart``: ``y + C dropout(BatchNorm(y))``, the form of HEART-PFL (2026), for convolutions.
@@ -22,7 +23,9 @@ from torch import Tensor, nn
 from torch.nn import Conv1d, Conv2d, Linear, Module
 
 from talaria.errors import ModelError, some_of
+from talaria.model import inside
 from talaria.model.cloning import clone
+from talaria.model.inside import Inside
 from talaria.model.spec import AdapterSpec
 from talaria.model.split import ADAPTER
 
@@ -51,6 +54,10 @@ class Behind(Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)
         return torch.add(y, self.adapter(y))
+
+
+ADAPTED = (Parallel, Behind, Inside)
+"""What stands in the place of a layer with an adapter."""
 
 
 class Factors(Module):
@@ -86,7 +93,7 @@ def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = (), seed: int
     :class:`~talaria.errors.ModelError` where ``spec.where`` names no layer that can take this kind, with those that
     can, and where the model has adapters already.
     """
-    if any(isinstance(m, (Parallel, Behind)) for m in model.modules()):
+    if any(isinstance(m, ADAPTED) for m in model.modules()):
         raise ModelError("adapters: this model has adapters already; merge them first")
     open_to = [name for name in _eligible(model, spec) if not any(_matches(name, s) for s in skip)]
     chosen = [name for name in open_to if not spec.where or any(_matches(name, p) for p in spec.where)]
@@ -110,7 +117,7 @@ def _walk_through(model: Module) -> None:
     """Torch's transformer layers read the weights of their linear layers past what stands there, where they are not
     trained; one that holds adapters must call them."""
     for owner in model.modules():
-        if any(isinstance(part, (Parallel, Behind)) for part in owner.modules()):
+        if any(isinstance(part, ADAPTED) for part in owner.modules()):
             if isinstance(owner, nn.TransformerEncoderLayer):
                 owner.activation_relu_or_gelu = 0
             elif isinstance(owner, nn.TransformerEncoder):
@@ -144,7 +151,8 @@ def count(model: Module, components: Iterable[str] = (ADAPTER,)) -> int:
 
 
 def _eligible(model: Module, spec: AdapterSpec) -> list[str]:
-    """Plain layers that one name alone leads to; a layer inside attention is read by its owner and stays plain.
+    """Plain layers that one name alone leads to, and for low-rank factors attention and recurrent layers; the linear
+    layer inside attention is read by its owner, and adapted with it.
 
     A grouped convolution could never take its adapter up, so it gets one only where it is named in full.
     """
@@ -156,7 +164,8 @@ def _eligible(model: Module, spec: AdapterSpec) -> list[str]:
     out = []
     for name, layer in model.named_modules():
         plain = type(layer) in ((Conv1d, Conv2d) if spec.kind == "heart" else (Conv1d, Conv2d, Linear))
-        if not plain or not name or any(_matches(name, owner) for owner in closed):
+        plain = plain or (spec.kind == "lowrank" and inside.open_to(layer))
+        if not plain or not name or any(name != owner and _matches(name, owner) for owner in closed):
             continue
         if (
             isinstance(layer, (Conv1d, Conv2d))
@@ -164,7 +173,7 @@ def _eligible(model: Module, spec: AdapterSpec) -> list[str]:
             and (spec.kind == "lowrank" or name not in spec.where)
         ):
             continue
-        if all(seen[id(p)] == 1 for p in layer.parameters(recurse=False)):
+        if all(seen[id(p)] == 1 for p in layer.parameters()):
             out.append(name)
     return out
 
@@ -176,6 +185,10 @@ def _matches(name: str, prefix: str) -> bool:
 
 
 def _adapted(base: Any, spec: AdapterSpec) -> Module:
+    if inside.open_to(base):
+        return Inside(
+            base, {name: _factors(base.get_parameter(key), spec) for name, key in inside.matrices(base).items()}
+        )
     width = base.weight.shape[0]
     if spec.kind == "lowrank":
         rank = min(spec.rank or 1, width, base.weight[0].numel())
@@ -190,6 +203,14 @@ def _adapted(base: Any, spec: AdapterSpec) -> Module:
     rank = min(spec.rank, width)
     down, up = _started(_pointwise(base, width, rank)), _zero(_pointwise(base, rank, width))
     return Behind(base, _like(base, Factors(down, up, spec.nonlinear)))
+
+
+def _factors(weight: Tensor, spec: AdapterSpec) -> Module:
+    """Low-rank factors beside a matrix."""
+    out, into = weight.shape
+    rank = min(spec.rank or 1, out, into)
+    factors = Factors(_started(Linear(into, rank, bias=False)), _zero(Linear(rank, out, bias=False)))
+    return factors.to(device=weight.device, dtype=weight.dtype)
 
 
 def _like(base: Any, adapter: Module) -> Module:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from talaria.model import attention, recurrent
+from talaria.model.inside import Inside, matrices
 from talaria.model.masks import Axis, ChannelLayout
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -88,6 +89,9 @@ def trace(model: Module, example: Tensor) -> Coupling:
     twin = copy.deepcopy(model).eval()  # building leaves its model in eval mode and needs gradients everywhere
     for parameter in twin.parameters():
         parameter.requires_grad_(True)
+    for layer in twin.modules():
+        if isinstance(layer, Inside):  # whose factors follow what they stand beside
+            layer.adapter = nn.ModuleDict()
     reused = dict(_reused(twin, example))
     for name, layer in list(twin.named_modules()):
         if isinstance(layer, nn.RNNBase) and not (name and recurrent.prunable(layer)):
@@ -385,4 +389,11 @@ def _tensor_axes(model: Module, axes: dict[Side, Axis]) -> dict[str, tuple[Axis,
                 out[key] = (rows,)
             elif tensor.dim() >= 2:
                 out[key] = (rows, columns, *[()] * (tensor.dim() - 2))
+    for name, layer in model.named_modules():
+        for factors, key in matrices(layer.base).items() if isinstance(layer, Inside) else ():
+            rows, columns = out.get(f"{name}.base.{key}", ((), ()))
+            if rows:
+                out[f"{name}.adapter.{factors}.up.weight"] = (rows, ())
+            if columns:
+                out[f"{name}.adapter.{factors}.down.weight"] = ((), columns)
     return out

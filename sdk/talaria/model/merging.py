@@ -7,27 +7,36 @@ from torch import Tensor
 from torch.nn import Conv1d, Conv2d, Linear, Module, Parameter
 
 from talaria.errors import ModelError
-from talaria.model.adapters import Behind, Factors, Heart, Parallel
+from talaria.model.adapters import ADAPTED, Factors, Heart, Parallel
 from talaria.model.cloning import clone
+from talaria.model.inside import Inside, matrices
 
 
 def merge(model: Module) -> Module:
     """A copy of ``model`` without adapters that computes the same in eval mode (float64 sums, 1e-5 relative).
 
-    Parallel low-rank factors and residual adapters without ReLU fold into the weight; HEART's BatchNorm folds as it
+    Low-rank factors and residual adapters without ReLU fold into the weight; HEART's BatchNorm folds as it
     is in eval mode and can leave a bias behind. Raises :class:`~talaria.errors.ModelError` with the layer's name for
     a ReLU in the bottleneck, and for an adapter that mixes the channels of a grouped convolution.
     """
     out = clone(model)
     for name, layer in list(out.named_modules()):
-        if not isinstance(layer, (Parallel, Behind)):
+        if not isinstance(layer, ADAPTED):
             continue
         base = layer.base
+        if isinstance(layer, Inside):
+            with torch.no_grad():
+                for factors, key in matrices(base).items():
+                    _add(base.get_parameter(key), layer.adapter.get_submodule(factors))
+            if not name:
+                return base
+            out.set_submodule(name, base)
+            continue
         if not isinstance(base, (Conv1d, Conv2d, Linear)):
             raise ModelError(f"adapters: {name!r} sits on a {type(base).__name__}, which cannot take it up")
         with torch.no_grad():
             if isinstance(layer, Parallel):
-                _add(base, layer.adapter)
+                _add(base.weight, layer.adapter)
             else:
                 _multiply(name, base, layer.adapter)
         if not name:
@@ -36,11 +45,11 @@ def merge(model: Module) -> Module:
     return out
 
 
-def _add(base: Conv1d | Conv2d | Linear, adapter: Module) -> None:
+def _add(weight: Tensor, adapter: Module) -> None:
     """W + B A."""
     down, up = _wide(adapter, "down.weight"), _wide(adapter, "up.weight")
     extra = torch.tensordot(up.flatten(1), down, dims=1)
-    base.weight.copy_((base.weight.double() + extra).to(base.weight.dtype))
+    weight.copy_((weight.double() + extra).to(weight.dtype))
 
 
 def _multiply(name: str, base: Conv1d | Conv2d | Linear, adapter: Module) -> None:

@@ -44,7 +44,7 @@ def describe(model: Module, example: Tensor, layout: ChannelLayout, split: Split
             key = _key(f"{name}.weight" if name else "weight", shapes, renamed)
             handles.append(module.register_forward_hook(_noting(layers, name, layout.axes.get(key))))
         elif type(module) in GATES or isinstance(module, nn.MultiheadAttention):
-            handles.append(module.register_forward_hook(_weighing(layers, name, layout)))
+            handles.append(module.register_forward_hook(_weighing(layers, name, layout, shapes)))
     modes = {m: m.training for m in run.modules()}
     try:
         with torch.no_grad():
@@ -85,7 +85,7 @@ def _noting(layers: list[Layer], name: str, axes: tuple[Axis, ...] | None) -> An
     return note
 
 
-def _weighing(layers: list[Layer], name: str, layout: ChannelLayout) -> Any:
+def _weighing(layers: list[Layer], name: str, layout: ChannelLayout, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     """Notes the products of a layer whose weights are many: each weighs all moments of what comes in, as those of a
     recurrent layer do with the states before, and those of attention with what the heads give."""
 
@@ -94,7 +94,8 @@ def _weighing(layers: list[Layer], name: str, layout: ChannelLayout) -> Any:
         for key, weight in module.named_parameters():
             if weight.dim() == 2:
                 full = f"{name}.{key}"
-                out, into = layout.axes.get(full, ((), ()))
+                held = full if full in shapes else f"{name}.base.{key}"  # where adapters were merged
+                out, into = layout.axes.get(held, ((), ()))
                 dense = (weight.shape[0], weight.shape[1])
                 layers.append(Layer(full, "vector", out, into, dense, 1, (moments, moments), True))
 

@@ -19,13 +19,14 @@ from torch import fx
 from torch.nn import LSTM, Identity, Linear, Module, MultiheadAttention
 
 from talaria.errors import ConfigError, ModelError
+from talaria.model.inside import Inside, base_of
 from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
 from talaria.programs.layers.calls import CALLS, Batch, part
 from talaria.programs.layers.sequence import Weight, sizes
-from talaria.programs.layers.table import FUNCTIONS, LAYERS, MENDS, PARTS, PASSES, rule_of
+from talaria.programs.layers.table import FUNCTIONS, LAYERS, MENDS, PARTS, PASSES, parts_of, rule_of
 from talaria.programs.layers.weighing import WIDEST
 from talaria.programs.updates import updates
 from talaria.training import loop
@@ -158,7 +159,7 @@ class _Tracer(fx.Tracer):
         """Whatever has a rule is one layer, and so are torch's own; the rest is looked into."""
         if type(m) in PASSES:
             return False
-        return rule_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
+        return rule_of(m) is not None or isinstance(m, Inside) or super().is_leaf_module(m, module_qualified_name)
 
 
 def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Passed:
@@ -234,7 +235,7 @@ _HARMLESS = ("need_weights", "average_attn_weights")
 def _alone(own: Module, node: fx.Node, held: Mapping[fx.Node, Any]) -> bool:
     """Whether a layer is called with what its rule reads alone: a recurrent one without a first state."""
     nodes = [one for one in node.args if isinstance(one, fx.Node) and isinstance(held.get(one), Map)]
-    return len(nodes) == len(node.args) == (3 if isinstance(own, MultiheadAttention) else 1)
+    return len(nodes) == len(node.args) == (3 if isinstance(base_of(own), MultiheadAttention) else 1)
 
 
 @dataclass
@@ -260,14 +261,15 @@ def _found(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any
     if node.op == "call_module":
         layer, own = str(node.target), module.get_submodule(str(node.target))
         given = {key: one for key, one in node.kwargs.items() if key not in _HARMLESS and one not in (None, False)}
-        mask = given.pop("key_padding_mask", None) if isinstance(own, MultiheadAttention) else None
-        if given or (type(own) in PARTS and not _alone(own, node, held)):
+        mask = given.pop("key_padding_mask", None) if isinstance(base_of(own), MultiheadAttention) else None
+        rules = parts_of(own)
+        if given or (rules is not None and not _alone(own, node, held)):
             raise refused(layer, f"is called with {sorted(given) or 'more than its input'}", "call it with maps alone")
-        if type(own) in PARTS:
+        if rules is not None:
             masks = [mask] if isinstance(mask, fx.Node) and isinstance(held.get(mask), Map) else []
             if mask is not None and not masks:
                 raise refused(layer, "has a key_padding_mask of no sample", "make it of the sample, as in x == 0")
-            return _Several(layer, own, [*read, *masks], PARTS[type(own)])
+            return _Several(layer, own, [*read, *masks], rules)
         rule = rule_of(own)
         if rule is None:
             raise _unknown(layer, node, module)
@@ -288,7 +290,7 @@ def _unknown(layer: str, node: fx.Node, module: Module) -> ModelError:
 
 
 def _ruleless(own: Module) -> bool:
-    return type(own) not in PARTS and rule_of(own) is None
+    return parts_of(own) is None and rule_of(own) is None
 
 
 def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, Any], read: list[fx.Node]) -> Any:
@@ -374,7 +376,7 @@ def _taken(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str) 
     layers = getattr(several.own, "num_layers", 1)
     if "last" in rules and way == (0,) and all(_last_moment(user) for user in node.users):
         return replace(several, inner=way)
-    states = (1, 0) if isinstance(several.own, LSTM) else (1,)  # beside which an LSTM gives its cells
+    states = (1, 0) if isinstance(base_of(several.own), LSTM) else (1,)  # beside which an LSTM gives its cells
     if "last" in rules and way in ((1,), states):
         return replace(several, inner=way)
     lasts = [(*states, -1), (*states, layers - 1), *([(*states, "squeeze")] if layers == 1 else [])]

@@ -139,13 +139,19 @@ def test_layers_that_others_read_stay_plain():
         def __init__(self):
             super().__init__()
             self.attend = nn.MultiheadAttention(8, 2)
+            self.other = nn.MultiheadAttention(8, 2, add_bias_kv=True)
+            self.projected = nn.LSTM(8, 8, proj_size=4)
             self.fc = nn.Linear(8, 8)
             self.tied = nn.Linear(8, 8)
             self.tied.weight = self.fc.weight
             self.free = nn.Linear(8, 2)
 
     model = adapters.insert(Attention(), LOWRANK)
-    assert {k.split(".")[0] for k in model.state_dict() if "adapter" in k} == {"free"}
+    assert {k.split(".")[0] for k in model.state_dict() if "adapter" in k} == {"attend", "free"}
+    behind = adapters.insert(Attention(), AdapterSpec("residual"))
+    assert {k.split(".")[0] for k in behind.state_dict() if "adapter" in k} == {"free"}
+    with pytest.raises(ModelError, match=r"'attend.out_proj'.*layers that can: attend, free"):
+        adapters.insert(Attention(), AdapterSpec("lowrank", 2, where=("attend.out_proj",)))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 import torch
 from torch import nn
 
+from talaria.model import adapters
+from talaria.model.spec import AdapterSpec
+
 
 def dropped(share: float) -> nn.Module:
     """torchvision's layer that leaves out whole samples; imported here: every process that runs tests reads this."""
@@ -249,6 +252,15 @@ class Texts(nn.Module):
         return self.head(y.mean(1))
 
 
+def adapted(net: nn.Module, where: str) -> nn.Module:
+    """``net`` with low-rank adapters inside the layer ``where`` that change what it computes."""
+    out = adapters.insert(net, AdapterSpec("lowrank", 2, where=(where,)))
+    for key, weight in out.named_parameters():
+        if key.endswith("up.weight"):
+            nn.init.normal_(weight, 0, 0.3)
+    return out
+
+
 LINE, PLANE = (3, 12), (3, 9, 8)
 NETS = {
     "linear": ((5,), lambda: maps(nn.Linear(5, 6), nn.Linear(6, 6, bias=False), wide=6)),
@@ -314,6 +326,10 @@ NETS = {
     "attention_fused": (LINE, lambda: Written("fused")),
     "attention_causal": (LINE, lambda: Written("causal")),
     "padded_attention": ((9,), Texts),
+    "adapted_attention": (LINE, lambda: adapted(Attending(), "attention")),
+    "adapted_encoder": ((9,), lambda: adapted(Texts(), "encoder.layers.*.self_attn")),
+    "adapted_gru": (LINE, lambda: adapted(Recurrent("mean", 2), "gru")),
+    "adapted_lstm": (LINE, lambda: adapted(Long("state", bias=False), "lstm")),
     "encoder": (LINE, lambda: Sequences(nn.Linear(3, 8), encoder(dropout=0.0, activation="gelu"), wide=8)),
     "dropout_in_encoder": (LINE, lambda: Sequences(nn.Linear(3, 8), encoder(dropout=0.2, norm_first=True), wide=8)),
     "gru": (LINE, lambda: Recurrent("mean")),

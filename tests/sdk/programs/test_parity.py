@@ -14,6 +14,7 @@ from torch import nn
 from talaria.errors import ConfigError, ModelError
 from talaria.model import pruning, zoo
 from talaria.model.compaction import gather
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import state_of
 from talaria.programs import reference, vector
 from talaria.programs.build import build
@@ -90,6 +91,8 @@ def _encoder():
         (_encoder, [f"layers.1.layers.{number}.{of}" for number in range(2) for of in ("self_attn", "linear1")]),
         (nets.Attending, ["attention", "conv"]),
         (nets.Hiding, ["attention", "conv"]),
+        (lambda: nets.adapted(nets.Hiding(), "attention"), ["attention.base", "conv"]),
+        (lambda: nets.adapted(_wide(nets.Recurrent("mean", 2)), "gru"), ["gru.base", "conv"]),
         (nets.Beside, ["one", "two"]),
         (nets.Padded, ["one", "mix"]),
         (nets.Weighed, ["one", "two"]),
@@ -143,6 +146,21 @@ def test_several_steps_are_the_loops(program_of, spec_of, name, trained):
     assert all(np.array_equal(weights[k], now[k]) for k in frozen)
     for name_, value in now.items():
         assert roundings(weights[name_], value) <= steps * longest, name_
+
+
+@pytest.mark.parametrize("name", ["Gated", "Attentive"])
+def test_adapters_inside_a_layer_train_alone(name):
+    spec = ModelSpec(f"mypkg.nets:{name}", (6, 32), 3, adapters=AdapterSpec("lowrank", 2))
+    module = zoo.build(spec)
+    program, split = Program(build(spec, "adapters,head")), zoo.split(spec, module)
+    assert program.manifest.parity["program"] <= program.manifest.allowed
+    weights, before = arrays(module), arrays(module)
+    momentum = program.momentum(weights)
+    for number in range(2):  # the first factors follow once the last ones are no longer zero
+        weights, momentum, _ = program.step(weights, momentum, *batch((6, 32), 3, 4, number), lr=0.1)
+    changed = {key for key in weights if not np.array_equal(weights[key], before[key])}
+    assert changed == {*split.of("adapters", "head")}
+    assert any(".adapter.weight_hh_l0." in key or ".adapter.out_proj." in key for key in changed)
 
 
 def test_a_batch_of_one_leaves_the_statistics(program_of, spec_of):

@@ -11,22 +11,24 @@ from typing import cast
 
 from torch.nn import Module, MultiheadAttention
 
+from talaria.model.inside import base_of
 from talaria.programs.graph import Draft, times
 from talaria.programs.layers.base import Map, Pullback, Step, key, refused
+from talaria.programs.layers.matrices import Matrices
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.weighing import Weighing
 
 
 def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """What ``layer(x, x, x)[0]`` is, of rows; a fourth map is the padding mask."""
-    own, draft, x = cast(MultiheadAttention, module), step.draft, given[0]
+    own, draft, x = cast(MultiheadAttention, base_of(module)), step.draft, given[0]
+    weights = Matrices(step, layer, module)
     _known(step, layer, own, given)
     wide, each, (length,) = own.embed_dim, own.head_dim, x.lead
-    joint = step.weight(layer, "in_proj_weight", own.in_proj_weight, (times(layer, 3), wide))
-    shift = step.weight(layer, "in_proj_bias", own.in_proj_bias, (times(layer, 3),))
-    last, project = f"{layer}.out_proj", own.out_proj
-    out = step.weight(last, "weight", project.weight, (wide, layer))  # a mask may take heads
-    bias = step.weight(last, "bias", project.bias, (wide,))
+    joint = weights.value("in_proj_weight", (times(layer, 3), wide))
+    shift = weights.value("in_proj_bias", (times(layer, 3),))
+    out = weights.value("out_proj.weight", (wide, layer))  # a mask may take heads
+    bias = weights.value("out_proj.bias", (wide,))
     assert joint is not None
     assert out is not None
     # channels first, (channels, batch x length): what is turned to heads and back then has the length together
@@ -46,8 +48,8 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     y = draft.op("Gemm", flat, out, *([bias] if bias else []), transA=1, transB=1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        step.trained(project, last, "weight", lambda: draft.product(g, flat, rank=2, turn_a=True, turn_b=True))
-        step.trained(project, last, "bias", lambda: step.summed(g, x.lead))
+        weights.trained("out_proj.weight", lambda: draft.product(g, flat, rank=2, turn_a=True, turn_b=True))
+        weights.trained("out_proj.bias", lambda: step.summed(g, x.lead))
         before = draft.product(out, g, rank=2, turn_a=True, turn_b=True)
         slope = draft.reshape(_by_heads(draft, before, each, length), -1, each, length)
         # what a softmax takes off, the sum over share * (slope^T v), is that over the shorter columns of the output
@@ -61,8 +63,8 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
         dv = draft.op("MatMul", slope, share)
         whole = _together(draft, draft.op("Concat", dq, dk, dv, axis=0), each, length)
         product, total = draft.op("Gemm", whole, x.value), draft.sum(whole, 1)
-        step.trained(own, layer, "in_proj_weight", lambda: held.gradient(product, total))
-        step.trained(own, layer, "in_proj_bias", lambda: total)
+        weights.trained("in_proj_weight", lambda: held.gradient(product, total))
+        weights.trained("in_proj_bias", lambda: total)
         held.train(product, total)
         # x is read as query, key and value: one of them carries the whole gradient
         dx = draft.product(whole, held.back, rank=2, turn_a=True) if wanted[0] else None

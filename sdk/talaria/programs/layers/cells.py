@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 from torch.nn import RNNBase
 
+from talaria.model.inside import base_of
 from talaria.programs.graph import Draft, Size, times
-from talaria.programs.layers.base import Step
+from talaria.programs.layers.matrices import Matrices
 
 Way = Callable[[Sequence[str | None], bool], str]
 """``(slope of each moment's state, whether the inputs want theirs) -> the slope of the inputs``, empty if unwanted."""
 
 
-def gru(
-    step: Step, layer: str, own: RNNBase, number: int, below: str, inputs: Size, moments: int
-) -> tuple[list[str], Way]:
+def gru(weights: Matrices, number: int, below: str, inputs: Size, moments: int) -> tuple[list[str], Way]:
     """One layer of torch.nn.GRU (Cho et al. 2014): r and z are sigmoids, the new state is n + z (h - n) with
     n = tanh(W x + b + r (V h + c)). ``r`` and ``z`` stand in one value, ``n`` apart."""
-    draft = step.draft
+    draft, own = weights.step.draft, cast(RNNBase, base_of(weights.module))
     named = {name: f"{name}_l{number}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
-    into, over, bias, hidden = _weights(step, layer, own, number, 3, inputs)
+    into, over, bias, hidden = _held(weights, number, 3, inputs)
     assert into is not None
     assert over is not None
     none, one_wide, two, three, _ = _multiples(draft, over)
@@ -70,22 +70,20 @@ def gru(
         before = draft.op("Concat", *states[:-1], axis=0)
         d_given = draft.op("Concat", d_gates, d_new, axis=1)
         d_over = draft.op("Concat", d_gates, d_hidden, axis=1)
-        step.trained(own, layer, named["weight_ih"], lambda: draft.product(d_given, below, rank=2, turn_a=True))
-        step.trained(own, layer, named["weight_hh"], lambda: draft.product(d_over, before, rank=2, turn_a=True))
+        weights.trained(named["weight_ih"], lambda: draft.product(d_given, below, rank=2, turn_a=True))
+        weights.trained(named["weight_hh"], lambda: draft.product(d_over, before, rank=2, turn_a=True))
         if own.bias:
-            step.trained(own, layer, named["bias_ih"], lambda: draft.sum(d_given, 0))
-            step.trained(own, layer, named["bias_hh"], lambda: draft.sum(d_over, 0))
+            weights.trained(named["bias_ih"], lambda: draft.sum(d_given, 0))
+            weights.trained(named["bias_hh"], lambda: draft.sum(d_over, 0))
         return draft.op("MatMul", d_given, into) if wanted else ""
 
     return states[1:], way
 
 
-def lstm(
-    step: Step, layer: str, own: RNNBase, number: int, below: str, inputs: Size, moments: int
-) -> tuple[list[str], Way]:
+def lstm(weights: Matrices, number: int, below: str, inputs: Size, moments: int) -> tuple[list[str], Way]:
     """One layer of LSTM (Hochreiter and Schmidhuber 1997): the cell is c' = f c + i g, its state o tanh c'."""
-    draft = step.draft
-    into, over, bias, hidden = _weights(step, layer, own, number, 4, inputs)
+    draft, own = weights.step.draft, cast(RNNBase, base_of(weights.module))
+    into, over, bias, hidden = _held(weights, number, 4, inputs)
     assert into is not None
     assert over is not None
     none, one_wide, two, three, four = _multiples(draft, over)
@@ -125,27 +123,23 @@ def lstm(
         whole, before = draft.op("Concat", *found[::-1], axis=0), draft.op("Concat", *states[:-1], axis=0)
         for name, value in (("weight_ih", below), ("weight_hh", before)):
             product = partial(draft.product, whole, value, rank=2, turn_a=True)
-            step.trained(own, layer, f"{name}_l{number}", product)
+            weights.trained(f"{name}_l{number}", product)
         if own.bias:
             for name in ("bias_ih", "bias_hh"):
-                step.trained(own, layer, f"{name}_l{number}", lambda: draft.sum(whole, 0))
+                weights.trained(f"{name}_l{number}", lambda: draft.sum(whole, 0))
         return draft.op("MatMul", whole, into) if wanted else ""
 
     return states[1:], way
 
 
-def _weights(
-    step: Step, layer: str, own: RNNBase, number: int, gates: int, inputs: Size
+def _held(
+    weights: Matrices, number: int, gates: int, inputs: Size
 ) -> tuple[str | None, str | None, str | None, str | None]:
     """The weights of inputs and states and their biases, of so many ``gates``."""
-    many = times(layer, gates)
-
-    def held(name: str, *shape: Size) -> str | None:
-        full = f"{name}_l{number}"
-        return step.weight(layer, full, getattr(own, full, None), shape)
-
-    into, over = held("weight_ih", many, inputs), held("weight_hh", many, layer)
-    return into, over, held("bias_ih", many), held("bias_hh", many)
+    wide, many = weights.layer, times(weights.layer, gates)
+    shapes = {"weight_ih": (many, inputs), "weight_hh": (many, wide), "bias_ih": (many,), "bias_hh": (many,)}
+    into, over, bias, hidden = (weights.value(f"{name}_l{number}", shape) for name, shape in shapes.items())
+    return into, over, bias, hidden
 
 
 def _multiples(draft: Draft, over: str) -> list[str]:

@@ -10,8 +10,10 @@ from typing import cast
 
 from torch.nn import LSTM, Module, RNNBase
 
+from talaria.model.inside import base_of
 from talaria.programs.layers import cells
 from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.matrices import Matrices
 from talaria.programs.layers.sequence import closed, opened
 
 LONGEST = 256
@@ -45,15 +47,15 @@ def _stack(
     step: Step, layer: str, module: Module, given: Sequence[Map]
 ) -> tuple[list[str], Callable[[Sequence[str | None], Sequence[bool]], Sequence[str | None]]]:
     """The states of the last layer, and the way back through all layers."""
-    own, draft, (x,) = cast(RNNBase, module), step.draft, given
+    own, draft, (x,) = cast(RNNBase, base_of(module)), step.draft, given
     _known(layer, own, x)
     cell = cells.lstm if isinstance(own, LSTM) else cells.gru
-    (moments,) = x.lead
+    (moments,), weights = x.lead, Matrices(step, layer, module)
     turned = draft.transpose(opened(step, x.value, x), 1, 0, 2)
     below, states, ways = closed(step, turned, x), list[str](), list[cells.Way]()
     for number in range(own.num_layers):
         wide = x.channels if number == 0 else layer
-        states, way = cell(step, layer, own, number, below, wide, moments)
+        states, way = cell(weights, number, below, wide, moments)
         ways.append(way)
         below = draft.op("Concat", *states, axis=0)
 

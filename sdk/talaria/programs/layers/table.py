@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import Module
 from torch.nn import functional as F
 
+from talaria.model.inside import base_of
 from talaria.programs.layers import (
     activation,
     attention,
@@ -117,6 +118,11 @@ FUNCTIONS: Mapping[Callable[..., Any] | str, tuple[Rule, Module]] = {
     F.silu: (activation.RULES[nn.SiLU], nn.SiLU()),
 }
 """By the function, or the name of a tensor's method."""
+
+
+def parts_of(module: Module) -> Mapping[str, Rule] | None:
+    """The rules of a module that gives several values, with or without adapters inside; None of any other."""
+    return PARTS.get(type(base_of(module)))
 
 
 def rule_of(module: Module) -> Rule | None:
