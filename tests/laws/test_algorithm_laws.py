@@ -298,10 +298,13 @@ def test_the_personal_model_is_frozen_and_its_own(name: str, setting: str) -> No
     assert not {p.data_ptr() for p in one.parameters()} & {p.data_ptr() for p in two.parameters()}
 
 
-@pytest.mark.parametrize("setting", ["plain", "masks and adapters"])
-@pytest.mark.parametrize("name", NAMES)
+ENGINES = [(name, setting) for name in NAMES for setting in ("plain", "masks and adapters")]
+ENGINES += [("fedper", "a GRU"), ("hermes", "a transformer")]
+
+
+@pytest.mark.parametrize(("name", "setting"), ENGINES)
 def test_programs_learn_what_torch_learns_and_the_same_bits_twice(name: str, setting: str) -> None:
-    """Two rounds of all devices and what a newcomer is served, dense and pruned with adapters."""
+    """Two rounds of all devices and what a newcomer is served, dense and pruned with adapters; units and heads, too."""
     hparams = {**run_of(name, setting).hparams, **FEW.get(name, {})}
     torchs = learned(name, setting) if name not in FEW else None
     run, members = replace(run_of(name, setting), hparams=hparams), learned("fedavg", setting).members
