@@ -24,8 +24,8 @@ A device.toml:
     name = "watch"
     broker = "mqtt://127.0.0.1:1883"
     [data]
-    source = "smartwatch"         # or "npz" with path = "data.npz": x, y and split (0 train, 1 validation, 2 test);
-                                  # or "folder" with path: windows that are picked up as they are recorded
+    source = "smartwatch"         # or "npz" with path = "data.npz": x, y and split (0 train, 1 validation, 2 test,
+                                  # 3 unlabelled); or "folder" with path: windows that are picked up as they come
     client = "s01-left"
 
 \b

@@ -20,9 +20,9 @@ folder = "identity"           # made by `talaria edge join`; leave out for a fle
 
 [data]
 source = "smartwatch"         # a dataset Talaria knows (client, options), or "npz" with path = "data.npz", which
-client = "s01-left"           # holds x, y and split (0 train, 1 validation, 2 test); client says whose, where it is
-                              # of several; or "mypkg.data:load", a function of a package that [code] allows, which
-                              # is called with [data.options] before each round; or a folder that fills:
+client = "s01-left"           # holds x, y and split (0 train, 1 validation, 2 test, 3 unlabelled); client says
+                              # whose, where it is of several; or "mypkg.data:load", a function of a package that
+                              # [code] allows, called with [data.options] before each round; or a folder that fills:
 # source = "folder"           # windows as .npz files with x, and y where it is known; labels may come later
 # path = "windows"
 # most = 10000                # windows that are kept: the oldest files leave

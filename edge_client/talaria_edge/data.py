@@ -11,6 +11,7 @@ import numpy as np
 
 from talaria import recorded, tasks
 from talaria.data import arrays
+from talaria.data.federated import require_inputs
 from talaria.data.partition import stratified
 from talaria.errors import ConfigError, DataError, TalariaError, some_of
 from talaria.foreign import shown
@@ -59,7 +60,7 @@ class NpzSource:
 
     def load(self) -> DeviceData:
         found = recorded.read(self.path, LIMIT)
-        y = self._classes(found.y)
+        y = self._classes(recorded.targets(found))
         if found.client is None:
             rows = np.arange(len(y))
         else:
@@ -71,13 +72,12 @@ class NpzSource:
             rows = np.flatnonzero(owners == names.index(self.client))
         if found.split is None:
             cuts = arrays.cut(found, _strata(y))
-            train, val, test = cuts[self.client] if found.client is not None and self.client else cuts["client-0"]
+            *cut, rest = cuts[self.client] if found.client is not None and self.client else cuts["client-0"]
         else:
-            train, val, test = (rows[found.split[rows] == part] for part in range(len(recorded.PARTS)))
-        parts = [
-            self._samples(part, found.x[at], y[at]) for part, at in zip(recorded.PARTS, (train, val, test), strict=True)
-        ]
-        return DeviceData(parts[0], parts[1], parts[2] if len(parts[2]) else None)
+            *cut, rest = (rows[found.split[rows] == part] for part in (0, 1, 2, recorded.UNLABELLED))
+        parts = [self._samples(part, found.x[at], y[at]) for part, at in zip(recorded.PARTS, cut, strict=True)]
+        unlabelled = self._inputs(found.x[rest]) if len(rest) else None
+        return DeviceData(parts[0], parts[1], parts[2] if len(parts[2]) else None, unlabelled=unlabelled)
 
     def _classes(self, y: Array) -> Array:
         """Labels as class numbers, int64 (N,); targets of another task as they are."""
@@ -94,13 +94,17 @@ class NpzSource:
             )
         return np.array([self.labels.index(name) for name in names.tolist()], np.int64)[at]
 
-    def _samples(self, part: str, x: Array, y: Array) -> Samples:
+    def _inputs(self, x: Array) -> Array:
         if x.dtype.kind not in "bfiu":
             raise DataError(f"data: {self.path}: x is {x.dtype}; need numbers")
         with np.errstate(over="ignore"):
             values = np.ascontiguousarray(x, dtype=np.float32)
         if x.dtype == np.uint8:
             values = values / np.float32(255)
+        return values
+
+    def _samples(self, part: str, x: Array, y: Array) -> Samples:
+        values = self._inputs(x)
         try:
             return Samples(values, np.ascontiguousarray(y))
         except DataError as error:
@@ -138,7 +142,7 @@ class NamedSource:
                 f"data: {self.dataset} has no client {self.client!r}; choose one of {', '.join(sorted(everyone))}"
             )
         mine = everyone[self.client]
-        return DeviceData(mine.train, mine.val, mine.test)
+        return DeviceData(mine.train, mine.val, mine.test, unlabelled=mine.unlabelled)
 
     def _called(self) -> Any:
         """What the function of another package gives."""
@@ -257,20 +261,11 @@ def checked(
             )
         goal.require(f"data: {name}", part.y, classes)
     if data.unlabelled is not None:
-        _require_inputs(data.unlabelled, tuple(input_shape))
+        size = getattr(data.unlabelled, "nbytes", 0)
+        if size > LIMIT:
+            raise DataError(f"data: unlabelled holds {size} bytes, more than {LIMIT}; give the latest windows alone")
+        require_inputs("data: unlabelled", data.unlabelled, tuple(input_shape))
     return data
-
-
-def _require_inputs(x: Array, shape: tuple[int, ...]) -> None:
-    if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape[1:] != shape or not x.ndim:
-        raise DataError(
-            f"data: unlabelled is {getattr(x, 'dtype', type(x).__name__)} {getattr(x, 'shape', '')}, but the model "
-            f"takes float32 (N, *{shape}); give inputs as those of train, or None"
-        )
-    if x.nbytes > LIMIT:
-        raise DataError(f"data: unlabelled holds {x.nbytes} bytes, more than {LIMIT}; give the latest windows alone")
-    if not np.isfinite(x).all():
-        raise DataError("data: unlabelled holds NaN or infinity; drop or repair those windows")
 
 
 def _as_numbers(data: DeviceData) -> DeviceData:

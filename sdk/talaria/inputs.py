@@ -21,7 +21,7 @@ Parts = Mapping[str, tuple[int, ...]]
 MOST = 64
 """Inputs of one model, at most."""
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,39}")
-_TAKEN = ("train", "val", "test")
+_TAKEN = ("train", "val", "test", "unlabelled")
 
 
 def parts_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

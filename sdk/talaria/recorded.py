@@ -2,8 +2,10 @@
 
 ``x`` (N, ...) holds the samples and ``y`` (N,) their labels, whole numbers or text, or the targets of another task
 (:mod:`talaria.tasks`), numbers (N,) or (N, ...). ``client`` (N,), numbers or text,
-says whose each sample is, where there is more than one; ``split`` (N,) says 0 train, 1 validation, 2 test. The same
-parts may stand by themselves instead, as ``x_train``, ``y_train``, ``x_val``, ``y_val``, ``x_test`` and ``y_test``.
+says whose each sample is, where there is more than one; ``split`` (N,) says 0 train, 1 validation, 2 test and 3
+unlabelled: inputs for BatchNorm alone, whose ``y`` nobody reads, so that it may be whatever its array can hold (-1, an
+empty text, NaN). The same parts may stand by themselves instead, as ``x_train``, ``y_train``, ``x_val``, ``y_val``,
+``x_test``, ``y_test`` and ``x_unlabelled``.
 A model of several inputs takes ``x_NAME`` (N, ...) of each instead of ``x``: float32, whole numbers (tokens) or bool
 (masks), which :mod:`talaria.inputs` puts side by side.
 The file is a ``.npz``, or a folder of ``.npy`` files. Needs numpy alone.
@@ -24,7 +26,9 @@ from talaria.inputs import Parts
 from talaria.npz import Array
 
 PARTS = ("train", "val", "test")
-"""The parts, by their number in ``split``."""
+"""The labelled parts, by their number in ``split``."""
+UNLABELLED = 3
+"""The number in ``split`` of samples without a label."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ def read(path: Path, limit: int = npz.LIMIT) -> Recorded:
         xs = {name.removeprefix("x_"): raw[name] for name in several}
         made = _several(xs, raw["y"], raw.get("client"), _split(raw.get("split"), path), f"data: {path}")
     elif "x" in found or not apart:
+        if _WITHOUT in found:
+            raise DataError(f"data: {path} holds x and {_WITHOUT}; put the windows without label into x, with split=3")
         raw = npz.read(path, ("x", "y"), ("client", "split"), limit)
         made = Recorded(raw["x"], raw["y"], raw.get("client"), _split(raw.get("split"), path))
     else:
@@ -107,9 +113,23 @@ def whole(values: Array, name: str) -> Array:
         if name == "y" and values.dtype.kind == "f":
             mend = "a classifier needs classes, so cut the values into some (numpy.digitize)"
         if name == "split":
-            mend = "write 0 for train, 1 for validation, 2 for test"
+            mend = "write 0 for train, 1 for validation, 2 for test, 3 for unlabelled"
         raise DataError(f"data: {name} has dtype {values.dtype}, need whole numbers; {mend}")
     return values.astype(np.int64)
+
+
+def targets(raw: Recorded) -> Array:
+    """``y`` as it is, but that of some labelled sample wherever ``split`` says unlabelled, where the file has no label.
+    :class:`DataError` where no sample is labelled."""
+    if raw.split is None or not (without := raw.split == UNLABELLED).any():
+        return raw.y
+    if without.all():
+        raise DataError(
+            f"data: split={UNLABELLED} marks every sample as unlabelled; mark some 0 train, 1 validation, 2 test"
+        )
+    y = raw.y.copy()
+    y[without] = y[np.argmin(without)]
+    return y
 
 
 def clients(values: Array) -> tuple[tuple[str, ...], Array, Array]:
@@ -128,7 +148,8 @@ def clients(values: Array) -> tuple[tuple[str, ...], Array, Array]:
     return tuple(f"client-{number:0{width}d}" for number in numbers.tolist()), numbers, rows
 
 
-_APART = frozenset(f"{array}_{part}" for part in PARTS for array in "xy")
+_WITHOUT = "x_unlabelled"
+_APART = frozenset({_WITHOUT, *(f"{array}_{part}" for part in PARTS for array in "xy")})
 
 
 def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
@@ -139,8 +160,12 @@ def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
         if _APART & set(found):
             mend = "write x and y of each part, train and val (test may be left out), or x and y of all with split"
         raise DataError(f"data: {path} lacks {', '.join(missing)}; {mend}")
-    raw = npz.read(path, [f"{array}_{part}" for part in parts for array in "xy"], (), limit)
-    first = raw["x_train"]
+    raw = npz.read(path, [f"{array}_{part}" for part in parts for array in "xy"], (_WITHOUT,), limit)
+    first, labels = raw["x_train"], raw["y_train"]
+    numbers = [PARTS.index(part) for part in parts]
+    if (rest := raw.get(_WITHOUT)) is not None:
+        raw["y_unlabelled"] = np.zeros((len(rest) if rest.ndim else 0, *labels.shape[1:]), labels.dtype)
+        parts, numbers = [*parts, "unlabelled"], [*numbers, UNLABELLED]
     for part in parts:
         x, y = raw[f"x_{part}"], raw[f"y_{part}"]
         flat = y.ndim == 1 or (y.ndim == 2 and y.dtype.kind not in "US")
@@ -160,7 +185,7 @@ def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
     return Recorded(
         np.concatenate([raw[f"x_{part}"] for part in parts]),
         np.concatenate([raw[f"y_{part}"] for part in parts]),
-        split=np.repeat([PARTS.index(part) for part in parts], sizes),
+        split=np.repeat(numbers, sizes),
     )
 
 
@@ -168,7 +193,7 @@ def _split(values: Array | None, path: Path | str) -> Array | None:
     if values is None:
         return None
     split = whole(values, "split")
-    odd = split[(split < 0) | (split > 2)]
+    odd = split[(split < 0) | (split > UNLABELLED)]
     if len(odd):
-        raise DataError(f"{path}: split={odd[0]} is unknown; use 0 train, 1 validation, 2 test")
+        raise DataError(f"{path}: split={odd[0]} is unknown; use 0 train, 1 validation, 2 test, 3 unlabelled")
     return split

@@ -161,6 +161,20 @@ def test_named_inputs_of_a_device_stand_side_by_side(tmp_path):
         assert set(np.unique(data.train.x[:, :3])) == {0.0, 1.0}  # mask comes before walk
 
 
+def test_a_device_reads_its_own_unlabelled_windows_of_a_file(tmp_path):
+    given = arrays(24)
+    x, y, owner = given["x_train"], np.array(["a", "b", "c"])[given["y_train"]], np.repeat(["anna", "bela"], 12)
+    split = np.tile([0, 0, 0, 1, 2, 3], 4)
+    y[split == 3] = ""
+    np.savez(tmp_path / "all.npz", x=x, y=y, client=owner, split=split)
+    data = checked(NpzSource(tmp_path / "all.npz", "bela", ("a", "b", "c")).load(), SHAPE, CLASSES)
+    assert [len(part) for part in (data.train, data.val, data.test)] == [6, 2, 2]
+    assert np.array_equal(data.unlabelled, x[12:][split[12:] == 3])
+    apart = NpzSource(saved(tmp_path, x_unlabelled=x[:5])).load()
+    assert np.array_equal(apart.unlabelled, x[:5])
+    assert NpzSource(saved(tmp_path)).load().unlabelled is None
+
+
 @pytest.mark.parametrize(
     ("x", "message"),
     [

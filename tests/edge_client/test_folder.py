@@ -79,6 +79,17 @@ def test_what_is_unlabelled_is_what_training_gains_by_labels(tmp_path, clock):
     assert rows == sorted(x.tobytes() for x in after.train.x)
 
 
+def test_what_a_file_marks_as_unlabelled_trains_once_it_has_a_label(tmp_path, clock):
+    source = FolderSource(tmp_path / "windows")
+    window(source.path, "held", clock[0], [0, 1, 2, 0], rows=4, split=[0, 1, 3, 3])
+    found = source.load()
+    assert [len(found.train), len(found.val), len(found.unlabelled)] == [1, 1, 2]
+    source.label("held/3", 2)
+    found = source.load()
+    assert [len(found.train), len(found.val), len(found.unlabelled)] == [2, 1, 1]
+    assert found.train.y.tolist() == [0, 2]
+
+
 def test_a_window_never_changes_sides(tmp_path, clock):
     folder, sides = tmp_path / "windows", {}
     for i in range(60):

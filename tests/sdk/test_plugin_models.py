@@ -212,7 +212,7 @@ def test_arrays_in_python_are_what_a_file_of_them_is(tmp_path: Any) -> None:
     [
         ({"y": [0, 1]}, r"data: x has 4 rows, y has shape \(2,\)"),
         ({"client": [0, 1]}, "client has shape"),
-        ({"split": [0, 0, 3, 2]}, "data: split=3 is unknown"),
+        ({"split": [0, 0, 4, 2]}, "data: split=4 is unknown"),
         ({"x": [[1.0], [2.0, 3.0]]}, "data: x cannot be an array|holds Python objects"),
         ({"y": [object()] * 4}, "data: y holds Python objects"),
         ({"y": [1, 1, 1, 1]}, "y holds one class only"),

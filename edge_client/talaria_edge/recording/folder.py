@@ -37,7 +37,8 @@ class FolderSource:
 
     A file holds ``x`` (N, ...), or ``x_NAME`` of each input, one or several windows, and, where labels are known
     already, ``y`` (N,): class numbers, names of ``labels``, or numbers; a whole -1, an empty text and NaN stand for a
-    label that is not known yet. It may hold ``split`` (N,), as :mod:`talaria.recorded` says. Without it, one file of
+    label that is not known yet. It may hold ``split`` (N,), as :mod:`talaria.recorded` says; of what it marks as
+    unlabelled a label that comes later makes a training sample. Without it, one file of
     ten is held out for validation, by its name, so that a window never goes from one side to the other. Windows without
     a label are kept, and not learned from.
 
@@ -79,6 +80,7 @@ class FolderSource:
         for one, labels in zip(windows, given, strict=True):
             for row, label in enumerate(labels):
                 part = (1 if one.name in held else 0) if one.split is None else int(one.split[row])
+                part = 0 if part == recorded.UNLABELLED else part
                 if label is None and part == 0:
                     unlabelled.append(one.x[row])
                 elif label is not None:
@@ -180,6 +182,8 @@ class FolderSource:
     def _labels(self, one: _Window, late: dict[str, Label]) -> list[Any]:
         """The label of each window of a file; None where it is not known yet."""
         own = [None] * len(one.x) if one.y is None else one.y.tolist()
+        if one.split is not None:
+            own = [None if part == recorded.UNLABELLED else y for part, y in zip(one.split.tolist(), own, strict=True)]
         said = [late.get(f"{one.name}/{one.begin + row}", late.get(one.name, y)) for row, y in enumerate(own)]
         return [None if _unknown(label) else self._class(one, label) for label in said]
 

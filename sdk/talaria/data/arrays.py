@@ -50,8 +50,9 @@ def load(
 
     **Split.** Without one, each client's samples are cut at random, alike for each label: ``test`` of them test,
     ``validation`` of them validate, the rest train (0.2, 0.1, 0.7). With one, only a client that has no validation
-    sample gets its share from its training part. Where neighbouring samples overlap (sliding windows), give a
-    split: a random cut would put halves of the same second into train and test.
+    sample gets its share from its training part. Samples of ``split`` 3 become the client's ``unlabelled``, scaled as
+    all others. Where neighbouring samples overlap (sliding windows), give a split: a random cut would put halves of the
+    same second into train and test.
 
     :class:`DataError` names the array, the value and the mend.
     """
@@ -88,9 +89,9 @@ def federated(
     if seed < 0:
         raise ConfigError(f"data: seed={seed} must be at least 0")
     x, done = (_numbers(raw.x), "named inputs") if raw.parts else _oriented(_numbers(raw.x), layout)
-    labels, y = _targets(raw.y, task)
+    labels, y = _targets(recorded.targets(raw), task)
     cuts = cut(raw, tasks.of(task).strata(y), validation=validation, test=test, seed=seed)
-    for who, (train, _, tests) in cuts.items():
+    for who, (train, _, tests, _) in cuts.items():
         for part, index, value in (("training", train, 0), ("test", tests, 2)):
             if not len(index):
                 raise DataError(f"data: {who} has no {part} sample (split={value}); give it one, or drop the client")
@@ -98,19 +99,19 @@ def federated(
     if raw.x.dtype == np.uint8:
         x = x.astype(np.float32) / np.float32(255)
     elif standardize and raw.parts:
-        given, each = inputs.apart(x, raw.parts), np.concatenate([train for train, _, _ in cuts.values()])
+        given, each = inputs.apart(x, raw.parts), np.concatenate([train for train, *_ in cuts.values()])
         for part in set(given) - set(raw.plain):
             mean, sd = _scale(given[part], each)
             given[part] = (given[part] - mean) / sd
         x = inputs.joined(given)[0]
         scaling = {"scaled": "z-scored, each input by its channels, but tokens and masks"}
     elif standardize:
-        mean, sd = _scale(x, np.concatenate([train for train, _, _ in cuts.values()]))
+        mean, sd = _scale(x, np.concatenate([train for train, *_ in cuts.values()]))
         x = (x - mean) / sd
         scaling = {"scaled": "z-scored", "mean": mean.ravel().tolist(), "sd": sd.ravel().tolist()}
     return Federated(
         name=name,
-        clients={who: Client(*(_part(x[index], y[index]) for index in parts)) for who, parts in cuts.items()},
+        clients={who: _client(x, y, rows) for who, rows in cuts.items()},
         labels=labels,
         task=task,
         input_shape=x.shape[1:],
@@ -152,6 +153,12 @@ def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:
                         "with -1 for padding")  # fmt: skip
     count = y.shape[1] if name == "multilabel" else int(whole.max()) + 1
     return tuple(f"label-{k}" for k in range(count)), whole
+
+
+def _client(x: Array, y: Array, rows: tuple[Array, Array, Array, Array]) -> Client:
+    *parts, rest = rows
+    unlabelled = x[rest].astype(np.float32) if len(rest) else None
+    return Client(*(_part(x[index], y[index]) for index in parts), unlabelled=unlabelled)
 
 
 def _part(x: Array, y: Array) -> Samples:
@@ -205,14 +212,14 @@ def _oriented(x: Array, layout: str) -> tuple[Array, str]:
 
 def cut(
     raw: Recorded, y: Array, *, validation: float = 0.1, test: float = 0.2, seed: int = 0
-) -> dict[str, tuple[Array, Array, Array]]:
-    """Each client's training, validation and test samples as positions in the file; ``y`` int64 (N,)."""
+) -> dict[str, tuple[Array, Array, Array, Array]]:
+    """Each client's training, validation, test and unlabelled samples as positions in the file; ``y`` int64 (N,)."""
     if raw.client is None:
         names: tuple[str, ...] = ("client-0",)
         numbers, rows = np.zeros(1, np.int64), np.zeros(len(y), np.int64)
     else:
         names, numbers, rows = recorded.clients(raw.client)
-    out = {}
+    out, rest = {}, np.zeros(0, np.int64)
     for place, name in enumerate(names):
         own = np.flatnonzero(rows == place)
         rng = np.random.default_rng([seed, int(numbers[place])])
@@ -221,11 +228,11 @@ def cut(
                 raise DataError(f"data: {name} has 1 sample, need at least 2 (one to train, one to test); drop it")
             train, val, tests = (own[i] for i in stratified(y[own], validation, test, rng))
         else:
-            train, val, tests = (own[raw.split[own] == part] for part in (0, 1, 2))
+            train, val, tests, rest = (own[raw.split[own] == part] for part in (0, 1, 2, recorded.UNLABELLED))
             if not len(val) and validation and len(train):
                 kept, held, _ = stratified(y[train], validation / (1 - test), 0.0, rng)
                 train, val = train[kept], train[held]
-        out[name] = (train, val, tests)
+        out[name] = (train, val, tests, rest)
     return out
 
 

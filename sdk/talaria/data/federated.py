@@ -8,6 +8,7 @@ import numpy as np
 
 from talaria import tasks
 from talaria.errors import DataError
+from talaria.tensors import Array
 from talaria.types import Samples
 
 
@@ -21,6 +22,8 @@ class Client:
     train: Samples
     val: Samples
     test: Samples
+    unlabelled: Array | None = field(default=None, repr=False, kw_only=True)
+    """Inputs float32 (N, ...) that nobody has labelled: BatchNorm is calibrated on them beside those of ``train``."""
 
     def __post_init__(self) -> None:
         for name in ("train", "test"):
@@ -81,8 +84,8 @@ class Federated:
         """The dataset of arrays (numpy, lists, tensors), as ``npz:FILE`` reads them from a file.
 
         ``x`` (N, ...), ``y`` (N,) labels, whole numbers or text, ``client`` (N,) whose each sample is, numbers or text,
-        ``split`` (N,) 0 train, 1 validation, 2 test. Of another ``task`` than classification ``y`` holds its targets.
-        The options are those of
+        ``split`` (N,) 0 train, 1 validation, 2 test, 3 unlabelled (whose ``y`` is not read). Of another ``task`` than
+        classification ``y`` holds its targets. The options are those of
         :func:`talaria.data.arrays.load`. Raises :class:`~talaria.errors.DataError`, naming the array, the
         value and the mend.
 
@@ -107,11 +110,24 @@ class Federated:
                 )
             if len(samples):
                 tasks.of(self.task).require(f"{self.name}: {name} {part}", samples.y, self.classes)
+        if client.unlabelled is not None:
+            require_inputs(f"{self.name}: {name} unlabelled", client.unlabelled, self.input_shape)
 
     @property
     def classes(self) -> int:
         """How many labels there are: the outputs that a model needs."""
         return len(self.labels)
+
+
+def require_inputs(what: str, x: Any, shape: tuple[int, ...]) -> None:
+    """Raise :class:`DataError` unless ``x`` is finite float32 (N, *shape): inputs that nobody has labelled."""
+    if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape[1:] != shape or not x.ndim:
+        raise DataError(
+            f"{what} is {getattr(x, 'dtype', type(x).__name__)} {getattr(x, 'shape', '')}, but the model "
+            f"takes float32 (N, {', '.join(map(str, shape))}); give inputs as those of train, or None"
+        )
+    if not np.isfinite(x).all():
+        raise DataError(f"{what} holds NaN or infinity; drop or repair those windows")
 
 
 def samples(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Samples:

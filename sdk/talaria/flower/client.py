@@ -119,7 +119,7 @@ class _Node:
 
     def _member(self, name: str, client: Client) -> Member:
         plan = self.plans.get(name) if isinstance(self.plans, Mapping) else self.plans
-        return Member(name, client.train, client.val, plan, self.engine)
+        return Member(name, client.train, client.val, plan, self.engine, unlabelled=client.unlabelled)
 
     def _own(self, context: Context) -> tuple[str, Client]:
         if callable(self.data):

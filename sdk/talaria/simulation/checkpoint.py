@@ -41,6 +41,9 @@ def fingerprint(data: Federated) -> str:
             digest.update(str(tuple(samples.x.shape)).encode())
             digest.update(np.ascontiguousarray(samples.x).data)
             digest.update(np.ascontiguousarray(samples.y).data)
+        if (rest := client.unlabelled) is not None and len(rest):
+            digest.update(f"|unlabelled|{rest.shape}".encode())
+            digest.update(np.ascontiguousarray(rest).data)
     return digest.hexdigest()
 
 

@@ -77,7 +77,9 @@ def members_of(
 ) -> dict[str, Member]:
     """Each client's own side, without its test samples."""
     plans = plans or {}
-    return {name: Member(name, c.train, c.val, plans.get(name), engine, device) for name, c in clients.items()}
+    return {
+        name: Member(name, c.train, c.val, plans.get(name), engine, device, c.unlabelled) for name, c in clients.items()
+    }
 
 
 def simulate(

@@ -39,6 +39,7 @@ from talaria.foreign import shown
 from talaria.model import zoo
 from talaria.planning.plan import Plan
 from talaria.privacy.rule import Privacy
+from talaria.types import Samples
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME
 
 FLEET, NAMES = "fleet.toml", "names.json"
@@ -194,12 +195,15 @@ def _require(name: str, client: Client, *, classes: bool) -> None:
 
 
 def _save(path: Path, client: Client) -> None:
-    parts = (client.train, client.val, client.test)
+    parts = [client.train, client.val, client.test]
+    if (rest := client.unlabelled) is not None and len(rest):
+        y = client.train.y
+        parts.append(Samples(rest, np.full((len(rest), *y.shape[1:]), -1, y.dtype)))
     np.savez(
         path,
         x=np.concatenate([part.x for part in parts]),
         y=np.concatenate([part.y for part in parts]),
-        split=np.repeat(np.arange(3), [len(part) for part in parts]),
+        split=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
     )
 
 

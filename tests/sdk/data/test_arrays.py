@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tolerance import roundings
 
 from talaria import npz
-from talaria.data import Federated, load
+from talaria.data import Client, Federated, load
 from talaria.errors import ConfigError, DataError
+from talaria.types import Samples
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
@@ -72,6 +73,57 @@ def test_a_split_without_validation_gets_it_from_the_training_part(tmp_path: Pat
     assert (len(client.train), len(client.val), len(client.test)) == (14, 2, 4)
     client = loaded(tmp_path, {"validation": 0.0}, split=split).clients["client-0"]
     assert (len(client.train), len(client.val), len(client.test)) == (16, 0, 4)
+
+
+@pytest.mark.parametrize("filler", [-1, 0, np.nan, "", "none"])
+def test_what_a_split_marks_as_unlabelled_is_scaled_and_its_label_is_not_read(tmp_path: Path, filler: Any) -> None:
+    split = np.tile([0, 0, 0, 1, 2], 12)
+    y, without = arrays()["y"], np.arange(60) % 4 == 3
+    y = np.array(["rest", "walk", "run"])[y] if isinstance(filler, str) else y.astype(type(filler))
+    labelled = loaded(tmp_path, y=y, split=split)
+    assert all(one.unlabelled is None for one in labelled.clients.values())
+    x, whole = arrays()["x"], labelled.clients["client-1"]
+    y[without] = filler
+    found = loaded(tmp_path, y=y, split=np.where(without, 3, split))
+    assert found.labels == labelled.labels
+    one, own = found.clients["client-1"], slice(20, 40)
+    assert one.train.y.tolist() == whole.train.y[~without[own][split[own] == 0]].tolist()
+    mean, sd = (np.array(found.meta[name], np.float32) for name in ("mean", "sd"))
+    assert one.unlabelled is not None
+    np.testing.assert_allclose(one.unlabelled, (x[own][without[own]] - mean) / sd, rtol=1e-4, atol=1e-5)
+    assert mean.tolist() == pytest.approx(x[(split == 0) & ~without].mean(0).tolist(), rel=1e-4)
+
+
+def test_unlabelled_windows_may_stand_by_themselves(tmp_path: Path) -> None:
+    parts = {f"x_{part}": np.full((6, 5), k, np.float32) for k, part in enumerate(("train", "val", "test"))}
+    labels = {f"y_{part}": np.tile(["rest", "walk"], 3) for part in ("train", "val", "test")}
+    rest = np.full((4, 5), 7, np.float32)
+    np.savez(tmp_path / "parts.npz", **parts, **labels, x_unlabelled=rest)
+    found = load(f"npz:{tmp_path / 'parts.npz'}", standardize=False)
+    assert found.labels == ("rest", "walk")
+    assert np.array_equal(found.clients["client-0"].unlabelled, rest)
+    np.savez(tmp_path / "parts.npz", **parts, **labels, x_unlabelled=rest[:, :4])
+    with pytest.raises(DataError, match=r"unlabelled samples have shape \(4,\), train \(5,\); cut alike"):
+        load(f"npz:{tmp_path / 'parts.npz'}")
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        (
+            np.zeros((2, 4), np.float32),
+            r"mine: anna unlabelled is float32 \(2, 4\), but the model takes float32 \(N, 5\)",
+        ),
+        (np.zeros((2, 5)), "anna unlabelled is float64"),
+        ([[0.0] * 5], "anna unlabelled is list"),
+        (np.full((2, 5), np.nan, np.float32), "anna unlabelled holds NaN or infinity; drop or repair those windows"),
+    ],
+    ids=["shape", "dtype", "list", "NaN"],
+)
+def test_a_clients_unlabelled_inputs_are_as_its_others(rest: Any, message: str) -> None:
+    own = Samples.of(np.zeros((2, 5)), [0, 1])
+    with pytest.raises(DataError, match=message):
+        Federated("mine", {"anna": Client(own, own, own, unlabelled=rest)}, ("a", "b"), (5,))
 
 
 def test_standardized_by_the_training_samples(tmp_path: Path) -> None:
@@ -181,7 +233,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"client": np.full(60, -1)}, "client=-1 is negative"),
     ({"client": np.array([""] * 60)}, "client holds an empty text; name every client"),
     ({"client": np.r_[np.zeros(59, int), 9]}, "client-9 has 1 sample, need at least 2"),
-    ({"split": np.full(60, 3)}, "split=3 is unknown; use 0 train, 1 validation, 2 test"),
+    ({"split": np.full(60, 4)}, "split=4 is unknown; use 0 train, 1 validation, 2 test, 3 unlabelled"),
+    ({"split": np.full(60, 3)}, "split=3 marks every sample as unlabelled; mark some 0 train, 1 validation, 2 test"),
+    ({"split": np.r_[np.tile([0, 2], 20), np.full(20, 3)]}, r"client-2 has no training sample \(split=0\)"),
+    (
+        {"x_unlabelled": np.zeros((3, 5))},
+        "holds x and x_unlabelled; put the windows without label into x, with split=3",
+    ),
     ({"split": np.zeros(6, int)}, r"x has 60 rows, split has shape \(6,\)"),
     ({"split": np.full(60, 2)}, r"client-0 has no training sample \(split=0\)"),
     ({"split": np.r_[np.tile([0, 2], 20), np.zeros(20, int)]}, r"client-2 has no test sample \(split=2\)"),

@@ -23,11 +23,13 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.cli.main import app
 from talaria.cli.simulate_output import shown_progress
+from talaria.data import Client
 from talaria.errors import ConfigError, DataError, StateError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.simulation import checkpoint
 from talaria.simulation.simulator import RoundFacts
 from talaria.training.engine import predict
+from talaria.types import Samples
 
 TWO = [{"rounds": 4}, {"rounds": 4, "asynchronous": True, "buffering": {"buffer": 2}}]
 
@@ -292,6 +294,19 @@ def test_what_cannot_be_resumed_is_said(data: talaria.Federated, tmp_path: Path)
     (kept / checkpoint.EXPERIMENT).write_text(json.dumps(text | {"format": 99}))
     with pytest.raises(StateError, match="format 99 is not 2"):
         talaria.resume(kept, data=data)
+
+
+def test_unlabelled_windows_are_part_of_what_a_run_began_with() -> None:
+    own = Samples.of([[0.0], [1.0]], [0, 1])
+
+    def digest(rest: np.ndarray | None) -> str:
+        return checkpoint.fingerprint(
+            talaria.Federated("one", {"anna": Client(own, own, own, unlabelled=rest)}, ("a", "b"), (1,))
+        )
+
+    kept = "82540415e0b0b364f09d3d1e0e07b5721e31be61695c50a59354aaa97102b217"  # of a run from before there were any
+    assert digest(None) == digest(np.zeros((0, 1), np.float32)) == kept
+    assert len({kept, digest(np.zeros((1, 1), np.float32)), digest(np.ones((1, 1), np.float32))}) == 3
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from talaria import data
 from talaria.cli.main import app
 from talaria.errors import ConfigError
 from talaria.privacy.accounting import noise_for
@@ -54,6 +55,22 @@ def test_nothing_is_written_over_and_a_half_written_fleet_never_stays(mine, tmp_
     (tmp_path / "file").write_text("")
     assert "cannot be written" in str(written(path, tmp_path / "file" / "fleet").exception)
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".fleet")]
+
+
+def test_each_device_gets_its_clients_unlabelled_windows(mine, tmp_path):
+    split = np.tile([0, 0, 0, 1, 2], 12)
+    split[[1, 2, 41]] = 3
+    path = mine(split=split)
+    assert written(path, tmp_path / "fleet").exit_code == 0
+    clients = data.load(f"npz:{path}").clients
+    for name, count in {"anna": 2, "bela": 0, "carl": 1}.items():
+        one, whole = clients[name], device_config(tmp_path / "fleet" / f"{name}.toml").source.load()
+        assert len(whole.train) + len(whole.val) + len(whole.test) == 20 - count
+        assert np.array_equal(whole.train.x, one.train.x)
+        assert (whole.unlabelled is None) == (count == 0)
+        if count:
+            assert len(whole.unlabelled) == count
+            assert np.array_equal(whole.unlabelled, one.unlabelled)
 
 
 def test_a_client_that_no_agent_could_be_is_refused_first(mine, tmp_path):
