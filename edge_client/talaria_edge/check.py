@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from talaria import durable, tasks, time
 from talaria.errors import TalariaError, TransportError, WireError
 from talaria.federated import rounds
@@ -93,6 +95,9 @@ def _told(data: DeviceData) -> str:
     parts = [f"{len(data.train)} to learn from", f"{len(data.val)} to validate"]
     if data.test is not None:
         parts.append(f"{len(data.test)} to test")
+    rest = data.unlabelled
+    if isinstance(rest, np.ndarray) and rest.ndim:  # of a function it may be anything; `checked` says what is wrong
+        parts.append(f"{len(rest)} unlabelled")
     parts += [f"{name} {value:.2f}" for name, value in data.told.items()]
     return f"{', '.join(parts)}, each of shape {tuple(data.train.x.shape[1:])}"
 

@@ -71,6 +71,14 @@ def test_samples_that_teach_nothing_are_named(change, says, tmp_path):
     assert says in wrong(check(written(tmp_path)))["data"]
 
 
+@pytest.mark.parametrize(("count", "says"), [(0, "6 to test, each of"), (4, "6 to test, 4 unlabelled, each of")])
+def test_the_windows_without_a_label_are_counted(count, says, tmp_path):
+    x, split = np.zeros((30, 6, 32), np.float32), np.arange(30) // 12
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(30) % 3, split=np.where(np.arange(30) < count, 3, split))
+    (said,) = (one.said for one in check(written(tmp_path)) if one.what == "data")
+    assert said == f"{12 - count} to learn from, 12 to validate, {says} shape (6, 32)"
+
+
 def test_a_fleet_is_looked_at_and_hears_nothing(keyed, tmp_path, command):
     fleet = keyed(2, others=("mallory",))
     home = fleet.folder / "mallory-home"
