@@ -3,7 +3,8 @@
 Everybody else is the fleet; a subject's two wrists come when its rounds are over, with labels for their first windows
 of each exercise. Wherever the engine calibrates for them, it does so once on the labelled windows, as Talaria did, and
 once on all windows before those of the test, labelled or not. ``all after`` takes the statistics of the finished model
-anew from all windows, also where no algorithm calibrates.
+anew from all windows, also where no algorithm calibrates. ``as it is`` is what Talaria serves a device whose other
+training windows are unlabelled.
 """
 
 import argparse
@@ -83,6 +84,10 @@ def measured(study, subject, seed, rounds):
                     row[kind] = evaluation.evaluate(model, mine.test).accuracy
                     if kind == "labelled":
                         row["all after"] = evaluation.evaluate(taken_anew(model, x), mine.test).accuracy
+                known = {one.tobytes() for one in (*mine.train.x, *mine.val.x)}
+                rest = np.stack([one for one in every.train.x if one.tobytes() not in known])
+                as_it_is = both_sides.personalize(served, replace(member, unlabelled=rest), learned[learns], None)
+                row["as it is"] = evaluation.evaluate(as_it_is, mine.test).accuracy
                 rows.append({"way": name, "amount": amount, "subject": subject, "seed": seed, "person": person, **row})
     return rows
 
@@ -101,7 +106,7 @@ def main():
     if asked.json:
         print(json.dumps(rows, indent=1))
         return
-    kinds = ("labelled", "all", "all after")
+    kinds = ("labelled", "all", "all after", "as it is")
     print("| | " + " | ".join(kinds) + " |\n|---" + "|---" * len(kinds) + "|")
     for name in WAYS:
         for amount in AMOUNTS:

@@ -5,6 +5,9 @@ the tables of Collins et al., ICML 2021). The shared model is never changed by f
 
 ``mix`` below 1 serves a point on the way from the shared model to the tuned one (Wortsman et al., CVPR 2022,
 arXiv:2109.01903): with few labels fine-tuning learns their noise too, and half of the way has less of it.
+
+Tuning the body moves BatchNorm to the few labelled samples. Where a newcomer has unlabelled ones and statistics of its
+own, they are estimated anew on all of them before it is served.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
-from talaria.algorithms.finetune import Tune, TuneOn, between, tuned
+from talaria.algorithms.finetune import TUNES, Tune, TuneOn, between, labelled, tuned
 from talaria.algorithms.hparams import Epochs, Rate, check, within
 from talaria.model.split import Split
 from talaria.model.weights import Model
 from talaria.tensors import Tensors
-from talaria.training.engine import ready, served
+from talaria.training.engine import calibrate, ready, served
 from talaria.types import Task, Update
 
 
@@ -61,4 +64,8 @@ class FedAvgFT:
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         state = ready(task, {**shared, **private})
         own = tuned(task, state, self.tune, self.tune_epochs, self.tune_lr, self.tune_on)
-        return served(task, own if self.mix == 1 else between(state, own, self.mix))
+        own = own if self.mix == 1 else between(state, own, self.mix)
+        moved = task.split.buffers == "local" and "body" in TUNES[self.tune]
+        if task.newcomer and moved and task.unlabelled is not None and len(task.unlabelled):
+            own = calibrate(task, own, labelled(task, self.tune_on))
+        return served(task, own)

@@ -183,3 +183,33 @@ def test_unlabelled_inputs_of_a_newcomer_calibrate_and_nothing_else(engine: str)
     assert not equal(beside, alone)
     assert equal(*({k: v for k, v in one.items() if "running" not in k} for one in (beside, alone)))
     assert equal(state_of(rounds.personalize(run, replace(few, unlabelled=others.x[:0]), shared, None)), alone)
+
+
+@pytest.mark.parametrize(
+    ("hparams", "engine"),
+    [({}, "torch"), *((one, "onnx") for one in ({}, {"mix": 0.5}, {"tune_on": "all"}, {"tune": "head"}))],
+    ids=str,
+)
+def test_a_tuned_newcomer_takes_batchnorm_anew_from_unlabelled_inputs_where_tuning_moved_it(
+    hparams: dict[str, object], engine: str
+) -> None:
+    run = replace(RUN, algorithm="fedavg_ft", hparams={"tune_epochs": 2, **hparams})
+    shared, _ = rounds.start(run)
+    few = Member("b", samples(1), samples(99, 3), engine=engine)
+    more = replace(few, unlabelled=samples(2).x)
+    alone, beside = (state_of(rounds.personalize(run, one, shared, None)) for one in (few, more))
+    assert not equal(beside, alone)
+    if "tune" not in hparams:
+        known = [few.train, few.val] if hparams.get("tune_on") == "all" else [few.train]
+        task = rounds.task_of(run, replace(few, engine="torch"), run.rounds, None)
+        anew = loop.calibrate(task, alone, Samples.joined([*known, samples(2)]))
+        named = {k: v for k, v in beside.items() if k in anew}
+        weights = [key for key in anew if "running" not in key and "batches" not in key]
+        assert equal(*({key: one[key] for key in weights} for one in (named, alone)))
+        for key in (key for key in anew if "running" in key):
+            np.testing.assert_allclose(named[key], anew[key], rtol=1e-4, atol=1e-5, err_msg=key)
+    # A member has trained its statistics, and a run that shares them has none of the device's own.
+    _, private = rounds.participate(run, few, shared, None, 1)
+    public = replace(run, buffers="aggregate")
+    for own, sent, kept in ((run, shared, private), (public, rounds.start(public)[0], None)):
+        assert equal(*(state_of(rounds.personalize(own, one, sent, kept)) for one in (few, more)))
