@@ -85,7 +85,7 @@ def measured(study, subject, seed, rounds):
                     if kind == "labelled":
                         row["all after"] = evaluation.evaluate(taken_anew(model, x), mine.test).accuracy
                 known = {one.tobytes() for one in (*mine.train.x, *mine.val.x)}
-                rest = np.stack([one for one in every.train.x if one.tobytes() not in known])
+                rest = every.train.x[[one.tobytes() not in known for one in every.train.x]]
                 as_it_is = both_sides.personalize(served, replace(member, unlabelled=rest), learned[learns], None)
                 row["as it is"] = evaluation.evaluate(as_it_is, mine.test).accuracy
                 rows.append({"way": name, "amount": amount, "subject": subject, "seed": seed, "person": person, **row})
