@@ -21,7 +21,7 @@ def prepare(run: Run, state: Path) -> None:
     Raises :class:`~talaria.errors.ConfigError` where the model cannot be had, and
     :class:`~talaria.errors.StateError` where the folder cannot be written.
     """
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:
         return
     text = run.to_json()
     path = state / f"blueprint-{hashlib.sha256(f'{talaria.__version__} {text}'.encode()).hexdigest()[:16]}"

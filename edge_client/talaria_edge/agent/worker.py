@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 
 def learning_thread() -> ThreadPoolExecutor:
@@ -14,5 +16,6 @@ def learning_thread() -> ThreadPoolExecutor:
 def _settle() -> None:
     """What ``torch.set_num_threads`` said elsewhere reaches a new thread once torch is asked there: small products ask
     nothing, and are rounded otherwise on two cores."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].get_num_threads()
+    if sys.modules.get("torch") is not None:  # None where it is kept out
+        with suppress(ImportError):  # told by whoever needs it
+            importlib.import_module("torch").get_num_threads()  # waits for another thread that is importing it

@@ -1,0 +1,27 @@
+"""The thread that learns starts whatever has become of torch in its process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+KEPT_OUT = "import sys; sys.modules['torch'] = None"
+HALF_WAY = """
+import threading, sys, time
+threading.Thread(target=__import__, args=("torch",)).start()
+while "torch" not in sys.modules:
+    time.sleep(0.001)
+assert not hasattr(sys.modules["torch"], "get_num_threads")
+"""
+
+
+@pytest.mark.parametrize("torch", [KEPT_OUT, HALF_WAY], ids=["kept out", "half imported"])
+def test_a_thread_that_learns_starts_where_torch_is_kept_out_or_just_being_imported(torch):
+    code = f"""{torch}
+from talaria_edge.agent.worker import learning_thread
+print(learning_thread().submit(sum, (1, 2)).result())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "3\n", done.stderr
