@@ -258,7 +258,7 @@ def take_part(joining: Joining) -> Model:
     unknown = sorted(set(joining.options) - known - _SETTINGS)
     if unknown:
         raise ConfigError(f"join: {unknown[0]}={shown(joining.options[unknown[0]])} is unknown; {_choice(known)}")
-    data = DeviceData(joining.train, joining.val)
+    data = DeviceData(joining.train, joining.val, unlabelled=joining.unlabelled)
 
     def require(run: Run) -> None:
         _require_model(joining, run)

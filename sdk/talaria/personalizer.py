@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria import plugins, tasks
+from talaria.data.federated import require_inputs
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.federated import targets
 from talaria.federated.plan_compat import recipe_under
@@ -36,7 +37,7 @@ from talaria.planning.profile import Profile
 from talaria.tasks import Scale
 from talaria.tensors import Array, Tensors
 from talaria.training import engine, frozen_features, loop
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples, Task, inputs_of
 
 SCORED = 16
 """Most batches that channels are scored on."""
@@ -59,6 +60,8 @@ class Joining:
     plan: Plan
     train: Samples
     val: Samples
+    unlabelled: Array | None = field(default=None, repr=False)
+    """Inputs float32 (N, ...) that nobody has labelled; None: there are none."""
     model: Module = field(repr=False)
     """The network before any channel was pruned: the fleet's must have the same tensors."""
     spec: ModelSpec | None = None
@@ -227,7 +230,14 @@ class Personalizer:
         return self
 
     def join(
-        self, broker: str, fleet: str, *, device: str | None = None, runtime: Runtime | None = None, **options: Any
+        self,
+        broker: str,
+        fleet: str,
+        *,
+        device: str | None = None,
+        unlabelled: Any = None,
+        runtime: Runtime | None = None,
+        **options: Any,
     ) -> Personalizer:
         """Learn with a fleet until its run is over. This device takes part with the samples of :meth:`fit` and the
         plan, from the fleet's own beginning, as every member does: the bytes stay those of the simulation, and what
@@ -241,6 +251,8 @@ class Personalizer:
             broker: URL of the fleet's broker, such as ``mqtts://host:8883``.
             fleet: The fleet's name.
             device: This device's name in the fleet. None: that in its keys, or ``"device"`` without keys.
+            unlabelled: Inputs (N, ...) of this device that nobody has labelled, on which BatchNorm is calibrated beside
+                the labelled ones. None: there are none.
             runtime: Takes part and gives the personal model. None: the agent that is installed
                 (``talaria_edge``, entry point ``talaria.runtimes``).
             options: Further arguments of :class:`talaria_edge.Device`, such as ``keys``, ``state``, ``patience_s``.
@@ -251,7 +263,8 @@ class Personalizer:
         Raises:
             ModelError: :meth:`fit` was not called yet.
             ConfigError: No agent is installed, an argument does not fit, or the fleet's model is another.
-            DataError: The fleet's model cannot learn from these samples.
+            DataError: The fleet's model cannot learn from these samples, or ``unlabelled`` has another shape than
+                theirs.
             StateError: The device's state folder is damaged, in use, or of another run.
             TransportError: The broker did not answer within ``patience_s``.
 
@@ -261,6 +274,9 @@ class Personalizer:
         task = self._fitted()
         if self._dense is None:
             raise ModelError("there is no personal model yet; call fit(train, val) first")
+        rest = None if unlabelled is None else inputs_of(unlabelled, "unlabelled")
+        if rest is not None:
+            require_inputs("unlabelled", rest, task.train.x.shape[1:])
         offered = (runtime or _runtime(broker, fleet))(
             Joining(
                 broker=broker,
@@ -269,6 +285,7 @@ class Personalizer:
                 plan=self.plan,
                 train=task.train,
                 val=task.val,
+                unlabelled=rest,
                 model=self._dense,
                 spec=None if self._spec is None else planner.adapted(self._spec, self.plan),
                 options=options,

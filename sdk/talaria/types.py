@@ -63,10 +63,9 @@ class Samples:
         Raises :class:`DataError` for what is no array of numbers, and for targets that are no classes.
         """
         numbers = tasks.of(task).name == "regression"
-        values, given = inputs.joined(x)[0] if isinstance(x, Mapping) else _array(x, "x"), _array(y, "y")
+        values, given = inputs_of(x, "x"), _array(y, "y")
         labels = given.astype(np.float32) if numbers else recorded.whole(given, "y")
-        with np.errstate(over="ignore"):
-            return Samples(np.array(values, np.float32, order="C"), np.array(labels, order="C"))
+        return Samples(values, np.array(labels, order="C"))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -79,6 +78,14 @@ class Samples:
     def take(self, index: Array) -> Samples:
         """The samples at ``index`` (int64), in that order."""
         return Samples(self.x[index], self.y[index])
+
+
+def inputs_of(x: Any, name: str) -> Array:
+    """Inputs float32 (N, ...) of tensors, numpy arrays, lists, or a dict of several named ones. Raises
+    :class:`DataError`, beginning with ``name``, for what is no array of numbers."""
+    values = inputs.joined(x, name)[0] if isinstance(x, Mapping) else _array(x, name)
+    with np.errstate(over="ignore"):
+        return np.array(values, np.float32, order="C")
 
 
 def _array(values: Any, name: str) -> Array:

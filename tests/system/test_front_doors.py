@@ -153,6 +153,29 @@ def test_a_personalizer_joins_a_fleet_for_real(fleet, a_run, given):
     assert tensors.equal(state_of(personal.model), state_of(learned))
 
 
+def test_a_personalizer_brings_a_fleet_what_nobody_has_labelled(fleet, a_run):
+    one = fleet(a_run("ffgg"), devices=("anna",))  # its heads are fitted on the calibrated body
+    data = NpzSource(one.folder / "anna.npz").load()
+    personal = talaria.Personalizer(one.run.spec).fit(data.train, data.val, epochs=0)
+    with pytest.raises(
+        DataError, match=r"unlabelled is float32 \(5, 6, 31\), but the model takes .*\(N, 6, 32\)"
+    ):
+        personal.join("mqtt://127.0.0.1:1", "watch", unlabelled=np.zeros((5, 6, 31)))
+    rest = np.random.default_rng(1).normal(size=(20, 6, 32)) + 3
+    coordinator = Coordinator(one)
+    personal.join(
+        coordinator.url, "watch", device="anna", unlabelled=rest.tolist(), state=one.state_of("anna"), retry_s=0.3
+    )
+    coordinator.join(60)
+
+    def simulated(unlabelled):
+        member = Member("anna", data.train, data.val, personal.plan, unlabelled=unlabelled)
+        return simulate(one.run, {"anna": member}).shared
+
+    assert tensors.equal(one.shared(), simulated(rest.astype(np.float32)))
+    assert not tensors.equal(one.shared(), simulated(None))
+
+
 def test_a_personalizer_is_told_that_the_fleet_learns_another_model(fleet, a_run):
     one = fleet(a_run("fedavg", rounds=1), devices=("anna",))
     data = NpzSource(one.folder / "anna.npz").load()
