@@ -53,6 +53,14 @@ SETTINGS |= {
     name: {"spec": ModelSpec(f"mypkg.nets:{net}", SHAPE, CLASSES), "plan": Plan(widths=widths), "pruned": ("ben",)}
     for name, (net, widths) in FOREIGN.items()
 }
+SETTINGS |= {
+    f"{name} with adapters": {
+        "spec": ModelSpec(f"mypkg.nets:{net}", SHAPE, CLASSES, adapters=AdapterSpec("lowrank", rank=2)),
+        "plan": Plan(widths={f"{group}.base": width for group, width in widths.items()}),
+        "pruned": ("ben",),
+    }
+    for name, (net, widths) in FOREIGN.items()
+}
 FEW = {"pfedgm": {"features": 8}}
 """Options under which three devices of twelve samples are enough: covariances of 64 features from 12 are noise, and two
 engines' roundings grow in their inverse."""
@@ -299,7 +307,9 @@ def test_the_personal_model_is_frozen_and_its_own(name: str, setting: str) -> No
 
 
 ENGINES = [(name, setting) for name in NAMES for setting in ("plain", "masks and adapters")]
-ENGINES += [("fedper", "a GRU"), ("hermes", "a transformer")]
+ENGINES += [("fedper", "a GRU"), ("hermes", "a transformer"), ("heart_pfl", "a GRU with adapters")]
+ENGINES += [("heart_pfl", "a transformer"), ("heart_pfl", "a conv net with adapters")]
+ENGINES += [("apfl", "a transformer with adapters"), ("perfedavg", "a transformer with adapters")]
 
 
 @pytest.mark.parametrize(("name", "setting"), ENGINES)

@@ -157,9 +157,7 @@ def test_a_personalizer_brings_a_fleet_what_nobody_has_labelled(fleet, a_run):
     one = fleet(a_run("ffgg"), devices=("anna",))  # its heads are fitted on the calibrated body
     data = NpzSource(one.folder / "anna.npz").load()
     personal = talaria.Personalizer(one.run.spec).fit(data.train, data.val, epochs=0)
-    with pytest.raises(
-        DataError, match=r"unlabelled is float32 \(5, 6, 31\), but the model takes .*\(N, 6, 32\)"
-    ):
+    with pytest.raises(DataError, match=r"unlabelled is float32 \(5, 6, 31\), but the model takes .*\(N, 6, 32\)"):
         personal.join("mqtt://127.0.0.1:1", "watch", unlabelled=np.zeros((5, 6, 31)))
     rest = np.random.default_rng(1).normal(size=(20, 6, 32)) + 3
     coordinator = Coordinator(one)

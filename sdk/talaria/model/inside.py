@@ -52,11 +52,10 @@ class Inside(Module):
 
     def summed(self) -> dict[str, Tensor]:
         """``W + B A`` by the keys of the base."""
-        own = dict(self.base.named_parameters())
+        own, factors = dict(self.base.named_parameters()), dict(self.adapter.named_parameters())
         out = {}
         for name, key in matrices(self.base).items():
-            up, down = (self.adapter.get_parameter(f"{name}.{part}.weight") for part in ("up", "down"))
-            out[key] = own[key] + up @ down
+            out[key] = own[key] + factors[f"{name}.up.weight"] @ factors[f"{name}.down.weight"]
         return out
 
 

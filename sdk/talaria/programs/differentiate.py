@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from math import prod
+from operator import getitem
 
 import numpy as np
 import torch
@@ -22,7 +23,8 @@ from talaria.model.spec import ModelSpec
 from talaria.programs import onnx_file, reference, vector
 from talaria.programs.build import VECTORS, sizes_of
 from talaria.programs.graph import FLOAT, Draft, Graph, Port, Size, size_of
-from talaria.programs.layers.base import Map, Step
+from talaria.programs.layers.base import Map, Step, refused
+from talaria.programs.layers.sequence import averaged as averaged_over
 from talaria.programs.manifest import Manifest
 from talaria.programs.shapes import Limits, Value, measure
 from talaria.programs.step import BATCH, Entry, Passed, backward, entered, forward
@@ -30,6 +32,7 @@ from talaria.programs.tangent import tangent
 from talaria.programs.vjp import Vjp
 from talaria.training import loop
 from talaria.training.engine import INTO, LOGITS, MEAN
+from talaria.training.taps import channels_last
 
 
 def graph_of(
@@ -53,7 +56,7 @@ def graph_of(
     draft = Draft()
     step = Step(draft, head, twice=twice)
     done = forward(step, module, entered(draft, input_shape))
-    outputs = [_tapped(draft, done, tap) for tap in taps]
+    outputs = [_tapped(step, module, done, tap) for tap in taps]
     backward(draft, done.tape)
     ports = {port.name: port for port in draft.inputs}
     for key, value in step.gradients.items():
@@ -141,9 +144,20 @@ def _measured(
     return replace(facts, parity=parity, expected=vector.projections(exact))
 
 
-def _tapped(draft: Draft, done: Passed, tap: str) -> tuple[Port, str]:
+def _tapped(step: Step, module: Module, done: Passed, tap: str) -> tuple[Port, str]:
     """The output of a tap; where something below it trains, its slope enters the tape."""
     found, entry = _at(done, tap)
+    draft = step.draft
+    if tap.startswith(MEAN) and (found.lead or found.space):
+        layer = tap.removeprefix(MEAN)
+        if channels_last(module.get_submodule(layer), 2 + len(found.lead or found.space)) != bool(found.lead):
+            raise refused(layer, "gives a sequence of which torch says nothing", "end it with a layer of torch")
+    if tap.startswith(MEAN) and found.lead:
+        mean, pull = averaged_over(step, tap, found, range(1, 1 + len(found.lead)))
+        if entry is not None and entry.trains:
+            slope = pull(draft.input(f"slope/{tap}", (BATCH, mean.channels)), (True,))[0]
+            entry.slopes.extend([slope] if slope is not None else [])
+        return Port(f"tap/{tap}", FLOAT, (BATCH, mean.channels)), mean.value
     space = found.space
     spread = (1, 0, *range(2, 2 + len(space)))  # from a batch of channels to channels of a batch, and back
     averaged = tap.startswith(MEAN) and space != ()
@@ -171,6 +185,8 @@ def _at(done: Passed, tap: str) -> tuple[Map, Entry | None]:
         return done.out, done.last
     nodes = done.into if tap.startswith(INTO) else done.out_of if tap.startswith(MEAN) else {}
     node = nodes.get(tap.partition(" ")[2])
+    if node is not None and node not in done.maps:  # what gives several values, of which the first is looked at
+        node = next((one for one in node.users if one.target is getitem and one.args[1] == 0), node)
     if node is None or node not in done.maps:
         raise ModelError(f"program: the model has no {tap!r}; name {LOGITS!r}, or {INTO!r} or {MEAN!r} and a layer")
     return done.maps[node], done.tape.get(node)

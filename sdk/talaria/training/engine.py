@@ -23,7 +23,7 @@ from talaria.types import Recipe, Samples, Task
 LOGITS, INTO, MEAN = "logits", "into ", "mean "
 """Names of taps, the places where an objective looks at a model: ``"logits"``, what the model gives (N, classes);
 ``"into LAYER"``, what enters the module of that dotted name (N, ...); ``"mean LAYER"``, what leaves it, averaged over
-all dimensions behind the channels (N, channels)."""
+all its places (N, channels): those behind the channels, of a sequence those before."""
 
 
 @dataclass(frozen=True)

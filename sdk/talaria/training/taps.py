@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Module
 
+from talaria.model.inside import base_of
 from talaria.training.engine import INTO, LOGITS, MEAN
+
+LAST = (
+    nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.Linear, nn.LayerNorm,
+    nn.Embedding,
+)  # fmt: skip
+"""Layers that give the channels of a sequence last."""
+FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.MaxPool1d, nn.AvgPool1d)
+"""And first."""
+
+
+def channels_last(module: Module, dims: int) -> bool:
+    """Whether what leaves ``module`` with so many dimensions is a sequence (N, ..., channels), as its last layer that
+    says so tells; maps of images are not."""
+    told = (base_of(layer) for layer in reversed(list(module.modules())))
+    own = base_of(module)
+    known = own if isinstance(own, LAST) else next((one for one in told if isinstance(one, (*LAST, *FIRST))), own)
+    return dims == 3 and isinstance(known, LAST)
 
 
 class Taps:
@@ -44,9 +62,10 @@ class Taps:
         return keep
 
     def _leaving(self, tap: str):  # type: ignore[no-untyped-def]
-        def keep(_module: Module, _given: object, given: Tensor | tuple[Tensor, ...]) -> None:
+        def keep(module: Module, _given: object, given: Tensor | tuple[Tensor, ...]) -> None:
             out = given[0] if isinstance(given, tuple) else given  # of a recurrent layer all states
-            averaged = tap.startswith(MEAN) and out.dim() > 2
-            self._found[tap] = out.flatten(2).mean(2) if averaged else out
+            if tap.startswith(MEAN) and out.dim() > 2:
+                out = out.mean(1) if channels_last(module, out.dim()) else out.flatten(2).mean(2)
+            self._found[tap] = out
 
         return keep

@@ -17,7 +17,7 @@ from talaria.algorithms.heart_pfl.trained import sent as sent_keys
 from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.adapters import HEART_RESNET
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.split import split_model
 from talaria.model.state import load, state_of, tensor_of
 from talaria.tensors import Array, copied, equal, only, under, without
@@ -178,6 +178,44 @@ def test_features_are_averaged_over_places() -> None:
     task = Task(model, split_model(model, "head"), data, data, Recipe(), 2)
     (f,) = features(task, state_of(model), ["conv"])(x)
     assert roundings(f, conv(tensor_of(x)).detach().mean((2, 3))) <= 64
+
+
+class Turned(nn.Module):
+    """What a layer says of a sequence; of several values it keeps the first."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x)
+        return self.head((found[0] if isinstance(found, tuple) else found).mean(1))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.GRU(8, 8, batch_first=True),
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        nn.Sequential(nn.Linear(8, 8), nn.GELU()),
+    ],
+    ids=["GRU", "transformer", "linear"],
+)
+def test_features_of_a_sequence_are_averaged_over_its_steps_not_over_its_channels(layer: nn.Module) -> None:
+    model = Turned(layer)
+    x = np.random.default_rng(0).standard_normal((5, 6, 8), np.float32)
+    data = Samples(x, np.zeros(5, np.int64))
+    task = Task(model, split_model(model, "head"), data, data, Recipe(), 2)
+    (f,) = features(task, state_of(model), ["layer"])(x)
+    with torch.no_grad():
+        found = model.eval().layer(tensor_of(x))
+    assert f.shape == (5, 8)
+    assert roundings(f, (found[0] if isinstance(found, tuple) else found).mean(1)) <= 64
+
+
+def test_a_layer_and_its_adapter_are_one_module() -> None:
+    spec = ModelSpec("mypkg.nets:Recurrent", (3, 16), 3, adapters=AdapterSpec("lowrank", rank=2))
+    assert stages(zoo.split(spec, zoo.build(spec))) == ("gru",)
 
 
 def by_torch(own: list[Tensor], logits: Tensor, y: Tensor, wanted: list[Tensor]) -> Tensor:

@@ -25,13 +25,14 @@ def stages(split: Split) -> tuple[str, ...]:
 
     A ResNet's ``layer1`` to ``layer4``. In any other model: the modules with weights of the body on one level, the
     first level down the tree with at least two of them, cut into up to four equal runs; the last module of each run.
-    Raises :class:`~talaria.errors.ModelError` where the body has no such module.
+    A layer and its adapter are one module. Raises :class:`~talaria.errors.ModelError` where the body has no such one.
     """
     body = split.parameters("body", "adapters")
     if all(any(k.startswith(f"{name}.") for k in body) for name in RESNET):
         return RESNET
+    adapted = {layer for layer, inside, _ in (key.partition(".adapter.") for key in body) if inside}
     found = _children("", body)
-    while len(found) == 1 and len(deeper := _children(found[0] + ".", body)) > 0:
+    while len(found) == 1 and found[0] not in adapted and len(deeper := _children(found[0] + ".", body)) > 0:
         found = deeper
     if not found:
         raise ModelError("heart_pfl: the body has no module with weights, so there are no features to align")
