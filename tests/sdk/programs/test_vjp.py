@@ -12,6 +12,7 @@ from tolerance import roundings
 from talaria.errors import ModelError, TooLarge, WireError
 from talaria.model import pruning, tokens, zoo
 from talaria.model.compaction import gather
+from talaria.model.spec import ModelSpec
 from talaria.model.state import load, state_of
 from talaria.programs import differentiate, onnx_file, vector
 from talaria.programs import manifest as manifests
@@ -111,6 +112,8 @@ def test_what_does_not_fit_is_refused_by_name(spec_of):
     state, x = state_of(zoo.build(spec)), np.zeros((4, *spec.input_shape), np.float32)
     with pytest.raises(ModelError, match="'mean nosuch'"):
         derivative(spec, None, ("mean nosuch",))
+    with pytest.raises(ModelError, match="layer 'gru' gives values of which the network reads one"):
+        differentiate.packed(ModelSpec("mypkg.nets:Gated", (3, 16), 3), None, ("mean gru",))
     with pytest.raises(ModelError, match="'fc2'"):
         derivative(spec, None, ("fc2",))
     vjp = derivative(spec)
