@@ -1,6 +1,8 @@
 """Networks that read tokens: learned, pruned where that can be proven, and exported; what they do not know is said
 before anything is learned."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from talaria.model import tokens, zoo
 from talaria.model.prunability import survey
 from talaria.tensors import equal
 from talaria.training.engine import predict
-from talaria.types import Recipe
+from talaria.types import Recipe, Samples
 from talaria_export import Predictor, make_bundle, open_bundle, verify_bundle
 
 KINDS, LENGTH, CLASSES = 40, 12, 3
@@ -124,6 +126,21 @@ def test_a_device_without_torch_learns_them_from_a_kit_to_the_same_bytes() -> No
 def test_a_token_that_no_embedding_knows_is_told_before_anything_is_learned() -> None:
     with pytest.raises(DataError, match=r"anna's samples span -.* no entry .* standardize=false"):
         talaria.simulate("fedper", told(), model=Words(), rounds=1)
+
+
+@pytest.mark.parametrize("part", ["validation", "test", "unlabelled"])
+def test_so_is_one_that_nobody_learns_from(part: str) -> None:
+    data = told(standardize=False)
+    anna = data.clients["anna"]
+    odd = np.full((2, LENGTH), KINDS, np.float32)
+    if part == "unlabelled":
+        anna = replace(anna, unlabelled=odd)
+    else:
+        name = {"validation": "val", "test": "test"}[part]
+        anna = replace(anna, **{name: Samples(odd, np.zeros(2, np.int64))})
+    data = replace(data, clients={**data.clients, "anna": anna})
+    with pytest.raises(DataError, match=rf"anna's {part} samples span 40\.\.40, and the model has no entry"):
+        talaria.simulate("fedper", data, model=Words(), rounds=1)
 
 
 def test_an_example_is_made_of_tokens_that_every_embedding_knows() -> None:

@@ -29,10 +29,12 @@ def example(module: Module, shape: tuple[int, ...], batch: int) -> Tensor:
 
 
 def require_known(module: Module, samples: Mapping[str, Array]) -> None:
-    """Raise :class:`DataError` where ``module`` has no entry for a token in somebody's samples, float32 (N, ...)."""
+    """Raise :class:`DataError` where ``module`` has no entry for a token in ``samples``: by whose they are, such as
+    ``"anna's samples"``, float32 (N, ...)."""
     if vocabulary(module):
         for who, x in samples.items():
-            _require_known(module.eval(), x, who)
+            if len(x):
+                _require_known(module.eval(), x, who)
 
 
 @torch.no_grad()
@@ -43,7 +45,7 @@ def _require_known(module: Module, x: Array, who: str) -> None:
         module(torch.from_numpy(x[outer]))
     except IndexError:
         raise DataError(
-            f"data: {who}'s samples span {x.min():g}..{x.max():g}, and the model has no entry for all of these in its "
+            f"data: {who} span {x.min():g}..{x.max():g}, and the model has no entry for all of these in its "
             "embeddings; give whole numbers from 0 up and a table as long, and standardize=false (--data-option) so "
             "that they stay as they are"
         ) from None

@@ -15,7 +15,7 @@ from talaria import algorithms, valid
 from talaria.aggregate.base import Aggregator
 from talaria.algorithms.base import Algorithm
 from talaria.data import registry
-from talaria.data.federated import Federated
+from talaria.data.federated import Client, Federated
 from talaria.data.presets import completed, default_of
 from talaria.errors import ConfigError, DataError, StateError
 from talaria.federated.fedbuff_run import Buffering
@@ -36,6 +36,7 @@ from talaria.simulation.result import Result
 from talaria.simulation.run import course, crew_of, evaluate, learned, members_of
 from talaria.simulation.simulator import RoundFacts
 from talaria.simulation.workers import Crew
+from talaria.tensors import Array
 from talaria.types import Recipe
 
 EngineChoice = Literal["torch", "onnx", "auto"]
@@ -331,7 +332,7 @@ def prepare(
     if zoo.GROUP.is_foreign(run.spec.name):
         everyone = {**found.clients, **found.newcomers}
         several.require_fits(zoo.build(run.spec), found.input_shape, found.meta.get("parts"))
-        tokens.require_known(zoo.build(run.spec), {name: client.train.x for name, client in everyone.items()})
+        tokens.require_known(zoo.build(run.spec), _read(everyone))
     rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
     buffer = buffering_of(run, buffering, len(found.clients))
     check_over(run, over)
@@ -438,6 +439,16 @@ def resume(
         asked={name: value for name, value in asked.items() if name != "format"},
     )
     return one.learn(progress, folder, workers, ray)
+
+
+def _read(clients: Mapping[str, Client]) -> dict[str, Array]:
+    """All inputs that a model will read, by whose they are and what for."""
+    found: dict[str, Array] = {}
+    for name, one in clients.items():
+        found |= {f"{name}'s samples": one.train.x, f"{name}'s validation samples": one.val.x}
+        found |= {f"{name}'s test samples": one.test.x}
+        found |= {} if one.unlabelled is None else {f"{name}'s unlabelled samples": one.unlabelled}
+    return found
 
 
 def _plain(value: Any) -> Any:
