@@ -17,6 +17,7 @@ from torch import fx
 from torch.nn import Flatten, Module, RReLU, Sequential
 from torch.nn.modules.dropout import _DropoutNd
 
+from talaria.model.inside import Inside
 from talaria.model.state import array_of, beside, load, tensor_of
 from talaria.planning import onnx_runtime
 from talaria.planning.onnx_runtime import Exporter
@@ -52,7 +53,7 @@ def halve(model: Module, only: Collection[str]) -> Halves | str:
     """
     loop.freeze_but(model, only)
     try:
-        graph: fx.Graph = fx.Tracer().trace(model)
+        graph: fx.Graph = _Tracer().trace(model)
     except (fx.proxy.TraceError, TypeError, RuntimeError, AttributeError, ValueError) as error:
         return f"its forward cannot be followed ({' '.join(str(error).split())[:120]})"
     nodes = list(graph.nodes)
@@ -115,6 +116,13 @@ def train(
     names = list(kept.model.state_dict())
     after = loop.train(kept, picked(state, names), only=[k for k in only if k in set(names)], purpose=purpose)
     return {key: after.get(key, value) for key, value in state.items()}
+
+
+class _Tracer(fx.Tracer):
+    """A layer with adapters inside is one layer: within it they would be taken for constants."""
+
+    def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Inside) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _trains(model: Module, node: fx.Node, only: set[str]) -> bool:

@@ -38,6 +38,8 @@ def lived_in(task: Task) -> Tensors:
 IMU = ModelSpec("imu_cnn", (6, 40), 5)
 MOBILE = ModelSpec("mobilenet_v3_small", (3, 32, 32), 5)
 LITE = ModelSpec("efficientnet_lite0", (3, 32, 32), 5, adapters=AdapterSpec("lowrank", 4, where=("features.stage7",)))
+GATED = ModelSpec("mypkg.nets:Gated", (6, 40), 5, adapters=AdapterSpec("lowrank", 4, where=("gru",)))
+"""Adapters inside of a layer."""
 
 
 @pytest.mark.parametrize(("spec", "part"), [(IMU, "head"), (MOBILE, "head"), (LITE, "adapters")])
@@ -57,7 +59,7 @@ def test_halves_put_together_are_the_network(spec: ModelSpec, part: str) -> None
 
 
 def test_training_on_kept_features_gives_the_same_weights() -> None:
-    for spec in (IMU, LITE):
+    for spec in (IMU, LITE, GATED):
         task = task_of(spec, recipe=Recipe(epochs=2, batch=8, lr=0.01, momentum=0.5))
         state = lived_in(task)
         only = task.split.of("adapters", "head")
