@@ -62,6 +62,25 @@ class Gated(nn.Module):
         return self.head(self.act(self.between(states[:, -1])))
 
 
+class Listed(nn.Module):
+    """Dilated convolutions, each beside a shortcut, in a list."""
+
+    def __init__(self, input_shape, classes, width=16):
+        super().__init__()
+        self.inward = nn.Conv1d(input_shape[0], width, 1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv1d(width, width, 3, padding=2**i, dilation=2**i), nn.GroupNorm(4, width), nn.ReLU())
+            for i in range(3)
+        )
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inward(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean(-1))
+
+
 class Attentive(nn.Module):
     """A small transformer over patches of time."""
 

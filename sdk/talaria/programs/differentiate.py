@@ -32,7 +32,7 @@ from talaria.programs.tangent import tangent
 from talaria.programs.vjp import Vjp
 from talaria.training import loop
 from talaria.training.engine import INTO, LOGITS, MEAN
-from talaria.training.taps import channels_last
+from talaria.training.taps import called, channels_last
 
 
 def graph_of(
@@ -146,13 +146,13 @@ def _measured(
 
 def _tapped(step: Step, module: Module, done: Passed, tap: str) -> tuple[Port, str]:
     """The output of a tap; where something below it trains, its slope enters the tape."""
-    found, entry = _at(done, tap)
+    layer = called(module, tap.removeprefix(MEAN)) if tap.startswith(MEAN) else ""
+    found, entry = _at(done, f"{MEAN}{layer}" if layer else tap)
     draft = step.draft
-    if tap.startswith(MEAN) and (found.lead or found.space):
-        layer = tap.removeprefix(MEAN)
-        if channels_last(module.get_submodule(layer), 2 + len(found.lead or found.space)) != bool(found.lead):
-            raise refused(layer, "gives a sequence of which torch says nothing", "end it with a layer of torch")
-    if tap.startswith(MEAN) and found.lead:
+    places = found.lead or found.space
+    if layer and places and channels_last(module.get_submodule(layer), 2 + len(places)) != bool(found.lead):
+        raise refused(layer, "gives a sequence of which torch says nothing", "end it with a layer of torch")
+    if layer and found.lead:
         mean, pull = averaged_over(step, tap, found, range(1, 1 + len(found.lead)))
         if entry is not None and entry.trains:
             slope = pull(draft.input(f"slope/{tap}", (BATCH, mean.channels)), (True,))[0]
@@ -160,7 +160,7 @@ def _tapped(step: Step, module: Module, done: Passed, tap: str) -> tuple[Port, s
         return Port(f"tap/{tap}", FLOAT, (BATCH, mean.channels)), mean.value
     space = found.space
     spread = (1, 0, *range(2, 2 + len(space)))  # from a batch of channels to channels of a batch, and back
-    averaged = tap.startswith(MEAN) and space != ()
+    averaged = layer and space != ()
     value, shape = found.value, (BATCH, found.channels, *space)
     if averaged:
         value, shape, spread = draft.mean(value, *range(2, 2 + len(space))), shape[:2], (1, 0)

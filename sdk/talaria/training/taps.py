@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from talaria.model.inside import base_of
-from talaria.training.engine import INTO, LOGITS, MEAN
+from talaria.training.engine import INTO, MEAN
 
 LAST = (
     nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.Linear, nn.LayerNorm,
@@ -17,6 +17,17 @@ LAST = (
 """Layers that give the channels of a sequence last."""
 FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.MaxPool1d, nn.AvgPool1d)
 """And first."""
+
+
+def called(module: Module, name: str) -> str:
+    """The dotted name of the module that answers for ``name``: of a list of modules, which nobody calls, the last."""
+    layers = dict(module.named_modules())
+    while isinstance(layers.get(name), nn.ModuleList | nn.ModuleDict):
+        inside = [one for one, _ in layers[name].named_children()]
+        if not inside:
+            break
+        name = f"{name}.{inside[-1]}"
+    return name
 
 
 def channels_last(module: Module, dims: int) -> bool:
@@ -39,7 +50,8 @@ class Taps:
     def __enter__(self) -> Taps:
         self._hooks = []
         for tap in self.names:
-            layer = self.module if tap == LOGITS else self.module.get_submodule(tap.partition(" ")[2])
+            name = tap.partition(" ")[2]
+            layer = self.module.get_submodule(called(self.module, name) if tap.startswith(MEAN) else name)
             if tap.startswith(INTO):
                 self._hooks.append(layer.register_forward_pre_hook(self._entering(tap)))
             else:

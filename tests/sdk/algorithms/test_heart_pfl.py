@@ -213,6 +213,19 @@ def test_features_of_a_sequence_are_averaged_over_its_steps_not_over_its_channel
     assert roundings(f, (found[0] if isinstance(found, tuple) else found).mean(1)) <= 64
 
 
+def test_of_a_list_of_modules_the_last_one_is_looked_at() -> None:
+    spec = ModelSpec("mypkg.nets:Listed", (3, 16), 3)
+    model = zoo.build(spec)
+    at = stages(zoo.split(spec, model))
+    assert at == ("inward", "blocks")
+    x = np.random.default_rng(0).standard_normal((5, 3, 16), np.float32)
+    data = Samples(x, np.zeros(5, np.int64))
+    task = Task(model, zoo.split(spec, model), data, data, Recipe(), 3)
+    found = features(task, state_of(model), at)(x)
+    last = features(task, state_of(model), ["inward", "blocks.2"])(x)
+    assert all(np.array_equal(one, other) for one, other in zip(found, last, strict=True))
+
+
 def test_a_layer_and_its_adapter_are_one_module() -> None:
     spec = ModelSpec("mypkg.nets:Recurrent", (3, 16), 3, adapters=AdapterSpec("lowrank", rank=2))
     assert stages(zoo.split(spec, zoo.build(spec))) == ("gru",)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from tolerance import roundings
+from torch import nn
+from torch.nn import functional as F
 
 from talaria.errors import ModelError, TooLarge, WireError
 from talaria.model import pruning, tokens, zoo
@@ -105,6 +107,58 @@ def test_what_lies_above_the_taps_is_not_asked_for(spec_of):
     done = vjp.forward(below, np.zeros((2, *spec.input_shape), np.float32))
     assert done.taps["into head"].shape == (2, state["head.weight"].shape[1])
     assert {*done.backward(done.taps)} | {*done.moved} == {*below}
+
+
+@pytest.mark.parametrize(("net", "tap"), [("Listed", "blocks"), ("Recurrent", "gru"), ("Attentive", "layer")])
+def test_means_of_sequences_and_of_lists_of_modules_are_torchs(net, tap):
+    """Packing measures them beside torch, forward and back."""
+    spec = ModelSpec(f"mypkg.nets:{net}", (3, 16), 3)
+    found = Vjp.read(differentiate.packed(spec, None, ("logits", f"mean {tap}")))
+    done = found.forward(state_of(zoo.build(spec)), np.zeros((2, 3, 16), np.float32))
+    assert done.taps[f"mean {tap}"].shape == (2, 12 if net == "Recurrent" else 16)
+
+
+class Called(nn.Module):
+    """A convolution, a function of what it sees, and a head on what is left of it on average."""
+
+    def __init__(self, function, flat):
+        super().__init__()
+        self.function, self.conv = function, (nn.Conv1d if flat else nn.Conv2d)(3, 8, 3, padding=1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(torch.flatten(self.function(torch.relu(self.conv(x))), 2).mean(-1))
+
+
+@pytest.mark.parametrize(
+    ("function", "flat"),
+    [
+        (lambda x: F.max_pool1d(x, 2), True),
+        (lambda x: F.max_pool2d(x, 2), False),
+        (lambda x: F.max_pool2d(x, kernel_size=3, stride=2, padding=1), False),
+        (lambda x: F.avg_pool1d(x, 2), True),
+        (lambda x: F.avg_pool2d(x, 3, 2, 1, False, False), False),
+        (lambda x: F.adaptive_avg_pool1d(x, 4), True),
+        (lambda x: F.adaptive_avg_pool2d(x, (2, 2)), False),
+        (lambda x: F.adaptive_max_pool1d(x, 1), True),
+        (lambda x: F.adaptive_max_pool2d(x, 1), False),
+        (lambda x: x.flatten(start_dim=-2), False),
+    ],
+)
+def test_functions_that_pool_and_flatten_are_torchs(function, flat):
+    """Packing measures them beside torch, forward and back."""
+    torch.manual_seed(0)
+    shape = (3, 16) if flat else (3, 8, 8)
+    spec = zoo.keep(Called(function, flat), shape, 3, "head")
+    found = Vjp.read(differentiate.packed(spec, None, ("logits",)))
+    assert found.forward(state_of(zoo.build(spec)), np.zeros((2, *shape), np.float32)).taps["logits"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("pool", [F.max_pool2d, F.adaptive_max_pool2d])
+def test_a_function_that_gives_places_is_refused(pool):
+    spec = zoo.keep(Called(lambda x: pool(x, 2, return_indices=True)[0], False), (3, 8, 8), 3, "head")
+    with pytest.raises(ModelError, match=r"pool2d|places"):
+        differentiate.packed(spec, None, ("logits",))
 
 
 def test_what_does_not_fit_is_refused_by_name(spec_of):

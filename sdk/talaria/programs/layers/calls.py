@@ -9,19 +9,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import Module
 from torch.nn import functional as F
 
 from talaria.programs.graph import Size
-from talaria.programs.layers import plumbing
+from talaria.programs.layers import plumbing, pooling
 from talaria.programs.layers.attention import softened
-from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import both, bounded, indexed, unsqueezed
 from talaria.programs.layers.sequence import (
     Weight,
     averaged,
     closed,
     filled,
+    on_maps,
     opened,
     picked,
     shaped,
@@ -277,6 +279,63 @@ def _compared(kind: str, other_way: bool) -> Call:
     return call
 
 
+def _flatten(step: Step, layer: str, x: Map, start_dim: int = 0, end_dim: int = -1) -> tuple[Map, Pullback]:
+    """Some dimensions behind the batch as one."""
+    first, last = _axis(x, start_dim), _axis(x, end_dim)
+    if not 0 < first <= last:
+        raise refused(layer, f"flattens dimensions {start_dim} to {end_dim}", "keep the batch first and whole")
+    wide = [step.known(one) for one in sizes(x)]
+    return _reshape(step, layer, x, BATCH, *wide[: first - 1], prod(wide[first - 1 : last]), *wide[last:])
+
+
+def _max_pool(kind: type[Module]) -> Call:
+    """A function of maxima, as the module of its arguments."""
+
+    def call(
+        step: Step,
+        layer: str,
+        x: Map,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> tuple[Map, Pullback]:
+        if return_indices:
+            raise refused(layer, "gives places, too", "ask for the largest values alone")
+        own = kind(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+        return on_maps(pooling.max_pool)(step, layer, own, [x])
+
+    return call
+
+
+def _average_pool(kind: type[Module]) -> Call:
+    def call(
+        step: Step,
+        layer: str,
+        x: Map,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> tuple[Map, Pullback]:
+        own = kind(kernel_size, stride, padding, ceil_mode, count_include_pad)
+        return on_maps(pooling.average_pool)(step, layer, own, [x])
+
+    return call
+
+
+def _adaptive_pool(kind: type[Module], rule: Rule) -> Call:
+    def call(step: Step, layer: str, x: Map, output_size: Any, return_indices: bool = False) -> tuple[Map, Pullback]:
+        if return_indices:
+            raise refused(layer, "gives places, too", "ask for the largest values alone")
+        return on_maps(rule)(step, layer, kind(output_size), [x])
+
+    return call
+
+
 CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.transpose, "transpose", "swapaxes"), _transpose),
     **dict.fromkeys((torch.permute, "permute"), _permute),
@@ -295,6 +354,15 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.unsqueeze, "unsqueeze"), unsqueezed),
     **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), bounded),
     F.scaled_dot_product_attention: _attend,
+    **dict.fromkeys((F.max_pool1d, torch.max_pool1d), _max_pool(nn.MaxPool1d)),
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), _max_pool(nn.MaxPool2d)),
+    **dict.fromkeys((torch.flatten, "flatten"), _flatten),
+    F.avg_pool1d: _average_pool(nn.AvgPool1d),
+    F.avg_pool2d: _average_pool(nn.AvgPool2d),
+    F.adaptive_avg_pool1d: _adaptive_pool(nn.AdaptiveAvgPool1d, pooling.adaptive_average),
+    F.adaptive_avg_pool2d: _adaptive_pool(nn.AdaptiveAvgPool2d, pooling.adaptive_average),
+    F.adaptive_max_pool1d: _adaptive_pool(nn.AdaptiveMaxPool1d, pooling.adaptive_max),
+    F.adaptive_max_pool2d: _adaptive_pool(nn.AdaptiveMaxPool2d, pooling.adaptive_max),
     "contiguous": _same,
     "float": _float,
     **dict.fromkeys(("long", "int"), _whole),
