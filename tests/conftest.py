@@ -19,6 +19,8 @@ settings.load_profile("talaria")
 
 BROKER = {"mosquitto", "make_mosquitto", "fleet", "broker", "keyed"}
 """Fixtures that start a broker."""
+LEFT = "ignore:Exception ignored in. <(ssl.SSLSocket|socket.socket):pytest.PytestUnraisableExceptionWarning"
+"""paho leaves the sockets by which it wakes its thread, and that of a failed handshake, to the garbage collector."""
 BROWSER = {"page", "odd"}
 
 SLOW = (
@@ -96,6 +98,7 @@ def pytest_collection_modifyitems(items):
         names, path = set(item.fixturenames), _path(item)
         if names & BROKER:
             item.add_marker("broker")
+            item.add_marker(pytest.mark.filterwarnings(LEFT))
         if "postgres" in names or "postgres" in item.name:
             item.add_marker("postgres")
         if names & BROWSER:

@@ -23,11 +23,6 @@ from talaria_edge.agent.agent import Agent
 from talaria_edge.config import load_config as device_config
 from talaria_edge.storage.state import DeviceStore
 
-# paho leaves the sockets by which it wakes its thread to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
-)
-
 ALGORITHM = "ffgg"
 """Its heads are fitted on the calibrated body from the first round on, so that the global model depends on it."""
 
