@@ -150,8 +150,10 @@ def _tapped(step: Step, module: Module, done: Passed, tap: str) -> tuple[Port, s
     found, entry = _at(done, f"{MEAN}{layer}" if layer else tap)
     draft = step.draft
     places = found.lead or found.space
-    if layer and places and channels_last(module.get_submodule(layer), 2 + len(places)) != bool(found.lead):
-        raise refused(layer, "gives a sequence of which torch says nothing", "end it with a layer of torch")
+    if layer and places:
+        last = len(places) == 1 and channels_last(module.get_submodule(layer))
+        if last != bool(found.lead):
+            raise refused(layer, "gives a sequence of which torch says nothing", "end it with a layer of torch")
     if layer and found.lead:
         mean, pull = averaged_over(step, tap, found, range(1, 1 + len(found.lead)))
         if entry is not None and entry.trains:

@@ -30,13 +30,11 @@ def called(module: Module, name: str) -> str:
     return name
 
 
-def channels_last(module: Module, dims: int) -> bool:
-    """Whether what leaves ``module`` with so many dimensions is a sequence (N, ..., channels), as its last layer that
-    says so tells; maps of images are not."""
-    told = (base_of(layer) for layer in reversed(list(module.modules())))
-    own = base_of(module)
-    known = own if isinstance(own, LAST) else next((one for one in told if isinstance(one, (*LAST, *FIRST))), own)
-    return dims == 3 and isinstance(known, LAST)
+def channels_last(module: Module) -> bool:
+    """Whether a map (N, ., .) that leaves ``module`` is a sequence (N, steps, channels): so tells the module itself, or
+    else its last layer that says either."""
+    told = (base_of(layer) for layer in (module, *reversed(list(module.modules()))))
+    return isinstance(next((one for one in told if isinstance(one, (*LAST, *FIRST))), None), LAST)
 
 
 class Taps:
@@ -55,7 +53,8 @@ class Taps:
             if tap.startswith(INTO):
                 self._hooks.append(layer.register_forward_pre_hook(self._entering(tap)))
             else:
-                self._hooks.append(layer.register_forward_hook(self._leaving(tap)))
+                last = tap.startswith(MEAN) and channels_last(layer)
+                self._hooks.append(layer.register_forward_hook(self._leaving(tap, last)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,11 +72,11 @@ class Taps:
 
         return keep
 
-    def _leaving(self, tap: str):  # type: ignore[no-untyped-def]
-        def keep(module: Module, _given: object, given: Tensor | tuple[Tensor, ...]) -> None:
+    def _leaving(self, tap: str, last: bool):  # type: ignore[no-untyped-def]
+        def keep(_module: Module, _given: object, given: Tensor | tuple[Tensor, ...]) -> None:
             out = given[0] if isinstance(given, tuple) else given  # of a recurrent layer all states
             if tap.startswith(MEAN) and out.dim() > 2:
-                out = out.mean(1) if channels_last(module, out.dim()) else out.flatten(2).mean(2)
+                out = out.mean(1) if last and out.dim() == 3 else out.flatten(2).mean(2)
             self._found[tap] = out
 
         return keep

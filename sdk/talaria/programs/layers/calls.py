@@ -302,8 +302,6 @@ def _max_pool(kind: type[Module]) -> Call:
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> tuple[Map, Pullback]:
-        if return_indices:
-            raise refused(layer, "gives places, too", "ask for the largest values alone")
         own = kind(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
         return on_maps(pooling.max_pool)(step, layer, own, [x])
 
@@ -328,10 +326,8 @@ def _average_pool(kind: type[Module]) -> Call:
 
 
 def _adaptive_pool(kind: type[Module], rule: Rule) -> Call:
-    def call(step: Step, layer: str, x: Map, output_size: Any, return_indices: bool = False) -> tuple[Map, Pullback]:
-        if return_indices:
-            raise refused(layer, "gives places, too", "ask for the largest values alone")
-        return on_maps(rule)(step, layer, kind(output_size), [x])
+    def call(step: Step, layer: str, x: Map, output_size: Any, **more: bool) -> tuple[Map, Pullback]:
+        return on_maps(rule)(step, layer, kind(output_size, **more), [x])
 
     return call
 
