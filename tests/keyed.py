@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 import torch
 
 from talaria import tensors
@@ -31,10 +30,6 @@ from talaria_edge.identity.enroll import ask, finish
 
 HONEST = ("anna", "bela")
 FLEET = "watch"
-# paho leaves the socket of a failed handshake to the garbage collector.
-LEFT_SOCKETS = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <(ssl.SSLSocket|socket.socket):pytest.PytestUnraisableExceptionWarning"
-)
 
 
 def free_port():

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 
 import pytest
-from keyed import FLEET, LEFT_SOCKETS, packet, pour
+from keyed import FLEET, packet, pour
 
 from talaria.errors import TransportError
 from talaria.wire import messages as m
@@ -17,7 +17,6 @@ from talaria_coordinator.broker import mosquitto, open_broker
 from talaria_coordinator.identity import membership
 from talaria_coordinator.storage.store import Store
 
-pytestmark = LEFT_SOCKETS
 ROUNDS = 6
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from keyed import LEFT_SOCKETS, enrol
+from keyed import enrol
 
 from talaria.errors import TalariaError
 from talaria_coordinator.broker import mosquitto
@@ -20,7 +20,6 @@ from talaria_coordinator.identity import ca, membership
 from talaria_coordinator.identity.ca import Authority
 from talaria_coordinator.identity.membership import Membership
 
-pytestmark = LEFT_SOCKETS
 ROUNDS = 3
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
-from keyed import FLEET, LEFT_SOCKETS
+from keyed import FLEET
 
 from talaria.errors import ConfigError
 from talaria.wire.mqtt import Arrival, Mqtt
@@ -19,8 +19,6 @@ from talaria_edge.agent.supervisor import keep_running
 from talaria_edge.deployment import gate
 from talaria_edge.identity.connection import over_mqtt
 from talaria_edge.leave import leave
-
-pytestmark = LEFT_SOCKETS
 
 # Home Assistant's own rules (its integration `mqtt`, schemas.py and the platforms' discovery schemas; texts are long
 # names, as we publish them): what a part must have, and what it may have beside.

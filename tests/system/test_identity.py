@@ -26,11 +26,6 @@ from talaria_coordinator.identity import membership
 from talaria_coordinator.server.server import require_safe
 from talaria_edge.identity.enroll import ask, finish
 
-# paho leaves the socket of a failed handshake to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <(ssl.SSLSocket|socket.socket):pytest.PytestUnraisableExceptionWarning"
-)
-
 
 @pytest.fixture(autouse=True)
 def _collected():

@@ -5,7 +5,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from keyed import LEFT_SOCKETS, Cutter, data_of
+from keyed import Cutter, data_of
 
 from talaria.protocol.coordinator.state import Rules
 from talaria.wire.backoff import Backoff
@@ -13,7 +13,6 @@ from talaria_edge.agent.agent import Agent
 from talaria_edge.agent.supervisor import run_agents
 from talaria_edge.data import Given
 
-pytestmark = LEFT_SOCKETS
 ROUNDS = 3
 LIVED_S = 0.3
 CUTS = 15

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from javascript import found, packages
-from keyed import LEFT_SOCKETS, Cutter, data_of
+from keyed import Cutter, data_of
 from servers import serving_small_packets
 
 from talaria import tensors
@@ -247,14 +247,12 @@ async def beside(one, tmp_path, example):
     return [json.loads(line) for line in out.splitlines()]
 
 
-@LEFT_SOCKETS
 def test_with_keys_and_tls(keyed, tmp_path, example):
     one = keyed(2)
     asyncio.run(beside(one, tmp_path, example))
     assert one.counted() == {1: ["anna", "bela"], 2: ["anna", "bela"]}
 
 
-@LEFT_SOCKETS
 def test_a_secure_round_goes_on_without_it(keyed, tmp_path, example):
     secure = PrivacyConfig(rule=Privacy(secure=True, most_weight=64), step_s=30.0)
     one = keyed(1, members=("anna", "bela", "carl", "dora"), privacy=secure)

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from tests.keyed import FLEET, LEFT_SOCKETS, Keyed, data_of
+from tests.keyed import FLEET, Keyed, data_of
 
 from talaria import tensors
 from talaria.federated import global_model, rounds
@@ -33,7 +33,6 @@ from talaria_edge.storage import tensor_files
 
 FOUR = ("anna", "bela", "carl", "dora")
 SECURE = PrivacyConfig(rule=Privacy(secure=True, most_weight=64), step_s=30.0)
-pytestmark = LEFT_SOCKETS
 
 
 def shared_of(fleet):

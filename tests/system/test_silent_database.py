@@ -6,14 +6,12 @@ import json
 import urllib.request
 
 import pytest
-from keyed import FLEET, LEFT_SOCKETS
+from keyed import FLEET
 from servers import PASSWORD
 
 from talaria_coordinator.config.api import ApiConfig
 from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.fleet.scheduler import UNANNOUNCED
-
-pytestmark = LEFT_SOCKETS
 
 
 @pytest.fixture
