@@ -1,6 +1,7 @@
 """``talaria edge``: the agent on a device."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -114,7 +115,12 @@ def join(
         return
     asked = typer.prompt("Code", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline(256)
     path = enroll.join(folder, asked)
-    typer.echo(f"The request is {path}; it holds nothing secret. The operator runs `talaria fleet admit` with it.")
+    answered = f"{path.stem}.answer"
+    typer.echo(
+        f"The request is {path}; it holds nothing secret. The operator runs `talaria fleet admit DIR {path.name} "
+        f"-o {answered}` with the fleet's folder as DIR; then, on this device: "
+        f"talaria edge join {shlex.quote(str(folder))} --answer {answered}"
+    )
 
 
 @app.command()

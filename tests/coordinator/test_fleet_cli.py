@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 
 import pytest
 from typer.testing import CliRunner
@@ -51,6 +52,16 @@ def test_from_init_to_revocation(keys, tmp_path):
     assert found["members"][0]["revoked"] is not None
     assert found["members"][0]["until"] - found["members"][0]["since"] == 397 * 86400
     assert [c["device"] for c in found["codes"]] == ["bela"]
+
+
+def test_each_step_of_joining_prints_the_next_as_it_is_typed(keys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = json.loads(ran(fleet, "enroll", keys, "anna", "--json"))["code"]
+    said = ran(edge, "join", "own keys", text=code + "\n").replace("\n", " ")
+    (tmp_path / "anna.request").write_bytes((tmp_path / "own keys" / "anna.request").read_bytes())
+    ((admit,), (accept,)) = (re.findall(rule, said) for rule in (r"`talaria fleet (.*?)`", r"talaria edge (join .*)$"))
+    ran(fleet, *admit.replace("DIR", "keys").split())
+    assert "anna belongs to fleet watch" in ran(edge, *shlex.split(accept))
 
 
 def test_init_tells_as_json(tmp_path):

@@ -108,7 +108,10 @@ def admit(
     data = credentials.read(request, "give the file that `talaria edge join` wrote", LARGEST)
     made = membership.admit(folder, data)
     credentials.write(answer, made.encode())
-    typer.echo(f"{made.device} is a member now. On the device: talaria edge join identity --answer {answer.name}")
+    typer.echo(
+        f"{made.device} is a member now. On the device, with the folder of its keys: "
+        f"talaria edge join FOLDER --answer {answer.name}"
+    )
 
 
 @app.command()
