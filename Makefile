@@ -16,7 +16,7 @@ NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/
   tests/laws tests/export/test_onnx.py tests/export/test_rewrites.py tests/export/test_preprocess.py tests/export/test_quantize.py
 QUICK := -p no:schemathesis -m "not slow and not broker" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
 
-.PHONY: help demo test quick coverage lowest masked flower mutants check format hooks docs bench clean
+.PHONY: help demo test thorough quick coverage lowest masked flower mutants check format hooks docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## What can be made
@@ -25,9 +25,13 @@ help: ## What can be made
 demo: $(VENV)/.demo ## Personalize a model for 20 smartwatch wearers over a real broker; writes runs/demo
 	$(BIN)/python examples/demo.py --out runs/demo
 
-test: $(VENV)/.dev ## Run all tests (installs Mosquitto, PostgreSQL, Chromium and Node where they are missing)
+test: $(VENV)/.dev ## Run the tests (installs Mosquitto, PostgreSQL, Chromium and Node where they are missing)
 	scripts/needs mosquitto postgresql chromium nodejs npm
-	$(BIN)/python -m pytest -q -n $(WORKERS) $(SPREAD)
+	$(BIN)/python -m pytest -q -n $(WORKERS) $(SPREAD) -m "not thorough"
+
+thorough: $(VENV)/.dev ## What make test leaves out: long stories, the benchmarks' own tests, the same of more networks and tasks
+	scripts/needs mosquitto postgresql chromium nodejs npm
+	$(BIN)/python -m pytest -q -n $(WORKERS) $(SPREAD) -m thorough
 
 coverage: $(VENV)/.dev ## Which lines of the library the tests of make quick run (in their own processes); details in build/coverage
 	$(BIN)/python -m pytest -q -n $(CORES) $(SPREAD) $(QUICK) --cov=talaria --cov-report=term --cov-report=html:build/coverage

@@ -1,0 +1,119 @@
+"""Which command runs which test, and in which order: `make quick`, `make test`, `make thorough`."""
+
+from typing import Any
+
+SLOW = (
+    "tests/coordinator", "tests/edge_client", "tests/export", "tests/hostile", "tests/system",
+    "tests/test_no_pickle.py",
+    "tests/sdk/aggregate/test_byzantine.py", "tests/sdk/algorithms/test_ffgg.py",
+    "tests/sdk/algorithms/test_trajectories.py",
+    "tests/sdk/planning/test_latency_model.py",
+    "tests/sdk/planning/test_width_schedule.py", "tests/sdk/planning/test_planner_bench.py",
+    "tests/sdk/planning/test_device_cli.py",
+    "tests/sdk/planning/test_planner.py", "tests/sdk/planning/test_foreign_models.py",
+    "tests/sdk/model/test_any_network.py", "tests/sdk/model/test_zoo.py",
+    "tests/sdk/simulation", "tests/sdk/data", "tests/sdk/training/test_frozen_features.py",
+    "tests/bench/test_fuzz.py", "tests/sdk/test_personalizer.py",
+    "tests/sdk/algorithms/test_fedrep.py::test_linear_body_finds_the_common_subspace",
+    "tests/sdk/algorithms/test_hermes.py::test_a_subnetwork_of_half_the_parameters_is_worth",
+    "tests/sdk/algorithms/test_hermes.py::test_devices_with_other_labels_keep_other_channels",
+    "tests/sdk/algorithms/test_hermes.py::test_fine_tuning_that_costs_accuracy_is_not_served",
+    "tests/sdk/algorithms/test_hermes.py::test_the_gate_opens_where_everybodys_average_fits_nobody",
+    "tests/sdk/algorithms/test_perfedavg.py::test_it_learns_a_better_start_than_its_own_average",
+    "tests/sdk/programs/test_hostile.py",
+    "tests/sdk/programs/test_shapes.py::test_the_table_foresees_every_value",
+    "tests/sdk/cli/test_missing_packages.py",
+    "tests/sdk/federated/test_kit.py::test_equal_runs_give_equal_files_in_any_process",
+    "tests/sdk/federated/test_kit.py::test_every_algorithm_learns_and_serves_from_a_kit",
+    "tests/sdk/algorithms/test_classic_conditions.py", "tests/sdk/algorithms/test_classic_defects.py",
+    "tests/sdk/algorithms/test_reductions.py", "tests/sdk/programs/test_exact.py",
+    "tests/sdk/federated/test_blueprint.py::test_a_process_of_its_own_gives_the_same_bytes",
+    "tests/sdk/federated/test_blueprint.py::test_models_of_ones_own_are_found_where_this_process_finds_them",
+    "tests/sdk/federated/test_blueprint.py::test_what_the_run_is_to_blame_for_is_said_as_this_process_would_say_it",
+    "tests/sdk/training/test_sgd.py::test_training_imports_no_optimizer_of_torch",
+    "tests/sdk/algorithms/test_thorki.py::test_one_graph_with_both_branches_and_the_gate_exports",
+    "tests/sdk/planning/test_layer_stats.py::test_shapes_are_those_of_the_compact_model[resnet18]",
+    "tests/sdk/test_plugins.py::test_the_command_takes_a_package_of_ones_own",
+    "tests/sdk/test_plugins.py::test_nothing_in_the_current_folder_takes_the_place_of_what_is_installed",
+    "tests/laws/test_algorithm_laws.py::test_the_personal_model_exports",
+)  # fmt: skip
+"""Files and tests that ``make quick`` leaves to ``make test``: they take seconds each, as what learns for many rounds
+does, or are no part of the inner loop."""
+QUICK_LAWS = {"fedavg", "hermes", "pfedgm"}
+"""The algorithms whose laws ``make quick`` looks at: a plain one, one with masks, one with statistics."""
+
+THOROUGH = (
+    "tests/bench/test_export.py", "tests/bench/test_people.py", "tests/bench/test_simulation.py",
+    "tests/export/test_nchwc.py::test_a_network_with_gates_stays_blocked",
+    "tests/privacy/test_audit.py::test_a_flaw_shows[a_ledger_that_forgets",
+    "tests/privacy/test_audit.py::test_a_flaw_shows[half_the_noise-asked1]",
+    "tests/privacy/test_audit.py::test_no_more_shows_than_is_claimed_and_not_much_less[coordinator-None]",
+    "tests/privacy/test_audit.py::test_no_more_shows_than_is_claimed_and_not_much_less[devices",
+    "tests/sdk/planning/test_foreign_models.py::test_a_graph_that_shows_no_weights_is_timed",
+    "tests/sdk/planning/test_foreign_models.py::test_pruned_to_half_it_is_exported_and_computes_as_torch_does[mypkg.nets:G",
+    "tests/sdk/planning/test_planner_bench.py",
+    "tests/sdk/programs/test_shapes.py::test_the_table_foresees_every_value",
+    "tests/sdk/test_plugins.py::test_the_command_takes_a_package_of_ones_own",
+    "tests/system/test_broker_abuse.py::test_a_flood_at_full_speed",
+    "tests/system/test_gateway.py::test_a_gateway_is_killed_in_every_round",
+    "tests/system/test_gateway.py::test_with_keys_on_both_links",
+    "tests/system/test_ingest.py::test_a_fleet_with_keys_on_postgresql",
+    "tests/system/test_living.py::test_a_run_that_gates_refuse_is_called_off",
+    "tests/system/test_load.py::test_light_devices_add_up_what_nobody_sees",
+    "tests/system/test_node_device.py::test_killed_and_cut",
+    "tests/system/test_node_device.py::test_it_learns_to_the_byte_what_a_python_device_learns[fedavg-int8-amqtt",
+    "tests/system/test_seasons.py",
+    "tests/system/test_secure_fleet.py::test_a_length_that_follows",
+    "tests/system/test_secure_fleet.py::test_a_device_that_falls_silent_in_any_step",
+    "tests/system/test_secure_fleet.py::test_either_side_may_die_in_any_step",
+    "tests/system/test_several_inputs_in_a_fleet.py::test_a_fleet_learns_from_named_inputs_what_was_simulated[torch]",
+    "tests/system/test_story.py",
+    "tests/system/test_wheel.py::test_the_program_of_the_readme_runs",
+    "tests/system/test_without_torch.py::test_devices_that_train_with_programs_learn_what_is_simulated[heart_pfl]",
+    "tests/system/test_without_torch.py::test_devices_without_torch_keep_their_kit",
+    "tests/system/test_without_torch.py::test_where_nobody_has_torch",
+)  # fmt: skip
+"""Files and tests that ``make test`` leaves to ``make thorough``: long stories of what shorter tests tell in parts, the
+benchmarks' own tests, and what is said of one algorithm, network, task or broker said again of others."""
+
+
+def is_thorough(nodeid: str, callspec: Any) -> bool:
+    """Whether ``make test`` leaves it out."""
+    path, given = nodeid.partition("::")[0], {} if callspec is None else callspec.params
+    if path == "tests/laws/test_algorithm_laws.py":  # networks of another package
+        return given.get("name") not in QUICK_LAWS and str(given.get("setting")).startswith("a ")
+    if path == "tests/system/test_every_algorithm.py":
+        return given.get("task", "classification") != "classification" or ":" in getattr(given.get("spec"), "name", "")
+    if path == "tests/sdk/programs/test_parity.py":
+        return given.get("recipe") == "plain"
+    return nodeid.startswith(THOROUGH)
+
+
+WAITS = ("tests/system", "tests/hostile", "tests/coordinator", "tests/sdk/wire/test_mqtt.py")
+"""Files that wait for processes, sockets and deadlines more than they compute."""
+LONG = (
+    "tests/laws/test_algorithm_laws.py", "tests/system/test_secure_fleet.py", "tests/system/test_in_process.py",
+    "tests/hostile/test_liars.py", "tests/system/test_without_torch.py", "tests/system/test_demo.py",
+    "tests/system/test_living.py", "tests/system/test_story.py", "tests/system/test_history.py",
+    "tests/export/test_matrix.py", "tests/system/test_gateway.py",
+    "tests/coordinator/test_store.py", "tests/system/test_load.py", "tests/system/test_identity.py",
+    "tests/system/test_node_device.py", "tests/bench/test_simulation.py", "tests/system/test_every_algorithm.py",
+    "tests/system/test_readme.py", "tests/test_docs.py", "tests/sdk/planning/test_planner.py",
+    "tests/coordinator/test_api.py", "tests/coordinator/test_blobs.py", "tests/coordinator/test_maintenance.py",
+    "tests/system/test_chaos.py", "tests/system/test_crashes.py", "tests/system/test_broker_abuse.py",
+    "tests/system/test_tasks_over_mqtt.py", "tests/hostile/test_siege_messages.py",
+    "tests/sdk/algorithms/test_trajectories.py", "tests/sdk/programs/test_parity.py",
+    "tests/coordinator/test_connection_limits.py", "tests/bench/test_export.py", "tests/system/test_disasters.py",
+    "tests/sdk/test_plugins.py", "tests/system/test_link_disasters.py", "tests/sdk/wire/test_mqtt.py",
+    "tests/hostile/test_siege_uploads.py", "tests/sdk/algorithms/test_hermes.py", "tests/system/test_same_bytes.py",
+    "tests/export/test_served.py", "tests/sdk/federated/test_kit.py", "tests/system/test_operator.py",
+    "tests/coordinator/test_migrations.py", "tests/sdk/algorithms/test_ffgg.py",
+    "tests/system/test_silent_database.py", "tests/sdk/planning/test_latency_model.py",
+    "tests/system/test_failures.py", "tests/system/test_wheel.py", "tests/system/test_stranger.py",
+    "tests/edge_client/test_deploy.py", "tests/system/test_stores.py", "tests/sdk/planning/test_foreign_models.py",
+    "tests/sdk/simulation/test_experiment.py", "tests/laws/test_aggregator_laws.py",
+    "tests/sdk/model/test_any_network.py", "tests/sdk/programs/test_hostile.py", "tests/sdk/model/test_zoo.py",
+    "tests/system/test_broker_disasters.py", "tests/system/test_check.py", "tests/export/test_beyond_python.py",
+    "tests/export/test_predictor.py", "tests/system/test_front_doors.py",
+)  # fmt: skip
+"""Files that take longest, in that order: one that begins last would keep all others waiting."""
