@@ -1,5 +1,5 @@
-// What a device without torch needs for a run, in one file (`talaria programs kit`): where all begin, the training step,
-// the model that only looks.
+// What a device without torch needs for a run, in one file (`talaria programs kit`): where its private parts begin, the
+// training step, the model that only looks.
 import { createHash } from "node:crypto";
 import fs from "node:fs";
 import { pythonFloat, unpack } from "./tensors.mjs";
@@ -16,10 +16,11 @@ export function nameOf({ accumulate, momentum, smoothing, weight_decay: decay })
 /** `{state, falls, step, forward, calibration}` of the run; an error where the kit is of another one. */
 export function opened(file, run) {
   const { tensors, metadata } = unpack(new Uint8Array(fs.readFileSync(file)));
-  if (metadata["talaria-kit"] !== "1") throw new Error(`${file} is no kit of version 1; make it with talaria programs kit`);
+  if (metadata["talaria-kit"] !== "2") throw new Error(`${file} is no kit of version 2; make it with talaria programs kit`);
   const about = JSON.parse(Buffer.from(tensors.about.data));
   if (about.run !== run.digest) throw new Error("the kit here was made for another run; make it anew");
-  const state = Object.fromEntries(about.state.map((name) => [name, tensors[`state/${name}`]]));
+  // What travels has a shape here, and its values in the global model.
+  const state = Object.fromEntries(about.state.map(([name, dtype, shape]) => [name, tensors[`state/${name}`] ?? { dtype, shape }]));
   const held = (name) => tensors[`file/${name}`]?.data;
   const step = held(nameOf(run.recipe));
   if (!step) throw new Error("the kit holds no program that trains everything; use another algorithm");

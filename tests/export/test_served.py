@@ -48,10 +48,11 @@ def test_its_bundle_is_whole_and_answers_as_torch_does(case, tmp_path):
     if case == "pruned":
         sizes = rounds.layout_of(spec).sizes
         one = replace(one, plan=Plan(widths={group: size // 2 for group, size in sizes.items()}))
+    shared = rounds.first_shared(run)
     try:
-        module = served_by(run, one)
+        module = served_by(run, one, shared)
         rounds.equip(run, kits.decode(kits.encode(kit_of(run))))
-        served = served_by(run, one)
+        served = served_by(run, one, shared)
         dense = convert(rounds.unpruned(run), plain=True).SerializeToString()
     finally:
         rounds._kits.clear()
@@ -72,9 +73,9 @@ def test_its_bundle_is_whole_and_answers_as_torch_does(case, tmp_path):
     assert Session(dense)(one.val.x).shape == answers.shape
 
 
-def served_by(run, one):
-    _, private = rounds.participate(run, one, rounds.first_shared(run), None, 1)
-    return rounds.personalize(run, one, rounds.first_shared(run), private)
+def served_by(run, one, shared):
+    _, private = rounds.participate(run, one, shared, None, 1)
+    return rounds.personalize(run, one, shared, private)
 
 
 def test_what_is_no_one_graph_is_refused():

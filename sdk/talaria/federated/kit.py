@@ -1,13 +1,15 @@
 """A kit: one file with all that a device without torch needs for a run.
 
-It holds where all begin, the channels and parts of the model, and every program and graph that the run's algorithm asks
-of a device. As a file it is tensors in the safetensors layout (:mod:`talaria.wire.strict_safetensors`), programs and
-graphs among them as bytes; nothing in it is run when it is read. Reading one needs no torch.
+It holds the channels and parts of the model, where its private parts begin, and every program and graph that the run's
+algorithm asks of a device. What travels has no values in it: a device downloads them before it learns, and they would
+be most of the file. As a file it is tensors in the safetensors layout (:mod:`talaria.wire.strict_safetensors`),
+programs and graphs among them as bytes; nothing in it is run when it is read. Reading one needs no torch.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -27,27 +29,31 @@ from talaria.model.split import Split
 from talaria.planning.anatomy import PRODUCTS, Anatomy, Layer
 from talaria.programs.given import Given
 from talaria.programs.shapes import Limits
-from talaria.tensors import Tensors, only
+from talaria.tensors import Array, Tensors
 from talaria.wire import strict_safetensors
-from talaria.wire.codec import TensorSpec
+from talaria.wire.codec import TensorSpec, schema_of
 
-VERSION = 1
+VERSION = 2
 MOST = 40_000
 """Tensors and files that a kit may hold."""
 MOST_LAYERS = 10_000
+DIFFER = "kit: what it says and what it holds differ; make it again"
 LARGEST = 1 << 30
 """Most bytes of a file that is read as a kit."""
-_META, _ABOUT, _STATE, _FILE, _BESIDE = "talaria-kit", "about", "state/", "file/", "beside/"
+_META, _ABOUT, _STATE, _SCORE, _FILE, _BESIDE = "talaria-kit", "about", "state/", "score/", "file/", "beside/"
 
 
 @dataclass(frozen=True)
 class Kit:
-    """``run`` is the run's identity, ``state`` the whole model's first weights and what an algorithm
-    shares beside them, ``shared`` the names among these that travel; ``source`` has the programs."""
+    """``run`` is the run's identity, ``schema`` has the whole model's tensors and what an algorithm shares beside them,
+    in their order, ``shared`` the names among these that travel, ``state`` the first values of the others; ``scores``
+    say which channels of each group a plan keeps, highest first; ``source`` has the programs."""
 
     run: str
-    state: Tensors = field(repr=False)
+    schema: Mapping[str, TensorSpec] = field(repr=False)
     shared: tuple[str, ...] = field(repr=False)
+    state: Tensors = field(repr=False)
+    scores: Mapping[str, Array] = field(repr=False)
     layout: ChannelLayout = field(repr=False)
     split: Split = field(repr=False)
     source: Given = field(repr=False)
@@ -56,9 +62,13 @@ class Kit:
 
     @cached_property
     def model(self) -> Tensors:
-        """The whole model's first weights, in their order."""
+        """The whole model in its order: the first values of what is private, zeros for what is downloaded."""
         keys = {*self.split.keys}
-        return {name: value for name, value in self.state.items() if name in keys}
+        return {
+            name: self.state[name] if name in self.state else np.zeros(spec.shape, spec.dtype)
+            for name, spec in self.schema.items()
+            if name in keys
+        }
 
     @cached_property
     def anatomy(self) -> Anatomy:
@@ -69,14 +79,19 @@ class Kit:
                 "kit: does not say what the model computes, so nothing can be planned from it; have it made again by "
                 "this version of Talaria"
             )
-        shapes = {name: tuple(value.shape) for name, value in self.model.items()}
+        shapes = {name: self.schema[name].shape for name in self.model}
         return Anatomy(self.layout, self.layers, shapes, self.split)
 
     @cached_property
     def blueprint(self) -> Blueprint:
         """What of it a coordinator needs too."""
-        schema = {name: TensorSpec(self.state[name].shape, self.state[name].dtype) for name in self.shared}
-        return Blueprint(schema, self.layout, self.split, lambda: only(self.state, self.shared))
+        return Blueprint({name: self.schema[name] for name in self.shared}, self.layout, self.split, self._first)
+
+    def _first(self) -> Tensors:
+        raise ConfigError(
+            "kit: holds no first values of what travels, so no run can begin here; take part in a fleet, whose "
+            "coordinator has them, or install talaria[torch]"
+        )
 
     def require(self, run: Run) -> None:
         """Raise :class:`~talaria.errors.ConfigError` where this is the kit of another run."""
@@ -97,7 +112,7 @@ def encode(kit: Kit) -> bytes:
     split = asdict(kit.split) | {"statistics": sorted(kit.split.statistics), "counters": sorted(kit.split.counters)}
     about = {
         "run": kit.run,
-        "state": list(kit.state),
+        "state": [[name, strict_safetensors.NAMES[s.dtype], list(s.shape)] for name, s in kit.schema.items()],
         "shared": list(kit.shared),
         "sizes": dict(kit.layout.sizes),
         "axes": {key: [[list(part) for part in axis] for axis in axes] for key, axes in kit.layout.axes.items()},
@@ -109,7 +124,8 @@ def encode(kit: Kit) -> bytes:
     files |= {_FILE + _BESIDE + name: _encoded(other) for name, other in kit.source.others.items()}
     arrays = {name: np.frombuffer(data, np.uint8) for name, data in files.items()}
     state = {_STATE + name: value for name, value in kit.state.items()}
-    return strict_safetensors.pack({**state, **arrays}, {_META: str(VERSION)})
+    scores = {_SCORE + group: value for group, value in kit.scores.items()}
+    return strict_safetensors.pack({**state, **scores, **arrays}, {_META: str(VERSION)})
 
 
 def _encoded(source: Given) -> bytes:
@@ -140,7 +156,10 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
     Raises :class:`~talaria.errors.StateError` for anything that :func:`encode` does not write.
     """
     try:
-        about, state, files = _opened(data)
+        about, held, files = _opened(data)
+        schema = _schema(about["state"])
+        state = {name: held.pop(_STATE + name).array() for name in schema if _STATE + name in held}
+        scores = {name.removeprefix(_SCORE): one.array() for name, one in held.items() if name.startswith(_SCORE)}
         beside = {name: files.pop(name) for name in list(files) if name.startswith(_BESIDE)}
         others = {name.removeprefix(_BESIDE): _decoded(one, limits) for name, one in beside.items()}
         axes = {k: tuple(tuple((str(g), int(n)) for g, n in axis) for axis in v) for k, v in about["axes"].items()}
@@ -149,33 +168,52 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
         layout = ChannelLayout({str(g): int(n) for g, n in about["sizes"].items()}, axes)
         source = _given(about, files, limits, others=others)
         layers = _layers(about.get("layers", []), layout)
-        kit = Kit(str(about["run"]), state, tuple(about["shared"]), layout, split, source, layers)
-        if {*split.keys, *kit.shared} != {*state} or not {*kit.shared, *layout.axes} <= {*state}:
-            raise StateError("kit: what it says and what it holds differ; make it again")
-        for source, own in ((kit.source, state), *((other, other.state) for other in others.values())):
-            if not {*source.parameters, *source.statistics} <= {*own}:
-                raise StateError("kit: what it says and what it holds differ; make it again")
+        kit = Kit(str(about["run"]), schema, tuple(about["shared"]), state, scores, layout, split, source, layers)
+        shapes = {group: value.shape for group, value in scores.items()}
+        if len(held) != len(scores) or shapes != {group: (size,) for group, size in layout.sizes.items()}:
+            raise StateError(DIFFER)
+        if {*split.keys, *kit.shared} != {*schema} or not {*kit.shared, *layout.axes} <= {*schema}:
+            raise StateError(DIFFER)
+        if {*state} != {*schema} - {*kit.shared} or schema_of(state) != {name: schema[name] for name in state}:
+            raise StateError(DIFFER)
+        for source, own in ((kit.source, {*schema}), *((other, {*other.state}) for other in others.values())):
+            if not {*source.parameters, *source.statistics} <= own:
+                raise StateError(DIFFER)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, WireError, ConfigError, DataError) as why:
         raise StateError(f"kit: damaged ({type(why).__name__}: {str(why)[:100]}); make it again") from None
     return kit
 
 
-def _opened(data: bytes) -> tuple[dict[str, Any], Tensors, dict[str, bytes]]:
-    """What a file says, its weights, and the files in it."""
+def _opened(data: bytes) -> tuple[dict[str, Any], dict[str, strict_safetensors.Entry], dict[str, bytes]]:
+    """What a file says, its tensors, and the files in it."""
     entries, meta = strict_safetensors.unpack(data, most=MOST)
     version = meta[_META]
     if version != str(VERSION):
         raise StateError(f"kit: is of version {version[:20]!r}, this Talaria reads {VERSION}; make it again")
-    about: dict[str, Any] = parsed(bytes(entries[_ABOUT].raw).decode())
-    state = {name: entries[_STATE + name].array() for name in about["state"]}
+    about: dict[str, Any] = parsed(bytes(entries.pop(_ABOUT).raw).decode())
     files = {name.removeprefix(_FILE): bytes(e.raw) for name, e in entries.items() if name.startswith(_FILE)}
-    if len(entries) != 1 + len(state) + len(files):
-        raise StateError("kit: what it says and what it holds differ; make it again")
-    return about, state, files
+    return about, {name: entry for name, entry in entries.items() if not name.startswith(_FILE)}, files
+
+
+def _schema(found: Any) -> dict[str, TensorSpec]:
+    """Names, dtypes and shapes of the whole state; bounded, as zeros are made of it."""
+    schema, largest = dict[str, TensorSpec](), 0
+    for name, dtype, shape in found:
+        spec = TensorSpec(tuple(int(size) for size in shape), strict_safetensors.DTYPES[dtype])
+        if len(shape) > strict_safetensors.MAX_DIMS or not all(0 <= size <= LARGEST for size in spec.shape):
+            raise ValueError("a tensor of no size")
+        largest += math.prod(spec.shape) * spec.dtype.itemsize
+        schema[str(name)] = spec
+    if len(schema) != len(found) or largest > LARGEST:
+        raise ValueError("tensors beyond what a model has")
+    return schema
 
 
 def _decoded(data: bytes, limits: Limits) -> Given:
-    about, state, files = _opened(data)
+    about, held, files = _opened(data)
+    state = {name: held.pop(_STATE + name).array() for name in about["state"]}
+    if held:
+        raise StateError(DIFFER)
     return _given(about, files, limits, state=state)
 
 

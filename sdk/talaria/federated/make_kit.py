@@ -33,6 +33,7 @@ from talaria.programs.source import model_name, name_of
 from talaria.tensors import Tensors
 from talaria.training.engine import LOGITS
 from talaria.types import Recipe, Samples, Task
+from talaria.wire.codec import schema_of
 
 _FEW, _BATCHES = 8, 3
 """The batch that a single made-up sample is to fill, and batches that several are."""
@@ -67,9 +68,12 @@ def kit_of(run: Run) -> Kit:
     others = {model_name(spec): _given(other, state_of(other.first())) for spec, other in maker.others.items()}
     source = _given(maker, {}, others)
     state, shared = state_of(rounds.template(run.spec)), rounds.first_shared(run)
-    state |= {name: value for name, value in shared.items() if name not in state}
-    layout, split = rounds.layout_of(run.spec), rounds.split_of(run)
-    return Kit(kits.digest_of(run), state, tuple(shared), layout, split, source, anatomy(run.spec).layers)
+    schema = schema_of(state | {name: value for name, value in shared.items() if name not in state})
+    private = {name: value for name, value in state.items() if name not in shared}
+    return Kit(
+        kits.digest_of(run), schema, tuple(shared), private, rounds.first_scores(run), rounds.layout_of(run.spec),
+        rounds.split_of(run), source, anatomy(run.spec).layers,
+    )  # fmt: skip
 
 
 def _given(maker: Maker, state: Tensors, others: Mapping[str, Given] = MappingProxyType({})) -> Given:

@@ -30,7 +30,7 @@ from talaria.model.spec import ModelSpec
 from talaria.model.split import Buffers, Split
 from talaria.model.weights import Model, Served, Weights
 from talaria.planning.plan import Plan
-from talaria.tensors import Tensors, only, prefixed, under, without
+from talaria.tensors import Array, Tensors, only, prefixed, under, without
 from talaria.training.engine import state_of
 from talaria.types import Task, Update, as_delta
 from talaria.wire import download, feedback
@@ -279,7 +279,8 @@ def personalize(run: Run, member: Member, shared: Tensors, private: Tensors | No
 
 
 def unpruned(run: Run) -> Served:
-    """The whole model with its first weights, of the run's kit. Raises :class:`ConfigError` where there is none."""
+    """The whole model of the run's kit, as small devices compare theirs with it in size and time; what travels is zero
+    in it. Raises :class:`ConfigError` where there is none."""
     if run not in _kits:
         raise ConfigError("run: no kit of it is known here; call equip first")
     kit, _ = _kits[run]
@@ -302,17 +303,17 @@ def mask_under(run: Run, plan: Plan | None, private: Tensors | None) -> ChannelM
         return layout.full()
     if plan is None or not plan.widths:
         return None
-    scores = importance(_first_weights(run), split_of(run).parameters("body", "adapters", "head"), layout)
-    return choose(scores, layout.full(), widths=plan.widths, block=1)
+    return choose(first_scores(run), layout.full(), widths=plan.widths, block=1)
 
 
-def _first_weights(run: Run) -> Tensors:
-    """The whole model's first state, not to be written to."""
+def first_scores(run: Run) -> Mapping[str, Array]:
+    """Of each group, how much every channel of the first weights counts: what a plan chooses by."""
     if run in _kits:
-        return _kits[run][0].model
+        return _kits[run][0].scores
     from talaria.model.state import to_arrays
 
-    return to_arrays(template(run.spec).state_dict())
+    first = to_arrays(template(run.spec).state_dict())
+    return importance(first, split_of(run).parameters("body", "adapters", "head"), layout_of(run.spec))
 
 
 def codec_of(run: Run, member: Member) -> str:
@@ -397,6 +398,8 @@ def _enter(
     mask = mask_of(run, member, private)
     task = task_of(run, member, round, mask, private)
     compact = masks.gathered(shared, shared, mask)
+    if isinstance(task.model, Weights):  # a kit has no values of what travels
+        task = task.but(model=_received(task, compact))
     if private is None:
         _, private = algorithm_of(run).init(_received(task, compact), task.split)
         task = task.but(newcomer=True)

@@ -28,7 +28,7 @@ MAX_NAME = 200
 META_HEADER, ENTRY_HEADER = 2**16, 2**11
 """Bytes of a header at most: for its metadata, and for each tensor (a name may be escaped to six times its length)."""
 
-_DTYPES: dict[str, np.dtype[Any]] = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -40,7 +40,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FOREIGN = (
     (b"\x80\x02", "a pickle"),
     (b"\x80\x03", "a pickle"),
@@ -74,13 +74,11 @@ def pack(tensors: Tensors, meta: Mapping[str, str] | None = None) -> bytes:
     offset = 0
     for name in sorted(tensors, key=lambda n: (-tensors[n].dtype.itemsize, n)):
         value = tensors[name]
-        if value.dtype not in _NAMES or name == "__metadata__" or not 0 < len(name) <= MAX_NAME:
-            raise ConfigError(
-                f"tensor {name[:80]!r} of {value.dtype} cannot be stored; use one of {', '.join(_DTYPES)}"
-            )
+        if value.dtype not in NAMES or name == "__metadata__" or not 0 < len(name) <= MAX_NAME:
+            raise ConfigError(f"tensor {name[:80]!r} of {value.dtype} cannot be stored; use one of {', '.join(DTYPES)}")
         raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         header[name] = {
-            "dtype": _NAMES[value.dtype],
+            "dtype": NAMES[value.dtype],
             "shape": list(value.shape),
             "data_offsets": [offset, offset + raw.nbytes],
         }
@@ -141,7 +139,7 @@ def unpack(data: bytes, *, most: int) -> tuple[dict[str, Entry], dict[str, str]]
 def _entry(name: str, value: Any, content: memoryview) -> Entry:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise WireError(f"tensor {name[:80]!r} needs dtype, shape and data_offsets")
-    dtype = _DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
+    dtype = DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
     if dtype is None or not 0 < len(name) <= MAX_NAME:
         raise WireError(f"tensor {name[:80]!r}: dtype {shown(value['dtype'], 20)} or its name is not allowed")
     shape, offsets = value["shape"], value["data_offsets"]

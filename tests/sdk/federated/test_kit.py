@@ -51,8 +51,7 @@ def member(count=30, shape=RUN.spec.input_shape, **changes):
     return replace(Member("anna", Samples(x, y), Samples(x, y), engine="onnx"), **changes)
 
 
-def whole_round(one):
-    shared = rounds.first_shared(RUN)
+def whole_round(one, shared):
     update, private = rounds.participate(RUN, one, shared, None, 1)
     served = rounds.personalize(RUN, one, shared, private)
     newcomer = rounds.personalize(RUN, one, shared, None)
@@ -76,10 +75,11 @@ HALF = Plan(widths={group: max(8, size // 2) for group, size in rounds.layout_of
     ids=["whole", "half", "few", "single", "one-step", "slices"],
 )
 def test_what_is_learned_from_a_kit_is_what_is_learned_with_torch_beside(file, one):
-    here = whole_round(one)
+    shared = rounds.first_shared(RUN)
+    here = whole_round(one, shared)
     rounds.equip(RUN, kits.decode(file))
     try:
-        there = whole_round(one)
+        there = whole_round(one, shared)
     finally:
         rounds._kits.clear()
         rounds._adopted.clear()
@@ -97,6 +97,18 @@ def test_what_is_learned_from_a_kit_is_what_is_learned_with_torch_beside(file, o
 def test_equal_runs_give_equal_files_in_any_process(file):
     assert made(RUN.to_json()) == file
     assert kits.encode(kits.decode(file)) == file
+
+
+@pytest.mark.parametrize("name", ["fedper", "ditto", "hermes", "apfl"])
+def test_what_is_downloaded_anyhow_is_not_in_it(name):
+    """A kit has no values of what travels: the weights of a model were most of the file."""
+    run = replace(RUN, algorithm=name)
+    weights = sum(value.nbytes for value in state_of(rounds.template(run.spec)).values())
+    kit = kit_of(run)
+    assert not {*kit.state} & {*rounds.first_shared(run)}
+    assert len(kits.encode(kit)) < sum(map(len, kit.source.files.values())) + weights / 4
+    with pytest.raises(ConfigError, match="no run can begin here"):
+        kit.blueprint.first()
 
 
 def test_a_kit_of_another_run_is_refused(file):
@@ -118,11 +130,10 @@ CASES = [
 def test_every_algorithm_learns_and_serves_from_a_kit_what_it_does_where_torch_is(name, spec, hparams):
     """A round, another, what is served to a member and to a newcomer: the same bytes, and the same answers."""
     run = replace(RUN, algorithm=name, hparams=hparams, spec=spec)
-    one, ends = member(shape=spec.input_shape), []
+    one, ends, shared = member(shape=spec.input_shape), [], rounds.first_shared(run)
     for kit in (None, kits.decode(kits.encode(kit_of(run)))):
         if kit is not None:
             rounds.equip(run, kit)
-        shared = rounds.first_shared(run)
         _, before = rounds.participate(run, one, shared, None, 1)
         update, private = rounds.participate(run, one, shared, before, 2)
         ends.append((update, private, *(rounds.personalize(run, one, shared, own) for own in (private, None))))
@@ -152,8 +163,8 @@ def cut(data):
     return data[:-9]
 
 
-def of_version_two(data):
-    return data.replace(b'"talaria-kit":"1"', b'"talaria-kit":"2"', 1)
+def of_version_one(data):
+    return data.replace(b'"talaria-kit":"2"', b'"talaria-kit":"1"', 1)
 
 
 def rewritten(change):
@@ -173,7 +184,7 @@ def stranger(about, arrays):
 
 
 def lost_weight(about, arrays):
-    del arrays["state/" + about["state"][0]]
+    del arrays["state/" + next(name for name, *_ in about["state"] if name not in about["shared"])]
 
 
 def unknown_part(about, arrays):
@@ -188,10 +199,33 @@ def no_size(about, arrays):
     about["cuts"] = dict.fromkeys(about["cuts"], 0)
 
 
+def downloaded(about, arrays):
+    arrays["state/" + about["shared"][0]] = np.zeros(3, np.float32)
+
+
+def huge(about, arrays):
+    about["state"][0][2] = [1 << 20, 1 << 20]
+
+
+def twice(about, arrays):
+    about["state"].append(about["state"][0])
+
+
+def few_scores(about, arrays):
+    arrays["score/conv1"] = arrays["score/conv1"][1:]
+
+
 @pytest.mark.parametrize(
     "damage",
-    [cut, of_version_two, *map(rewritten, (stranger, lost_weight, unknown_part, odd_share, no_size))],
-    ids=["cut", "version", "stranger", "lost", "part", "share", "size"],
+    [
+        cut,
+        of_version_one,
+        *map(
+            rewritten,
+            (stranger, lost_weight, unknown_part, odd_share, no_size, downloaded, huge, twice, few_scores),
+        ),
+    ],
+    ids=["cut", "version", "stranger", "lost", "part", "share", "size", "downloaded", "huge", "twice", "scores"],
 )
 def test_a_damaged_kit_is_refused_whole(file, damage):
     with pytest.raises(StateError, match="kit"):
@@ -216,7 +250,7 @@ def test_graphs_beyond_the_limits_are_never_run(file):
         kit.source.forward()
     look = kits.decode(file, Limits(multiply_adds=1000)).source.forward()
     with pytest.raises(TooLarge):
-        look({"x": np.zeros((4, 6, 32), np.float32)}, kit.state)
+        look({"x": np.zeros((4, 6, 32), np.float32)}, kit.model)
 
 
 def test_a_file_that_is_no_graph_is_refused(file):
