@@ -2,6 +2,7 @@
 // training step, the model that only looks.
 import { createHash } from "node:crypto";
 import fs from "node:fs";
+import { inflateSync } from "node:zlib";
 import { pythonFloat, unpack } from "./tensors.mjs";
 
 /** The name under which a kit holds the step that trains everything by this recipe. */
@@ -13,15 +14,18 @@ export function nameOf({ accumulate, momentum, smoothing, weight_decay: decay })
   return `program/${createHash("sha256").update(need).digest("hex")}`;
 }
 
+/** No file in a kit may be larger than 16 MiB. */
+const inflated = (data) => inflateSync(data, { maxOutputLength: 1 << 24 });
+
 /** `{state, falls, step, forward, calibration}` of the run; an error where the kit is of another one. */
 export function opened(file, run) {
   const { tensors, metadata } = unpack(new Uint8Array(fs.readFileSync(file)));
   if (metadata["talaria-kit"] !== "2") throw new Error(`${file} is no kit of version 2; make it with talaria programs kit`);
-  const about = JSON.parse(Buffer.from(tensors.about.data));
+  const about = JSON.parse(inflated(tensors.about.data));
   if (about.run !== run.digest) throw new Error("the kit here was made for another run; make it anew");
   // What travels has a shape here, and its values in the global model.
   const state = Object.fromEntries(about.state.map(([name, dtype, shape]) => [name, tensors[`state/${name}`] ?? { dtype, shape }]));
-  const held = (name) => tensors[`file/${name}`]?.data;
+  const held = (name) => tensors[`file/${name}`] && inflated(tensors[`file/${name}`].data);
   const step = held(nameOf(run.recipe));
   if (!step) throw new Error("the kit holds no program that trains everything; use another algorithm");
   return { state, falls: about.falls, step, forward: held("forward"), calibration: held("calibration") };

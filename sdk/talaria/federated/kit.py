@@ -3,13 +3,15 @@
 It holds the channels and parts of the model, where its private parts begin, and every program and graph that the run's
 algorithm asks of a device. What travels has no values in it: a device downloads them before it learns, and they would
 be most of the file. As a file it is tensors in the safetensors layout (:mod:`talaria.wire.strict_safetensors`),
-programs and graphs among them as bytes; nothing in it is run when it is read. Reading one needs no torch.
+programs and graphs among them as bytes, deflated (RFC 1950); nothing in it is run when it is read. Reading one needs no
+torch.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -37,6 +39,7 @@ VERSION = 2
 MOST = 40_000
 """Tensors and files that a kit may hold."""
 MOST_LAYERS = 10_000
+LARGEST_ABOUT = 1 << 24
 DIFFER = "kit: what it says and what it holds differ; make it again"
 LARGEST = 1 << 30
 """Most bytes of a file that is read as a kit."""
@@ -120,7 +123,7 @@ def encode(kit: Kit) -> bytes:
         "layers": [asdict(layer) for layer in kit.layers],
         **_facts(kit.source),
     }
-    files = {_ABOUT: _json(about), **{_FILE + name: data for name, data in kit.source.files.items()}}
+    files = _packed(about, kit.source.files)
     files |= {_FILE + _BESIDE + name: _encoded(other) for name, other in kit.source.others.items()}
     arrays = {name: np.frombuffer(data, np.uint8) for name, data in files.items()}
     state = {_STATE + name: value for name, value in kit.state.items()}
@@ -130,8 +133,7 @@ def encode(kit: Kit) -> bytes:
 
 def _encoded(source: Given) -> bytes:
     """The programs of a model beside the run's own, with its first weights."""
-    files = {_ABOUT: _json({"state": list(source.state), **_facts(source)})}
-    files |= {_FILE + name: data for name, data in source.files.items()}
+    files = _packed({"state": list(source.state), **_facts(source)}, source.files)
     arrays = {name: np.frombuffer(data, np.uint8) for name, data in files.items()}
     state = {_STATE + name: value for name, value in source.state.items()}
     return strict_safetensors.pack({**state, **arrays}, {_META: str(VERSION)})
@@ -146,8 +148,20 @@ def _facts(source: Given) -> dict[str, Any]:
     } | ({"parts": {name: list(shape) for name, shape in source.parts.items()}} if source.parts else {})
 
 
-def _json(about: Mapping[str, Any]) -> bytes:
-    return json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
+def _packed(about: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """By their names in a file. Names repeat in graphs: they become a sixth."""
+    text = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
+    return {_ABOUT: zlib.compress(text, 9)} | {_FILE + name: zlib.compress(data, 9) for name, data in files.items()}
+
+
+def _inflated(data: memoryview, most: int) -> bytes:
+    reader = zlib.decompressobj()
+    found = reader.decompress(data, most + 1)
+    if len(found) > most:
+        raise TooLarge(f"a file of more than {most} bytes in it")
+    if not reader.eof or reader.unused_data:
+        raise ValueError("a file in it that is cut, or has something behind it")
+    return found
 
 
 def decode(data: bytes, limits: Limits = Limits()) -> Kit:
@@ -156,12 +170,11 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
     Raises :class:`~talaria.errors.StateError` for anything that :func:`encode` does not write.
     """
     try:
-        about, held, files = _opened(data)
+        about, held, files, beside = _opened(data, limits)
         schema = _schema(about["state"])
         state = {name: held.pop(_STATE + name).array() for name in schema if _STATE + name in held}
         scores = {name.removeprefix(_SCORE): one.array() for name, one in held.items() if name.startswith(_SCORE)}
-        beside = {name: files.pop(name) for name in list(files) if name.startswith(_BESIDE)}
-        others = {name.removeprefix(_BESIDE): _decoded(one, limits) for name, one in beside.items()}
+        others = {name: _decoded(one, limits) for name, one in beside.items()}
         axes = {k: tuple(tuple((str(g), int(n)) for g, n in axis) for axis in v) for k, v in about["axes"].items()}
         parts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["split"].items()}
         split = Split(**parts | {name: frozenset(parts[name]) for name in ("statistics", "counters")})
@@ -179,20 +192,26 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
         for source, own in ((kit.source, {*schema}), *((other, {*other.state}) for other in others.values())):
             if not {*source.parameters, *source.statistics} <= own:
                 raise StateError(DIFFER)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, WireError, ConfigError, DataError) as why:
+    except (
+        KeyError, TypeError, ValueError, AttributeError, RecursionError, zlib.error, WireError, ConfigError, DataError,
+    ) as why:  # fmt: skip
         raise StateError(f"kit: damaged ({type(why).__name__}: {str(why)[:100]}); make it again") from None
     return kit
 
 
-def _opened(data: bytes) -> tuple[dict[str, Any], dict[str, strict_safetensors.Entry], dict[str, bytes]]:
-    """What a file says, its tensors, and the files in it."""
+def _opened(
+    data: bytes, limits: Limits
+) -> tuple[dict[str, Any], dict[str, strict_safetensors.Entry], dict[str, bytes], dict[str, bytes]]:
+    """What a file says, its tensors, the files in it, and those of models beside its own, still packed."""
     entries, meta = strict_safetensors.unpack(data, most=MOST)
     version = meta[_META]
     if version != str(VERSION):
         raise StateError(f"kit: is of version {version[:20]!r}, this Talaria reads {VERSION}; make it again")
-    about: dict[str, Any] = parsed(bytes(entries.pop(_ABOUT).raw).decode())
-    files = {name.removeprefix(_FILE): bytes(e.raw) for name, e in entries.items() if name.startswith(_FILE)}
-    return about, {name: entry for name, entry in entries.items() if not name.startswith(_FILE)}, files
+    about: dict[str, Any] = parsed(_inflated(entries.pop(_ABOUT).raw, LARGEST_ABOUT).decode())
+    within = {name.removeprefix(_FILE): entries.pop(name).raw for name in list(entries) if name.startswith(_FILE)}
+    beside = {name.removeprefix(_BESIDE): bytes(raw) for name, raw in within.items() if name.startswith(_BESIDE)}
+    files = {n: _inflated(raw, limits.file_bytes) for n, raw in within.items() if not n.startswith(_BESIDE)}
+    return about, entries, files, beside
 
 
 def _schema(found: Any) -> dict[str, TensorSpec]:
@@ -210,9 +229,9 @@ def _schema(found: Any) -> dict[str, TensorSpec]:
 
 
 def _decoded(data: bytes, limits: Limits) -> Given:
-    about, held, files = _opened(data)
+    about, held, files, beside = _opened(data, limits)
     state = {name: held.pop(_STATE + name).array() for name in about["state"]}
-    if held:
+    if held or beside:
         raise StateError(DIFFER)
     return _given(about, files, limits, state=state)
 

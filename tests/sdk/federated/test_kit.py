@@ -1,6 +1,7 @@
 """A kit holds what a device asks for, gives torch's masks, and anything else in its place is refused."""
 
 import json
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -106,7 +107,7 @@ def test_what_is_downloaded_anyhow_is_not_in_it(name):
     weights = sum(value.nbytes for value in state_of(rounds.template(run.spec)).values())
     kit = kit_of(run)
     assert not {*kit.state} & {*rounds.first_shared(run)}
-    assert len(kits.encode(kit)) < sum(map(len, kit.source.files.values())) + weights / 4
+    assert len(kits.encode(kit)) < sum(map(len, kit.source.files.values())) / 2 + weights / 8
     with pytest.raises(ConfigError, match="no run can begin here"):
         kit.blueprint.first()
 
@@ -171,11 +172,12 @@ def rewritten(change):
     def hostile(data):
         entries, meta = strict_safetensors.unpack(data, most=kits.MOST)
         arrays = {name: entry.array() for name, entry in entries.items()}
-        about = json.loads(arrays["about"].tobytes())
+        about = json.loads(zlib.decompress(arrays["about"]))
         change(about, arrays)
-        arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        arrays["about"] = np.frombuffer(zlib.compress(json.dumps(about).encode()), np.uint8)
         return strict_safetensors.pack(arrays, meta)
 
+    hostile.told = change.__name__
     return hostile
 
 
@@ -211,6 +213,14 @@ def twice(about, arrays):
     about["state"].append(about["state"][0])
 
 
+def bomb(about, arrays):
+    arrays["file/forward"] = np.frombuffer(zlib.compress(bytes(Limits().file_bytes + 1), 9), np.uint8)
+
+
+def more_behind(about, arrays):
+    arrays["file/forward"] = np.concatenate((arrays["file/forward"], np.zeros(1, np.uint8)))
+
+
 def few_scores(about, arrays):
     arrays["score/conv1"] = arrays["score/conv1"][1:]
 
@@ -222,11 +232,14 @@ def few_scores(about, arrays):
         of_version_one,
         *map(
             rewritten,
-            (stranger, lost_weight, unknown_part, odd_share, no_size, downloaded, huge, twice, few_scores),
+            (
+                stranger, lost_weight, unknown_part, odd_share, no_size, downloaded, huge, twice, few_scores, bomb,
+                more_behind,
+            ),
         ),
     ],
-    ids=["cut", "version", "stranger", "lost", "part", "share", "size", "downloaded", "huge", "twice", "scores"],
-)
+    ids=lambda damage: getattr(damage, "told", damage.__name__),
+)  # fmt: skip
 def test_a_damaged_kit_is_refused_whole(file, damage):
     with pytest.raises(StateError, match="kit"):
         kits.decode(damage(file))
