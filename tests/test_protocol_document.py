@@ -128,7 +128,7 @@ def test_run_recipe_codecs_and_facts_are_complete():
     assert [row[0].strip("`") for row in rows(section("Codecs"))] == ["raw", "fp16", "bf16", "int8", "topk"]
     facts = {row[0].strip("`") for row in rows(section("Updates"))}
     assert f"names = {{{', '.join(repr(n) for n in sorted(facts))}}}" in _sorted_names(codec)
-    assert " ".join(strict_safetensors._DTYPES) in PLAIN
+    assert " ".join(strict_safetensors.DTYPES) in PLAIN
 
 
 def _sorted_names(module):

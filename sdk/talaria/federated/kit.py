@@ -61,7 +61,7 @@ class Kit:
     split: Split = field(repr=False)
     source: Given = field(repr=False)
     layers: tuple[Layer, ...] = field(default=(), repr=False)
-    """What the model computes, layer by layer: what a device plans its widths from. Empty in kits of before."""
+    """What the model computes, layer by layer: what a device plans its widths from."""
 
     @cached_property
     def model(self) -> Tensors:
@@ -79,8 +79,8 @@ class Kit:
         kit does not hold it."""
         if not self.layers:
             raise ConfigError(
-                "kit: does not say what the model computes, so nothing can be planned from it; have it made again by "
-                "this version of Talaria"
+                "kit: does not say what the model computes, so nothing can be planned from it; give the device a plan "
+                "that `talaria plan` made"
             )
         shapes = {name: self.schema[name].shape for name in self.model}
         return Anatomy(self.layout, self.layers, shapes, self.split)
@@ -180,7 +180,7 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
         split = Split(**parts | {name: frozenset(parts[name]) for name in ("statistics", "counters")})
         layout = ChannelLayout({str(g): int(n) for g, n in about["sizes"].items()}, axes)
         source = _given(about, files, limits, others=others)
-        layers = _layers(about.get("layers", []), layout)
+        layers = _layers(about["layers"], layout)
         kit = Kit(str(about["run"]), schema, tuple(about["shared"]), state, scores, layout, split, source, layers)
         shapes = {group: value.shape for group, value in scores.items()}
         if len(held) != len(scores) or shapes != {group: (size,) for group, size in layout.sizes.items()}:
