@@ -110,6 +110,31 @@ def test_model_that_torch_cannot_convert_is_named_in_one_message(imu, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+class Token(nn.Module):
+    """A class token before patches of a recording, and learned positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.head = nn.Conv1d(6, 8, 10, 10), nn.Linear(8, 7)
+        self.token, self.places = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 11, 8))
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), dim=1) + self.places
+        return self.head(self.layer(x)[:, 0])
+
+
+def test_a_class_token_is_laid_out_for_any_batch(imu):
+    torch.manual_seed(0)
+    model = Token().eval()
+    session = Session(export_onnx(model, imu.x))
+    for batch in (1, 3):
+        with torch.no_grad():
+            expected = model(imu.x[:batch])
+        assert roundings(torch.from_numpy(session(imu.x[:batch].numpy())), expected) <= 1000
+
+
 class Fixed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1)[:, :7] + torch.rand(len(x), 7)

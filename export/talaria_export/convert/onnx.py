@@ -178,7 +178,7 @@ def _check_form(proto: ModelProto) -> None:
         raise ModelError("model: must have one input and one output; wrap it in a module that takes one tensor")
     sizes = [value.type.tensor_type.shape.dim[0] for value in [*proto.graph.input, *proto.graph.output]]
     if any(size.HasField("dim_value") for size in sizes):
-        raise ModelError("model: its forward fixes the size of the batch; let it take any (x.shape[0], not a number)")
+        raise ModelError("model: its forward fixes the size of the batch; let it take any (x.shape[0], no len(x))")
     if any(tensor.external_data for tensor in proto.graph.initializer) or proto.functions:
         raise ModelError("model: torch left weights or functions outside of the graph; use torch 2.11 or later")
 

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.errors import ModelError
 from talaria.model.state import load, state_of, to_arrays
@@ -25,6 +26,7 @@ def step(
 ) -> dict[str, Array]:
     """The outputs that a program gives on ``feed``, its inputs by name, worked out in ``dtype``."""
     own, trained = _given(module, only, feed, dtype)
+    before = {key: value.clone() for key, value in own.named_buffers()}
     optimizer = SGD(trained, recipe.but(lr=float(feed["lr"])))
     if recipe.momentum:
         held = [k for k in trained if f"momentum/{k}" in feed]  # what no layer reads has none
@@ -38,7 +40,7 @@ def step(
         for name, parameter in reached.items():
             loop.add_pull(parameter, torch.from_numpy(feed[f"anchor/{name}"]).to(dtype), float(feed["pull"]))
     optimizer.step()
-    moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, reached)}
+    moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, reached, before)}
     momenta = {f"next/momentum/{k}": v for k, v in optimizer.momentum.items()}
     return {"loss": loss.detach().numpy(), **moved, **to_arrays(momenta)}
 
@@ -48,6 +50,7 @@ def derivative(
 ) -> dict[str, Array]:
     """The outputs that a derivative (:func:`talaria.programs.differentiate.graph_of`) gives on ``feed``, likewise."""
     own, trained = _given(module, only, feed, dtype)
+    before = {key: value.clone() for key, value in own.named_buffers()}
     x = torch.from_numpy(feed["x"]).to(dtype)
     with Taps(own, taps) as opened, loop.lone_sample_in_eval(own, len(x)):
         own(x)
@@ -61,7 +64,7 @@ def derivative(
                 f"program: torch does not differentiate this model twice ({str(why)[:100]}); use differences instead"
             ) from None
     torch.autograd.backward([seen[tap] for tap in slopes], list(slopes.values()))
-    moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, ())}
+    moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, (), before)}
     gradients = {f"gradient/{k}": p.grad for k, p in trained.items() if p.grad is not None}
     return {**to_arrays({f"tap/{tap}": value.detach() for tap, value in seen.items()}), **moved, **to_arrays(gradients)}
 
@@ -116,10 +119,13 @@ def _beside(draw: Tensor, x: Tensor) -> Tensor:
     return draw if draw.shape == x.shape else draw.reshape(-1, *(1 for _ in x.shape[1:]))
 
 
-def _follows(module: Module, key: str, trained: Collection[str]) -> bool:
-    """Whether a step writes this tensor: what is trained, and the buffers of layers in train mode."""
+def _follows(module: Module, key: str, trained: Collection[str], before: Mapping[str, Tensor]) -> bool:
+    """Whether a step writes this tensor: what is trained, BatchNorm's statistics in train mode, and other buffers that
+    have changed; a table of numbers, such as positions, stays."""
     if key in trained:
         return True
     layer, _, name = key.rpartition(".")
     owner = module.get_submodule(layer)
-    return owner.training and name in dict(owner.named_buffers(recurse=False))
+    if not owner.training or key not in before:
+        return False
+    return isinstance(owner, _BatchNorm) or not torch.equal(before[key], owner.get_buffer(name))

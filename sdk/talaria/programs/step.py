@@ -19,15 +19,17 @@ from torch import fx
 from torch.nn import LSTM, Identity, Linear, Module, MultiheadAttention
 
 from talaria.errors import ConfigError, ModelError
-from talaria.model.inside import Inside, base_of
+from talaria.model.inside import base_of
 from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
-from talaria.programs.layers.calls import CALLS, Batch, part
-from talaria.programs.layers.sequence import Weight, sizes
+from talaria.programs.layers.calls import CALLS, Batch, part, turned_weight
+from talaria.programs.layers.parameters import Weight
+from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.table import FUNCTIONS, LAYERS, MENDS, PARTS, PASSES, parts_of, rule_of
 from talaria.programs.layers.weighing import WIDEST
+from talaria.programs.tracing import MANY, Tracer
 from talaria.programs.updates import updates
 from talaria.training import loop
 from talaria.types import Recipe
@@ -136,42 +138,16 @@ class Passed:
         return list(self.tape.values())[-1]
 
 
-class _Tracer(fx.Tracer):
-    """Follows a module, and keeps which value enters and which leaves each module inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.into: dict[str, fx.Node] = {}
-        self.out_of: dict[str, fx.Node] = {}
-
-    def call_module(self, m: Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As fx follows it; of a module that is used twice the last time stays, as with a hook."""
-        plain = PASSES.get(type(m))
-        forward = forward if plain is None else partial(plain, m)
-        name, found = self.path_of_module(m), super().call_module(m, forward, args, kwargs)
-        if args and isinstance(args[0], fx.Proxy):
-            self.into[name] = args[0].node
-        if isinstance(found, fx.Proxy):
-            self.out_of[name] = found.node
-        return found
-
-    def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        """Whatever has a rule is one layer, and so are torch's own; the rest is looked into."""
-        if type(m) in PASSES:
-            return False
-        return rule_of(m) is not None or isinstance(m, Inside) or super().is_leaf_module(m, module_qualified_name)
-
-
 def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Passed:
     """The pass of ``x`` through ``module``, written into the step's draft; ``folded``: what is normalized may stand
     without its scale and shift, where weights that read it take them in.
 
     Raises :class:`~talaria.errors.ModelError` for a layer that no program can hold.
     """
-    tracer = _Tracer()
+    tracer = Tracer(lambda: [step.known(one) for one in sizes(x)])
     try:
         traced = tracer.trace(module)
-    except (fx.proxy.TraceError, TypeError, ValueError) as why:
+    except (fx.proxy.TraceError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as why:
         raise ModelError(
             f"program: the forward pass of {type(module).__name__} depends on its values ({str(why)[:120]}); "
             "write it as layers without conditions, or train this model with torch"
@@ -196,13 +172,13 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
             held[node] = found
             continue
         layer, rule, own, read = found.layer, found.rule, found.own, found.read
-        if any(one not in maps for one in read) or not read:
+        if any(one not in maps for one in read) or not (read or found.alone):
             raise refused(layer, "reads what no program holds", "feed it maps only")
-        if _in_place(node, own) and len(read[0].users) > 1:
+        if _in_place(node, own) and read and len(read[0].users) > 1:
             raise refused(layer, "changes in place what another layer reads", "use inplace=False")
         trains = any(p.requires_grad for p in own.parameters()) or found.trains
         given = [maps[one] for one in read]
-        step.folds = folded and all(_takes_in(user, node, module, given[0].lead) for user in node.users)
+        step.folds = folded and all(given and _takes_in(user, node, module, given[0].lead) for user in node.users)
         held[node], back = rule(step, layer, own, given)
         maps[node] = held[node]
         tape[node] = Entry(read, back, trains or any(tape[one].trains for one in read if one in tape))
@@ -218,6 +194,8 @@ class _Layer:
     own: Module
     read: list[fx.Node]
     trains: bool = False
+    alone: bool = False
+    """Whether it reads a parameter, and need read no map."""
 
 
 def _takes_in(user: fx.Node, node: fx.Node, module: Module, lead: Sequence[int]) -> bool:
@@ -254,9 +232,11 @@ def _found(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any
     if node.op == "get_attr":
         layer, _, name = str(node.target).rpartition(".")
         owner = module.get_submodule(layer)
-        if name not in dict(owner.named_parameters(recurse=False)):
-            raise refused(node.name, f"reads {node.target!r}, which is no parameter", "make it an nn.Parameter")
-        return Weight(layer, name, owner)
+        weight = Weight(layer, name, owner)
+        if weight.tensor.dtype != torch.float32:
+            what = f"reads {node.target!r} of {weight.tensor.dtype}"
+            raise refused(node.name, what, "make it an nn.Parameter or a buffer of float32")
+        return weight
     read = [arg for arg in node.args if isinstance(arg, fx.Node)]
     if node.op == "call_module":
         layer, own = str(node.target), module.get_submodule(str(node.target))
@@ -274,8 +254,14 @@ def _found(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any
         if rule is None:
             raise _unknown(layer, node, module)
         return _Layer(layer, rule, own, read)
-    args, named = fx.node.map_arg((node.args, dict(node.kwargs)), held.__getitem__)
+    args, named = fx.node.map_aggregate(
+        (node.args, dict(node.kwargs)), lambda one: held[one] if isinstance(one, fx.Node) else _batch(one)
+    )
     return _called(step, node, args, named, read)
+
+
+def _batch(one: Any) -> Any:
+    return ANY_BATCH if type(one) is int and one == MANY else one
 
 
 def _unknown(layer: str, node: fx.Node, module: Module) -> ModelError:
@@ -299,6 +285,12 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     name, first = getattr(target, "__name__", str(target)), args[0] if args else None
     if isinstance(first, _Several):
         return _taken(node, first, args[1:], name)
+    if target is torch._assert:  # of what the tracing has answered
+        return None
+    if isinstance(first, Weight):
+        found = _of_weight(node.name, name, first, args[1:], named)
+        if found is not None:
+            return found
     if isinstance(first, Map) and (name in ("size", "dim", "ndim") or (name == "getattr" and args[1] in ("shape",))):
         whole = (ANY_BATCH, *(step.known(one) for one in sizes(first)))
         return len(whole) if name == "dim" else whole[args[1]] if name == "size" and args[1:] else whole
@@ -327,7 +319,7 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if call is None or not all(isinstance(one, known) for one in (*args, *named.values())):
         what = f"{name}{node.args[1:]}"
         raise refused(node.name, f"is the function {what}, which has no rule", "use layers of torch.nn")
-    weights = [one.tensor.requires_grad for one in args if isinstance(one, Weight)]
+    weights = [one for one in args if isinstance(one, Weight)]
     mapped = [one for one in read if isinstance(args[node.args.index(one)], Map)]
     mapped += [one for one in named_maps(node) if one not in mapped]
     try:
@@ -344,7 +336,18 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         rest = dict(zip(keys, given[len(places) :], strict=True))
         return call(step, layer, *filled, **{**named, **rest})
 
-    return _Layer(node.name, rule, Identity(), mapped, any(weights))
+    return _Layer(node.name, rule, Identity(), mapped, any(one.trains for one in weights), bool(weights))
+
+
+def _of_weight(layer: str, name: str, weight: Weight, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """A parameter in another form, or a size of it; None for another call."""
+    if name == "size" or (name == "getattr" and args == ("shape",)):
+        return weight.shape[args[0]] if name == "size" and args else weight.shape
+    try:
+        return turned_weight(name, weight, args, named)
+    except (IndexError, RuntimeError, TypeError, ValueError) as why:
+        what = f"takes {name}{args!r} of a parameter of {weight.shape} ({str(why)[:60]})"
+        raise refused(layer, what, "take pieces that there are") from None
 
 
 JOINS = (torch.cat, torch.concat, torch.concatenate)

@@ -198,6 +198,26 @@ class Beside(nn.Module):
         return self.head(self.flatten(self.norm(y + y.mean(-1, keepdim=True))))
 
 
+class Held(nn.Module):
+    """Parameters of its own that meet maps in several forms, and a table of numbers that is no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Conv1d(3, 8, 1), nn.Linear(8, 4)
+        self.scale, self.gain = nn.Parameter(torch.rand(8) + 0.5), nn.Parameter(torch.tensor(1.5))
+        self.places, self.token = nn.Parameter(torch.randn(20, 8)), nn.Parameter(torch.randn(8, 1))
+        self.register_buffer("table", torch.randn(1, 30, 8))
+        self.more = torch.randn(12, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x) * self.scale.view(1, -1, 1)
+        x = x.transpose(1, 2) + self.places[2 : x.size(2) + 2]
+        first = self.token.transpose(0, 1).unsqueeze(0).expand(len(x), 2, -1)
+        x = torch.cat([first, x * self.gain + self.more, self.token.t().repeat(x.shape[0], 1, 1)], dim=1)
+        x = torch.tanh(x + self.table[:, : x.size(1)])
+        return self.head((x * x.mean(1, keepdim=True).expand_as(x)).mean(1))
+
+
 def encoder(**options: object) -> nn.Module:
     """torch's own transformer of two layers; it drops no attention weights."""
     layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, **options)
@@ -321,6 +341,7 @@ NETS = {
     "padded": (LINE, Padded),
     "weighed": (LINE, Weighed),
     "beside": (LINE, Beside),
+    "held": (LINE, Held),
     "attention": (LINE, Attending),
     "attention_written": (LINE, lambda: Written("out")),
     "attention_fused": (LINE, lambda: Written("fused")),

@@ -52,6 +52,21 @@ def _shrunk(step: Step, slope: str, x: Map, wide: Sequence[Size]) -> str:
     return step.draft.sum(slope, *over, keep=True) if over else slope
 
 
+def stretched(step: Step, layer: str, x: Map, wide: Sequence[Size], like: Map | None = None) -> tuple[Map, Pullback]:
+    """x where sizes of 1 are stretched to those of ``wide``, behind the batch; ``like`` has them, where it is known."""
+    draft, own = step.draft, [step.known(one) for one in sizes(x)]
+    if len(own) != len(wide) or any(n not in (1, step.known(w)) for n, w in zip(own, wide, strict=True)):
+        raise refused(layer, f"stretches {own} to {tuple(wide)}", "stretch sizes of 1")
+    out = shaped(layer, list(wide))
+    if like is None:
+        batch, known = draft.op("Shape", "x", start=0, end=1), [step.known(one) for one in wide]
+        shape = draft.op("Concat", batch, draft.ints(*known), axis=0)
+    else:
+        shape = draft.op("Shape", opened(step, like.value, like))
+    y = filled(step, draft.op("Expand", opened(step, x.value, x), shape), out)
+    return y, lambda g, wanted: [closed(step, _shrunk(step, opened(step, g, out), x, wide), x), None]
+
+
 def bounded(
     step: Step,
     layer: str,
@@ -155,9 +170,10 @@ def beside(step: Step, layer: str, given: Sequence[Map], dim: int) -> tuple[Map,
     draft, wide = step.draft, [list(sizes(x)) for x in given]
     axis = dim % (1 + len(wide[0]))
     rest = [[*own[: axis - 1], *own[axis:]] for own in wide]
-    if axis == 0 or any(own != rest[0] for own in rest):
+    if axis == 0 or len({tuple(map(step.known, own)) for own in rest}) > 1:
         raise refused(layer, f"puts maps of {[*map(tuple, wide)]} side by side", "let them differ in one size only")
-    out = shaped(layer, [*rest[0][: axis - 1], added([own[axis - 1] for own in wide]), *rest[0][axis - 1 :]])
+    same = [next((one for one in labels if isinstance(one, str)), labels[0]) for labels in zip(*rest, strict=True)]
+    out = shaped(layer, [*same[: axis - 1], added([own[axis - 1] for own in wide]), *same[axis - 1 :]])
     each = [opened(step, x.value, x) for x in given]
     y = filled(step, draft.op("Concat", *each, axis=axis), out)
 

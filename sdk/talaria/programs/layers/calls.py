@@ -17,9 +17,9 @@ from talaria.programs.graph import Size
 from talaria.programs.layers import plumbing, pooling
 from talaria.programs.layers.attention import softened
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
-from talaria.programs.layers.broadcast import both, bounded, indexed, unsqueezed
+from talaria.programs.layers.broadcast import both, bounded, indexed, stretched, unsqueezed
+from talaria.programs.layers.parameters import Weight, for_each, joined
 from talaria.programs.layers.sequence import (
-    Weight,
     averaged,
     closed,
     filled,
@@ -27,7 +27,6 @@ from talaria.programs.layers.sequence import (
     opened,
     picked,
     shaped,
-    shifted,
     sizes,
     turned,
 )
@@ -94,6 +93,50 @@ def _reshape(step: Step, layer: str, x: Map, *shape: Any) -> tuple[Map, Pullback
     return _apart(step, layer, x, behind)
 
 
+def _expand(step: Step, layer: str, x: Map | Weight, *shape: Any) -> tuple[Map, Pullback]:
+    wanted = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else list(shape)
+    held: list[Any] = list(x.shape) if isinstance(x, Weight) else [BATCH, *(step.known(one) for one in sizes(x))]
+    held = [1] * (len(wanted) - len(held)) + held
+    asked = [own if one == -1 else one for one, own in zip(wanted, held, strict=False)]
+    if len(asked) != len(held) or asked[:1] != [BATCH] or not all(isinstance(one, int) for one in asked[1:]):
+        raise refused(layer, f"stretches {held} to {wanted}", "keep the batch first: x.expand(x.shape[0], -1, -1)")
+    if isinstance(x, Weight):
+        return for_each(step, layer, x, asked[1:])
+    return stretched(step, layer, x, asked[1:])
+
+
+def _expand_as(step: Step, layer: str, x: Map | Weight, other: Map) -> tuple[Map, Pullback]:
+    if isinstance(x, Weight):
+        return for_each(step, layer, x, [step.known(one) for one in sizes(other)])
+    return stretched(step, layer, x, sizes(other), other)
+
+
+def _repeat(step: Step, layer: str, x: Map | Weight, *times: Any) -> tuple[Map, Pullback]:
+    """As often as said, in dimensions of which there is one."""
+    many = list(times[0]) if len(times) == 1 and isinstance(times[0], tuple | list) else list(times)
+    held = list(x.shape) if isinstance(x, Weight) else [1, *(step.known(one) for one in sizes(x))]
+    held = [1] * (len(many) - len(held)) + held
+    if len(many) != len(held) or any(own != 1 and n != 1 for own, n in zip(held, many, strict=True)):
+        raise refused(layer, f"repeats {held} by {many}", "repeat dimensions of size 1")
+    first = BATCH if isinstance(x, Map) and many[0] == 1 else many[0]
+    return _expand(step, layer, x, first, *(own if n == 1 else n for own, n in zip(held[1:], many[1:], strict=True)))
+
+
+def turned_weight(name: str, weight: Weight, args: Sequence[Any], named: Mapping[str, Any]) -> Weight | None:
+    """A parameter after a call that gives another form of it, or None for another call. Raises as torch does."""
+    like = torch.empty(weight.shape, device="meta")
+    if name in ("to", "contiguous", "float", "type_as", "clone"):
+        return weight if weight.tensor.is_floating_point() and torch.float64 not in args else None
+    if name == "getitem":
+        return weight.turned("index", args[0])
+    if name in ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"):
+        return weight.turned("reshape", tuple(getattr(like, name)(*args, **named).shape))
+    if name in ("permute", "transpose", "swapaxes", "t"):
+        order = torch.empty(list(range(2, 2 + like.dim())), device="meta")  # each size tells its place
+        return weight.turned("permute", tuple(n - 2 for n in getattr(order, name)(*args, **named).shape))
+    return None
+
+
 def _unflatten(step: Step, layer: str, x: Map, dim: int, parts: Sequence[int]) -> tuple[Map, Pullback]:
     held = [step.known(one) for one in sizes(x)]
     at = _axis(x, dim) - 1
@@ -114,11 +157,17 @@ def _apart(step: Step, layer: str, x: Map, behind: Sequence[int]) -> tuple[Map, 
 
 def _add(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
     if isinstance(a, Weight) or isinstance(b, Weight):
-        x, weight = (b, a) if isinstance(a, Weight) else (a, b)
-        return shifted(step, layer, x, weight)
+        return _beside_weight(step, layer, "Add", a, b)
     x, number = (b, a) if isinstance(b, Map) else (a, b)
     y = step.draft.op("Add", x.value, step.draft.number(float(number), 2 + len(x.space)))
     return x.like(y), lambda g, wanted: [g]
+
+
+def _beside_weight(step: Step, layer: str, kind: str, a: Any, b: Any) -> tuple[Map, Pullback]:
+    x, weight = (b, a) if isinstance(a, Weight) else (a, b)
+    if not isinstance(x, Map):
+        raise refused(layer, "reckons with parameters alone", "let each meet a map")
+    return joined(step, layer, kind, x, weight)
 
 
 def _subtract(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
@@ -138,6 +187,8 @@ def _subtract(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
 
 
 def _multiply(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
+    if isinstance(a, Weight) or isinstance(b, Weight):
+        return _beside_weight(step, layer, "Mul", a, b)
     x, number = (b, a) if isinstance(b, Map) else (a, b)
     scale = step.draft.number(float(number), 2 + len(x.space))
     return x.like(step.draft.op("Mul", x.value, scale)), lambda g, wanted: [step.draft.op("Mul", g, scale)]
@@ -339,6 +390,9 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.squeeze, "squeeze"), _squeeze),
     **dict.fromkeys((torch.reshape, "view", "reshape"), _reshape),
     **dict.fromkeys((torch.unflatten, "unflatten"), _unflatten),
+    "expand": _expand,
+    "expand_as": _expand_as,
+    "repeat": _repeat,
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add"), _add),
     **dict.fromkeys((operator.sub, torch.sub, "sub"), _subtract),
     **dict.fromkeys((operator.mul, torch.mul, "mul"), _multiply),

@@ -8,14 +8,12 @@ by value sees two dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 
-from torch import Tensor
 from torch.nn import Module
 
 from talaria.programs.graph import Size
-from talaria.programs.layers.base import Map, Pullback, Rule, Step, no_way_back, refused
+from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 
 
 def sizes(x: Map) -> tuple[Size, ...]:
@@ -167,43 +165,3 @@ def without(step: Step, value: str, axis: int, rest: Sequence[Size]) -> str:
     order = [i for i in range(2 + len(rest)) if i != axis]
     turned = step.draft.transpose(value, *order, axis)
     return step.draft.reshape(turned, *(0,) * (1 + len(rest)))
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A parameter that the model itself reads, such as positions: its state-dict key, and the tensor."""
-
-    layer: str
-    name: str
-    owner: Module
-
-    @property
-    def tensor(self) -> Tensor:
-        """The parameter."""
-        found: Tensor = getattr(self.owner, self.name)
-        return found
-
-
-def shifted(step: Step, layer: str, x: Map, weight: Weight) -> tuple[Map, Pullback]:
-    """x plus a parameter that is the same for each sample."""
-    draft, shape, wide = step.draft, tuple(weight.tensor.shape), [step.known(one) for one in sizes(x)]
-    behind = shape[1:] if len(shape) == 1 + len(wide) and shape[0] == 1 else shape
-    if any(b not in (1, w) for b, w in zip(behind[::-1], wide[::-1], strict=False)) or len(behind) > len(wide):
-        raise refused(layer, f"adds a parameter of {shape} to maps of {wide}", "give it the map's sizes")
-    value = step.weight(weight.layer, weight.name, weight.tensor, shape)
-    assert value is not None
-    y = filled(step, draft.op("Add", opened(step, x.value, x), value), x)
-
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        def gradient() -> str:
-            own = (1,) * (1 + len(wide) - len(shape)) + shape
-            over, whole = [i for i, size in enumerate(own) if size == 1], opened(step, g, x)
-            if over == [0]:
-                flat = draft.op("Flatten", whole, axis=1)
-                return draft.reshape(draft.op("MatMul", step.ones(), flat), *shape)
-            return draft.reshape(draft.sum(whole, *over, keep=True), *shape)
-
-        step.trained(weight.owner, weight.layer, weight.name, gradient)
-        return [g]
-
-    return y, no_way_back if step.looks else back

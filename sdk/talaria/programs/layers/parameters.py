@@ -1,0 +1,173 @@
+"""Tensors that a model's own forward reads beside its layers: learned positions, a class token, scales, tables of
+numbers. They are the same for each sample, until they meet a map or are laid out for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from talaria.programs.graph import Draft
+from talaria.programs.layers.base import Map, Pullback, Step, key, no_way_back, refused
+from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of the model by its state-dict key: ``name`` of the module ``owner``, which is called ``layer``.
+
+    ``turns`` is what the forward pass did to it before it met a map: each a kind (``index``, ``reshape`` or
+    ``permute``) and what Tensor's method takes. What is no parameter, and no buffer of the state, stands in the file.
+    """
+
+    layer: str
+    name: str
+    owner: Module
+    turns: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def tensor(self) -> Tensor:
+        """The whole tensor."""
+        found: Tensor = getattr(self.owner, self.name)
+        return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes as they are read."""
+        return self._shapes[-1]
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a parameter that is trained."""
+        return self.tensor.requires_grad
+
+    def turned(self, kind: str, how: Any) -> Weight:
+        """This one with one more turn. Raises what torch raises where the turn does not fit."""
+        out = replace(self, turns=(*self.turns, (kind, how)))
+        out.shape  # noqa: B018 - which asks torch
+        return out
+
+    def value(self, step: Step) -> str:
+        """The value that is read."""
+        draft, whole = step.draft, self.tensor
+        kind = str(whole.dtype).removeprefix("torch.")
+        if key("", self.name) in self.owner.state_dict():
+            value = step.weight(self.layer, self.name, whole, whole.shape, kind)
+            assert value is not None
+        else:
+            value = draft.constant(whole.detach().numpy(), kind)
+        for (turn, how), shape in zip(self.turns, self._shapes, strict=False):
+            if turn == "permute":
+                value = draft.transpose(value, *how)
+                continue
+            if turn == "index":
+                for axis, start, stop in _pieces(how, shape):
+                    ends = (draft.ints(n) for n in (start, stop, axis, 1))
+                    value = draft.op("Slice", value, *ends)
+            value = draft.reshape(value, *self._after(turn, how, shape))
+        return value
+
+    def train(self, step: Step, slope: str) -> None:
+        """Keep the gradient, given the slope of what was read."""
+
+        def gradient() -> str:
+            draft, g = step.draft, slope
+            for (turn, how), shape in reversed([*zip(self.turns, self._shapes, strict=False)]):
+                if turn == "permute":
+                    g = draft.transpose(g, *(list(how).index(i) for i in range(len(how))))
+                elif turn == "reshape":
+                    g = draft.reshape(g, *shape)
+                else:
+                    g = _put_back(draft, g, how, shape)
+            return g
+
+        step.trained(self.owner, self.layer, self.name, gradient)
+
+    @property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """The sizes before the first turn, and after each."""
+        found = [tuple(self.tensor.shape)]
+        for kind, how in self.turns:
+            found.append(self._after(kind, how, found[-1]))
+        return found
+
+    def _after(self, kind: str, how: Any, shape: Sequence[int]) -> tuple[int, ...]:
+        like = torch.empty(tuple(shape), device="meta")
+        made = like[how] if kind == "index" else like.permute(how) if kind == "permute" else like.reshape(how)
+        return tuple(made.shape)
+
+
+def _pieces(index: Any, shape: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(axis, start, stop) of what ``index`` takes of each dimension that it does not keep whole."""
+    every = [one for one in (index if isinstance(index, tuple) else (index,)) if one is not None]
+    if Ellipsis in every:
+        at = every.index(Ellipsis)
+        every[at : at + 1] = [slice(None)] * (len(shape) - len(every) + 1)
+    found = []
+    for axis, (one, size) in enumerate(zip(every, shape, strict=False)):
+        places = range(size)[one] if isinstance(one, slice) else range(size)[one : one + 1 or None]
+        if places.step != 1:
+            raise ValueError("take neighbouring places")
+        if len(places) != size:
+            found.append((axis, places.start, places.stop))
+    return found
+
+
+def _put_back(draft: Draft, g: str, index: Any, shape: Sequence[int]) -> str:
+    """The slope of a whole tensor, given that of what ``index`` took of it."""
+    low, high, held = [0] * len(shape), [0] * len(shape), list(shape)
+    for axis, start, stop in _pieces(index, shape):
+        low[axis], high[axis], held[axis] = start, shape[axis] - stop, stop - start
+    g = draft.reshape(g, *held)
+    return draft.op("Pad", g, draft.ints(*low, *high), draft.constant(0.0)) if any(low) or any(high) else g
+
+
+def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[Map, Pullback]:
+    """x plus, or times, what is the same for each sample (``kind`` Add or Mul)."""
+    draft, shape, wide = step.draft, weight.shape, [step.known(one) for one in sizes(x)]
+    behind = shape[1:] if len(shape) == 1 + len(wide) and shape[0] == 1 else shape
+    if any(b not in (1, w) for b, w in zip(behind[::-1], wide[::-1], strict=False)) or len(behind) > len(wide):
+        what = "adds" if kind == "Add" else "multiplies"
+        raise refused(layer, f"{what} a tensor of {shape} to maps of {wide}", "give it the map's sizes")
+    value, whole = weight.value(step), opened(step, x.value, x)
+    y = filled(step, draft.op(kind, whole, value), x)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slope = opened(step, g, x)
+        weight.train(step, _each(step, slope if kind == "Add" else draft.op("Mul", slope, whole), shape, len(wide)))
+        return [g if kind == "Add" else closed(step, draft.op("Mul", slope, value), x)]
+
+    return y, no_way_back if step.looks else back
+
+
+def _each(step: Step, slope: str, shape: Sequence[int], rank: int) -> str:
+    """The sum of a slope (batch, ...) over all that a tensor of this shape was stretched to."""
+    draft, own = step.draft, (1,) * (1 + rank - len(shape)) + tuple(shape)
+    over = [i for i, size in enumerate(own) if size == 1]
+    if over == [0]:
+        return draft.reshape(draft.op("MatMul", step.ones(), draft.op("Flatten", slope, axis=1)), *shape)
+    return draft.reshape(draft.sum(slope, *over, keep=True), *shape)
+
+
+def for_each(step: Step, layer: str, weight: Weight, behind: Sequence[int]) -> tuple[Map, Pullback]:
+    """What is the same for each sample, once for each: a class token. ``behind`` are the sizes behind the batch."""
+    shape = weight.shape[1:] if len(weight.shape) == 1 + len(behind) else weight.shape
+    first = weight.shape[0] if len(weight.shape) > len(behind) else 1
+    fits = all(b in (1, w) for b, w in zip(shape[::-1], behind[::-1], strict=False))
+    if first != 1 or len(shape) > len(behind) or not fits or not behind:
+        raise refused(layer, f"lays {weight.shape} out as {tuple(behind)} for each sample", "give it a first size of 1")
+    draft = step.draft
+    batch = draft.op("Shape", "x", start=0, end=1)
+    whole = draft.op("Concat", batch, draft.ints(*behind), axis=0)
+    out = shaped(layer, list(behind))
+    y = filled(step, draft.op("Expand", weight.value(step), whole), out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        weight.train(step, _each(step, opened(step, g, out), weight.shape, len(behind)))
+        return []
+
+    return y, no_way_back if step.looks else back

@@ -1,0 +1,139 @@
+"""A module's forward pass as a list of calls, followed without values; what it asks of shapes is answered.
+
+The pass may loop over a shape, compare sizes or cut a table by one. Only the batch's size has no value here, and what
+depends on it cannot be followed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.proxy import TraceError
+from torch.nn import Module
+
+from talaria.model.dependency_groups import TRACE_ERRORS
+from talaria.model.inside import Inside
+from talaria.programs.layers.table import PASSES, rule_of
+
+MANY = 9973
+"""What ``len(x)`` is for a batch: Python wants a number there. No layer is as wide, and what would be is measured."""
+
+
+class Tracer(fx.Tracer):
+    """Follows a module, and keeps which value enters and which leaves each module inside."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, input_shape: Callable[[], Sequence[int]]) -> None:
+        """``input_shape`` are the sizes of one sample, asked for when the pass looks at a shape."""
+        super().__init__()
+        self.into: dict[str, fx.Node] = {}
+        self.out_of: dict[str, fx.Node] = {}
+        self._input_shape = input_shape
+        self._known: dict[tuple[fx.Node, int], Any] = {}
+        self._answering = False
+
+    def call_module(self, m: Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As fx follows it; of a module that is used twice the last time stays, as with a hook."""
+        if self._answering:
+            return forward(*args, **kwargs)
+        plain = PASSES.get(type(m))
+        forward = forward if plain is None else partial(plain, m)
+        name, found = self.path_of_module(m), super().call_module(m, forward, args, kwargs)
+        if args and isinstance(args[0], fx.Proxy):
+            self.into[name] = args[0].node
+        if isinstance(found, fx.Proxy):
+            self.out_of[name] = found.node
+        return found
+
+    def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
+        """Whatever has a rule is one layer, and so are torch's own; the rest is looked into."""
+        if type(m) in PASSES:
+            return False
+        return rule_of(m) is not None or isinstance(m, Inside) or super().is_leaf_module(m, module_qualified_name)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """A tensor of the module, as a value to be followed."""
+        return attr_val if self._answering else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """What stands for a value."""
+        return _Value(node, self)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """What a comparison of sizes says."""
+        return bool(self.number(obj, "a condition"))
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """One size after the other."""
+        few = self._answered(obj.node, MANY)
+        return (
+            iter([operator.getitem(obj, i) for i in range(len(few))]) if isinstance(few, tuple) else super().iter(obj)
+        )
+
+    def number(self, obj: fx.Proxy, where: str) -> int:
+        """A size as a number. Raises TraceError for what is none, and what the batch decides."""
+        found, alone = (self._answered(obj.node, batch) for batch in (MANY, 1))
+        if not isinstance(found, int):
+            raise TraceError(f"{obj.node.name} is {where}")
+        if found != alone:
+            raise TraceError(f"the batch's size is {where}")
+        return found
+
+    def length(self, obj: fx.Proxy) -> int:
+        """The first size of a value: :data:`MANY` for a batch."""
+        found = self._answered(obj.node, MANY)
+        return len(found)
+
+    def _answered(self, node: fx.Node, batch: int) -> Any:
+        """What a node gives for a batch of this size: of a tensor the shape alone (it lies on torch's ``meta``)."""
+        wanted, ahead = set[fx.Node](), [node]
+        while ahead:
+            one = ahead.pop()
+            if one not in wanted and (one, batch) not in self._known:
+                wanted.add(one)
+                ahead.extend(one.all_input_nodes)
+        for one in self.graph.nodes:
+            if one in wanted:
+                self._answering = True
+                try:
+                    self._known[one, batch] = self._run(one, batch)
+                except TRACE_ERRORS as why:
+                    raise TraceError(f"{one.name}: {str(why)[:80]}") from None
+                finally:
+                    self._answering = False
+        return self._known[node, batch]
+
+    def _run(self, node: fx.Node, batch: int) -> Any:
+        if node.op == "placeholder":
+            return torch.empty((batch, *self._input_shape()), device="meta")
+        target: Any = node.target
+        if node.op == "get_attr":
+            layer, _, name = target.rpartition(".")
+            return getattr(self.root.get_submodule(layer), name).detach().to("meta")
+        args, named = fx.node.map_arg((node.args, dict(node.kwargs)), lambda one: self._known[one, batch])
+        with torch.no_grad():
+            if node.op == "call_module":
+                return deepcopy(self.root.get_submodule(target)).to("meta").eval()(*args, **named)
+            if node.op == "call_method":
+                return getattr(args[0], target)(*args[1:], **named)
+            found = target(*args, **named)
+        return found.to("meta") if isinstance(found, Tensor) else found
+
+
+class _Value(fx.Proxy):
+    """A value whose sizes are known where Python asks for a number."""
+
+    tracer: Tracer
+
+    def __len__(self) -> int:
+        return self.tracer.length(self)
+
+    def __index__(self) -> int:
+        return self.tracer.number(self, "a number")

@@ -1,0 +1,82 @@
+"""Networks as people write them train by programs as they do with torch, in whole rounds."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tolerance import roundings
+
+import talaria
+from talaria.data import Client, Federated
+from talaria.model import zoo
+from talaria.programs.build import build
+from talaria.programs.program import Program
+from talaria.types import Samples
+
+_nets = importlib.util.spec_from_file_location("talaria_tutorials", Path(__file__).with_name("tutorials.py"))
+tutorials = importlib.util.module_from_spec(_nets)
+_nets.loader.exec_module(tutorials)
+
+IMAGE = (1, 8, 8)
+STEPS = 8
+
+
+def samples(shape, seed):
+    rng = np.random.default_rng(seed)
+    return Samples(rng.standard_normal((12, *shape), np.float32), np.arange(12) % 4)
+
+
+def fleet(shape):
+    """Two clients of twelve samples."""
+    clients = {n: Client(*(samples(shape, 3 * i + j) for j in range(3))) for i, n in enumerate(("anna", "ben"))}
+    return Federated("mine", clients, ("a", "b", "c", "d"), shape)
+
+
+def learned(algorithm, shape, net, engine, **more):
+    """What two rounds of two steps each come to; a small rate, so that both engines' roundings stay roundings."""
+    recipe = {"epochs": 1, "batch": 6, "lr": 0.01}
+    return talaria.simulate(algorithm, fleet(shape), net, rounds=2, recipe=recipe, engine=engine, **more).learned
+
+
+def assert_both_engines_agree(algorithm, shape, net, **more):
+    found, wanted = (learned(algorithm, shape, net, engine, **more) for engine in ("onnx", "torch"))
+    most = STEPS * max(math.prod(p.shape[1:]) * 100 for p in net.parameters() if p.dim() > 1)
+    for mine, theirs in (
+        (found.shared, wanted.shared),
+        *((found.private[n], wanted.private[n]) for n in found.private),
+    ):
+        assert list(mine) == list(theirs)
+        for key, value in theirs.items():
+            assert mine[key].shape == value.shape
+            scale = max(1.0, float(np.abs(value).max(initial=0)))
+            assert roundings(mine[key], value, scale=scale) <= most, key
+    return found
+
+
+@pytest.mark.parametrize("how", ["expand", "len", "sizes", "repeat", "longer"])
+def test_a_class_token_and_learned_positions_are_written_in_several_ways(how):
+    torch.manual_seed(0)
+    program = Program(build(zoo.keep(tutorials.ViT(how), IMAGE, 4)))
+    assert {"cls_token", "pos_embed"} <= {*program.trained}
+    assert program.manifest.parity["program"] <= program.manifest.allowed
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        ("fedper", {}),
+        ("fedrep", {}),
+        ("hermes", {"options": {"threshold": 0.0, "block": 1, "tune_epochs": 1}}),
+        ("fedper", {"adapters": "lowrank:rank=2"}),
+    ],
+    ids=["fedper", "fedrep", "hermes", "adapters"],
+)
+def test_a_vision_transformer_learns_alike_on_both_engines(algorithm, more):
+    torch.manual_seed(0)
+    net = tutorials.ViT()
+    found = assert_both_engines_agree(algorithm, IMAGE, net, **more)
+    masks = [value for name, value in found.private["anna"].items() if name.startswith("mask/")]
+    assert any((mask == 0).any() for mask in masks) == (algorithm == "hermes")

@@ -1,0 +1,35 @@
+"""Networks as newcomers write them, after tutorials and papers: what of them is ordinary trains by programs."""
+
+import torch
+from torch import Tensor, nn
+
+
+class ViT(nn.Module):
+    """A small vision transformer: patches by a strided convolution, a class token, learned positions."""
+
+    def __init__(
+        self, how: str = "expand", image: int = 8, patch: int = 4, wide: int = 8, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        many = (image // patch) ** 2
+        self.patch_embed = nn.Conv2d(1, wide, kernel_size=patch, stride=patch)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, wide))
+        self.pos_embed = nn.Parameter(torch.randn(1, many + (2 if how == "longer" else 1), wide) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            wide, 2, 2 * wide, dropout=dropout, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm, self.head, self.how = nn.LayerNorm(wide), nn.Linear(wide, 4), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed(x).flatten(2).transpose(1, 2)
+        b, n, d = x.shape
+        if self.how == "repeat":
+            cls = self.cls_token.repeat(x.size(0), 1, 1)
+        elif self.how == "len":
+            cls = self.cls_token.expand(len(x), -1, -1)
+        else:
+            cls = self.cls_token.expand(b, 1, d) if self.how == "sizes" else self.cls_token.expand(x.shape[0], -1, -1)
+        x = torch.cat((cls, x), dim=1)
+        x = x + (self.pos_embed[:, : n + 1] if self.how == "longer" else self.pos_embed)
+        return self.head(self.norm(self.encoder(x)[:, 0]))
