@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from tolerance import roundings
+from torch import nn
 
 from talaria.errors import BundleError, ConfigError, DataError, StateError
 from talaria_export import Predictor, make_bundle, open_bundle
@@ -38,6 +39,16 @@ def test_labels_and_probabilities_of_a_batch(predictor, imu):
         expected = imu.model(imu.x).softmax(1).numpy()
     np.testing.assert_allclose(prediction.probabilities, expected, atol=1e-3)
     assert roundings(prediction.probabilities.sum(1), 1) <= 16
+
+
+def test_a_network_that_ends_in_log_softmax_has_the_probabilities_that_it_says(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3), nn.LogSoftmax(dim=1)).eval()
+    x = torch.randn(7, 5)
+    make_bundle(tmp_path / "a", model, example=x, labels=list("abc"), variants=("fp32",), seconds=0)
+    with torch.no_grad():
+        expected = model(x).exp()
+    assert roundings(Predictor(tmp_path / "a")(x).probabilities, expected) <= 64
 
 
 def test_single_input_has_one_label(predictor, imu):

@@ -338,6 +338,8 @@ NETS = {
     "tokens": ((2, 7), Tokens),
     "sentences": ((9,), Sentences),
     "softmax": ((5,), lambda: maps(nn.Linear(5, 6), nn.Softmax(dim=-1), wide=6)),
+    "softmax_of_maps": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.Softmax(1), nn.LogSoftmax(2), wide=48)),
+    "log_softmax": ((5,), lambda: nn.Sequential(nn.Linear(5, 6), nn.LogSoftmax(-1), nn.Linear(6, 4), nn.LogSoftmax(1))),
     "padded": (LINE, Padded),
     "weighed": (LINE, Weighed),
     "beside": (LINE, Beside),

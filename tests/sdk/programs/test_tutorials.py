@@ -20,7 +20,7 @@ _nets = importlib.util.spec_from_file_location("talaria_tutorials", Path(__file_
 tutorials = importlib.util.module_from_spec(_nets)
 _nets.loader.exec_module(tutorials)
 
-IMAGE = (1, 8, 8)
+IMAGE = tutorials.IMAGE
 STEPS = 8
 
 
@@ -80,3 +80,10 @@ def test_a_vision_transformer_learns_alike_on_both_engines(algorithm, more):
     found = assert_both_engines_agree(algorithm, IMAGE, net, **more)
     masks = [value for name, value in found.private["anna"].items() if name.startswith("mask/")]
     assert any((mask == 0).any() for mask in masks) == (algorithm == "hermes")
+
+
+@pytest.mark.parametrize("name", tutorials.NETS)
+def test_an_ordinary_network_learns_alike_on_both_engines(name):
+    torch.manual_seed(0)
+    shape, make = tutorials.NETS[name]
+    assert_both_engines_agree("fedper", shape, make())

@@ -2,6 +2,9 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+IMAGE = (1, 8, 8)
 
 
 class ViT(nn.Module):
@@ -33,3 +36,26 @@ class ViT(nn.Module):
         x = torch.cat((cls, x), dim=1)
         x = x + (self.pos_embed[:, : n + 1] if self.how == "longer" else self.pos_embed)
         return self.head(self.norm(self.encoder(x)[:, 0]))
+
+
+class Mnist(nn.Module):
+    """Two convolutions and two linear layers, all else in functions, log_softmax at the end for a likelihood loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, 3, 1), nn.Conv2d(4, 6, 3, 1)
+        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(24, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv1(x))
+        x = F.relu(self.conv2(x))
+        x = self.dropout1(F.max_pool2d(x, 2))
+        x = torch.flatten(x, 1)
+        x = self.dropout2(F.relu(self.fc1(x)))
+        return F.log_softmax(self.fc2(x), dim=1)
+
+
+NETS = {
+    "mnist": (IMAGE, Mnist),
+}

@@ -1,4 +1,4 @@
-"""Attention of a sequence to itself, and the softmax and products that it is made of.
+"""Attention of a sequence to itself.
 
 Source: Vaswani et al. 2017; the layout of the weights is torch.nn.MultiheadAttention's.
 """
@@ -94,21 +94,6 @@ def _known(step: Step, layer: str, own: MultiheadAttention, given: Sequence[Map]
         raise refused(layer, "has kdim, vdim, add_bias_kv or add_zero_attn", "leave them out")
     if own.training and own.dropout:
         raise refused(layer, f"drops attention weights ({key(layer, 'dropout')}={own.dropout})", "set it to 0.0")
-
-
-def softmax(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """Along the channels of rows."""
-    draft, (x,) = step.draft, given
-    if getattr(module, "dim", None) not in (-1, 1 + len(x.lead)):
-        raise refused(layer, f"goes along dim={getattr(module, 'dim', None)}", "use dim=-1")
-    y = draft.op("Softmax", x.value, axis=1)
-    return x.like(y), lambda g, wanted: [softened(draft, g, y, 1)]
-
-
-def softened(draft: Draft, g: str, y: str, axis: int) -> str:
-    """The gradient by what entered a softmax whose output is ``y``."""
-    met = draft.sum(draft.op("Mul", g, y), axis, keep=True)
-    return draft.op("Mul", y, draft.op("Sub", g, met))
 
 
 def _by_heads(draft: Draft, value: str, each: int, length: int) -> str:

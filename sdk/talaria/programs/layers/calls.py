@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from talaria.programs.graph import Size
 from talaria.programs.layers import plumbing, pooling
-from talaria.programs.layers.attention import softened
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import both, bounded, indexed, stretched, unsqueezed
 from talaria.programs.layers.parameters import Weight, for_each, joined
@@ -30,6 +29,7 @@ from talaria.programs.layers.sequence import (
     sizes,
     turned,
 )
+from talaria.programs.layers.shares import log_softmax, softmax
 
 Call = Callable[..., tuple[Map, Pullback]]
 """``(step, layer, *the function's arguments, with maps in their places) -> the map, and the slopes of its maps``."""
@@ -200,14 +200,6 @@ def _divide(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
     if not isinstance(a, Map):
         raise refused(layer, "divides a number by a map", "multiply by what is wanted, or divide two maps")
     return _multiply(step, layer, a, 1 / float(b))
-
-
-def _softmax(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]:
-    axis, draft = _axis(x, dim), step.draft
-    if axis == 0:
-        raise refused(layer, f"goes along dim={dim}", "use dim=-1")
-    y = draft.op("Softmax", opened(step, x.value, x), axis=axis)
-    return filled(step, y, x), lambda g, wanted: [closed(step, softened(draft, opened(step, g, x), y, axis), x)]
 
 
 def _matmul(step: Step, layer: str, a: Map, b: Map) -> tuple[Map, Pullback]:
@@ -397,7 +389,8 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((operator.sub, torch.sub, "sub"), _subtract),
     **dict.fromkeys((operator.mul, torch.mul, "mul"), _multiply),
     **dict.fromkeys((operator.truediv, torch.div, "div"), _divide),
-    **dict.fromkeys((torch.softmax, F.softmax, "softmax"), _softmax),
+    **dict.fromkeys((torch.softmax, F.softmax, "softmax"), softmax),
+    **dict.fromkeys((torch.log_softmax, F.log_softmax, "log_softmax"), log_softmax),
     **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), _matmul),
     operator.getitem: _item,
     **dict.fromkeys((torch.sum, "sum"), _sum),

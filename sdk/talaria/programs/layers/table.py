@@ -22,6 +22,7 @@ from talaria.programs.layers import (
     plumbing,
     pooling,
     recurrent,
+    shares,
 )
 from talaria.programs.layers.base import Rule
 from talaria.programs.layers.sequence import on_maps, on_rows
@@ -39,7 +40,7 @@ LAYERS: Mapping[type[Module], Rule] = {
     nn.Embedding: embedding.embedding,
     nn.LayerNorm: on_rows(normalization.layer_norm),
     nn.GroupNorm: on_maps(normalization.group_norm),
-    nn.Softmax: on_rows(attention.softmax),
+    **dict.fromkeys((nn.Softmax, nn.LogSoftmax), shares.of_module),
     nn.Flatten: plumbing.flatten,
     nn.Identity: plumbing.identity,
     nn.Dropout: plumbing.dropout,

@@ -1,0 +1,66 @@
+"""Softmax and its logarithm, along any dimension behind the batch: in a network, or at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from torch.nn import LogSoftmax, Module
+
+from talaria.programs.graph import Draft
+from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.sequence import closed, filled, opened, sizes
+
+
+def softmax(
+    step: Step, layer: str, x: Map, dim: int | None = None, _stacklevel: int = 3, dtype: None = None
+) -> tuple[Map, Pullback]:
+    """Values above zero that add up to 1 along ``dim``; None is what torch takes it for."""
+    _plain(layer, dtype)
+    return _along(step, layer, "Softmax", x, dim)
+
+
+def log_softmax(
+    step: Step, layer: str, x: Map, dim: int | None = None, _stacklevel: int = 3, dtype: None = None
+) -> tuple[Map, Pullback]:
+    """The logarithms of these. Of cross-entropy, which begins with the same, they change nothing."""
+    _plain(layer, dtype)
+    return _along(step, layer, "LogSoftmax", x, dim)
+
+
+def of_module(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """As the module says."""
+    function = log_softmax if isinstance(module, LogSoftmax) else softmax
+    return function(step, layer, given[0], cast(Any, module).dim)
+
+
+def _plain(layer: str, dtype: object) -> None:
+    if dtype is not None:
+        raise refused(layer, f"gives {dtype}", "leave dtype out")
+
+
+def softened(draft: Draft, g: str, y: str, axis: int) -> str:
+    """The gradient by what entered a softmax whose output is ``y``."""
+    met = draft.sum(draft.op("Mul", g, y), axis, keep=True)
+    return draft.op("Mul", y, draft.op("Sub", g, met))
+
+
+def _along(step: Step, layer: str, kind: str, x: Map, dim: int | None) -> tuple[Map, Pullback]:
+    draft, rank = step.draft, 1 + len(sizes(x))
+    axis = dim % rank if dim is not None else 0 if rank == 3 else 1
+    if axis == 0:
+        raise refused(layer, f"goes along dim={dim} of {rank} dimensions", "use dim=-1")
+    rows = axis == rank - 1 and not x.space  # as they stand
+    at = 1 if rows else axis
+    y = draft.op(kind, x.value if rows else opened(step, x.value, x), axis=at)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slope = g if rows else opened(step, g, x)
+        if kind == "Softmax":
+            found = softened(draft, slope, y, at)
+        else:
+            whole = draft.sum(slope, at, keep=True)
+            found = draft.op("Sub", slope, draft.op("Mul", draft.op("Exp", y), whole))
+        return [found if rows else closed(step, found, x)]
+
+    return x.like(y) if rows else filled(step, y, x), back
