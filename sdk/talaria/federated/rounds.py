@@ -365,7 +365,15 @@ def _scratch(run: Run, mask: ChannelMask | None, member: Member) -> Module:
     whole = template(run.spec)
     if mask is None and member.engine == "onnx":
         return whole
-    return in_fast_layout((clone(whole) if mask is None else pruning.compact(whole, mask)).to(member.device))
+    own = (clone(whole) if mask is None else pruning.compact(whole, mask)).to(member.device)
+    return in_fast_layout(own) if _takes_any_layout(run.spec) else own
+
+
+@lru_cache(maxsize=64)
+def _takes_any_layout(spec: ModelSpec) -> bool:
+    from talaria.training.loop import takes_any_layout
+
+    return not zoo.GROUP.is_foreign(spec.name) or takes_any_layout(template(spec), zoo.example(spec, 2))
 
 
 @lru_cache(maxsize=4)

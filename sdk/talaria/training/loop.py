@@ -46,6 +46,18 @@ def in_fast_layout(module: Module) -> Module:
     return module
 
 
+def takes_any_layout(module: Module, example: Tensor) -> bool:
+    """Whether ``module`` also reads ``example`` (N, ...) in the layout of :func:`in_fast_layout`: in that one torch has
+    no ``view`` of a map that joins channels and places, which many networks call before their first linear layer."""
+    twin = in_fast_layout(clone(module)).eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            twin(example)
+    except RuntimeError:
+        return False
+    return True
+
+
 def _convolved(module: Module) -> list[Tensor]:
     """The weights of its 2D convolutions larger than 1x1."""
     return [p for p in module.parameters() if p.dim() == 4 and p.shape[-1] > 1]
@@ -217,9 +229,13 @@ def predict(module: Module, x: Array, batch: int = AT_ONCE) -> Array:
     modes = {m: m.training for m in module.modules()}
     plain = all(p.is_contiguous() for p in _convolved(module))
     in_fast_layout(module).eval()
+    inputs, starts = beside(module, x), range(0, max(1, len(x)), batch)
     with torch.no_grad():
-        inputs = beside(module, x)
-        out = torch.cat([module(inputs[start : start + batch]) for start in range(0, max(1, len(x)), batch)])
+        try:
+            out = torch.cat([module(inputs[start : start + batch]) for start in starts])
+        except RuntimeError:  # see takes_any_layout
+            module.to(memory_format=torch.contiguous_format)
+            out = torch.cat([module(inputs[start : start + batch]) for start in starts])
     if plain:
         module.to(memory_format=torch.contiguous_format)
     for m, mode in modes.items():

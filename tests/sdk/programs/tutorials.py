@@ -56,6 +56,41 @@ class Mnist(nn.Module):
         return F.log_softmax(self.fc2(x), dim=1)
 
 
+class LeNet(nn.Module):
+    """Two convolutions and what is over them, flattened by ``view``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 16, 3)
+        self.fc1, self.fc2 = nn.Linear(16, 12), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), (2, 2))
+        x = F.relu(self.conv2(x))
+        x = F.max_pool2d(x, 2).view(-1, self.num_flat_features(x) // 4)
+        return self.fc2(F.relu(self.fc1(x)))
+
+    def num_flat_features(self, x: Tensor) -> int:
+        many = 1
+        for size in x.size()[1:]:
+            many *= size
+        return many
+
+
+class Viewed(nn.Module):
+    """A map of several places, read by one linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.fc = nn.Conv2d(1, 6, 3), nn.Linear(216, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv1(x))
+        return self.fc(x.view(x.size(0), -1))
+
+
 NETS = {
+    "lenet": (IMAGE, LeNet),
+    "viewed": (IMAGE, Viewed),
     "mnist": (IMAGE, Mnist),
 }
