@@ -6,6 +6,7 @@ adds nothing: whatever it attends to, its values are 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import sqrt
 
 import torch
@@ -53,35 +54,89 @@ class FewerHeads(MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As torch's; ``is_causal`` says no more than ``attn_mask`` does."""
-        if attn_mask is not None and attn_mask.dim() != 2:
-            raise ValueError("attn_mask: a mask for each head does not fit fewer heads; give one (length, length)")
-        q, k, v = (self._apart(x) for x in self._projected(query, key, value))
-        hidden = None if attn_mask is None else _added(attn_mask, q)
-        if key_padding_mask is not None:
-            padding = _added(key_padding_mask, q)[..., None, None, :]
-            hidden = padding if hidden is None else hidden + padding
+        q, k, v, hidden = _before(self, query, key, value, key_padding_mask, attn_mask)
         dropped = self.dropout if self.training else 0.0
         if not need_weights:
-            return self._together(F.scaled_dot_product_attention(q, k, v, hidden, dropped)), None
-        met = q * sqrt(1 / self.head_dim) @ k.transpose(-2, -1)
-        share = F.dropout((met if hidden is None else met + hidden).softmax(-1), dropped)
-        return self._together(share @ v), share.mean(-3) if average_attn_weights else share
+            return _together(self, F.scaled_dot_product_attention(q, k, v, hidden, dropped)), None
+        share = F.dropout(_shares(q, k, hidden), dropped)
+        return _together(self, share @ v), share.mean(-3) if average_attn_weights else share
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        weight, bias = self.in_proj_weight, self.in_proj_bias
-        if query is key is value:
-            return F.linear(query, weight, bias).chunk(3, -1)
-        shifts = (None,) * 3 if bias is None else bias.chunk(3)
-        return tuple(F.linear(*part) for part in zip((query, key, value), weight.chunk(3), shifts, strict=True))
 
-    def _apart(self, x: Tensor) -> Tensor:
-        """(..., length, channels) as (..., heads, length, head_dim); the length comes first without batch_first."""
-        heads = x.reshape(*x.shape[:-1], self.num_heads, self.head_dim)
-        return heads.transpose(-3, -2) if self.batch_first or x.dim() == 2 else heads.permute(1, 2, 0, 3)
+Drop = Callable[[Tensor], Tensor]
+"""Weights of attention (N, heads, queries, keys) without those that fall away."""
 
-    def _together(self, x: Tensor) -> Tensor:
-        heads = x.transpose(-3, -2) if self.batch_first or x.dim() == 3 else x.permute(2, 0, 1, 3)
-        return F.linear(heads.flatten(-2), self.out_proj.weight, self.out_proj.bias)
+
+def dropping(layer: MultiheadAttention, drop: Drop) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The pass of ``layer`` (:func:`prunable`) by plain products, of whose weights ``drop`` takes some away; a mask for
+    each head is torch's own pass, and drops as that does."""
+
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if not layer.training or (attn_mask is not None and attn_mask.dim() != 2):
+            given = (query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            return type(layer).forward(layer, *given)
+        q, k, v, hidden = _before(layer, query, key, value, key_padding_mask, attn_mask)
+        share = drop(_shares(q, k, hidden))
+        weights = share.mean(-3) if average_attn_weights else share
+        return _together(layer, share @ v), weights if need_weights else None
+
+    return forward
+
+
+def heads_of(layer: MultiheadAttention) -> int:
+    """How many heads ``layer`` was made with."""
+    return int(layer.embed_dim // layer.head_dim)
+
+
+def _before(
+    layer: MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Queries, keys and values by heads, and what is added to their products."""
+    if attn_mask is not None and attn_mask.dim() != 2:
+        raise ValueError("attn_mask: a mask for each head does not fit fewer heads; give one (length, length)")
+    q, k, v = (_apart(layer, x) for x in _projected(layer, query, key, value))
+    hidden = None if attn_mask is None else _added(attn_mask, q)
+    if key_padding_mask is not None:
+        padding = _added(key_padding_mask, q)[..., None, None, :]
+        hidden = padding if hidden is None else hidden + padding
+    return q, k, v, hidden
+
+
+def _shares(q: Tensor, k: Tensor, hidden: Tensor | None) -> Tensor:
+    met = q * sqrt(1 / q.shape[-1]) @ k.transpose(-2, -1)
+    return (met if hidden is None else met + hidden).softmax(-1)
+
+
+def _projected(layer: MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    weight, bias = layer.in_proj_weight, layer.in_proj_bias
+    if query is key is value:
+        return F.linear(query, weight, bias).chunk(3, -1)
+    shifts = (None,) * 3 if bias is None else bias.chunk(3)
+    return tuple(F.linear(*part) for part in zip((query, key, value), weight.chunk(3), shifts, strict=True))
+
+
+def _apart(layer: MultiheadAttention, x: Tensor) -> Tensor:
+    """(..., length, channels) as (..., heads, length, head_dim); the length comes first without batch_first."""
+    heads = x.reshape(*x.shape[:-1], layer.num_heads, layer.head_dim)
+    return heads.transpose(-3, -2) if layer.batch_first or x.dim() == 2 else heads.permute(1, 2, 0, 3)
+
+
+def _together(layer: MultiheadAttention, x: Tensor) -> Tensor:
+    heads = x.transpose(-3, -2) if layer.batch_first or x.dim() == 3 else x.permute(2, 0, 1, 3)
+    return F.linear(heads.flatten(-2), layer.out_proj.weight, layer.out_proj.bias)
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:

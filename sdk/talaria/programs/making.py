@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch.nn import Module
+from torch.nn import Module, MultiheadAttention
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.inputs import Parts
@@ -74,7 +74,11 @@ class Maker:
 
     @cached_property
     def falls(self) -> dict[str, float]:
-        found = {name: getattr(layer, "p", None) for name, layer in self._module.named_modules()}
+        shares = [
+            (name, layer, "dropout" if isinstance(layer, MultiheadAttention) else "p")
+            for name, layer in self._module.named_modules()
+        ]
+        found = {name: getattr(layer, what, None) for name, layer, what in shares}
         return {name: float(p) for name, p in found.items() if isinstance(p, int | float)}
 
     @property

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, MultiheadAttention
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.errors import ModelError
+from talaria.model import attention
 from talaria.model.state import load, state_of, to_arrays
 from talaria.programs.tangent import along
 from talaria.tensors import Array
@@ -105,9 +107,14 @@ def _given(
     for name, layer in own.named_modules():
         if f"draw/{name}" in feed:
             draw = torch.from_numpy(feed[f"draw/{name}"]).to(dtype)
+            attends = isinstance(layer, MultiheadAttention)
             # in place of its own pass: one with inplace=True would change what a hook is given
-            layer.forward = partial(_times, draw)
+            layer.forward = _without(layer, draw) if attends else partial(_times, draw)
     return own, trained
+
+
+def _without(layer: Module, draw: Tensor) -> Callable[..., object]:
+    return attention.dropping(cast(MultiheadAttention, layer), lambda share: share * draw[:, : share.shape[1]])
 
 
 def _times(draw: Tensor, x: Tensor) -> Tensor:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Dropout, Dropout1d, Dropout2d, Dropout3d, Module
+from torch.nn import Dropout, Dropout1d, Dropout2d, Dropout3d, Module, MultiheadAttention
 
+from talaria.model import attention
 from talaria.model.state import tensor_of
 from talaria.seeds import Draws
 from talaria.training.batching import kept, layer_draws
@@ -17,8 +19,8 @@ _OF_CHANNELS = (Dropout1d, Dropout2d, Dropout3d)
 
 
 class LayerDraws:
-    """Inside this context the dropout layers of the task's module draw what :func:`talaria.training.batching.kept`
-    gives, each from a stream of its own, which goes on where it stopped.
+    """Inside this context the dropout layers of the task's module, and attention that drops weights, draw what
+    :func:`talaria.training.batching.kept` gives, each from a stream of its own, which goes on where it stopped.
 
     What else draws at random (a function's own dropout, say) does so from torch's global generator, which is seeded for
     one purpose here, goes on in the same way, and is outside as it was.
@@ -51,10 +53,15 @@ class LayerDraws:
 
 
 def _draws(layer: Module) -> bool:
+    if isinstance(layer, MultiheadAttention):
+        return layer.dropout > 0 and attention.prunable(layer)
     return isinstance(layer, (Dropout, *_OF_CHANNELS)) or type(layer).__name__ == "StochasticDepth"
 
 
-def _drawn(layer: Module, stream: Draws) -> Callable[[Tensor], Tensor]:
+def _drawn(layer: Module, stream: Draws) -> Callable[..., Any]:
+    if isinstance(layer, MultiheadAttention):
+        return attention.dropping(layer, _weights_of(layer, stream))
+
     def forward(x: Tensor) -> Tensor:
         if not layer.training:
             return x
@@ -62,6 +69,17 @@ def _drawn(layer: Module, stream: Draws) -> Callable[[Tensor], Tensor]:
         return x * factors.to(x.device).reshape(*factors.shape, *(1 for _ in range(x.dim() - factors.dim())))
 
     return forward
+
+
+def _weights_of(layer: MultiheadAttention, stream: Draws) -> attention.Drop:
+    """Draws for all heads that there were, whichever a mask has left: those that are left take the first ones."""
+
+    def drop(share: Tensor) -> Tensor:
+        *batch, heads, queries, keys = share.shape
+        factors = kept(stream, float(layer.dropout), *batch, attention.heads_of(layer), queries, keys)
+        return share * tensor_of(factors).to(share.device)[..., :heads, :, :]
+
+    return drop
 
 
 def _shape(layer: Module, x: Tensor) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from talaria import tensors
 from talaria.model import pruning
-from talaria.model.attention import FewerHeads
+from talaria.model.attention import FewerHeads, dropping
 from talaria.model.compaction import compact, expand
 from talaria.model.masks import apply_dense
 from talaria.model.prunability import survey
@@ -126,6 +126,24 @@ def test_a_pruned_attention_is_pruned_again_and_drops_weights_of_the_heads_it_ha
     assert type(twice.attention) is FewerHeads
     assert not torch.equal(twice.train()(x), twice(x))
     assert torch.equal(twice.eval()(x), twice(x))
+
+
+LENGTH_FIRST = ("weights left", "padded", "padded, weights left", "causal", "causal, padded", "another")
+WAYS = (*LENGTH_FIRST, "one by one", "weights read", "each head's weights read", "each head's mask")
+
+
+@pytest.mark.parametrize(("way", "batch_first"), [*((way, True) for way in WAYS), *((w, False) for w in LENGTH_FIRST)])
+def test_attention_by_plain_products_is_torchs_where_nothing_falls_away(way, batch_first):
+    torch.manual_seed(0)
+    model, x = Reading(way, batch_first=batch_first), torch.randn(3, LENGTH, 3)
+    with torch.no_grad():
+        expected = model(x)
+        shapes = []
+        model.attention.forward = dropping(model.attention, lambda share: (shapes.append(share.shape), share)[1])
+        assert roundings(model(x), expected) <= 1000
+    alone = () if way == "one by one" else (3,)
+    assert {*shapes} <= {(*alone, HEADS, LENGTH, LENGTH)}
+    assert bool(shapes) == (way != "each head's mask")
 
 
 def test_a_choice_by_importance_keeps_what_weighs_most(net):

@@ -219,9 +219,8 @@ class Held(nn.Module):
 
 
 def encoder(**options: object) -> nn.Module:
-    """torch's own transformer of two layers; it drops no attention weights."""
+    """torch's own transformer of two layers."""
     layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, **options)
-    layer.self_attn.dropout = 0.0
     return nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False)
 
 
@@ -260,11 +259,11 @@ class Sentences(nn.Module):
 
 
 class Texts(nn.Module):
-    """torch's own transformer over tokens, whose padding it does not look at."""
+    """torch's own transformer over tokens, whose padding it does not look at; its dropout is torch's default."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: object) -> None:
         super().__init__()
-        self.words, self.encoder, self.head = nn.Embedding(4, 8, 0), encoder(dropout=0.0), nn.Linear(8, 4)
+        self.words, self.encoder, self.head = nn.Embedding(4, 8, 0), encoder(**options), nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         words = x.long()
@@ -348,9 +347,11 @@ NETS = {
     "attention_written": (LINE, lambda: Written("out")),
     "attention_fused": (LINE, lambda: Written("fused")),
     "attention_causal": (LINE, lambda: Written("causal")),
-    "padded_attention": ((9,), Texts),
+    "padded_attention": ((9,), lambda: Texts(dropout=0.0)),
+    "dropout_in_padded_attention": ((9,), Texts),
+    "dropout_in_adapted_attention": ((9,), lambda: adapted(Texts(), "encoder.layers.*.self_attn")),
     "adapted_attention": (LINE, lambda: adapted(Attending(), "attention")),
-    "adapted_encoder": ((9,), lambda: adapted(Texts(), "encoder.layers.*.self_attn")),
+    "adapted_encoder": ((9,), lambda: adapted(Texts(dropout=0.0), "encoder.layers.*.self_attn")),
     "adapted_gru": (LINE, lambda: adapted(Recurrent("mean", 2), "gru")),
     "adapted_lstm": (LINE, lambda: adapted(Long("state", bias=False), "lstm")),
     "encoder": (LINE, lambda: Sequences(nn.Linear(3, 8), encoder(dropout=0.0, activation="gelu"), wide=8)),

@@ -1,6 +1,7 @@
 """Trained by programs, a task ends where torch's loop does: pulled, in parts, on kept features, under masks."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from tolerance import roundings
 from torch import nn
 
 from talaria.model import pruning, zoo
-from talaria.model.spec import ModelSpec
+from talaria.model.attention import heads_of
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import load, state_of
 from talaria.programs.engine import ProgramEngine
 from talaria.programs.session import Session
@@ -31,12 +33,12 @@ def engines(spec_of):
     return lambda name: made.setdefault(name, ProgramEngine(spec_of(name)))
 
 
-def task_of(spec, count=40, keep=None, **changes):
+def task_of(spec, count=40, keep=None, block=8, **changes):
     dense = zoo.build(spec)
     mask, model = None, dense
     if keep is not None:
         layout = zoo.layout(spec)
-        mask = pruning.choose(pruning.importance(dense, layout), layout.full(), keep=keep)
+        mask = pruning.choose(pruning.importance(dense, layout), layout.full(), keep=keep, block=block)
         model = pruning.compact(dense, mask)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((count, *spec.input_shape), np.float32)
@@ -172,6 +174,51 @@ def engine_draws(engine, task, state):
 
     program = engine.source.program(Need.of(task.recipe, None))
     return _Draws(program, engine.source.falls, state, task, "train").next(16)["1"]
+
+
+class Dropping(nn.Module):
+    """torch's transformer layer as it is by default, which drops weights of attention too."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 4, 16, dropout=0.3, batch_first=True)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.head(self.layer(x).mean(1))
+
+
+@pytest.mark.parametrize("adapters", [None, AdapterSpec("lowrank", 2)])
+@pytest.mark.parametrize("keep", [None, 0.5])
+def test_weights_of_attention_that_fall_away_are_the_same_on_both_engines(keep, adapters):
+    torch.manual_seed(0)
+    spec = replace(zoo.keep(Dropping((6, 8), 4), (6, 8), 4), adapters=adapters)
+    engine, task = ProgramEngine(spec), task_of(spec, keep=keep, block=1)
+    state = state_of(task.model)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)  # which has no part in it
+        wanted = loop.train(task, state)
+    assert_near(task, engine.train(task, state), wanted, steps=3)
+    slopes = loop.gradient(task, state)
+    found = engine.gradient(task, state)
+    assert_near(task, {key: found[key] for key in slopes}, slopes, steps=1)
+    draws = engine.source.derivative(None, ("logits",)).graph.inputs
+    attention = "layer.self_attn" + ("" if adapters is None else ".base")
+    assert next(port.shape for port in draws if port.name == f"draw/{attention}") == ("N", 4, 6, 6)
+    if keep is not None:
+        heads = task.model.get_submodule(attention)
+        assert (heads.num_heads, heads_of(heads)) == (2, 4)
+
+
+def test_curvature_of_attention_that_drops_weights_is_torchs():
+    torch.manual_seed(0)
+    spec = zoo.keep(Dropping((3, 8), 4), (3, 8), 4)
+    task = task_of(spec, count=8)
+    state, rng = state_of(task.model), np.random.default_rng(1)
+    walks = [engine.walk(task, state, task.recipe) for engine in (ProgramEngine(spec), torch_engine)]
+    along = {key: rng.standard_normal(value.shape).astype(np.float32) for key, value in walks[0].weights.items()}
+    found, wanted = (walk.curved(task.train.x, task.train.y, along, walk.draws("train/curve")) for walk in walks)
+    assert_near(task, found, wanted, steps=1)
 
 
 class Looks:

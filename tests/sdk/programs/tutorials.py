@@ -90,6 +90,7 @@ class Viewed(nn.Module):
 
 
 NETS = {
+    "vit with torch's own dropout": (IMAGE, lambda: ViT("sizes", dropout=0.1)),
     "lenet": (IMAGE, LeNet),
     "viewed": (IMAGE, Viewed),
     "mnist": (IMAGE, Mnist),

@@ -11,9 +11,10 @@ from typing import cast
 
 from torch.nn import Module, MultiheadAttention
 
+from talaria.model.attention import heads_of
 from talaria.model.inside import base_of
 from talaria.programs.graph import Draft, times
-from talaria.programs.layers.base import Map, Pullback, Step, key, refused
+from talaria.programs.layers.base import Map, Pullback, Step, refused
 from talaria.programs.layers.matrices import Matrices
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.weighing import Weighing
@@ -43,7 +44,9 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     if len(given) > 3:
         met = _hidden(draft, met, given[3].value, length)
     share = draft.op("Softmax", met, axis=2)
-    mixed = draft.op("MatMul", v, _turned(draft, share))
+    draw = _drawn(step, weights.place, own, share, length) if own.training and own.dropout else None
+    kept = share if draw is None else draft.op("Mul", share, draw)
+    mixed = draft.op("MatMul", v, _turned(draft, kept))
     flat = _together(draft, mixed, each, length)
     y = draft.op("Gemm", flat, out, *([bias] if bias else []), transA=1, transB=1)
 
@@ -55,12 +58,16 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
         # what a softmax takes off, the sum over share * (slope^T v), is that over the shorter columns of the output
         # and is taken off inside of the product, as one more channel: a pass of its own takes as long as the product
         met = draft.sum(draft.op("Mul", slope, mixed), 1, keep=True)
-        less = draft.op("Pad", v, draft.ints(0, 0, 0, 0, 1, 0), draft.constant(-1.0))
-        towards = draft.op("MatMul", _turned(draft, draft.op("Concat", slope, met, axis=1)), less)
+        if draw is None:
+            less = draft.op("Pad", v, draft.ints(0, 0, 0, 0, 1, 0), draft.constant(-1.0))
+            towards = draft.op("MatMul", _turned(draft, draft.op("Concat", slope, met, axis=1)), less)
+        else:
+            each_kept = draft.op("Mul", draft.op("MatMul", _turned(draft, slope), v), draw)
+            towards = draft.op("Sub", each_kept, _turned(draft, met))
         scores = draft.op("Mul", share, towards)
         dq = draft.op("Mul", draft.op("MatMul", k, _turned(draft, scores)), scale)
         dk = draft.op("MatMul", scaled, scores)
-        dv = draft.op("MatMul", slope, share)
+        dv = draft.op("MatMul", slope, kept)
         whole = _together(draft, draft.op("Concat", dq, dk, dv, axis=0), each, length)
         product, total = draft.op("Gemm", whole, x.value), draft.sum(whole, 1)
         weights.trained("in_proj_weight", lambda: held.gradient(product, total))
@@ -92,8 +99,18 @@ def _known(step: Step, layer: str, own: MultiheadAttention, given: Sequence[Map]
         raise refused(layer, "reads sequences in another order", "use batch_first=True, and (batch, length, width)")
     if own.in_proj_weight is None or own.bias_k is not None or own.add_zero_attn:
         raise refused(layer, "has kdim, vdim, add_bias_kv or add_zero_attn", "leave them out")
-    if own.training and own.dropout:
-        raise refused(layer, f"drops attention weights ({key(layer, 'dropout')}={own.dropout})", "set it to 0.0")
+
+
+def _drawn(step: Step, place: str, own: MultiheadAttention, share: str, length: int) -> str:
+    """An input of the program for the weights (heads x batch, length, length): 0 where one falls away, 1/(1-p)
+    elsewhere. It is drawn for all heads that there were; those that a mask leaves take the first ones."""
+    draft = step.draft
+    if draft.has(f"draw/{place}"):
+        raise refused(place, "is used twice", "give each place an attention of its own")
+    draw = draft.input(f"draw/{place}", ("N", heads_of(own), length, length))
+    left = draft.op("Shape", _heads(draft, share, length, length), start=0, end=1)
+    ends = (draft.ints(0), left, draft.ints(0), draft.ints(1))
+    return draft.reshape(draft.op("Slice", draft.transpose(draw, 1, 0, 2, 3), *ends), -1, length, length)
 
 
 def _by_heads(draft: Draft, value: str, each: int, length: int) -> str:

@@ -25,7 +25,7 @@ class Matrices:
     def value(self, name: str, shape: Sequence[Size]) -> str | None:
         """A parameter of the layer, plus the product of its factors where an adapter has some; None where there is
         none."""
-        base, place = base_of(self.module), self._place
+        base, place = base_of(self.module), self.place
         tensor = dict(base.named_parameters()).get(name)
         value = self.step.weight(place, name, tensor, shape)
         if value is None or not isinstance(self.module, Inside):
@@ -47,7 +47,7 @@ class Matrices:
         """Keep the gradient of what :meth:`value` gave: the parameter's own, and those of its factors."""
         owner, _, leaf = name.rpartition(".")
         base, draft = base_of(self.module), self.step.draft
-        self.step.trained(base.get_submodule(owner), key(self._place, owner) if owner else self._place, leaf, gradient)
+        self.step.trained(base.get_submodule(owner), key(self.place, owner) if owner else self.place, leaf, gradient)
         if name not in self._factors:
             return
         held, up, down = self._factors[name]
@@ -59,5 +59,6 @@ class Matrices:
             self.step.trained(factors.get_submodule(part), f"{held}.{part}", "weight", product)
 
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
+        """The name of the layer itself, whatever adapters stand around it."""
         return key(self.layer, "base") if isinstance(self.module, Inside) else self.layer
