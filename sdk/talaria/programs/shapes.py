@@ -302,7 +302,11 @@ def _one_hot(node: Node, given: list[Value]) -> Found:
 def _pool(node: Node, given: list[Value]) -> Found:
     x, kernel, stride = given[0].shape, node.get("kernel_shape"), node.get("strides")
     pads = node.get("pads", (0,) * 2 * len(kernel))
-    if len(kernel) != len(x) - 2 or min((*kernel, *stride)) < 1 or any(p < 0 or p >= min(kernel) for p in pads):
+    if (
+        len(kernel) != len(x) - 2
+        or min((*kernel, *stride)) < 1
+        or any(not 0 <= p < k for p, k in zip(pads, kernel * 2, strict=True))
+    ):
         raise ValueError(f"windows {kernel}")
     out = [(n + pads[i] + pads[i + len(kernel)] - kernel[i]) // stride[i] + 1 for i, n in enumerate(x[2:])]
     return Value((*x[:2], *out)), math.prod((*x[:2], *out, *kernel))

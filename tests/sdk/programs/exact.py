@@ -66,7 +66,10 @@ def _pooled(node, x):
     kernel, stride, pads = node.get("kernel_shape"), node.get("strides"), node.get("pads")
     pool = {("MaxPool", 1): F.max_pool1d, ("MaxPool", 2): F.max_pool2d}
     pool |= {("AveragePool", 1): F.avg_pool1d, ("AveragePool", 2): F.avg_pool2d}
-    return pool[node.kind, len(kernel)](torch.from_numpy(x), kernel, stride, pads[: len(kernel)]).numpy()
+    rank = len(kernel)
+    edges = [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
+    whole = np.pad(x, edges, constant_values=-np.inf if node.kind == "MaxPool" else 0)
+    return pool[node.kind, rank](torch.from_numpy(whole), kernel, stride).numpy()
 
 
 def _transposed(node, x, w):

@@ -301,6 +301,14 @@ NETS = {
     "max_pool": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), wide=64)),
     "max_pool_overlapping": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.MaxPool2d(3, 2, 1), wide=80)),
     "max_pool1d": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.MaxPool1d(5), wide=8)),
+    "max_pool_rounded_up": (
+        PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.MaxPool2d((2, 3), 2, (0, 1), ceil_mode=True), wide=100)
+    ),
+    "max_pool1d_rounded_up": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.MaxPool1d(3, 4, ceil_mode=True), wide=12)),
+    "average_rounded_up": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AvgPool2d(4, 3, 1, ceil_mode=True), wide=48)),
+    "average_inside_rounded_up": (
+        PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False), wide=80)
+    ),
     "average_pool": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AvgPool2d(3, 2, 1), wide=80)),
     "average_pool1d": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.AvgPool1d(12), wide=4)),
     "global_average": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), wide=4)),

@@ -261,7 +261,6 @@ def late(x):
         (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 2, 3), wide=105), "no tap meets"),
         (lambda: nets.maps(first(), nn.MaxPool1d(3, dilation=2), wide=24), "dilation"),
         (lambda: nets.maps(nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular"), wide=48), "circular"),
-        (lambda: nets.maps(first(), nn.MaxPool1d(5, ceil_mode=True), wide=9), "ceil_mode"),
         (lambda: nets.maps(first(), nn.BatchNorm1d(3, track_running_stats=False), wide=36), "running mean"),
         (lambda: nets.maps(first(), nn.GELU(approximate="tanh"), wide=36), "approximate"),
         (lambda: nets.maps(first(), nn.AdaptiveMaxPool1d(5), wide=15), "pools"),

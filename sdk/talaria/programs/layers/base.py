@@ -151,12 +151,10 @@ def no_way_back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
 
 
 def no_dilation(layer: str, module: Module) -> None:
-    """Refuse windows with holes, and those that round up at the edge."""
+    """Refuse windows with holes."""
     dilation = getattr(module, "dilation", 1)
     if any(d != 1 for d in (dilation if isinstance(dilation, tuple) else (dilation,))):
         raise refused(layer, f"has dilation={dilation}", "use a larger kernel without it")
-    if getattr(module, "ceil_mode", False):
-        raise refused(layer, "has ceil_mode=True", "use padding instead")
 
 
 def spread(value: int | Sequence[int], rank: int) -> tuple[int, ...]:

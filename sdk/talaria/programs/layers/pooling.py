@@ -45,19 +45,20 @@ def average_pool(step: Step, layer: str, module: Module, given: Sequence[Map]) -
     if getattr(own, "divisor_override", None):
         raise refused(layer, f"has divisor_override={own.divisor_override}", "leave it out")
     y, pull = _average(draft, x, windows)
-    if own.count_include_pad or not any(windows.padding):
+    counted = _counted(windows, own.count_include_pad, spread(own.padding, len(x.space)))
+    if (counted == prod(windows.kernel)).all():
         return y, pull
-    more = draft.constant(prod(windows.kernel) / _inside(windows)[None, None])
+    more = draft.constant(prod(windows.kernel) / counted[None, None])
     return y.like(draft.op("Mul", y.value, more)), lambda g, wanted: pull(draft.op("Mul", g, more), wanted)
 
 
-def _inside(windows: Windows) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """How many positions of the map each window covers."""
+def _counted(windows: Windows, edges: bool, padding: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """How many positions count under each window: those of the map, and of its ``padding`` where ``edges`` do."""
     found = np.ones(())
-    zipped = zip(windows.space, windows.kernel, windows.stride, windows.padding, windows.out, strict=True)
+    zipped = zip(windows.space, windows.kernel, windows.stride, padding, windows.out, strict=True)
     for n, k, s, p, many in zipped:
-        starts = np.arange(many) * s - p
-        found = found[..., None] * (np.minimum(starts + k, n) - np.maximum(starts, 0))
+        starts, low, high = np.arange(many) * s - p, -p if edges else 0, n + p if edges else n
+        found = found[..., None] * (np.minimum(starts + k, high) - np.maximum(starts, low))
     return found
 
 
@@ -123,10 +124,20 @@ def _windows(layer: str, own: MaxPool2d | AvgPool2d, x: Map) -> Windows:
         raise refused(layer, "returns indices", "leave return_indices out")
     rank = len(x.space)
     kernel, stride, padding = (spread(one, rank) for one in (own.kernel_size, own.stride, own.padding))
-    return Windows(x.space, kernel, stride, padding)
+    if not own.ceil_mode:
+        return Windows(x.space, kernel, stride, padding)
+    zipped = zip(x.space, kernel, stride, padding, strict=True)
+    return Windows(x.space, kernel, stride, padding, above=tuple(_end(*each) for each in zipped))
+
+
+def _end(n: int, kernel: int, stride: int, padding: int) -> int:
+    """What a pool that rounds up reads beyond the end: its last window begins on the map or before it."""
+    many = -(-(n + 2 * padding - kernel) // stride) + 1
+    many -= (many - 1) * stride >= n + padding
+    return max(padding, (many - 1) * stride + kernel - n - padding)
 
 
 def _pooled(draft: Draft, kind: str, x: Map, windows: Windows) -> str:
     more = {"count_include_pad": 1} if kind == "AveragePool" else {}
-    kernel, stride, pads = windows.kernel, windows.stride, windows.padding * 2
+    kernel, stride, pads = windows.kernel, windows.stride, windows.padding + windows.end
     return draft.op(kind, x.value, kernel_shape=kernel, strides=stride, pads=pads, **more)

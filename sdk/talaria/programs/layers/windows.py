@@ -26,6 +26,13 @@ class Windows:
     padding: tuple[int, ...]
     dilation: tuple[int, ...] = ()
     """How far neighbouring taps stand apart; (): next to each other."""
+    above: tuple[int, ...] = ()
+    """Padding at the end, where it differs from that at the beginning: of pools that round up."""
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        """Padding at the end of each dimension."""
+        return self.above or self.padding
 
     @property
     def apart_by(self) -> tuple[int, ...]:
@@ -40,13 +47,13 @@ class Windows:
     @property
     def out(self) -> tuple[int, ...]:
         """How many windows there are."""
-        zipped = zip(self.space, self.reach, self.stride, self.padding, strict=True)
-        return tuple((n + 2 * p - k) // s + 1 for n, k, s, p in zipped)
+        zipped = zip(self.space, self.reach, self.stride, self.padding, self.end, strict=True)
+        return tuple((n + low + high - k) // s + 1 for n, k, s, low, high in zipped)
 
     @property
     def whole(self) -> bool:
         """Whether one window covers the whole map."""
-        return self.kernel == self.space and not any(self.padding)
+        return self.kernel == self.space and not any(self.padding) and not any(self.end)
 
     @property
     def apart(self) -> bool:
@@ -59,8 +66,8 @@ class Windows:
 
     def under(self, draft: Draft, value: str, fill: float = 0.0) -> list[str]:
         """What lies under each tap: (channels, batch, *out) each; ``fill`` stands beyond the edge."""
-        value = pad(draft, value, self.padding, self.padding, fill)
-        wide = tuple(n + 2 * p for n, p in zip(self.space, self.padding, strict=True))
+        value = pad(draft, value, self.padding, self.end, fill)
+        wide = tuple(n + low + high for n, low, high in zip(self.space, self.padding, self.end, strict=True))
         starts = [tuple(k * d for k, d in zip(tap, self.apart_by, strict=True)) for tap in self.taps()]
         return [cut(draft, value, wide, start, self.out, self.stride) for start in starts]
 
