@@ -198,6 +198,21 @@ class Beside(nn.Module):
         return self.head(self.flatten(self.norm(y + y.mean(-1, keepdim=True))))
 
 
+class Squeezed(nn.Module):
+    """Squeeze-and-excitation as it is written with ``view``, whose sizes a mask may narrow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool, self.head = nn.Conv1d(3, 16, 3), nn.AdaptiveAvgPool1d(1), nn.Linear(16, 4)
+        self.fc = nn.Sequential(nn.Linear(16, 8, bias=False), nn.ReLU(), nn.Linear(8, 16, bias=False), nn.Sigmoid())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.conv(x))
+        b, c, _ = x.size()
+        y = self.fc(self.pool(x).view(b, c)).view(b, c, 1)
+        return self.head(self.pool(x * y.expand_as(x)).squeeze(2))
+
+
 class Held(nn.Module):
     """Parameters of its own that meet maps in several forms, and a table of numbers that is no parameter."""
 
@@ -215,7 +230,7 @@ class Held(nn.Module):
         first = self.token.transpose(0, 1).unsqueeze(0).expand(len(x), 2, -1)
         x = torch.cat([first, x * self.gain + self.more, self.token.t().repeat(x.shape[0], 1, 1)], dim=1)
         x = torch.tanh(x + self.table[:, : x.size(1)])
-        return self.head((x * x.mean(1, keepdim=True).expand_as(x)).mean(1))
+        return self.head((x * x.mean(1, keepdim=True).expand_as(x)).mean(1, keepdim=True).squeeze())
 
 
 def encoder(**options: object) -> nn.Module:
@@ -351,6 +366,7 @@ NETS = {
     "weighed": (LINE, Weighed),
     "beside": (LINE, Beside),
     "held": (LINE, Held),
+    "squeezed": (LINE, Squeezed),
     "attention": (LINE, Attending),
     "attention_written": (LINE, lambda: Written("out")),
     "attention_fused": (LINE, lambda: Written("fused")),

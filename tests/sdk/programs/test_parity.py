@@ -94,6 +94,7 @@ def _encoder():
         (lambda: nets.adapted(nets.Hiding(), "attention"), ["attention.base", "conv"]),
         (lambda: nets.adapted(_wide(nets.Recurrent("mean", 2)), "gru"), ["gru.base", "conv"]),
         (nets.Beside, ["one", "two"]),
+        (nets.Squeezed, ["conv", "fc.0"]),
         (nets.Padded, ["one", "mix"]),
         (nets.Weighed, ["one", "two"]),
         (lambda: _wide(nets.Recurrent("mean", 2)), ["gru", "conv"]),

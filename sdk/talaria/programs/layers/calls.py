@@ -70,7 +70,10 @@ def _item(step: Step, layer: str, x: Map, index: Any) -> tuple[Map, Pullback]:
     return indexed(step, layer, x, index if isinstance(index, tuple) else (index,))
 
 
-def _squeeze(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]:
+def _squeeze(step: Step, layer: str, x: Map, dim: int | None = None) -> tuple[Map, Pullback]:
+    if dim is None:
+        held = [step.known(one) for one in sizes(x)]
+        return _reshape(step, layer, x, BATCH, *([one for one in held if one != 1] or [1]))
     axis = _axis(x, dim)
     if axis == 0 or sizes(x)[axis - 1] != 1:
         raise refused(layer, f"squeezes dimension {dim} of {sizes(x)}", "squeeze one of size 1 behind the batch")
@@ -149,10 +152,25 @@ def _unflatten(step: Step, layer: str, x: Map, dim: int, parts: Sequence[int]) -
 
 
 def _apart(step: Step, layer: str, x: Map, behind: Sequence[int]) -> tuple[Map, Pullback]:
-    draft, out = step.draft, shaped(layer, behind)
-    held = [step.known(one) for one in sizes(x)]
-    y = filled(step, draft.reshape(opened(step, x.value, x), -1, *behind), out)
-    return y, lambda g, wanted: [closed(step, draft.reshape(opened(step, g, out), -1, *held), x)]
+    """In another shape, in which what stays first or last stays as narrow as a mask leaves it."""
+    draft, labels = step.draft, sizes(x)
+    held = [step.known(one) for one in labels]
+    wide: list[Size] = list(behind)
+    end = next((e for e in (0, -1) if isinstance(labels[e], str) and behind[e] == held[e]), None)
+    if end is not None:
+        wide[end] = labels[end]
+    out, whole = shaped(layer, wide), opened(step, x.value, x)
+    if end is None:
+        y = filled(step, draft.reshape(whole, -1, *behind), out)
+        return y, lambda g, wanted: [closed(step, draft.reshape(opened(step, g, out), -1, *held), x)]
+    batch, at = draft.op("Shape", whole, start=0, end=1), 1 if end == 0 else len(held)
+    kept = draft.op("Shape", whole, start=at, end=at + 1)
+    shape = [kept if isinstance(one, str) else draft.ints(one) for one in wide]
+    y = filled(step, draft.op("Reshape", whole, draft.op("Concat", batch, *shape, axis=0)), out)
+    back: Pullback = lambda g, wanted: [  # noqa: E731
+        closed(step, draft.op("Reshape", opened(step, g, out), draft.op("Shape", whole)), x)
+    ]
+    return y, back
 
 
 def _add(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
