@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Module, MultiheadAttention
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from talaria.errors import ModelError
 from talaria.model import attention
@@ -34,7 +35,7 @@ def step(
         held = [k for k in trained if f"momentum/{k}" in feed]  # what no layer reads has none
         optimizer.momentum = {k: torch.from_numpy(feed[f"momentum/{k}"]).to(dtype, copy=True) for k in held}
     x, y = torch.from_numpy(feed["x"]).to(dtype), torch.from_numpy(feed["y"])
-    with loop.lone_sample_in_eval(own, len(y)):
+    with loop.lone_sample_in_eval(own, len(y)), _In(dtype):
         loss = loop.cross_entropy(recipe.smoothing)(own, x, y)
     loss.backward()
     reached = {name: parameter for name, parameter in trained.items() if parameter.grad is not None}
@@ -54,7 +55,7 @@ def derivative(
     own, trained = _given(module, only, feed, dtype)
     before = {key: value.clone() for key, value in own.named_buffers()}
     x = torch.from_numpy(feed["x"]).to(dtype)
-    with Taps(own, taps) as opened, loop.lone_sample_in_eval(own, len(x)):
+    with Taps(own, taps) as opened, loop.lone_sample_in_eval(own, len(x)), _In(dtype):
         own(x)
     seen = opened.seen
     slopes = {tap: torch.from_numpy(feed[f"slope/{tap}"]).to(dtype) for tap in taps if f"slope/{tap}" in feed}
@@ -111,6 +112,18 @@ def _given(
             # in place of its own pass: one with inplace=True would change what a hook is given
             layer.forward = _without(layer, draw) if attends else partial(_times, draw)
     return own, trained
+
+
+class _In(TorchFunctionMode):
+    """What a forward pass makes of its own, such as zeros to begin with, is made in ``dtype`` where it is float32."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found.to(self.dtype) if isinstance(found, Tensor) and found.dtype == torch.float32 else found
 
 
 def _without(layer: Module, draw: Tensor) -> Callable[..., object]:

@@ -24,7 +24,7 @@ from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
-from talaria.programs.layers.calls import CALLS, Batch, part, turned_weight
+from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, turned_weight
 from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.table import FUNCTIONS, LAYERS, MENDS, PARTS, PASSES, parts_of, rule_of
@@ -212,8 +212,15 @@ _HARMLESS = ("need_weights", "average_attn_weights")
 
 def _alone(own: Module, node: fx.Node, held: Mapping[fx.Node, Any]) -> bool:
     """Whether a layer is called with what its rule reads alone: a recurrent one without a first state."""
-    nodes = [one for one in node.args if isinstance(one, fx.Node) and isinstance(held.get(one), Map)]
-    return len(nodes) == len(node.args) == (3 if isinstance(base_of(own), MultiheadAttention) else 1)
+    first, *rest = node.args
+    rest = [] if all(one in held and held[one] is ZEROS for one in _nodes(rest)) else rest
+    nodes = [one for one in (first, *rest) if isinstance(one, fx.Node) and isinstance(held.get(one), Map)]
+    return len(nodes) == 1 + len(rest) == (3 if isinstance(base_of(own), MultiheadAttention) else 1)
+
+
+def _nodes(given: Any) -> list[Any]:
+    """What is given, without the tuples and lists around it."""
+    return [leaf for one in given for leaf in _nodes(one)] if isinstance(given, tuple | list) else [given]
 
 
 @dataclass
@@ -233,14 +240,19 @@ def _found(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any
         layer, _, name = str(node.target).rpartition(".")
         owner = module.get_submodule(layer)
         weight = Weight(layer, name, owner)
+        if MANY in weight.tensor.shape and not weight.tensor.any():
+            return ZEROS
         if weight.tensor.dtype != torch.float32:
             what = f"reads {node.target!r} of {weight.tensor.dtype}"
             raise refused(node.name, what, "make it an nn.Parameter or a buffer of float32")
         return weight
-    read = [arg for arg in node.args if isinstance(arg, fx.Node)]
+    read = [arg for arg in node.args if isinstance(arg, fx.Node) and held[arg] is not ZEROS]
     if node.op == "call_module":
         layer, own = str(node.target), module.get_submodule(str(node.target))
         given = {key: one for key, one in node.kwargs.items() if key not in _HARMLESS and one not in (None, False)}
+        given = {
+            key: one for key, one in given.items() if key != "hx" or any(held.get(z) is not ZEROS for z in _nodes(one))
+        }
         mask = given.pop("key_padding_mask", None) if isinstance(base_of(own), MultiheadAttention) else None
         rules = parts_of(own)
         if given or (rules is not None and not _alone(own, node, held)):
@@ -285,6 +297,10 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     name, first = getattr(target, "__name__", str(target)), args[0] if args else None
     if isinstance(first, _Several):
         return _taken(node, first, args[1:], name)
+    if target is torch.zeros or name == "new_zeros" or first is ZEROS:
+        return ZEROS
+    if isinstance(first, Map) and name == "getattr" and args[1] in ("device", "dtype"):
+        return torch.device("cpu") if args[1] == "device" else torch.float32
     if target is torch._assert:  # of what the tracing has answered
         return None
     if isinstance(first, Weight):

@@ -279,6 +279,7 @@ def late(x):
         (lambda: Gru(num_layers=2, dropout=0.5), "dropout=0.5"),
         (lambda: Gru(first=True), "more than its input"),
         (lambda: Gru(take=1), "gives several values"),
+        (lambda: Odd(lambda x: x + torch.randn(x.size(0), 3, 12)), "randn"),
         (lambda: Odd(torch.cumsum), "cumsum"),
         (lambda: Odd(lambda x: x[:, ::2]), "takes"),
         (lambda: Odd(lambda x: x.view(x.shape[0] * 3, 12)), "batch"),

@@ -89,7 +89,29 @@ class Viewed(nn.Module):
         return self.fc(x.view(x.size(0), -1))
 
 
+class Recurrent(nn.Module):
+    """A convolution, a recurrent layer that is given zeros to begin with, and its last output."""
+
+    def __init__(self, kind: type[nn.LSTM | nn.GRU]) -> None:
+        super().__init__()
+        self.hidden, self.layers = 8, 1
+        self.conv, self.recurrent = nn.Conv1d(3, 6, 3, padding=1), kind(6, self.hidden, self.layers, batch_first=True)
+        self.fc = nn.Linear(self.hidden, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool1d(F.relu(self.conv(x)), 2).permute(0, 2, 1)
+        h0 = torch.zeros(self.layers, x.size(0), self.hidden).to(x.device)
+        if isinstance(self.recurrent, nn.GRU):
+            out, _ = self.recurrent(x, h0)
+        else:
+            c0 = torch.zeros(self.layers, len(x), self.hidden, device=x.device)
+            out, _ = self.recurrent(x, (h0, c0))
+        return self.fc(out[:, -1, :])
+
+
 NETS = {
+    "lstm from zeros": ((3, 12), lambda: Recurrent(nn.LSTM)),
+    "gru from zeros": ((3, 12), lambda: Recurrent(nn.GRU)),
     "vit with torch's own dropout": (IMAGE, lambda: ViT("sizes", dropout=0.1)),
     "lenet": (IMAGE, LeNet),
     "viewed": (IMAGE, Viewed),
