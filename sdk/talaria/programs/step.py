@@ -25,6 +25,7 @@ from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
 from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, turned_weight
+from talaria.programs.layers.largest import largest
 from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.table import FUNCTIONS, LAYERS, MENDS, PARTS, PASSES, parts_of, rule_of
@@ -295,6 +296,8 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     """A function, with its arguments."""
     target: Any = node.target
     name, first = getattr(target, "__name__", str(target)), args[0] if args else None
+    if isinstance(first, _Several) and name == "getattr" and args[1] == "values":
+        return _Layer(first.layer, first.rules["0"], first.own, first.read)
     if isinstance(first, _Several):
         return _taken(node, first, args[1:], name)
     if target is torch.zeros or name == "new_zeros" or first is ZEROS:
@@ -313,7 +316,13 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if isinstance(first, Map) and name == "chunk" and (args[2:] or (named.get("dim"),))[0] in (-1, len(sizes(first))):
         rules = {str(i): _with(partial(part, many=args[1], place=i)) for i in range(args[1])}
         return _Several(node.name, Identity(), read, rules)
-    if getattr(target, "__module__", "") == "_operator" and not any(isinstance(a, Map | Weight) for a in args):
+    along = [*args[1:], *named.values()]
+    if target in (torch.max, "max") and isinstance(first, Map) and len(along) in (1, 2):
+        largest_of = _with(partial(largest, dim=along[0], keepdim=along[1:] == [True]))
+        return _Several(node.name, Identity(), read, {"0": largest_of})
+    if getattr(target, "__module__", "") in ("_operator", "math") and not any(
+        isinstance(a, Map | Weight) for a in args
+    ):
         try:
             return target(*args)
         except TypeError:
@@ -331,7 +340,7 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if found is not None and plain:
         return _Layer(node.name, *found, read)
     call = CALLS.get(target)
-    known = (Map, Weight, Batch, int, float, tuple, list, slice, type(None), type(Ellipsis), torch.dtype)
+    known = (Map, Weight, Batch, int, float, str, tuple, list, slice, type(None), type(Ellipsis), torch.dtype)
     if call is None or not all(isinstance(one, known) for one in (*args, *named.values())):
         what = f"{name}{node.args[1:]}"
         raise refused(node.name, f"is the function {what}, which has no rule", "use layers of torch.nn")

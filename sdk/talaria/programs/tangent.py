@@ -191,6 +191,15 @@ def _shares(made: _Made, node: Node, out: str) -> str:
     return beyond if node.kind == "LogSoftmax" else made.op("Mul", y, beyond)
 
 
+def _largest_along(made: _Made, node: Node, out: str) -> str:
+    """The mean way of the places that have the maximum."""
+    x, axes = made.value[node.inputs[0]], made.value[node.inputs[1]]
+    most = made.op("ReduceMax", x, axes, keepdims=1)
+    hit, keep = made.op("Cast", made.op("Equal", x, most), to=1), node.get("keepdims", 1)
+    total = made.op("ReduceSum", made.op("Mul", hit, made.moved[node.inputs[0]]), axes, keepdims=keep)
+    return made.op("Div", total, made.op("ReduceSum", hit, axes, keepdims=keep))
+
+
 def _largest(made: _Made, node: Node, out: str) -> str:
     """Under each window the way of the first value that is the maximum."""
     x, y, way = made.value[node.inputs[0]], made.value[out], made.moved[node.inputs[0]]
@@ -233,4 +242,5 @@ _RULES: dict[str, _Rule] = {
     "Pad": _padded,
     "ScatterND": _scattered,
     "MaxPool": _largest,
+    "ReduceMax": _largest_along,
 }

@@ -123,6 +123,7 @@ RULES = {
     "OneHot": _hot,
     "Pad": _padded,
     "Reciprocal": lambda _, x: 1 / x,
+    "ReduceMax": _reduced(np.max),
     "ReduceMean": _reduced(np.mean),
     "ReduceSum": _reduced(np.sum),
     "Relu": lambda _, x: np.maximum(x, 0),

@@ -1,7 +1,10 @@
 """One small network for each layer that a program may hold."""
 
+import math
+
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from talaria.model import adapters
 from talaria.model.spec import AdapterSpec
@@ -213,6 +216,34 @@ class Squeezed(nn.Module):
         return self.head(self.pool(x * y.expand_as(x)).squeeze(2))
 
 
+class Bent(nn.Module):
+    """Functions of each value, and the largest along dimensions, as they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv1d(3, 16, 3), nn.Conv1d(3, 16, 1), nn.Linear(42, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = F.leaky_relu(self.one(x), 0.2), F.elu(self.two(x), alpha=0.5)
+        most, _ = torch.max(one, dim=2)
+        spread = torch.sqrt(torch.exp(-most.abs()) + most**2 + torch.square(two.max(-1).values))
+        over = torch.tanh(two.transpose(1, 2)).max(1, keepdim=True)[0].flatten(1)
+        parts = [spread / math.sqrt(two.size(1)), F.gelu(over, approximate="tanh"), two.amax(1)[:, 2:]]
+        return self.head(torch.cat(parts, 1))
+
+
+class Highest(nn.Module):
+    """The largest value of each channel, as text networks read convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv1d(3, 16, 3), nn.Conv1d(3, 16, 2), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = [F.relu(conv(x)) for conv in (self.one, self.two)]
+        return self.head(torch.cat([torch.max(one, dim=2)[0] for one in maps], 1))
+
+
 class Held(nn.Module):
     """Parameters of its own that meet maps in several forms, and a table of numbers that is no parameter."""
 
@@ -367,6 +398,7 @@ NETS = {
     "beside": (LINE, Beside),
     "held": (LINE, Held),
     "squeezed": (LINE, Squeezed),
+    "bent": (LINE, Bent),
     "attention": (LINE, Attending),
     "attention_written": (LINE, lambda: Written("out")),
     "attention_fused": (LINE, lambda: Written("fused")),
@@ -394,6 +426,7 @@ NETS = {
         for layer in (
             nn.ReLU6(), nn.Hardtanh(-0.5, 0.7), nn.LeakyReLU(0.1), nn.Sigmoid(), nn.Tanh(), nn.SiLU(), nn.GELU(),
             nn.Hardswish(), nn.ELU(0.7), nn.Softplus(2.0), nn.Hardsigmoid(), nn.ReLU(inplace=True),
+            nn.Mish(), nn.SELU(),
         )
     },
 }  # fmt: skip

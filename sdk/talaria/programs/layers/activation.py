@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import torch
 from torch import nn
 from torch.nn import Module
+from torch.nn import functional as F
 
 from talaria.programs.graph import Draft
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
@@ -19,8 +22,6 @@ Slope = Callable[[str], str]
 def _rule(of: Callable[[Draft, str, Module], tuple[str, Slope]]) -> Rule:
     def rule(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
         (x,) = given
-        if getattr(module, "approximate", "none") != "none":
-            raise refused(layer, "approximates its curve", "use approximate='none'")
         draft, small = step.draft, bool(x.space) and set(x.space) == {1}
 
         def flat(value: str) -> str:
@@ -105,7 +106,56 @@ def _silu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     return y, slope
 
 
+def _mish(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    s = draft.op("Tanh", draft.op("Softplus", x))
+
+    def slope(g: str) -> str:
+        bent = draft.op("Mul", draft.op("Sub", draft.constant(1.0), draft.op("Mul", s, s)), draft.op("Sigmoid", x))
+        return draft.op("Mul", g, draft.op("Add", s, draft.op("Mul", x, bent)))
+
+    return draft.op("Mul", x, s), slope
+
+
+def _selu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    """Klambauer et al. 2017, whose two numbers these are."""
+    scale = draft.constant(1.0507009873554805)
+    y, slope = _elu(draft, x, nn.ELU(1.6732632423543772))
+    return draft.op("Mul", y, scale), lambda g: slope(draft.op("Mul", g, scale))
+
+
+def _negated(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    return draft.op("Neg", x), lambda g: draft.op("Neg", g)
+
+
+def _exponential(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    y = draft.op("Exp", x)
+    return y, lambda g: draft.op("Mul", g, y)
+
+
+def _root(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    y = draft.op("Sqrt", x)
+    return y, lambda g: draft.op("Div", draft.op("Mul", g, draft.constant(0.5)), y)
+
+
+def _square(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    return draft.op("Mul", x, x), lambda g: draft.op("Mul", g, draft.op("Mul", x, draft.constant(2.0)))
+
+
+def powered(step: Step, layer: str, x: Map, exponent: object) -> tuple[Map, Pullback]:
+    """x squared, or its root."""
+    if exponent not in (2, 0.5):
+        raise refused(layer, f"takes the power {exponent!r}", "write squares and roots")
+    return _rule(_square if exponent == 2 else _root)(step, layer, nn.Identity(), [x])
+
+
+def _size(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    below = draft.op("Less", x, draft.constant(0.0))
+    return draft.op("Where", below, draft.op("Neg", x), x), lambda g: draft.op("Where", below, draft.op("Neg", g), g)
+
+
 def _gelu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    if cast(nn.GELU, module).approximate == "tanh":
+        return _gelu_by_tanh(draft, x)
     half, one = draft.constant(0.5), draft.constant(1.0)
     part = draft.op("Mul", x, draft.constant(math.sqrt(0.5)))
     below = draft.op("Mul", half, draft.op("Add", one, draft.op("Erf", part)))
@@ -114,6 +164,21 @@ def _gelu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
         top = draft.constant(-math.log(2 * math.pi) / 2)
         density = draft.op("Exp", draft.op("Sub", top, draft.op("Mul", part, part)))
         return draft.op("Mul", g, draft.op("Add", below, draft.op("Mul", x, density)))
+
+    return draft.op("Mul", x, below), slope
+
+
+def _gelu_by_tanh(draft: Draft, x: str) -> tuple[str, Slope]:
+    rate, cubic, one, half = math.sqrt(2 / math.pi), 0.044715, draft.constant(1.0), draft.constant(0.5)
+    square = draft.op("Mul", x, x)
+    inner = draft.op("Add", one, draft.op("Mul", square, draft.constant(cubic)))
+    t = draft.op("Tanh", draft.op("Mul", draft.op("Mul", x, draft.constant(rate)), inner))
+    below = draft.op("Mul", half, draft.op("Add", one, t))
+
+    def slope(g: str) -> str:
+        steep = draft.op("Add", draft.constant(rate), draft.op("Mul", square, draft.constant(3 * rate * cubic)))
+        bent = draft.op("Mul", draft.op("Sub", one, draft.op("Mul", t, t)), steep)
+        return draft.op("Mul", g, draft.op("Add", below, draft.op("Mul", draft.op("Mul", half, x), bent)))
 
     return draft.op("Mul", x, below), slope
 
@@ -153,4 +218,27 @@ RULES: dict[type[Module], Rule] = {
     nn.GELU: _rule(_gelu),
     nn.Hardsigmoid: _rule(_hardsigmoid),
     nn.Hardswish: _rule(_hardswish),
+    nn.Mish: _rule(_mish),
+    nn.SELU: _rule(_selu),
 }
+FUNCTIONS: dict[Callable[..., object], type[Module]] = {
+    F.leaky_relu: nn.LeakyReLU,
+    F.elu: nn.ELU,
+    F.selu: nn.SELU,
+    F.relu6: nn.ReLU6,
+    F.hardtanh: nn.Hardtanh,
+    F.softplus: nn.Softplus,
+    F.mish: nn.Mish,
+    F.gelu: nn.GELU,
+    F.hardsigmoid: nn.Hardsigmoid,
+    F.hardswish: nn.Hardswish,
+}
+"""Functions that take what the module of their kind is made with."""
+PLAIN: dict[Callable[..., object] | str, Rule] = {
+    **dict.fromkeys((operator.neg, torch.neg, "neg"), _rule(_negated)),
+    **dict.fromkeys((torch.exp, "exp"), _rule(_exponential)),
+    **dict.fromkeys((torch.sqrt, "sqrt"), _rule(_root)),
+    **dict.fromkeys((torch.square, "square"), _rule(_square)),
+    **dict.fromkeys((operator.abs, torch.abs, "abs"), _rule(_size)),
+}
+"""Functions of each value alone, and methods."""

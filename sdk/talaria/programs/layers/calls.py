@@ -14,9 +14,10 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from talaria.programs.graph import Size
-from talaria.programs.layers import plumbing, pooling
+from talaria.programs.layers import activation, plumbing, pooling
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import both, bounded, indexed, stretched, unsqueezed
+from talaria.programs.layers.largest import largest
 from talaria.programs.layers.parameters import Weight, for_each, joined
 from talaria.programs.layers.sequence import (
     averaged,
@@ -400,6 +401,15 @@ def _adaptive_pool(kind: type[Module], rule: Rule) -> Call:
     return call
 
 
+def _activation(kind: type[Module]) -> Call:
+    """A function, as the module of its arguments."""
+
+    def call(step: Step, layer: str, x: Map, *args: Any, **named: Any) -> tuple[Map, Pullback]:
+        return activation.RULES[kind](step, layer, kind(*args, **named), [x])
+
+    return call
+
+
 CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.transpose, "transpose", "swapaxes"), _transpose),
     **dict.fromkeys((torch.permute, "permute"), _permute),
@@ -431,7 +441,10 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     F.adaptive_avg_pool2d: _adaptive_pool(nn.AdaptiveAvgPool2d, pooling.adaptive_average),
     F.adaptive_max_pool1d: _adaptive_pool(nn.AdaptiveMaxPool1d, pooling.adaptive_max),
     F.adaptive_max_pool2d: _adaptive_pool(nn.AdaptiveMaxPool2d, pooling.adaptive_max),
-    "contiguous": _same,
+    **dict.fromkeys((torch.amax, "amax"), largest),
+    **dict.fromkeys((operator.pow, torch.pow, "pow"), activation.powered),
+    **{function: _activation(kind) for function, kind in activation.FUNCTIONS.items()},
+    **dict.fromkeys(("contiguous", "clone"), _same),
     "float": _float,
     **dict.fromkeys(("long", "int"), _whole),
     **dict.fromkeys(("to", "type"), _to),

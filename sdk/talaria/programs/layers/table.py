@@ -117,6 +117,7 @@ FUNCTIONS: Mapping[Callable[..., Any] | str, tuple[Rule, Module]] = {
     **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), (activation.RULES[nn.Sigmoid], nn.Sigmoid())),
     **dict.fromkeys((torch.tanh, F.tanh, "tanh"), (activation.RULES[nn.Tanh], nn.Tanh())),
     F.silu: (activation.RULES[nn.SiLU], nn.SiLU()),
+    **{function: (rule, nn.Identity()) for function, rule in activation.PLAIN.items()},
 }
 """By the function, or the name of a tensor's method."""
 

@@ -1,0 +1,34 @@
+"""The largest value along some dimensions behind the batch, as ``max`` and ``amax`` give it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from talaria.programs.graph import Size
+from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
+
+
+def largest(
+    step: Step, layer: str, x: Map, dim: int | Sequence[int] = (), keepdim: bool = False
+) -> tuple[Map, Pullback]:
+    """The largest value along ``dim``. Places that have it share its gradient, as torch's ``amax`` has it."""
+    wide, draft = sizes(x), step.draft
+    gone = sorted({one % (1 + len(wide)) for one in ((dim,) if isinstance(dim, int) else dim)})
+    if not gone or gone[0] == 0 or len(gone) == len(wide):
+        raise refused(layer, f"takes the largest along {dim} of {wide}", "name dimensions behind the batch, leave one")
+    rest: list[Size] = [1 if i in gone else n for i, n in enumerate(wide, 1) if keepdim or i not in gone]
+    out, full = shaped(layer, rest), opened(step, x.value, x)
+    y = draft.op("ReduceMax", full, draft.ints(*gone), keepdims=int(keepdim))
+
+    def apart(value: str) -> str:
+        for axis in () if keepdim else gone:
+            value = draft.op("Unsqueeze", value, draft.ints(axis))
+        return value
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        hit = draft.op("Cast", draft.op("Equal", full, apart(y)), to=1)
+        share = draft.op("Div", apart(opened(step, g, out)), draft.sum(hit, *gone, keep=True))
+        return [closed(step, draft.op("Mul", hit, share), x)]
+
+    return filled(step, y, out), back
