@@ -24,7 +24,7 @@ from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
-from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, turned_weight
+from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, picked_and_turned, turned_weight
 from talaria.programs.layers.largest import largest
 from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.sequence import sizes
@@ -296,6 +296,8 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     """A function, with its arguments."""
     target: Any = node.target
     name, first = getattr(target, "__name__", str(target)), args[0] if args else None
+    if isinstance(first, _Several) and name == "unbind" and (args[1:] or (named.get("dim", 0),)) == (0,):
+        return first
     if isinstance(first, _Several) and name == "getattr" and args[1] == "values":
         return _Layer(first.layer, first.rules["0"], first.own, first.read)
     if isinstance(first, _Several):
@@ -316,6 +318,10 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if isinstance(first, Map) and name == "chunk" and (args[2:] or (named.get("dim"),))[0] in (-1, len(sizes(first))):
         rules = {str(i): _with(partial(part, many=args[1], place=i)) for i in range(args[1])}
         return _Several(node.name, Identity(), read, rules)
+    if isinstance(first, Map) and name in ("permute", "split"):
+        apart = _in_pieces(step, name, first, *args[1:], **named)
+        if apart:
+            return _Several(node.name, Identity(), read[:1], {str(i): _with(call) for i, call in enumerate(apart)})
     along = [*args[1:], *named.values()]
     if target in (torch.max, "max") and isinstance(first, Map) and len(along) in (1, 2):
         largest_of = _with(partial(largest, dim=along[0], keepdim=along[1:] == [True]))
@@ -362,6 +368,21 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         return call(step, layer, *filled, **{**named, **rest})
 
     return _Layer(node.name, rule, Identity(), mapped, any(one.trains for one in weights), bool(weights))
+
+
+def _in_pieces(step: Step, name: str, x: Map, *args: Any, **named: Any) -> list[Any]:
+    """What gives the pieces of a map: of equal parts of the channels at the end, or of a dimension that was put before
+    the batch, as queries, keys and values are. Nothing where it is another call."""
+    wide = [step.known(one) for one in sizes(x)]
+    if name == "split":
+        each, dim = (*args, *named.values(), 0)[:2]
+        fits = dim in (-1, len(wide)) and isinstance(each, int) and each > 0 and wide[-1] % each == 0
+        return [partial(part, many=wide[-1] // each, place=i) for i in range(wide[-1] // each)] if fits else []
+    order = list(args[0]) if len(args) == 1 and isinstance(args[0], tuple | list) else list(args)
+    if len(order) < 3 or order[1] != 0 or sorted(order) != list(range(1 + len(wide))):
+        return []
+    left = [axis - (axis > order[0]) for axis in order[1:]]
+    return [partial(picked_and_turned, axis=order[0], place=i, order=left) for i in range(wide[order[0] - 1])]
 
 
 def _of_weight(layer: str, name: str, weight: Weight, args: tuple[Any, ...], named: dict[str, Any]) -> Any:

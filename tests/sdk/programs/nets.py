@@ -121,8 +121,12 @@ class Written(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.embed(x.permute(0, 2, 1)) + self.places
         batch, length, wide = x.shape
-        q, k, v = self.all(x).chunk(3, dim=-1)
-        q, k, v = (one.view(batch, length, 2, wide // 2).transpose(1, 2) for one in (q, k, v))
+        if self.how in ("places", "unbound"):
+            qkv = self.all(x).reshape(batch, length, 3, 2, wide // 2).permute(2, 0, 3, 1, 4)
+            q, k, v = qkv.unbind(0) if self.how == "unbound" else (qkv[0], qkv[1], qkv[2])
+        else:
+            q, k, v = self.all(x).split(wide, dim=2) if self.how == "split" else self.all(x).chunk(3, dim=-1)
+            q, k, v = (one.view(batch, length, 2, wide // 2).transpose(1, 2) for one in (q, k, v))
         if self.how in ("fused", "causal"):
             y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.how == "causal")
         else:
@@ -401,6 +405,7 @@ NETS = {
     "bent": (LINE, Bent),
     "attention": (LINE, Attending),
     "attention_written": (LINE, lambda: Written("out")),
+    **{f"attention_{how}": (LINE, lambda how=how: Written(how)) for how in ("places", "unbound", "split")},
     "attention_fused": (LINE, lambda: Written("fused")),
     "attention_causal": (LINE, lambda: Written("causal")),
     "padded_attention": ((9,), lambda: Texts(dropout=0.0)),

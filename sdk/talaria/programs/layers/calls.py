@@ -312,6 +312,21 @@ def part(step: Step, layer: str, x: Map, many: int, place: int) -> tuple[Map, Pu
     return y, back
 
 
+def picked_and_turned(
+    step: Step, layer: str, x: Map, axis: int, place: int, order: Sequence[int]
+) -> tuple[Map, Pullback]:
+    """One place of a dimension, and those that are left in another order."""
+    one, way = picked(step, layer, x, axis, place)
+    y, turn = turned(step, layer, one, order)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        (slope,) = turn(g, [True])
+        assert slope is not None
+        return way(slope, wanted)
+
+    return y, back
+
+
 def _same(step: Step, layer: str, x: Map, *_: Any) -> tuple[Map, Pullback]:
     return x, lambda g, wanted: [g]
 
