@@ -135,8 +135,8 @@ def _times(draw: Tensor, x: Tensor) -> Tensor:
 
 
 def _beside(draw: Tensor, x: Tensor) -> Tensor:
-    """A draw for each sample, or for each value, so that it multiplies ``x``."""
-    return draw if draw.shape == x.shape else draw.reshape(-1, *(1 for _ in x.shape[1:]))
+    """A draw for each sample, channel or value, so that it multiplies ``x``."""
+    return draw.reshape(*draw.shape, *(1 for _ in range(x.dim() - draw.dim())))
 
 
 def _follows(module: Module, key: str, trained: Collection[str], before: Mapping[str, Tensor]) -> bool:

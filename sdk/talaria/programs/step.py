@@ -28,7 +28,7 @@ from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, picked_and_
 from talaria.programs.layers.largest import largest
 from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.sequence import sizes
-from talaria.programs.layers.table import FUNCTIONS, LAYERS, MENDS, PARTS, PASSES, parts_of, rule_of
+from talaria.programs.layers.table import FUNCTION_MENDS, FUNCTIONS, LAYERS, MENDS, PARTS, PASSES, parts_of, rule_of
 from talaria.programs.layers.weighing import WIDEST
 from talaria.programs.tracing import MANY, Tracer
 from talaria.programs.updates import updates
@@ -145,6 +145,7 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
 
     Raises :class:`~talaria.errors.ModelError` for a layer that no program can hold.
     """
+    _require_one_name(module)
     tracer = Tracer(lambda: [step.known(one) for one in sizes(x)])
     try:
         traced = tracer.trace(module)
@@ -184,6 +185,16 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
         maps[node] = held[node]
         tape[node] = Entry(read, back, trains or any(tape[one].trains for one in read if one in tape))
     raise ModelError("program: the model gives nothing; return its logits")
+
+
+def _require_one_name(module: Module) -> None:
+    """Refuse a tensor of two names: a state has it twice, and a program would write one of these."""
+    names = dict[int, str]()
+    for key, tensor in module.state_dict(keep_vars=True).items():
+        first = names.setdefault(id(tensor), key)
+        if first != key:
+            mend = "keep a layer under one name, as in a Sequential alone"
+            raise refused(key.rpartition(".")[0], f"shares its {key.rpartition('.')[2]} with {first!r}", mend)
 
 
 @dataclass
@@ -348,8 +359,8 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     call = CALLS.get(target)
     known = (Map, Weight, Batch, int, float, str, tuple, list, slice, type(None), type(Ellipsis), torch.dtype)
     if call is None or not all(isinstance(one, known) for one in (*args, *named.values())):
-        what = f"{name}{node.args[1:]}"
-        raise refused(node.name, f"is the function {what}, which has no rule", "use layers of torch.nn")
+        what = f"is the function {name}{node.args[1:]}, which has no rule"
+        raise refused(node.name, what, FUNCTION_MENDS.get(name, "use layers of torch.nn"))
     weights = [one for one in args if isinstance(one, Weight)]
     mapped = [one for one in read if isinstance(args[node.args.index(one)], Map)]
     mapped += [one for one in named_maps(node) if one not in mapped]

@@ -375,6 +375,8 @@ NETS = {
         lambda: maps(nn.Conv2d(2, 4, 1), nn.ConvTranspose2d(4, 3, (3, 2), (1, 2), (1, 0), bias=False), wide=72),
     ),
     "dropout": (LINE, lambda: maps(nn.Conv1d(3, 4, 3), nn.Dropout(0.3), nn.Identity(), wide=40)),
+    "dropout_of_channels": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3), nn.Dropout2d(0.3), wide=168)),
+    "dropout_of_moments": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.Dropout1d(0.3), wide=6)),
     "dropout_in_place": (LINE, lambda: maps(nn.Conv1d(3, 4, 3), nn.Dropout(0.3, inplace=True), wide=40)),
     "residual": (LINE, Residual),
     "gated": (PLANE, Gated),

@@ -248,6 +248,18 @@ class Gru(nn.Module):
         return self.head(found[self.take].mean(1))
 
 
+class Twice(nn.Module):
+    """A layer under two names, as a temporal block keeps its convolutions and a Sequential of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = first()
+        self.layers, self.head = nn.Sequential(self.first, nn.ReLU(), nn.Flatten()), nn.Linear(36, 4)
+
+    def forward(self, x):
+        return self.head(self.layers(x))
+
+
 def late(x):
     y = x * 2
     return y if x.sum() > 0 else x
@@ -295,7 +307,8 @@ def late(x):
         (lambda: Odd(lambda x: x.expand(x.shape[0], 6, 12)), "stretches"),
         (lambda: Odd(lambda x: x.repeat(1, 2, 1)), "repeats"),
         (lambda: Odd(lambda x: x * 2 if x.shape[0] > 1 else x), "the batch's size is a condition"),
-        (lambda: Odd(lambda x: nn.functional.dropout(x, 0.5)), "dropout"),
+        (lambda: Odd(lambda x: nn.functional.dropout(x, 0.5)), "dropout.* use nn.Dropout"),
+        (Twice, "'layers.0' shares its weight with 'first.weight'"),
         (lambda: Odd(late), "depends on its values"),
     ],
 )

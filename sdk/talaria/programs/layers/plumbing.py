@@ -117,3 +117,20 @@ def dropout(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tup
         raise refused(layer, "is used twice", "give each place a dropout of its own")
     draw = closed(step, draft.input(f"draw/{layer}", ("N", *sizes(x))), x)
     return x.like(draft.op("Mul", x.value, draw)), lambda g, wanted: [draft.op("Mul", g, draw)]
+
+
+def channel_dropout(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """As :func:`dropout`, with one draw for all places of a channel."""
+    own, draft, (x,) = cast(Dropout, module), step.draft, given
+    if not own.training or own.p == 0:
+        return identity(step, layer, module, given)
+    if step.draft.has(f"draw/{layer}"):
+        raise refused(layer, "is used twice", "give each place a dropout of its own")
+    draw = draft.input(f"draw/{layer}", ("N", sizes(x)[0]))
+    draw = draft.transpose(draw, 1, 0) if x.space else draw
+    for axis in range(2, 1 + len(sizes(x))):
+        draw = draft.op("Unsqueeze", draw, draft.ints(axis))
+    if x.lead:
+        value = draft.op("Mul", opened(step, x.value, x), draw)
+        return filled(step, value, x), lambda g, wanted: [closed(step, draft.op("Mul", opened(step, g, x), draw), x)]
+    return x.like(draft.op("Mul", x.value, draw)), lambda g, wanted: [draft.op("Mul", g, draw)]

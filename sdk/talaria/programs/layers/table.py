@@ -44,6 +44,7 @@ LAYERS: Mapping[type[Module], Rule] = {
     nn.Flatten: plumbing.flatten,
     nn.Identity: plumbing.identity,
     nn.Dropout: plumbing.dropout,
+    **dict.fromkeys((nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), plumbing.channel_dropout),
     nn.ZeroPad2d: on_maps(plumbing.zero_pad),
 }
 """By the exact type of a module."""
@@ -65,6 +66,15 @@ MENDS: Mapping[type[Module], str] = {
     nn.InstanceNorm2d: "use GroupNorm with as many groups as channels",
 }
 """What to use instead, where that is known."""
+FUNCTION_MENDS: Mapping[str, str] = {
+    "dropout": "use nn.Dropout, whose draws both engines know by its name",
+    "scaled_dot_product_attention": "use nn.MultiheadAttention",
+    "interpolate": "use nn.ConvTranspose2d",
+    "pad": "give the layer that follows its padding, or use nn.ZeroPad2d",
+    "einsum": "use matmul, and sums of products",
+    "masked_fill": "use nn.MultiheadAttention(...)(key_padding_mask=x == 0)",
+}
+"""What to use instead of a function."""
 
 
 def _encoder_layer(
