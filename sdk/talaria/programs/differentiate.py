@@ -54,7 +54,8 @@ def graph_of(
     """
     loop.freeze_but(module, only)
     draft = Draft()
-    step = Step(draft, head, twice=twice)
+    tapped = frozenset(called(module, tap.removeprefix(MEAN)) for tap in taps if tap.startswith(MEAN))
+    step = Step(draft, head, twice=twice, tapped=tapped)
     done = forward(step, module, entered(draft, input_shape))
     outputs = [_tapped(step, module, done, tap) for tap in taps]
     backward(draft, done.tape)

@@ -6,9 +6,8 @@ is normalized.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from math import prod
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import LSTM, Identity, Linear, Module, MultiheadAttention
+from torch.nn import Identity, Linear, Module, MultiheadAttention
 
 from talaria.errors import ConfigError, ModelError
 from talaria.model.inside import base_of
@@ -28,8 +27,21 @@ from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, picked_and_
 from talaria.programs.layers.largest import largest
 from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.sequence import sizes
-from talaria.programs.layers.table import FUNCTION_MENDS, FUNCTIONS, LAYERS, MENDS, PARTS, PASSES, parts_of, rule_of
+from talaria.programs.layers.table import (
+    FUNCTION_MENDS,
+    FUNCTIONS,
+    LAYERS,
+    MENDS,
+    PARTS,
+    PASSES,
+    RECURRENT,
+    parts_of,
+    recurrent_of,
+    rule_of,
+    states_in,
+)
 from talaria.programs.layers.weighing import WIDEST
+from talaria.programs.reading import States, form_of, taken
 from talaria.programs.tracing import MANY, Tracer
 from talaria.programs.updates import updates
 from talaria.training import loop
@@ -181,8 +193,8 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
         trains = any(p.requires_grad for p in own.parameters()) or found.trains
         given = [maps[one] for one in read]
         step.folds = folded and all(given and _takes_in(user, node, module, given[0].lead) for user in node.users)
-        held[node], back = rule(step, layer, own, given)
-        maps[node] = held[node]
+        maps[node], back = rule(step, layer, own, given)
+        held[node] = found.gives or maps[node]
         tape[node] = Entry(read, back, trains or any(tape[one].trains for one in read if one in tape))
     raise ModelError("program: the model gives nothing; return its logits")
 
@@ -208,6 +220,8 @@ class _Layer:
     trains: bool = False
     alone: bool = False
     """Whether it reads a parameter, and need read no map."""
+    gives: States | None = None
+    """What stands for its map where others read it."""
 
 
 def _takes_in(user: fx.Node, node: fx.Node, module: Module, lead: Sequence[int]) -> bool:
@@ -243,7 +257,6 @@ class _Several:
     own: Module
     read: list[fx.Node]
     rules: Mapping[str, Rule]
-    inner: tuple[object, ...] = ()
 
 
 def _found(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any]) -> Any:
@@ -266,9 +279,13 @@ def _found(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any
             key: one for key, one in given.items() if key != "hx" or any(held.get(z) is not ZEROS for z in _nodes(one))
         }
         mask = given.pop("key_padding_mask", None) if isinstance(base_of(own), MultiheadAttention) else None
-        rules = parts_of(own)
-        if given or (rules is not None and not _alone(own, node, held)):
+        rules, base = parts_of(own), recurrent_of(own)
+        several = rules is not None or base is not None
+        if given or (several and not _alone(own, node, held)):
             raise refused(layer, f"is called with {sorted(given) or 'more than its input'}", "call it with maps alone")
+        if base is not None:
+            form = "all" if layer in step.tapped else form_of(node, base)
+            return _Layer(layer, states_in(form), own, read, gives=States(node, layer, base, form))
         if rules is not None:
             masks = [mask] if isinstance(mask, fx.Node) and isinstance(held.get(mask), Map) else []
             if mask is not None and not masks:
@@ -292,7 +309,7 @@ def _unknown(layer: str, node: fx.Node, module: Module) -> ModelError:
     """The refusal of all layers that have no rule, each with what to use instead."""
     names = [str(one.target) for one in node.graph.nodes if one.op == "call_module"]
     kinds = {name: type(module.get_submodule(name)) for name in names if _ruleless(module.get_submodule(name))}
-    known = ", ".join(sorted(kind.__name__ for kind in (*LAYERS, *PARTS, *PASSES)))
+    known = ", ".join(sorted(kind.__name__ for kind in (*LAYERS, *PARTS, *RECURRENT, *PASSES)))
     also = [f"{name!r} is a {kind.__name__}" for name, kind in kinds.items() if name != layer]
     mends = [MENDS.get(kind, f"use layers among {known}") for kind in dict.fromkeys((kinds[layer], *kinds.values()))]
     what = f"is a {kinds[layer].__name__}{''.join(f', {one}' for one in also)}, which has no rule"
@@ -300,7 +317,7 @@ def _unknown(layer: str, node: fx.Node, module: Module) -> ModelError:
 
 
 def _ruleless(own: Module) -> bool:
-    return parts_of(own) is None and rule_of(own) is None
+    return parts_of(own) is None and recurrent_of(own) is None and rule_of(own) is None
 
 
 def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, Any], read: list[fx.Node]) -> Any:
@@ -312,7 +329,9 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if isinstance(first, _Several) and name == "getattr" and args[1] == "values":
         return _Layer(first.layer, first.rules["0"], first.own, first.read)
     if isinstance(first, _Several):
-        return _taken(node, first, args[1:], name)
+        return _part_of(node, first, args[1:], name)
+    if isinstance(first, States):
+        return _states_of(node, first)
     if target is torch.zeros or name == "new_zeros" or first is ZEROS:
         return ZEROS
     if isinstance(first, Map) and name == "getattr" and args[1] in ("device", "dtype"):
@@ -427,28 +446,21 @@ def _with(call: Any) -> Rule:
     return lambda step, layer, own, given: call(step, layer, given[0])
 
 
-def _taken(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str) -> Any:
-    """One value of several. The states of a recurrent layer have the batch second: only the last one is taken."""
+def _part_of(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str) -> Any:
+    """One value of several."""
     if not node.users:
         return None
-    layer, rules = several.layer, several.rules
-    way = (*several.inner, "squeeze" if name == "squeeze" else index[0] if index else None)
-    layers = getattr(several.own, "num_layers", 1)
-    if "last" in rules and way == (0,) and all(_last_moment(user) for user in node.users):
-        return replace(several, inner=way)
-    states = (1, 0) if isinstance(base_of(several.own), LSTM) else (1,)  # beside which an LSTM gives its cells
-    if "last" in rules and way in ((1,), states):
-        return replace(several, inner=way)
-    lasts = [(*states, -1), (*states, layers - 1), *([(*states, "squeeze")] if layers == 1 else [])]
-    last = way == (0, (slice(None), -1)) or way in lasts
-    taken = "last" if last and "last" in rules else str(way[0]) if len(way) == 1 else ""
-    if name not in ("getitem", "squeeze") or taken not in rules:
-        raise refused(layer, f"gives several values, of which {node.name} takes {index!r}"[:160], "take its first one")
-    return _Layer(layer, rules[taken], several.own, several.read)
+    rule = several.rules.get(str(index[0])) if name == "getitem" else None
+    if rule is None:
+        what = f"gives several values, of which {node.name} takes {index!r}"[:160]
+        raise refused(several.layer, what, "take its first one")
+    return _Layer(several.layer, rule, several.own, several.read)
 
 
-def _last_moment(user: fx.Node) -> bool:
-    return user.target is operator.getitem and user.args[1] == (slice(None), -1)
+def _states_of(node: fx.Node, states: States) -> Any:
+    """What is taken of a recurrent layer's states."""
+    found = taken(states, node)
+    return found if isinstance(found, States) else _Layer(node.name, found, Identity(), [states.node])
 
 
 def _in_place(node: fx.Node, own: Module) -> bool:

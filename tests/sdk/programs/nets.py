@@ -109,6 +109,55 @@ class Long(nn.Module):
         return self.head(last[-1] if self.way == "state" else last.squeeze(0))
 
 
+class BothWays(nn.Module):
+    """A recurrent layer that walks both ways, read in one of the ways in which people read it."""
+
+    shape = (3, 4)
+
+    def __init__(self, kind: type[nn.RNNBase], way: str, wide: int = 5, **options: object) -> None:
+        super().__init__()
+        self.rnn = kind(3, wide, batch_first=True, bidirectional=True, **options)
+        self.kind, self.way, self.head = kind, way, nn.Linear(2 * wide, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states, last = self.rnn(x.transpose(1, 2))
+        if self.kind is nn.LSTM:
+            last, _ = last
+        return self.head(self.read(states, last))
+
+    def read(self, states: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        if self.way == "mean":
+            return states.mean(1)
+        if self.way == "out":
+            return states[:, -1, :]
+        if self.way == "ends":
+            return torch.cat((last[-2], last[-1]), 1)
+        if self.way == "pieces":
+            return torch.cat([last[-2, :, :], last[-1, :, :]], dim=1) + torch.cat((last[-1], last[-2]), -1)
+        if self.way == "pair":
+            forward, backward = last
+            return torch.cat((forward, forward * backward), 1)
+        if self.way == "halves":
+            wide = self.rnn.hidden_size
+            return torch.cat((states[:, -1, :wide], states[:, 0, wide:]), 1)
+        if self.way == "parts":
+            forward, backward = states.chunk(2, -1)
+            return torch.cat((forward.mean(1), backward[:, 1]), 1)
+        return states.mean(1) + states[:, -1] + torch.cat((last[-2], last[-1]), 1)
+
+
+class Lower(nn.Module):
+    """The first last state of two layers, or the cells of the second."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.rnn, self.kind, self.head = kind(3, 4, 2, batch_first=True), kind, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, last = self.rnn(x.transpose(1, 2))
+        return self.head(last[1][-1] if self.kind is nn.LSTM else last[0])
+
+
 class Written(nn.Module):
     """Attention written out, in heads, with positions; ``how`` says in which words."""
 
@@ -330,7 +379,7 @@ def adapted(net: nn.Module, where: str) -> nn.Module:
     return out
 
 
-LINE, PLANE = (3, 12), (3, 9, 8)
+LINE, PLANE, SHORT = (3, 12), (3, 9, 8), BothWays.shape
 NETS = {
     "linear": ((5,), lambda: maps(nn.Linear(5, 6), nn.Linear(6, 6, bias=False), wide=6)),
     "batch_norm_of_features": ((5,), lambda: maps(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), wide=6)),
@@ -428,6 +477,19 @@ NETS = {
     "lstm_state": (LINE, lambda: Long("state", 2)),
     "lstm_only": (LINE, lambda: Long("only")),
     "gru_only": (LINE, lambda: Recent("only")),
+    "gru_both_mean": (SHORT, lambda: BothWays(nn.GRU, "mean", num_layers=2, bias=False)),
+    "gru_both_out": (SHORT, lambda: BothWays(nn.GRU, "out", num_layers=2)),
+    "gru_both_ends": (SHORT, lambda: BothWays(nn.GRU, "ends", num_layers=2)),
+    "gru_both_halves": (SHORT, lambda: BothWays(nn.GRU, "halves")),
+    "gru_both_all": (SHORT, lambda: BothWays(nn.GRU, "all", num_layers=3)),
+    "lstm_both_mean": (SHORT, lambda: BothWays(nn.LSTM, "mean", num_layers=2)),
+    "lstm_both_out": (SHORT, lambda: BothWays(nn.LSTM, "out", bias=False)),
+    "lstm_both_pieces": (SHORT, lambda: BothWays(nn.LSTM, "pieces", num_layers=2, bias=False)),
+    "lstm_both_pair": (SHORT, lambda: BothWays(nn.LSTM, "pair")),
+    "lstm_both_parts": (SHORT, lambda: BothWays(nn.LSTM, "parts")),
+    "one_moment": ((3, 1), lambda: BothWays(nn.LSTM, "all")),
+    "adapted_both_gru": (SHORT, lambda: adapted(BothWays(nn.GRU, "out", num_layers=2), "rnn")),
+    "adapted_both_lstm": (SHORT, lambda: adapted(BothWays(nn.LSTM, "ends", bias=False), "rnn")),
     **{
         type(layer).__name__: (LINE, lambda layer=layer: maps(nn.Conv1d(3, 4, 1), layer, wide=48))
         for layer in (

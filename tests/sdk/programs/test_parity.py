@@ -100,18 +100,22 @@ def _encoder():
         (nets.Weighed, ["one", "two"]),
         (lambda: _wide(nets.Recurrent("mean", 2)), ["gru", "conv"]),
         (lambda: _wide(nets.Long("state", 2)), ["lstm"]),
+        (lambda: nets.BothWays(nn.GRU, "all", 16, num_layers=2), ["rnn"]),
+        (lambda: nets.BothWays(nn.LSTM, "out", 16), ["rnn"]),
+        (lambda: nets.adapted(nets.BothWays(nn.GRU, "ends", 16, num_layers=2), "rnn"), ["rnn.base"]),
     ],
 )
 def test_what_a_mask_takes_its_program_takes_too(make, groups, count):
     torch.manual_seed(0)
     net = make()
-    spec = zoo.keep(net, nets.LINE, 4)
+    shape = getattr(net, "shape", nets.LINE)
+    spec = zoo.keep(net, shape, 4)
     layout = zoo.layout(spec)
     assert {*layout.sizes} == {*groups}
     mask = pruning.choose(pruning.importance(net, layout), layout.full(), keep=0.5, block=1)
     module, weights = pruning.compact(net, mask), gather(state_of(net), mask)
     assert all(len(mask.kept[group]) < size for group, size in layout.sizes.items())
-    program, (x, y) = Program(build(spec)), batch(nets.LINE, 4, count)
+    program, (x, y) = Program(build(spec)), batch(shape, 4, count)
     momentum = program.momentum(weights)
     state, _, _ = program.step(weights, momentum, x, y, lr=0.05)
     feed = {"x": x, "y": y, "lr": np.array(0.05, np.float32)}
@@ -240,7 +244,8 @@ class Dropping(nn.Module):
 class Gru(nn.Module):
     def __init__(self, first=False, take=0, batch_first=True, **options) -> None:
         super().__init__()
-        self.gru, self.head = nn.GRU(12, 4, batch_first=batch_first, **options), nn.Linear(4, 4)
+        self.gru = nn.GRU(12, 4, batch_first=batch_first, **options)
+        self.head = nn.Linear(8 if self.gru.bidirectional else 4, 4)
         self.first, self.take = first, take
 
     def forward(self, x):
@@ -288,7 +293,9 @@ def late(x):
         (lambda: nets.maps(nn.Linear(12, 4), Masked(), wide=12), "attn_mask"),
         (lambda: nets.maps(nn.Linear(12, 4), Hidden(), wide=12), "no comparison"),
         (lambda: nets.maps(nn.Linear(12, 4), Dropping(), wide=12), "drops"),
-        (lambda: Gru(bidirectional=True), "bidirectional"),
+        (lambda: Gru(take=1, bidirectional=True), r"gives several values, .* h\[-2\] and h\[-1\]"),
+        (lambda: nets.Lower(nn.GRU), r"takes \(0,\).* h\[-1\]"),
+        (lambda: nets.Lower(nn.LSTM), "its cells"),
         (lambda: Gru(batch_first=False), "batch_first=True"),
         (lambda: Gru(num_layers=2, dropout=0.5), "dropout=0.5"),
         (lambda: Gru(first=True), "more than its input"),

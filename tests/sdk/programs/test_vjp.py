@@ -161,13 +161,26 @@ def test_a_function_that_gives_places_is_refused(pool):
         differentiate.packed(spec, None, ("logits",))
 
 
+@pytest.mark.parametrize(
+    ("make", "tap"),
+    [
+        (lambda: nets.Recent("out", 2), "mean gru"),
+        (lambda: nets.BothWays(nn.LSTM, "ends"), "mean rnn"),
+        (lambda: nets.BothWays(nn.GRU, "pieces", num_layers=2), "mean rnn"),
+    ],
+)
+def test_the_mean_state_is_seen_of_a_network_that_reads_the_last_ones(make, tap):
+    torch.manual_seed(0)
+    spec = zoo.keep(make(), (3, 6), 4)
+    x, taps = np.random.default_rng(0).standard_normal((5, 3, 6), np.float32), ("logits", tap)
+    assert_is_torchs(derivative(spec, None, taps), zoo.build(spec), None, taps, x)
+
+
 def test_what_does_not_fit_is_refused_by_name(spec_of):
     spec = spec_of("mlp")
     state, x = state_of(zoo.build(spec)), np.zeros((4, *spec.input_shape), np.float32)
     with pytest.raises(ModelError, match="'mean nosuch'"):
         derivative(spec, None, ("mean nosuch",))
-    with pytest.raises(ModelError, match="layer 'gru' gives values of which the network reads one"):
-        differentiate.packed(ModelSpec("mypkg.nets:Gated", (3, 16), 3), None, ("mean gru",))
     with pytest.raises(ModelError, match="'fc2'"):
         derivative(spec, None, ("fc2",))
     vjp = derivative(spec)

@@ -76,6 +76,8 @@ class Step:
     """Whether all that read the layer being written take its scale and shift in."""
     twice: bool = False
     """Whether the graph is differentiated once more: every operator has a rule in :mod:`talaria.programs.tangent`."""
+    tapped: frozenset[str] = frozenset()
+    """Layers of which all that they give is looked at, whatever of it the network reads."""
 
     def weight(
         self, layer: str, name: str, tensor: Tensor | None, shape: Sequence[Size], dtype: str = "float32"
@@ -103,6 +105,17 @@ class Step:
             raise ModelError(
                 f"program: the width {size!r} is turned before any layer weighs it; train this model with torch"
             ) from None
+
+    def extent(self, size: Size) -> str:
+        """A size as each call has it, int64 (1,)."""
+        draft = self.draft
+        if isinstance(size, int) or size.startswith("#"):
+            return draft.ints(self.known(size))
+        if "+" in size:
+            first, _, rest = size.partition("+")
+            return draft.op("Add", self.extent(first), self.extent(rest))
+        name, axis = next((port.name, port.shape.index(size)) for port in draft.inputs if size in port.shape)
+        return draft.op("Shape", name, start=axis, end=axis + 1)
 
     @property
     def samples(self) -> str:

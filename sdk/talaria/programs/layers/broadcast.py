@@ -7,6 +7,7 @@ What comes in and goes out is reckoned as torch has it, (batch, *sizes).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from talaria.programs.graph import Size, added
 from talaria.programs.layers.base import Map, Pullback, Step, refused
@@ -107,27 +108,46 @@ def unsqueezed(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]
 
 
 def cut(step: Step, layer: str, x: Map, axis: int, piece: slice) -> tuple[Map, Pullback]:
-    """Neighbouring places of a dimension."""
+    """Neighbouring places of a dimension; of widths side by side that a mask may narrow, whole ones."""
     wide, draft = list(sizes(x)), step.draft
     size = wide[axis - 1]
-    if not isinstance(size, int):
-        raise refused(layer, f"takes a piece of the width {size!r}, which a mask may narrow", "take the whole")
-    places = range(size)[piece]
+    places = range(step.known(size))[piece]
     if places.step != 1 or not places:
         raise refused(layer, f"takes {piece} of {size}", "take neighbouring places, of which there is one")
-    wide[axis - 1] = len(places)
+    before, wide[axis - 1], behind = _cut(step, layer, size, places)
     out = shaped(layer, wide)
-    ends = (draft.ints(n) for n in (places.start, places.stop, axis, 1))
-    y = filled(step, draft.op("Slice", opened(step, x.value, x), *ends), out)
+    start = step.extent(before)
+    end = draft.ints(places.stop) if isinstance(size, int) else draft.op("Add", start, step.extent(wide[axis - 1]))
+    at, by = draft.ints(axis), draft.ints(1)
+    y = filled(step, draft.op("Slice", opened(step, x.value, x), start, end, at, by), out)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        many = 1 + len(wide)
-        low, high = [0] * many, [0] * many
-        low[axis], high[axis] = places.start, size - places.stop
-        whole = draft.op("Pad", opened(step, g, out), draft.ints(*low, *high), draft.constant(0.0))
-        return [closed(step, whole, x)]
+        edges = list[Size]()
+        for edge in (before, behind):
+            edges += [edge if place == axis else 0 for place in range(1 + len(wide))]
+        if all(isinstance(one, int) for one in edges):
+            pads = draft.ints(*(one for one in edges if isinstance(one, int)))
+        else:
+            pads = draft.op("Concat", *map(step.extent, edges), axis=0)
+        return [closed(step, draft.op("Pad", opened(step, g, out), pads, draft.constant(0.0)), x)]
 
     return y, back
+
+
+def _cut(step: Step, layer: str, size: Size, places: range) -> tuple[Size, Size, Size]:
+    """What lies before these places of a size, at them, and behind them."""
+    if isinstance(size, int):
+        return places.start, len(places), size - places.stop
+    parts, end = size.split("+"), 0
+    found: tuple[list[Size], list[Size], list[Size]] = [], [], []
+    edges = {0, *accumulate(step.known(one) for one in parts)}
+    if not {places.start, places.stop} <= edges or any("*" in one for one in parts):
+        raise refused(layer, f"takes a piece of the width {size!r}, which a mask may narrow", "take the whole")
+    for one in parts:
+        end += step.known(one)
+        found[(end > places.start) + (end > places.stop)].append(one)
+    before, at, behind = (added(part) if part else 0 for part in found)
+    return before, at, behind
 
 
 def indexed(step: Step, layer: str, x: Map, index: tuple[object, ...]) -> tuple[Map, Pullback]:

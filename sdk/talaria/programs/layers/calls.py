@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from talaria.programs.graph import Size
 from talaria.programs.layers import activation, plumbing, pooling
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
-from talaria.programs.layers.broadcast import both, bounded, indexed, stretched, unsqueezed
+from talaria.programs.layers.broadcast import both, bounded, cut, indexed, stretched, unsqueezed
 from talaria.programs.layers.largest import largest
 from talaria.programs.layers.parameters import Weight, for_each, joined
 from talaria.programs.layers.sequence import (
@@ -298,6 +298,8 @@ def part(step: Step, layer: str, x: Map, many: int, place: int) -> tuple[Map, Pu
     if wide % many or not -many <= place < many:
         raise refused(layer, f"cuts {wide} channels in {many}", "cut them in equal parts")
     each, place = wide // many, place % many
+    if "+" in str(sizes(x)[-1]):
+        return cut(step, layer, x, axis, slice(place * each, (place + 1) * each))
     rest: list[Size] = [*sizes(x)[:-1], each]
     out = shaped(layer, rest)
     ends = (draft.ints(n) for n in (place * each, (place + 1) * each, axis, 1))

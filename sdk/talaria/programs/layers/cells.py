@@ -1,11 +1,11 @@
-"""What GRU and LSTM do at each moment, and the way back over all of them.
+"""What one layer of GRU and LSTM does at each moment in one direction, and the way back over all of them.
 
 What meets all moments alike, the products with the inputs and the gradients of the weights, is one product each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -16,15 +16,22 @@ from talaria.programs.graph import Draft, Size, times
 from talaria.programs.layers.matrices import Matrices
 
 Way = Callable[[Sequence[str | None], bool], str]
-"""``(slope of each moment's state, whether the inputs want theirs) -> the slope of the inputs``, empty if unwanted."""
+"""``(slope of each moment's state, whether the inputs want theirs) -> the slope of the inputs``, empty if unwanted. The
+moment that is walked last has a slope."""
+REVERSE = "_reverse"
+"""How the names of weights end that walk from the last moment to the first."""
 
 
-def gru(weights: Matrices, number: int, below: str, inputs: Size, moments: int) -> tuple[list[str], Way]:
+def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -> tuple[list[str], Way]:
     """One layer of torch.nn.GRU (Cho et al. 2014): r and z are sigmoids, the new state is n + z (h - n) with
-    n = tanh(W x + b + r (V h + c)). ``r`` and ``z`` stand in one value, ``n`` apart."""
+    n = tanh(W x + b + r (V h + c)). ``r`` and ``z`` stand in one value, ``n`` apart.
+
+    ``place`` is what the names of its weights end in, such as ``l0_reverse``; ``below`` (moments x batch, inputs) is
+    what it reads, and its states are given by moment, in whichever order they are walked.
+    """
     draft, own = weights.step.draft, cast(RNNBase, base_of(weights.module))
-    named = {name: f"{name}_l{number}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
-    into, over, bias, hidden = _held(weights, number, 3, inputs)
+    named = {name: f"{name}_{place}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+    into, over, bias, hidden = _held(weights, place, 3, inputs)
     assert into is not None
     assert over is not None
     none, one_wide, two, three, _ = _multiples(draft, over)
@@ -36,23 +43,23 @@ def gru(weights: Matrices, number: int, below: str, inputs: Size, moments: int) 
     )
     if hidden:
         given_gates = draft.op("Add", given_gates, rows(draft, hidden, none, two))
-    states = [_zeros(draft, one_wide)]
-    kept = []
-    for moment in range(moments):
-        at, h = draft.constant(moment, "int64"), states[-1]
+    order, h = _order(place, moments), _zeros(draft, one_wide)
+    states, before, kept = dict[int, str](), dict[int, str](), dict[int, tuple[str, ...]]()
+    for moment in order:
+        at, before[moment] = draft.constant(moment, "int64"), h
         rz = draft.op("Sigmoid", draft.op("Gemm", h, gates, draft.op("Gather", given_gates, at, axis=0), transB=1))
         r, z = columns(draft, rz, none, one_wide), columns(draft, rz, one_wide, two)
         hn = draft.op("Gemm", h, new, *shift, transB=1)
         n = draft.op("Tanh", draft.op("Add", draft.op("Gather", given_new, at, axis=0), draft.op("Mul", r, hn)))
         away = draft.op("Sub", h, n)
-        states.append(draft.op("Add", n, draft.op("Mul", z, away)))
-        kept.append((rz, r, z, hn, n, away))
+        h = states[moment] = draft.op("Add", n, draft.op("Mul", z, away))
+        kept[moment] = rz, r, z, hn, n, away
 
     def way(slopes: Sequence[str | None], wanted: bool) -> str:
         one = draft.constant(1.0)
-        by_gates, by_new, by_hidden = list[str](), list[str](), list[str]()
+        by_gates, by_new, by_hidden = dict[int, str](), dict[int, str](), dict[int, str]()
         later: str | None = None
-        for moment in reversed(range(moments)):
+        for moment in order[::-1]:
             rz, r, z, hn, n, away = kept[moment]
             slope = draft.total([part for part in (slopes[moment], later) if part is not None])
             dn = draft.op("Mul", slope, draft.op("Sub", one, z))
@@ -60,85 +67,84 @@ def gru(weights: Matrices, number: int, below: str, inputs: Size, moments: int) 
             both = draft.op("Concat", draft.op("Mul", dn, hn), draft.op("Mul", slope, away), axis=1)
             drz = draft.op("Mul", both, draft.op("Mul", rz, draft.op("Sub", one, rz)))
             dhn = draft.op("Mul", dn, r)
-            by_gates.append(drz)
-            by_new.append(dn)
-            by_hidden.append(dhn)
-            if moment:
+            by_gates[moment], by_new[moment], by_hidden[moment] = drz, dn, dhn
+            if moment != order[0]:
                 through = draft.op("Gemm", dhn, new, draft.op("Mul", slope, z))
                 later = draft.op("Gemm", drz, gates, through)
-        d_gates, d_new, d_hidden = (draft.op("Concat", *part[::-1], axis=0) for part in (by_gates, by_new, by_hidden))
-        before = draft.op("Concat", *states[:-1], axis=0)
+        d_gates, d_new, d_hidden = (joined(draft, part) for part in (by_gates, by_new, by_hidden))
+        states_before = joined(draft, before)
         d_given = draft.op("Concat", d_gates, d_new, axis=1)
         d_over = draft.op("Concat", d_gates, d_hidden, axis=1)
         weights.trained(named["weight_ih"], lambda: draft.product(d_given, below, rank=2, turn_a=True))
-        weights.trained(named["weight_hh"], lambda: draft.product(d_over, before, rank=2, turn_a=True))
+        weights.trained(named["weight_hh"], lambda: draft.product(d_over, states_before, rank=2, turn_a=True))
         if own.bias:
             weights.trained(named["bias_ih"], lambda: draft.sum(d_given, 0))
             weights.trained(named["bias_hh"], lambda: draft.sum(d_over, 0))
         return draft.op("MatMul", d_given, into) if wanted else ""
 
-    return states[1:], way
+    return [states[moment] for moment in range(moments)], way
 
 
-def lstm(weights: Matrices, number: int, below: str, inputs: Size, moments: int) -> tuple[list[str], Way]:
-    """One layer of LSTM (Hochreiter and Schmidhuber 1997): the cell is c' = f c + i g, its state o tanh c'."""
+def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -> tuple[list[str], Way]:
+    """One layer of LSTM (Hochreiter and Schmidhuber 1997): the cell is c' = f c + i g, its state o tanh c'. Given what
+    :func:`gru` is."""
     draft, own = weights.step.draft, cast(RNNBase, base_of(weights.module))
-    into, over, bias, hidden = _held(weights, number, 4, inputs)
+    into, over, bias, hidden = _held(weights, place, 4, inputs)
     assert into is not None
     assert over is not None
     none, one_wide, two, three, four = _multiples(draft, over)
     shift = [draft.op("Add", bias, hidden)] if bias and hidden else []
     given = by_moments(draft, draft.op("Gemm", below, into, *shift, transB=1), moments)
-    states, cells = [_zeros(draft, one_wide)], [_zeros(draft, one_wide)]
-    kept = []
-    for moment in range(moments):
-        at = draft.constant(moment, "int64")
-        whole = draft.op("Gemm", states[-1], over, draft.op("Gather", given, at, axis=0), transB=1)
+    order, h = _order(place, moments), _zeros(draft, one_wide)
+    c, states, before, kept = h, dict[int, str](), dict[int, str](), dict[int, tuple[str, ...]]()
+    for moment in order:
+        at, before[moment] = draft.constant(moment, "int64"), h
+        whole = draft.op("Gemm", h, over, draft.op("Gather", given, at, axis=0), transB=1)
         gates = draft.op("Sigmoid", columns(draft, whole, none, two))
         i, f = columns(draft, gates, none, one_wide), columns(draft, gates, one_wide, two)
         g = draft.op("Tanh", columns(draft, whole, two, three))
         o = draft.op("Sigmoid", columns(draft, whole, three, four))
-        cells.append(draft.op("Add", draft.op("Mul", f, cells[-1]), draft.op("Mul", i, g)))
-        seen = draft.op("Tanh", cells[-1])
-        states.append(draft.op("Mul", o, seen))
-        kept.append((gates, i, f, g, o, seen))
+        last, c = c, draft.op("Add", draft.op("Mul", f, c), draft.op("Mul", i, g))
+        seen = draft.op("Tanh", c)
+        h = states[moment] = draft.op("Mul", o, seen)
+        kept[moment] = gates, i, f, g, o, last, seen
 
     def way(slopes: Sequence[str | None], wanted: bool) -> str:
-        one, found = draft.constant(1.0), list[str]()
+        one, found = draft.constant(1.0), dict[int, str]()
         later: str | None = None
         carried: str | None = None
-        for moment in reversed(range(moments)):
-            gates, i, f, g, o, seen = kept[moment]
+        for moment in order[::-1]:
+            gates, i, f, g, o, cell, seen = kept[moment]
             slope = draft.total([part for part in (slopes[moment], later) if part is not None])
             inner = draft.op("Mul", draft.op("Mul", slope, o), draft.op("Sub", one, draft.op("Mul", seen, seen)))
             inner = inner if carried is None else draft.op("Add", inner, carried)
-            both = draft.op("Concat", draft.op("Mul", inner, g), draft.op("Mul", inner, cells[moment]), axis=1)
+            both = draft.op("Concat", draft.op("Mul", inner, g), draft.op("Mul", inner, cell), axis=1)
             by_gates = draft.op("Mul", both, draft.op("Mul", gates, draft.op("Sub", one, gates)))
             by_new = draft.op("Mul", draft.op("Mul", inner, i), draft.op("Sub", one, draft.op("Mul", g, g)))
             out = draft.op("Mul", draft.op("Mul", slope, seen), draft.op("Mul", o, draft.op("Sub", one, o)))
-            found.append(draft.op("Concat", by_gates, by_new, out, axis=1))
-            if moment:
+            found[moment] = draft.op("Concat", by_gates, by_new, out, axis=1)
+            if moment != order[0]:
                 carried = draft.op("Mul", inner, f)
-                later = draft.op("MatMul", found[-1], over)
-        whole, before = draft.op("Concat", *found[::-1], axis=0), draft.op("Concat", *states[:-1], axis=0)
-        for name, value in (("weight_ih", below), ("weight_hh", before)):
+                later = draft.op("MatMul", found[moment], over)
+        whole = joined(draft, found)
+        for name, value in (("weight_ih", below), ("weight_hh", joined(draft, before))):
             product = partial(draft.product, whole, value, rank=2, turn_a=True)
-            weights.trained(f"{name}_l{number}", product)
+            weights.trained(f"{name}_{place}", product)
         if own.bias:
             for name in ("bias_ih", "bias_hh"):
-                weights.trained(f"{name}_l{number}", lambda: draft.sum(whole, 0))
+                weights.trained(f"{name}_{place}", lambda: draft.sum(whole, 0))
         return draft.op("MatMul", whole, into) if wanted else ""
 
-    return states[1:], way
+    return [states[moment] for moment in range(moments)], way
 
 
 def _held(
-    weights: Matrices, number: int, gates: int, inputs: Size
+    weights: Matrices, place: str, gates: int, inputs: Size
 ) -> tuple[str | None, str | None, str | None, str | None]:
     """The weights of inputs and states and their biases, of so many ``gates``."""
     wide, many = weights.layer, times(weights.layer, gates)
     shapes = {"weight_ih": (many, inputs), "weight_hh": (many, wide), "bias_ih": (many,), "bias_hh": (many,)}
-    into, over, bias, hidden = (weights.value(f"{name}_l{number}", shape) for name, shape in shapes.items())
+    into, over, bias, hidden = (weights.value(f"{name}_{place}", shape) for name, shape in shapes.items())
     return into, over, bias, hidden
 
 
@@ -149,6 +155,16 @@ def _multiples(draft: Draft, over: str) -> list[str]:
     for _ in range(3):
         found.append(draft.op("Add", found[-1], wide))
     return found
+
+
+def _order(place: str, moments: int) -> range:
+    """The moments as they are walked."""
+    return range(moments)[::-1] if place.endswith(REVERSE) else range(moments)
+
+
+def joined(draft: Draft, parts: Mapping[int, str]) -> str:
+    """What was found at each moment, one below the other."""
+    return draft.op("Concat", *(parts[moment] for moment in sorted(parts)), axis=0)
 
 
 def _zeros(draft: Draft, wide: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import Module
+from torch.nn import Module, RNNBase
 from torch.nn import functional as F
 
 from talaria.model.inside import base_of
@@ -49,13 +50,10 @@ LAYERS: Mapping[type[Module], Rule] = {
 }
 """By the exact type of a module."""
 
-_RECURRENT: Mapping[str, Rule] = {"0": on_rows(recurrent.sequences), "last": on_rows(recurrent.final)}
-PARTS: Mapping[type[Module], Mapping[str, Rule]] = {
-    nn.MultiheadAttention: {"0": on_rows(attention.attention)},
-    nn.GRU: _RECURRENT,
-    nn.LSTM: _RECURRENT,
-}
+PARTS: Mapping[type[Module], Mapping[str, Rule]] = {nn.MultiheadAttention: {"0": on_rows(attention.attention)}}
 """By the exact type of a module that gives several values: the rules of those that are known."""
+RECURRENT = (nn.GRU, nn.LSTM)
+"""Modules that give states."""
 
 
 MENDS: Mapping[type[Module], str] = {
@@ -135,6 +133,17 @@ FUNCTIONS: Mapping[Callable[..., Any] | str, tuple[Rule, Module]] = {
 def parts_of(module: Module) -> Mapping[str, Rule] | None:
     """The rules of a module that gives several values, with or without adapters inside; None of any other."""
     return PARTS.get(type(base_of(module)))
+
+
+def recurrent_of(module: Module) -> RNNBase | None:
+    """The GRU or LSTM that a module is, with or without adapters inside; None of any other."""
+    base = base_of(module)
+    return base if isinstance(base, RNNBase) and type(base) in RECURRENT else None
+
+
+def states_in(form: recurrent.Form) -> Rule:
+    """The rule that gives the states of a GRU or an LSTM in a ``form``."""
+    return on_rows(partial(recurrent.states, form=form))
 
 
 def rule_of(module: Module) -> Rule | None:
