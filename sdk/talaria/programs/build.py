@@ -17,6 +17,7 @@ from talaria.programs.graph import Graph, Size
 from talaria.programs.manifest import Manifest
 from talaria.programs.program import Program
 from talaria.programs.session import Session
+from talaria.programs.shapes import Limits
 from talaria.programs.step import BATCH, graph_of
 from talaria.types import Recipe
 
@@ -56,6 +57,7 @@ def packed(
     unpruned sizes of the names in it.
     """
     graph = graph_of(module, zoo.head(spec), features or spec.input_shape, spec.classes, recipe, only, pulled)
+    require_few(graph)
     facts = Manifest(
         model=spec.to_json(),
         trained=trained,
@@ -76,6 +78,16 @@ def packed(
     data = onnx_file.write(graph, proven.text())
     Program(data)
     return data
+
+
+def require_few(graph: Graph, most: int = Limits().nodes) -> None:
+    """Raise :class:`~talaria.errors.ModelError` for a graph of more operators than a device runs, before time is spent
+    on it."""
+    if len(graph.nodes) > most:
+        raise ModelError(
+            f"program: takes {len(graph.nodes)} operators, at most {most} are run; shorten the sequences that "
+            "recurrent layers walk, or train this model with torch"
+        )
 
 
 def _measured(graph: Graph, facts: Manifest, module: Module, recipe: Recipe, only: Collection[str] | None) -> Manifest:

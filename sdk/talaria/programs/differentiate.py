@@ -21,7 +21,7 @@ from talaria.errors import ModelError
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.programs import onnx_file, reference, vector
-from talaria.programs.build import VECTORS, sizes_of
+from talaria.programs.build import VECTORS, require_few, sizes_of
 from talaria.programs.graph import FLOAT, Draft, Graph, Port, Size, size_of
 from talaria.programs.layers.base import Map, Step, refused
 from talaria.programs.layers.sequence import averaged as averaged_over
@@ -87,6 +87,7 @@ def _proven(
     taps: Sequence[str],
     sizes: Mapping[str, int],
 ) -> bytes:
+    require_few(graph)
     facts = Manifest(
         model=spec.to_json(),
         trained="all" if only is None else "some",

@@ -46,6 +46,9 @@ class Session:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
         options.enable_mem_pattern = False  # a block for each combination of shapes, beside what the first run took
+        # to look for buffers that fit takes the square of the operators (3 s for 3200, else .2), and as batches have no
+        # size in a graph, none do: memory and time of a step are the same
+        options.enable_mem_reuse = False
         if _one_arena():
             options.add_session_config_entry("session.use_env_allocators", "1")
         try:

@@ -16,8 +16,8 @@ from talaria.model import pruning, zoo
 from talaria.model.compaction import gather
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import state_of
-from talaria.programs import reference, vector
-from talaria.programs.build import build
+from talaria.programs import differentiate, reference, vector
+from talaria.programs.build import build, require_few
 from talaria.programs.program import Program
 from talaria.training import loop
 from talaria.types import Recipe
@@ -324,6 +324,24 @@ def test_what_has_no_rule_is_refused_by_name_with_the_mend(make, said, monkeypat
     with pytest.raises(ModelError, match=said) as found:
         build(zoo.keep(make(), nets.LINE, 4))
     assert "train this model with torch" in str(found.value)
+
+
+def test_what_takes_too_many_operators_is_refused_before_it_is_run(monkeypatch):
+    def few(graph):
+        return require_few(graph, 100)
+
+    monkeypatch.setattr("talaria.programs.build.require_few", few)
+    monkeypatch.setattr("talaria.programs.differentiate.require_few", few)
+    monkeypatch.delattr("talaria.programs.session.Session.__init__")
+    spec = zoo.keep(nets.BothWays(nn.GRU, "mean"), (3, 4), 4)
+    for make in (build, lambda spec: differentiate.packed(spec, None, ("logits",)), differentiate.curved):
+        with pytest.raises(ModelError, match=r"operators, at most 100 are run; shorten the sequences"):
+            make(spec)
+
+
+def test_opening_a_program_does_not_look_for_buffers_that_fit(program_of):
+    """It takes the square of the operators: seconds for a recurrent layer."""
+    assert not Program(program_of("sequence")).session._session.get_session_options().enable_mem_reuse
 
 
 def test_all_layers_without_a_rule_are_named_at_once():
