@@ -68,6 +68,13 @@ TWO_ROUNDS = 1 << 12
 """Roundings by which two rounds on two engines may differ: they add up those of each step."""
 
 CASES = [(name, setting) for name in NAMES for setting in SETTINGS]
+BOTH_WAYS = {"a GRU both ways": "BothWays", "an LSTM both ways": "LongBothWays"}
+"""Beside the cases: recurrent networks that the two engines are compared on."""
+for _name, _net in BOTH_WAYS.items():
+    _made = ModelSpec(f"mypkg.nets:{_net}", SHAPE, CLASSES)
+    SETTINGS[_name] = {"spec": _made, "plan": Plan(widths={"rnn": 6}), "pruned": ("ben",)}
+_made = ModelSpec("mypkg.nets:BothWays", SHAPE, CLASSES, adapters=AdapterSpec("lowrank", rank=2))
+SETTINGS["a GRU both ways with adapters"] = {"spec": _made, "plan": Plan(widths={"rnn.base": 6}), "pruned": ("ben",)}
 
 
 def samples(seed: int, count: int, classes: int = CLASSES) -> Samples:
@@ -309,6 +316,8 @@ def test_the_personal_model_is_frozen_and_its_own(name: str, setting: str) -> No
 ENGINES = [(name, setting) for name in NAMES for setting in ("plain", "masks and adapters")]
 ENGINES += [("fedper", "a GRU"), ("hermes", "a transformer"), ("heart_pfl", "a GRU with adapters")]
 ENGINES += [("heart_pfl", "a transformer"), ("heart_pfl", "a conv net with adapters")]
+ENGINES += [(n, s) for s in BOTH_WAYS for n in ("fedper", "apfl", "perfedavg", "heart_pfl", "pfedgm", "hermes")]
+ENGINES += [("heart_pfl", "a GRU both ways with adapters"), ("perfedavg", "a GRU both ways with adapters")]
 ENGINES += [("apfl", "a transformer with adapters"), ("perfedavg", "a transformer with adapters")]
 
 

@@ -62,6 +62,35 @@ class Gated(nn.Module):
         return self.head(self.act(self.between(states[:, -1])))
 
 
+class BothWays(nn.Module):
+    """Two layers of a GRU over patches of time in both directions, and a head over the last states of the second."""
+
+    def __init__(self, input_shape, classes, width=10):
+        super().__init__()
+        self.patch = nn.Conv1d(input_shape[0], 6, 4, 4)
+        self.rnn = nn.GRU(6, width, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(2 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, last = self.rnn(self.patch(x).transpose(1, 2))
+        return self.head(torch.cat((last[-2], last[-1]), dim=1))
+
+
+class LongBothWays(nn.Module):
+    """An LSTM over patches of time in both directions, and two linear layers on its mean state and the last ones."""
+
+    def __init__(self, input_shape, classes, width=10):
+        super().__init__()
+        self.patch = nn.Conv1d(input_shape[0], 6, 4, 4)
+        self.rnn = nn.LSTM(6, width, batch_first=True, bidirectional=True)
+        self.between, self.act = nn.Linear(2 * width, 12), nn.ReLU()
+        self.head = nn.Linear(12, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, (last, _) = self.rnn(self.patch(x).transpose(1, 2))
+        return self.head(self.act(self.between(states.mean(1) + torch.cat([last[-2, :, :], last[-1, :, :]], dim=1))))
+
+
 class Listed(nn.Module):
     """Dilated convolutions, each beside a shortcut, in a list."""
 
