@@ -50,6 +50,20 @@ class Sentences(nn.Module):
         return self.head(self.read(self.embed(x.long()))[0][:, -1])
 
 
+class Phrases(nn.Module):
+    """Two layers of an LSTM in both directions, with dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(KINDS, 8)
+        self.read = nn.LSTM(8, 6, 2, batch_first=True, dropout=0.2, bidirectional=True)
+        self.head = nn.Linear(12, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, (last, _) = self.read(self.embed(x.long()))
+        return self.head(torch.cat((last[-2, :, :], last[-1, :, :]), dim=1))
+
+
 def told(**more: object) -> Federated:
     """Four people's sequences, in each of which a third of the tokens tells the class."""
     draw, y = np.random.default_rng(0), np.tile(np.arange(CLASSES), 80)
@@ -100,9 +114,10 @@ def test_channels_behind_an_embedding_are_pruned_where_that_is_exact() -> None:
     )
 
 
-def test_a_device_without_torch_learns_them_from_a_kit_to_the_same_bytes() -> None:
+@pytest.mark.parametrize("network", [Sentences, Phrases])
+def test_a_device_without_torch_learns_them_from_a_kit_to_the_same_bytes(network: type[nn.Module], tmp_path) -> None:
     torch.manual_seed(0)
-    spec, recipe = zoo.keep(Sentences(), (LENGTH,), CLASSES), Recipe(epochs=2, batch=8)
+    spec, recipe = zoo.keep(network(), (LENGTH,), CLASSES), Recipe(epochs=2, batch=8)
     run = Run(spec=spec, algorithm="fedper", rounds=1, recipe=recipe)
     own = told(standardize=False).clients["anna"]
     member = Member("anna", own.train, own.val, engine="onnx")
@@ -114,7 +129,11 @@ def test_a_device_without_torch_learns_them_from_a_kit_to_the_same_bytes() -> No
         update, private = rounds.participate(run, member, shared, None, 1)
         served = rounds.personalize(run, member, shared, private)
         assert equal(update.tensors, want.tensors)
-        assert predict(served, own.test.x).shape == (len(own.test), CLASSES)
+        want = predict(served, own.test.x)
+        assert want.shape == (len(own.test), CLASSES)
+        path = tmp_path / "anna.talaria"
+        assert make_bundle(path, served, example=own.test.x[:2], variants=("fp32",), seconds=0).ok
+        assert (Predictor(path)(own.test.x).index == want.argmax(1)).all()
         with pytest.raises(DataError, match="a table of 40 entries"):
             predict(served, own.test.x + KINDS)
     finally:

@@ -68,7 +68,7 @@ class BothWays(nn.Module):
     def __init__(self, input_shape, classes, width=10):
         super().__init__()
         self.patch = nn.Conv1d(input_shape[0], 6, 4, 4)
-        self.rnn = nn.GRU(6, width, 2, batch_first=True, bidirectional=True)
+        self.rnn = nn.GRU(6, width, 2, batch_first=True, dropout=0.2, bidirectional=True)
         self.head = nn.Linear(2 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -3,10 +3,13 @@
 A layer of torch's has one hidden size, so a unit goes from all of its layers and both directions at once. With its rows
 and biases at zero a unit stays at zero: tanh(0) is 0, and what a state begins with is 0 unless the network says
 otherwise, which measuring shows.
+
+Between their layers values may fall away: what is drawn there is named and given, as that of any dropout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,3 +81,33 @@ def resize(layer: RNNBase) -> None:
     """Makes the layer's own record of its sizes agree with its tensors."""
     sizes = (layer.get_parameter(f"weight_{kind}_l0").shape[1] for kind in ("hh", "ih"))
     layer.hidden_size, layer.input_size = sizes
+
+
+def places(layer: Module, name: str) -> list[str]:
+    """The names of the places between the layers of a GRU or an LSTM called ``name`` where values fall away in train
+    mode, ``<name>.l0`` behind the first; none of any other module."""
+    if type(layer) not in (nn.GRU, nn.LSTM) or not isinstance(layer, RNNBase) or not layer.dropout:
+        return []
+    return [f"{name}.l{number}" for number in range(layer.num_layers - 1)]
+
+
+def dropping(layer: RNNBase, factors: Callable[[int, Tensor], Tensor]) -> Callable[..., Any]:
+    """The layer's pass in train mode with ``factors(number, states)`` on the states behind its layer of that number,
+    where torch would draw some of its own. What is no plain batch, or begins at states, stays torch's."""
+
+    def forward(x: Any, hx: Any = None) -> Any:
+        if not layer.training or hx is not None or not isinstance(x, Tensor) or x.dim() != 3 or layer.proj_size:
+            return type(layer).forward(layer, x, hx)
+        directions, ends = 2 if layer.bidirectional else 1, list[list[Tensor]]()
+        first = x.new_zeros(directions, x.shape[0 if layer.batch_first else 1], layer.hidden_size)
+        for number in range(layer.num_layers):
+            x = x * factors(number - 1, x) if number else x
+            names = layer._all_weights[number * directions : (number + 1) * directions]  # of each direction
+            own: list[Tensor] = [getattr(layer, name) for each in names for name in each]
+            run, begin = (torch.lstm, (first, first)) if layer.mode == "LSTM" else (torch.gru, first)
+            x, *last = run(x, begin, own, layer.bias, 1, 0.0, True, layer.bidirectional, layer.batch_first)  # type: ignore[arg-type]
+            ends.append(last)
+        joined = tuple(torch.cat(one) for one in zip(*ends, strict=True))
+        return x, joined if layer.mode == "LSTM" else joined[0]
+
+    return forward

@@ -12,7 +12,7 @@ from torch.nn import Module, MultiheadAttention
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.inputs import Parts
-from talaria.model import zoo
+from talaria.model import recurrent, zoo
 from talaria.model.several import Several
 from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model
@@ -74,11 +74,11 @@ class Maker:
 
     @cached_property
     def falls(self) -> dict[str, float]:
-        shares = [
-            (name, layer, "dropout" if isinstance(layer, MultiheadAttention) else "p")
-            for name, layer in self._module.named_modules()
-        ]
-        found = {name: getattr(layer, what, None) for name, layer, what in shares}
+        every = dict(self._module.named_modules())
+        found: dict[str, Any] = {}
+        for name, layer in every.items():
+            found[name] = getattr(layer, "dropout" if isinstance(layer, MultiheadAttention) else "p", None)
+            found |= dict.fromkeys(recurrent.places(layer, name), getattr(layer, "dropout", None))
         return {name: float(p) for name, p in found.items() if isinstance(p, int | float)}
 
     @property

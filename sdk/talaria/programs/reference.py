@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module, MultiheadAttention
+from torch.nn import Module, MultiheadAttention, RNNBase
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from talaria.errors import ModelError
-from talaria.model import attention
+from talaria.model import attention, recurrent
 from talaria.model.state import load, state_of, to_arrays
 from talaria.programs.tangent import along
 from talaria.tensors import Array
@@ -111,6 +111,9 @@ def _given(
             attends = isinstance(layer, MultiheadAttention)
             # in place of its own pass: one with inplace=True would change what a hook is given
             layer.forward = _without(layer, draw) if attends else partial(_times, draw)
+        between = [feed[f"draw/{place}"] for place in recurrent.places(layer, name) if f"draw/{place}" in feed]
+        if between and isinstance(layer, RNNBase):
+            layer.forward = recurrent.dropping(layer, _among([torch.from_numpy(one).to(dtype) for one in between]))
     return own, trained
 
 
@@ -128,6 +131,10 @@ class _In(TorchFunctionMode):
 
 def _without(layer: Module, draw: Tensor) -> Callable[..., object]:
     return attention.dropping(cast(MultiheadAttention, layer), lambda share: share * draw[:, : share.shape[1]])
+
+
+def _among(draws: Sequence[Tensor]) -> Callable[[int, Tensor], Tensor]:
+    return lambda number, _: draws[number]
 
 
 def _times(draw: Tensor, x: Tensor) -> Tensor:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Dropout, Dropout1d, Dropout2d, Dropout3d, Module, MultiheadAttention
+from torch.nn import Dropout, Dropout1d, Dropout2d, Dropout3d, Module, MultiheadAttention, RNNBase
 
-from talaria.model import attention
+from talaria.model import attention, recurrent
 from talaria.model.state import tensor_of
 from talaria.seeds import Draws
 from talaria.training.batching import kept, layer_draws
@@ -19,23 +19,25 @@ _OF_CHANNELS = (Dropout1d, Dropout2d, Dropout3d)
 
 
 class LayerDraws:
-    """Inside this context the dropout layers of the task's module, and attention that drops weights, draw what
-    :func:`talaria.training.batching.kept` gives, each from a stream of its own, which goes on where it stopped.
+    """Inside this context the dropout layers of the task's module, attention that drops weights, and GRU and LSTM
+    between their layers, draw what :func:`talaria.training.batching.kept` gives, each place from a stream of its own,
+    which goes on where it stopped.
 
     What else draws at random (a function's own dropout, say) does so from torch's global generator, which is seeded for
     one purpose here, goes on in the same way, and is outside as it was.
     """
 
     def __init__(self, task: Task, purpose: str) -> None:
-        named = task.model.named_modules()
-        self._layers = {name: layer for name, layer in named if _draws(layer)}
-        self._streams = {name: layer_draws(task, purpose, name) for name in self._layers}
+        named = list(task.model.named_modules())
+        self._places = {name: [name] if _draws(layer) else recurrent.places(layer, name) for name, layer in named}
+        self._layers = {name: layer for name, layer in named if self._places[name]}
+        self._streams = {at: layer_draws(task, purpose, at) for name in self._layers for at in self._places[name]}
         self._rest = torch.Generator().manual_seed(int(task.draws(f"{purpose}/layers").words(1)[0] >> 1)).get_state()
 
     def copy(self) -> LayerDraws:
         """The same draws once more, from where these stand."""
         again = object.__new__(LayerDraws)
-        again._layers, again._rest = self._layers, self._rest
+        again._places, again._layers, again._rest = self._places, self._layers, self._rest
         again._streams = {name: stream.copy() for name, stream in self._streams.items()}
         return again
 
@@ -43,7 +45,7 @@ class LayerDraws:
         self._outside = torch.get_rng_state()
         torch.set_rng_state(self._rest)
         for name, layer in self._layers.items():
-            layer.forward = _drawn(layer, self._streams[name])
+            layer.forward = _drawn(layer, [self._streams[at] for at in self._places[name]])
 
     def __exit__(self, *_: object) -> None:
         for layer in self._layers.values():
@@ -58,7 +60,11 @@ def _draws(layer: Module) -> bool:
     return isinstance(layer, (Dropout, *_OF_CHANNELS)) or type(layer).__name__ == "StochasticDepth"
 
 
-def _drawn(layer: Module, stream: Draws) -> Callable[..., Any]:
+def _drawn(layer: Module, streams: Sequence[Draws]) -> Callable[..., Any]:
+    if isinstance(layer, RNNBase):
+        share = float(layer.dropout)
+        return recurrent.dropping(layer, lambda n, x: tensor_of(kept(streams[n], share, *x.shape)).to(x.device))
+    (stream,) = streams
     if isinstance(layer, MultiheadAttention):
         return attention.dropping(layer, _weights_of(layer, stream))
 

@@ -13,6 +13,7 @@ from talaria.model import pruning
 from talaria.model.compaction import compact, expand
 from talaria.model.masks import apply_dense
 from talaria.model.prunability import survey
+from talaria.model.recurrent import dropping, places
 from talaria.model.sensitivity import worth
 from talaria.model.state import load, state_of
 from talaria.model.widths import widths_of
@@ -91,6 +92,25 @@ def test_a_choice_by_importance_keeps_what_weighs_most(net):
 def test_every_unit_is_worth_something_to_the_loss(net):
     model, x, found = net
     assert (worth(model, found.layout, [(x, torch.tensor([0, 1, 2]))])["rnn"] > 0).all()
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_what_falls_away_between_layers_is_what_is_given(kind, batch_first):
+    torch.manual_seed(0)
+    layer, x = kind(3, 4, 3, batch_first=batch_first, dropout=0.5, bidirectional=True), torch.randn(2, 5, 3)
+    assert places(layer, "rnn") == ["rnn.l0", "rnn.l1"]
+    want = layer.eval()(x)
+    same, none = (dropping(layer.train(), lambda n, x, k=k: torch.full_like(x, k)) for k in (1.0, 0.0))
+    flat = [out if kind is nn.GRU else (out[0], *out[1]) for out in (want, same(x))]
+    assert all(roundings(mine.detach(), theirs.detach()) <= 100 for mine, theirs in zip(flat[1], flat[0], strict=True))
+    assert torch.equal(none(x)[0], none(torch.zeros_like(x))[0]), "the last layer reads zeros"
+    layer.eval()
+    assert torch.equal(none(x)[0], want[0]), "in eval mode nothing falls"
+    packed = pack_padded_sequence(
+        x, torch.tensor([5, 2] if batch_first else [2, 2, 2]), batch_first, enforce_sorted=False
+    )
+    assert torch.equal(none(packed)[0].data, layer(packed)[0].data), "what is no plain batch is torch's own"
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")

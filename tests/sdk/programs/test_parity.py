@@ -297,7 +297,6 @@ def late(x):
         (lambda: nets.Lower(nn.GRU), r"takes \(0,\).* h\[-1\]"),
         (lambda: nets.Lower(nn.LSTM), "its cells"),
         (lambda: Gru(batch_first=False), "batch_first=True"),
-        (lambda: Gru(num_layers=2, dropout=0.5), "dropout=0.5"),
         (lambda: Gru(first=True), "more than its input"),
         (lambda: Gru(take=1), "gives several values"),
         (lambda: Odd(lambda x: x + torch.randn(x.size(0), 3, 12)), "randn"),

@@ -14,6 +14,7 @@ from typing import Literal, cast
 from torch.nn import LSTM, Module, RNNBase
 
 from talaria.model.inside import base_of
+from talaria.model.recurrent import places
 from talaria.programs.graph import Size, added
 from talaria.programs.layers import cells
 from talaria.programs.layers.base import Map, Pullback, Step, refused
@@ -35,17 +36,20 @@ def states(step: Step, layer: str, module: Module, given: Sequence[Map], form: F
     _known(layer, own, x)
     (moments,), weights = x.lead, Matrices(step, layer, module)
     below, wide = closed(step, draft.transpose(opened(step, x.value, x), 1, 0, 2), x), x.channels
-    layers = list[_Layer]()
+    layers, between = list[_Layer](), places(own, weights.place) if own.training else []
+    draws = [_draw(step, layer, place, moments, added([layer] * (1 + own.bidirectional))) for place in between]
     for number in range(own.num_layers):
         short = form == "last" and number == own.num_layers - 1
         layers.append(_layer(weights, number, below, wide, moments, short))
         below, wide = layers[-1].whole, added([layer] * len(layers[-1].ways))
+        below = draft.op("Mul", below, draws[number]) if number < len(draws) else below
     top = layers[-1]
 
     def back(slopes: list[Slopes], wanted: bool) -> Sequence[str | None]:
         flat = ""
         for number, one in reversed(list(enumerate(layers))):
             flat = one.back(slopes, number > 0 or wanted)
+            flat = draft.op("Mul", flat, draws[number - 1]) if number and draws else flat
             if number:
                 slopes = layers[number - 1].apart(cells.by_moments(draft, flat, moments))
         if not wanted:
@@ -134,12 +138,18 @@ def _layer(weights: Matrices, number: int, below: str, wide: Size, moments: int,
     return _Layer(step, weights.layer, moments, [side for side, _ in runs], [way for _, way in runs])
 
 
+def _draw(step: Step, layer: str, place: str, moments: int, wide: Size) -> str:
+    """What the states at a ``place`` are multiplied with, an input of the program, (moments x batch, channels)."""
+    if step.draft.has(f"draw/{place}"):
+        raise refused(layer, "is used twice", "give each place a layer of its own, or leave out dropout")
+    given = step.draft.input(f"draw/{place}", ("N", moments, wide))
+    return step.draft.op("Flatten", step.draft.transpose(given, 1, 0, 2), axis=2)
+
+
 def _known(layer: str, own: RNNBase, x: Map) -> None:
     if not own.batch_first or len(x.lead) != 1:
         raise refused(layer, "reads sequences in another order", "use batch_first=True, and (batch, length, width)")
     if own.proj_size:
         raise refused(layer, f"has proj_size={own.proj_size}", "leave it out, and use Linear behind it")
-    if own.training and own.dropout and own.num_layers > 1:
-        raise refused(layer, f"has dropout={own.dropout}", "use layers of their own with Dropout between them")
     if x.lead[0] > LONGEST:
         raise refused(layer, f"runs over {x.lead[0]} moments, at most {LONGEST}", "shorten the sequence before it")
