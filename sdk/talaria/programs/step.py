@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import Identity, Linear, Module, MultiheadAttention
+from torch.nn import Embedding, Identity, Linear, Module, MultiheadAttention
 
 from talaria.errors import ConfigError, ModelError
 from talaria.model.inside import base_of
@@ -25,7 +25,7 @@ from talaria.programs.layers.broadcast import beside
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
 from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, picked_and_turned, turned_weight
 from talaria.programs.layers.largest import largest
-from talaria.programs.layers.parameters import Weight
+from talaria.programs.layers.parameters import Places, Weight
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.table import (
     FUNCTION_MENDS,
@@ -267,6 +267,10 @@ def _found(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any
         weight = Weight(layer, name, owner)
         if MANY in weight.tensor.shape and not weight.tensor.any():
             return ZEROS
+        if weight.tensor.dtype == torch.int64 and (places := weight.tensor.flatten()).numel():
+            first, many = int(places[0]), places.numel()
+            if torch.equal(places, torch.arange(first, first + many)):
+                return Places(first, first + many)
         if weight.tensor.dtype != torch.float32:
             what = f"reads {node.target!r} of {weight.tensor.dtype}"
             raise refused(node.name, what, "make it an nn.Parameter or a buffer of float32")
@@ -274,6 +278,8 @@ def _found(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any
     read = [arg for arg in node.args if isinstance(arg, fx.Node) and held[arg] is not ZEROS]
     if node.op == "call_module":
         layer, own = str(node.target), module.get_submodule(str(node.target))
+        if type(own) is Embedding and read and isinstance(held[read[0]], Places):
+            return held[read[0]].rows(layer, own)
         given = {key: one for key, one in node.kwargs.items() if key not in _HARMLESS and one not in (None, False)}
         given = {
             key: one for key, one in given.items() if key != "hx" or any(held.get(z) is not ZEROS for z in _nodes(one))
@@ -334,6 +340,10 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         return _states_of(node, first)
     if target is torch.zeros or name == "new_zeros" or first is ZEROS:
         return ZEROS
+    if target is torch.arange and all(isinstance(one, int) for one in args) and len(args) < 3:
+        return Places(*(args if len(args) == 2 else (0, *args)))
+    if isinstance(first, Places) and name in ("to", "unsqueeze", "expand", "repeat", "long"):
+        return first  # the same for each sample
     if isinstance(first, Map) and name == "getattr" and args[1] in ("device", "dtype"):
         return torch.device("cpu") if args[1] == "device" else torch.float32
     if target is torch._assert:  # of what the tracing has answered

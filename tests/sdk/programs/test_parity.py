@@ -253,6 +253,15 @@ class Gru(nn.Module):
         return self.head(found[self.take].mean(1))
 
 
+class Placed(nn.Module):
+    def __init__(self, many) -> None:
+        super().__init__()
+        self.places = nn.Embedding(many, 12)
+
+    def forward(self, x):
+        return x + self.places(torch.arange(3 + x.size(1)))
+
+
 class Twice(nn.Module):
     """A layer under two names, as a temporal block keeps its convolutions and a Sequential of them."""
 
@@ -309,7 +318,8 @@ def late(x):
         (lambda: Odd(lambda x: torch.softmax(x, 0)), "dim=-1"),
         (lambda: Odd(lambda x: x.chunk(5, -1)[0]), "equal parts"),
         (lambda: Odd(lambda x: x + torch.ones(4, 12)), r"adds a tensor of \(4, 12\)"),
-        (lambda: Odd(lambda x: x + torch.arange(12)), "of torch.int64"),
+        (lambda: Odd(lambda x: x + 2 * torch.arange(12)), "of torch.int64"),
+        (lambda: nets.maps(first(), Placed(5), wide=36), "looks up .* in 5 rows"),
         (lambda: Odd(lambda x: x.expand(x.shape[0], 6, 12)), "stretches"),
         (lambda: Odd(lambda x: x.repeat(1, 2, 1)), "repeats"),
         (lambda: Odd(lambda x: x * 2 if x.shape[0] > 1 else x), "the batch's size is a condition"),

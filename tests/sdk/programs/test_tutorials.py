@@ -25,8 +25,12 @@ STEPS = 8
 
 
 def samples(shape, seed):
+    """Maps and sequences of numbers; of one dimension, words."""
     rng = np.random.default_rng(seed)
-    return Samples(rng.standard_normal((12, *shape), np.float32), np.arange(12) % 4)
+    numbers = rng.standard_normal((12, *shape), np.float32)
+    return Samples(
+        numbers if len(shape) > 1 else rng.integers(0, 3, (12, *shape)).astype(np.float32), np.arange(12) % 4
+    )
 
 
 def fleet(shape):

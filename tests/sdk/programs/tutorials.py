@@ -1,5 +1,7 @@
 """Networks as newcomers write them, after tutorials and papers: what of them is ordinary trains by programs."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -109,7 +111,28 @@ class Recurrent(nn.Module):
         return self.fc(out[:, -1, :])
 
 
+class Text(nn.Module):
+    """A transformer over words, whose positions are looked up in a table of their own."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.words, self.places, self.how = nn.Embedding(3, 8), nn.Embedding(20, 8), how
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder, self.fc = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.long()
+        if self.how == "for each":
+            at = torch.arange(0, x.size(1)).expand(len(x), x.shape[1]).to(x.device)
+        else:
+            at = torch.arange(x.size(1), device=x.device).unsqueeze(0)
+        x = self.words(x) * math.sqrt(8) + self.places(at)
+        return self.fc(self.encoder(x).mean(dim=1))
+
+
 NETS = {
+    "places looked up": ((9,), lambda: Text("for all")),
+    "places looked up for each": ((9,), lambda: Text("for each")),
     "lstm from zeros": ((3, 12), lambda: Recurrent(nn.LSTM)),
     "gru from zeros": ((3, 12), lambda: Recurrent(nn.GRU)),
     "vit with torch's own dropout": (IMAGE, lambda: ViT("sizes", dropout=0.1)),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Embedding, Module
 
 from talaria.programs.graph import Draft
 from talaria.programs.layers.base import Map, Pullback, Step, key, no_way_back, refused
@@ -99,6 +99,22 @@ class Weight:
         like = torch.empty(tuple(shape), device="meta")
         made = like[how] if kind == "index" else like.permute(how) if kind == "permute" else like.reshape(how)
         return tuple(made.shape)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The whole numbers from ``start`` to before ``stop``, by which positions are looked up, of one sample or each."""
+
+    start: int
+    stop: int
+
+    def rows(self, layer: str, table: Embedding) -> Weight:
+        """What ``table``, which is called ``layer``, has there. Raises ModelError for a table with options."""
+        if table.padding_idx is not None or table.max_norm or table.scale_grad_by_freq or table.sparse:
+            raise refused(layer, "looks up positions in a table with options", "leave padding_idx and the others out")
+        if not 0 <= self.start < self.stop <= table.num_embeddings:
+            raise refused(layer, f"looks up {self} in {table.num_embeddings} rows", "make the table longer")
+        return Weight(layer, "weight", table).turned("index", slice(self.start, self.stop))
 
 
 def _pieces(index: Any, shape: Sequence[int]) -> list[tuple[int, int, int]]:
