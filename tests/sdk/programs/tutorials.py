@@ -130,7 +130,48 @@ class Text(nn.Module):
         return self.fc(self.encoder(x).mean(dim=1))
 
 
+class Chomp(nn.Module):
+    """Takes off what a causal convolution reads beyond the end."""
+
+    def __init__(self, many: int) -> None:
+        super().__init__()
+        self.many = many
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :, : -self.many].contiguous()
+
+
+class Temporal(nn.Module):
+    """A block of dilated causal convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, dilation: int) -> None:
+        super().__init__()
+        pad = 2 * dilation
+        self.net = nn.Sequential(
+            nn.Conv1d(inputs, outputs, 3, padding=pad, dilation=dilation), Chomp(pad), nn.ReLU(), nn.Dropout(0.2),
+            nn.Conv1d(outputs, outputs, 3, padding=pad, dilation=dilation), Chomp(pad), nn.ReLU(), nn.Dropout(0.2),
+        )  # fmt: skip
+        self.downsample = nn.Conv1d(inputs, outputs, 1) if inputs != outputs else None
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        rest = x if self.downsample is None else self.downsample(x)
+        return self.relu(self.net(x) + rest)
+
+
+class TCN(nn.Module):
+    """Two temporal blocks, and their last moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network, self.linear = nn.Sequential(Temporal(3, 8, 1), Temporal(8, 8, 2)), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.network(x)[:, :, -1])
+
+
 NETS = {
+    "tcn": ((3, 12), TCN),
     "places looked up": ((9,), lambda: Text("for all")),
     "places looked up for each": ((9,), lambda: Text("for each")),
     "lstm from zeros": ((3, 12), lambda: Recurrent(nn.LSTM)),
