@@ -93,21 +93,24 @@ def places(layer: Module, name: str) -> list[str]:
 
 def dropping(layer: RNNBase, factors: Callable[[int, Tensor], Tensor]) -> Callable[..., Any]:
     """The layer's pass in train mode with ``factors(number, states)`` on the states behind its layer of that number,
-    where torch would draw some of its own. What is no plain batch, or begins at states, stays torch's."""
+    where torch would draw some of its own. What is no plain batch stays torch's."""
 
     def forward(x: Any, hx: Any = None) -> Any:
-        if not layer.training or hx is not None or not isinstance(x, Tensor) or x.dim() != 3 or layer.proj_size:
+        if not layer.training or not isinstance(x, Tensor) or x.dim() != 3 or layer.proj_size:
             return type(layer).forward(layer, x, hx)
-        directions, ends = 2 if layer.bidirectional else 1, list[list[Tensor]]()
-        first = x.new_zeros(directions, x.shape[0 if layer.batch_first else 1], layer.hidden_size)
+        long, directions, ends = layer.mode == "LSTM", 2 if layer.bidirectional else 1, list[list[Tensor]]()
+        if hx is None:
+            batch = x.shape[0 if layer.batch_first else 1]
+            zeros = x.new_zeros(layer.num_layers * directions, batch, layer.hidden_size)
+            hx = (zeros, zeros) if long else zeros
         for number in range(layer.num_layers):
             x = x * factors(number - 1, x) if number else x
-            names = layer._all_weights[number * directions : (number + 1) * directions]  # of each direction
-            own: list[Tensor] = [getattr(layer, name) for each in names for name in each]
-            run, begin = (torch.lstm, (first, first)) if layer.mode == "LSTM" else (torch.gru, first)
+            here = slice(number * directions, (number + 1) * directions)  # of each direction
+            own: list[Tensor] = [getattr(layer, name) for each in layer._all_weights[here] for name in each]
+            run, begin = (torch.lstm, tuple(one[here] for one in hx)) if long else (torch.gru, hx[here])
             x, *last = run(x, begin, own, layer.bias, 1, 0.0, True, layer.bidirectional, layer.batch_first)  # type: ignore[arg-type]
             ends.append(last)
         joined = tuple(torch.cat(one) for one in zip(*ends, strict=True))
-        return x, joined if layer.mode == "LSTM" else joined[0]
+        return x, joined if long else joined[0]
 
     return forward

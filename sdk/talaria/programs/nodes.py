@@ -1,0 +1,294 @@
+"""What a node of a traced pass is: a layer with the rule that it follows, or what it stands for where it is none: a
+shape, a number, a parameter, several values of which others take one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import Embedding, Identity, Module, MultiheadAttention
+
+from talaria.errors import ModelError
+from talaria.model.inside import base_of
+from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
+from talaria.programs.layers.broadcast import beside
+from talaria.programs.layers.calls import BATCH as ANY_BATCH
+from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, picked_and_turned, turned_weight
+from talaria.programs.layers.largest import largest
+from talaria.programs.layers.parameters import Places, Weight
+from talaria.programs.layers.sequence import sizes
+from talaria.programs.layers.table import (
+    FUNCTION_MENDS,
+    FUNCTIONS,
+    LAYERS,
+    MENDS,
+    PARTS,
+    PASSES,
+    RECURRENT,
+    parts_of,
+    recurrent_of,
+    rule_of,
+    states_in,
+)
+from talaria.programs.reading import States, form_of, taken
+from talaria.programs.tracing import MANY
+
+
+@dataclass
+class Layer:
+    """What a node of the pass does: its rule, and the nodes that it reads."""
+
+    layer: str
+    rule: Rule
+    own: Module
+    read: list[fx.Node]
+    trains: bool = False
+    alone: bool = False
+    """Whether it reads a parameter, and need read no map."""
+    gives: States | None = None
+    """What stands for its map where others read it."""
+
+
+_HARMLESS = ("need_weights", "average_attn_weights")
+
+
+def _alone(own: Module, node: fx.Node, held: Mapping[fx.Node, Any]) -> bool:
+    """Whether a layer is called with what its rule reads alone: a recurrent one without a first state."""
+    first, *rest = node.args
+    rest = [] if all(one in held and held[one] is ZEROS for one in _nodes(rest)) else rest
+    nodes = [one for one in (first, *rest) if isinstance(one, fx.Node) and isinstance(held.get(one), Map)]
+    return len(nodes) == 1 + len(rest) == (3 if isinstance(base_of(own), MultiheadAttention) else 1)
+
+
+def _nodes(given: Any) -> list[Any]:
+    """What is given, without the tuples and lists around it."""
+    return [leaf for one in given for leaf in _nodes(one)] if isinstance(given, tuple | list) else [given]
+
+
+@dataclass
+class _Several:
+    """What gives several values: the rule of each, by how it is taken."""
+
+    layer: str
+    own: Module
+    read: list[fx.Node]
+    rules: Mapping[str, Rule]
+
+
+def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any]) -> Any:
+    """The layer that a node is, or what it stands for where it is none: a shape, a number, a parameter."""
+    if node.op == "get_attr":
+        layer, _, name = str(node.target).rpartition(".")
+        owner = module.get_submodule(layer)
+        weight = Weight(layer, name, owner)
+        if MANY in weight.tensor.shape and not weight.tensor.any():
+            return ZEROS
+        if weight.tensor.dtype == torch.int64 and (places := weight.tensor.flatten()).numel():
+            first, many = int(places[0]), places.numel()
+            if torch.equal(places, torch.arange(first, first + many)):
+                return Places(first, first + many)
+        if weight.tensor.dtype != torch.float32:
+            what = f"reads {node.target!r} of {weight.tensor.dtype}"
+            raise refused(node.name, what, "make it an nn.Parameter or a buffer of float32")
+        return weight
+    read = [arg for arg in node.args if isinstance(arg, fx.Node) and held[arg] is not ZEROS]
+    if node.op == "call_module":
+        layer, own = str(node.target), module.get_submodule(str(node.target))
+        if type(own) is Embedding and read and isinstance(held[read[0]], Places):
+            return held[read[0]].rows(layer, own)
+        given = {key: one for key, one in node.kwargs.items() if key not in _HARMLESS and one not in (None, False)}
+        given = {
+            key: one for key, one in given.items() if key != "hx" or any(held.get(z) is not ZEROS for z in _nodes(one))
+        }
+        mask = given.pop("key_padding_mask", None) if isinstance(base_of(own), MultiheadAttention) else None
+        rules, base = parts_of(own), recurrent_of(own)
+        several = rules is not None or base is not None
+        if given or (several and not _alone(own, node, held)):
+            raise refused(layer, f"is called with {sorted(given) or 'more than its input'}", "call it with maps alone")
+        if base is not None:
+            form = "all" if layer in step.tapped else form_of(node, base)
+            return Layer(layer, states_in(form), own, read, gives=States(node, layer, base, form))
+        if rules is not None:
+            masks = [mask] if isinstance(mask, fx.Node) and isinstance(held.get(mask), Map) else []
+            if mask is not None and not masks:
+                raise refused(layer, "has a key_padding_mask of no sample", "make it of the sample, as in x == 0")
+            return _Several(layer, own, [*read, *masks], rules)
+        rule = rule_of(own)
+        if rule is None:
+            raise _unknown(layer, node, module)
+        return Layer(layer, rule, own, read)
+    args, named = fx.node.map_aggregate(
+        (node.args, dict(node.kwargs)), lambda one: held[one] if isinstance(one, fx.Node) else _batch(one)
+    )
+    return _called(step, node, args, named, read)
+
+
+def _batch(one: Any) -> Any:
+    return ANY_BATCH if type(one) is int and one == MANY else one
+
+
+def _unknown(layer: str, node: fx.Node, module: Module) -> ModelError:
+    """The refusal of all layers that have no rule, each with what to use instead."""
+    names = [str(one.target) for one in node.graph.nodes if one.op == "call_module"]
+    kinds = {name: type(module.get_submodule(name)) for name in names if _ruleless(module.get_submodule(name))}
+    known = ", ".join(sorted(kind.__name__ for kind in (*LAYERS, *PARTS, *RECURRENT, *PASSES)))
+    also = [f"{name!r} is a {kind.__name__}" for name, kind in kinds.items() if name != layer]
+    mends = [MENDS.get(kind, f"use layers among {known}") for kind in dict.fromkeys((kinds[layer], *kinds.values()))]
+    what = f"is a {kinds[layer].__name__}{''.join(f', {one}' for one in also)}, which has no rule"
+    return refused(layer, what, "; ".join(dict.fromkeys(mends)))
+
+
+def _ruleless(own: Module) -> bool:
+    return parts_of(own) is None and recurrent_of(own) is None and rule_of(own) is None
+
+
+def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, Any], read: list[fx.Node]) -> Any:
+    """A function, with its arguments."""
+    target: Any = node.target
+    name, first = getattr(target, "__name__", str(target)), args[0] if args else None
+    if isinstance(first, _Several) and name == "unbind" and (args[1:] or (named.get("dim", 0),)) == (0,):
+        return first
+    if isinstance(first, _Several) and name == "getattr" and args[1] == "values":
+        return Layer(first.layer, first.rules["0"], first.own, first.read)
+    if isinstance(first, _Several):
+        return _part_of(node, first, args[1:], name)
+    if isinstance(first, States):
+        return _states_of(node, first)
+    if target is torch.zeros or name == "new_zeros" or first is ZEROS:
+        return ZEROS
+    if target is torch.arange and all(isinstance(one, int) for one in args) and len(args) < 3:
+        return Places(*(args if len(args) == 2 else (0, *args)))
+    if isinstance(first, Places) and name in ("to", "unsqueeze", "expand", "repeat", "long"):
+        return first  # the same for each sample
+    if isinstance(first, Map) and name == "getattr" and args[1] in ("device", "dtype"):
+        return torch.device("cpu") if args[1] == "device" else torch.float32
+    if target is torch._assert:  # of what the tracing has answered
+        return None
+    if isinstance(first, Weight):
+        found = _of_weight(node.name, name, first, args[1:], named)
+        if found is not None:
+            return found
+    if isinstance(first, Map) and (name in ("size", "dim", "ndim") or (name == "getattr" and args[1] in ("shape",))):
+        whole = (ANY_BATCH, *(step.known(one) for one in sizes(first)))
+        return len(whole) if name == "dim" else whole[args[1]] if name == "size" and args[1:] else whole
+    if isinstance(first, Map) and name == "chunk" and (args[2:] or (named.get("dim"),))[0] in (-1, len(sizes(first))):
+        rules = {str(i): _with(partial(part, many=args[1], place=i)) for i in range(args[1])}
+        return _Several(node.name, Identity(), read, rules)
+    if isinstance(first, Map) and name in ("permute", "split"):
+        apart = _in_pieces(step, name, first, *args[1:], **named)
+        if apart:
+            return _Several(node.name, Identity(), read[:1], {str(i): _with(call) for i, call in enumerate(apart)})
+    along = [*args[1:], *named.values()]
+    if target in (torch.max, "max") and isinstance(first, Map) and len(along) in (1, 2):
+        largest_of = _with(partial(largest, dim=along[0], keepdim=along[1:] == [True]))
+        return _Several(node.name, Identity(), read, {"0": largest_of})
+    if getattr(target, "__module__", "") in ("_operator", "math") and not any(
+        isinstance(a, Map | Weight) for a in args
+    ):
+        try:
+            return target(*args)
+        except TypeError:
+            raise refused(node.name, "reckons with the batch's size", "keep the batch first and whole") from None
+    if target in JOINS and args and isinstance(args[0], tuple | list) and all(isinstance(a, Map) for a in args[0]):
+        return _side_by_side(node, *args[1:], **named)
+    found = FUNCTIONS.get(target) if node.op in ("call_function", "call_method") else None
+    plain = all(isinstance(arg, Map) for arg in args) and not named
+    if name == "flatten":
+        plain = (list(args[1:]) == [1] and not named) or named == {"start_dim": 1}
+    if name == "gelu":
+        plain = len(args) == 1 and named.get("approximate", "none") == "none"
+    if name in ("relu", "silu"):
+        plain = len(args) == 1
+    if found is not None and plain:
+        return Layer(node.name, *found, read)
+    call = CALLS.get(target)
+    known = (Map, Weight, Batch, int, float, str, tuple, list, slice, type(None), type(Ellipsis), torch.dtype)
+    if call is None or not all(isinstance(one, known) for one in (*args, *named.values())):
+        what = f"is the function {name}{node.args[1:]}, which has no rule"
+        raise refused(node.name, what, FUNCTION_MENDS.get(name, "use layers of torch.nn"))
+    weights = [one for one in args if isinstance(one, Weight)]
+    mapped = [one for one in read if isinstance(args[node.args.index(one)], Map)]
+    mapped += [one for one in named_maps(node) if one not in mapped]
+    try:
+        signature(call).bind(step, node.name, *args, **named)
+    except TypeError:
+        raise refused(node.name, f"calls {name} in another way", "use layers of torch.nn") from None
+    places = [i for i, one in enumerate(args) if isinstance(one, Map)]
+    keys = [key for key, one in named.items() if isinstance(one, Map)]
+
+    def rule(step: Step, layer: str, own: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+        filled = list(args)
+        for place, x in zip(places, given, strict=False):
+            filled[place] = x
+        rest = dict(zip(keys, given[len(places) :], strict=True))
+        return call(step, layer, *filled, **{**named, **rest})
+
+    return Layer(node.name, rule, Identity(), mapped, any(one.trains for one in weights), bool(weights))
+
+
+def _in_pieces(step: Step, name: str, x: Map, *args: Any, **named: Any) -> list[Any]:
+    """What gives the pieces of a map: of equal parts of the channels at the end, or of a dimension that was put before
+    the batch, as queries, keys and values are. Nothing where it is another call."""
+    wide = [step.known(one) for one in sizes(x)]
+    if name == "split":
+        each, dim = (*args, *named.values(), 0)[:2]
+        fits = dim in (-1, len(wide)) and isinstance(each, int) and each > 0 and wide[-1] % each == 0
+        return [partial(part, many=wide[-1] // each, place=i) for i in range(wide[-1] // each)] if fits else []
+    order = list(args[0]) if len(args) == 1 and isinstance(args[0], tuple | list) else list(args)
+    if len(order) < 3 or order[1] != 0 or sorted(order) != list(range(1 + len(wide))):
+        return []
+    left = [axis - (axis > order[0]) for axis in order[1:]]
+    return [partial(picked_and_turned, axis=order[0], place=i, order=left) for i in range(wide[order[0] - 1])]
+
+
+def _of_weight(layer: str, name: str, weight: Weight, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """A parameter in another form, or a size of it; None for another call."""
+    if name == "size" or (name == "getattr" and args == ("shape",)):
+        return weight.shape[args[0]] if name == "size" and args else weight.shape
+    try:
+        return turned_weight(name, weight, args, named)
+    except (IndexError, RuntimeError, TypeError, ValueError) as why:
+        what = f"takes {name}{args!r} of a parameter of {weight.shape} ({str(why)[:60]})"
+        raise refused(layer, what, "take pieces that there are") from None
+
+
+JOINS = (torch.cat, torch.concat, torch.concatenate)
+
+
+def _side_by_side(node: fx.Node, dim: int = 0, **named: Any) -> Layer:
+    if named:
+        raise refused(node.name, f"is called with {sorted(named)}", "give torch.cat maps and dim alone")
+    rule: Rule = lambda step, layer, own, given: beside(step, layer, given, dim)  # noqa: E731
+    (maps, *_) = node.args
+    return Layer(node.name, rule, Identity(), [one for one in maps if isinstance(one, fx.Node)])  # type: ignore[union-attr]
+
+
+def named_maps(node: fx.Node) -> list[fx.Node]:
+    """The nodes among a node's named arguments."""
+    return [one for one in node.kwargs.values() if isinstance(one, fx.Node)]
+
+
+def _with(call: Any) -> Rule:
+    return lambda step, layer, own, given: call(step, layer, given[0])
+
+
+def _part_of(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str) -> Any:
+    """One value of several."""
+    if not node.users:
+        return None
+    rule = several.rules.get(str(index[0])) if name == "getitem" else None
+    if rule is None:
+        what = f"gives several values, of which {node.name} takes {index!r}"[:160]
+        raise refused(several.layer, what, "take its first one")
+    return Layer(several.layer, rule, several.own, several.read)
+
+
+def _states_of(node: fx.Node, states: States) -> Any:
+    """What is taken of a recurrent layer's states."""
+    found = taken(states, node)
+    return found if isinstance(found, States) else Layer(node.name, found, Identity(), [states.node])
