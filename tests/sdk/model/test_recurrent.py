@@ -94,19 +94,22 @@ def test_every_unit_is_worth_something_to_the_loss(net):
     assert (worth(model, found.layout, [(x, torch.tensor([0, 1, 2]))])["rnn"] > 0).all()
 
 
+@pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-def test_what_falls_away_between_layers_is_what_is_given(kind, batch_first):
+def test_what_falls_away_between_layers_is_what_is_given(kind, batch_first, begun):
     torch.manual_seed(0)
     layer, x = kind(3, 4, 3, batch_first=batch_first, dropout=0.5, bidirectional=True), torch.randn(2, 5, 3)
     assert places(layer, "rnn") == ["rnn.l0", "rnn.l1"]
-    want = layer.eval()(x)
+    first = torch.randn(6, 2 if batch_first else 5, 4)
+    hx = ((first, -first) if kind is nn.LSTM else first) if begun else None
+    want = layer.eval()(x, hx)
     same, none = (dropping(layer.train(), lambda n, x, k=k: torch.full_like(x, k)) for k in (1.0, 0.0))
-    flat = [out if kind is nn.GRU else (out[0], *out[1]) for out in (want, same(x))]
+    flat = [out if kind is nn.GRU else (out[0], *out[1]) for out in (want, same(x, hx))]
     assert all(roundings(mine.detach(), theirs.detach()) <= 100 for mine, theirs in zip(flat[1], flat[0], strict=True))
     assert torch.equal(none(x)[0], none(torch.zeros_like(x))[0]), "the last layer reads zeros"
     layer.eval()
-    assert torch.equal(none(x)[0], want[0]), "in eval mode nothing falls"
+    assert torch.equal(none(x, hx)[0], want[0]), "in eval mode nothing falls"
     packed = pack_padded_sequence(
         x, torch.tensor([5, 2] if batch_first else [2, 2, 2]), batch_first, enforce_sorted=False
     )
