@@ -1,5 +1,6 @@
 """Which command runs which test, and in which order: `make quick`, `make test`, `make thorough`."""
 
+from collections.abc import Callable
 from typing import Any
 
 SLOW = (
@@ -43,32 +44,52 @@ QUICK_LAWS = {"fedavg", "hermes", "pfedgm"}
 """The algorithms whose laws ``make quick`` looks at: a plain one, one with masks, one with statistics."""
 
 THOROUGH = (
-    "tests/bench/test_export.py", "tests/bench/test_people.py", "tests/bench/test_simulation.py",
+    "tests/bench/test_bars.py", "tests/bench/test_export.py", "tests/bench/test_people.py",
+    "tests/bench/test_private.py", "tests/bench/test_simulation.py",
     "tests/export/test_nchwc.py::test_a_network_with_gates_stays_blocked",
+    "tests/export/test_tokens.py::test_a_device_without_torch_learns_them_from_a_kit",
+    "tests/export/test_tokens.py::test_they_learn_and_are_exported[Sentences",
     "tests/privacy/test_audit.py::test_a_flaw_shows[a_ledger_that_forgets",
     "tests/privacy/test_audit.py::test_a_flaw_shows[half_the_noise-asked1]",
     "tests/privacy/test_audit.py::test_no_more_shows_than_is_claimed_and_not_much_less[coordinator-None]",
     "tests/privacy/test_audit.py::test_no_more_shows_than_is_claimed_and_not_much_less[devices",
+    "tests/privacy/test_rule.py::test_a_simulation_with_secure_sums",
+    "tests/sdk/federated/test_blueprint.py::test_models_of_ones_own",
+    "tests/sdk/federated/test_blueprint.py::test_what_the_run_is_to_blame_for",
     "tests/sdk/planning/test_foreign_models.py::test_a_graph_that_shows_no_weights_is_timed",
     "tests/sdk/planning/test_foreign_models.py::test_pruned_to_half_it_is_exported_and_computes_as_torch_does[mypkg.nets:G",
+    "tests/sdk/planning/test_latency_model.py::test_every_convolution_of_a_planned_model",
     "tests/sdk/planning/test_planner_bench.py",
+    "tests/sdk/programs/test_hostile.py::test_changed_graphs_are_refused_or_still_run_within_bounds[sequence]",
     "tests/sdk/programs/test_shapes.py::test_the_table_foresees_every_value",
+    "tests/sdk/simulation/test_experiment.py::test_a_killed_command",
     "tests/sdk/test_plugins.py::test_the_command_takes_a_package_of_ones_own",
     "tests/system/test_broker_abuse.py::test_a_flood_at_full_speed",
     "tests/system/test_gateway.py::test_a_gateway_is_killed_in_every_round",
     "tests/system/test_gateway.py::test_with_keys_on_both_links",
+    "tests/system/test_history.py::test_a_private_state_that_is_not_flushed",
     "tests/system/test_ingest.py::test_a_fleet_with_keys_on_postgresql",
     "tests/system/test_living.py::test_a_run_that_gates_refuse_is_called_off",
     "tests/system/test_load.py::test_light_devices_add_up_what_nobody_sees",
     "tests/system/test_node_device.py::test_killed_and_cut",
     "tests/system/test_node_device.py::test_it_learns_to_the_byte_what_a_python_device_learns[fedavg-int8-amqtt",
+    "tests/system/test_node_device.py::test_a_secure_round_goes_on_without_it",
+    "tests/system/test_node_device.py::test_its_owner_takes_it_out",
     "tests/system/test_seasons.py",
+    "tests/system/test_secure_fleet.py::test_a_budget_is_kept_told_and_ends_the_fleet[coordinator]",
+    "tests/system/test_secure_fleet.py::test_a_round_",
+    "tests/system/test_secure_fleet.py::test_a_secure_fleet_learns_what_is_simulated_and_its_coordinator_keeps_no_update[p",
+    "tests/system/test_secure_fleet.py::test_an_owner_who",
+    "tests/system/test_secure_fleet.py::test_metrics_are_told",
+    "tests/system/test_secure_fleet.py::test_who_shares",
     "tests/system/test_secure_fleet.py::test_a_length_that_follows",
     "tests/system/test_secure_fleet.py::test_a_device_that_falls_silent_in_any_step",
     "tests/system/test_secure_fleet.py::test_either_side_may_die_in_any_step",
     "tests/system/test_several_inputs_in_a_fleet.py::test_a_fleet_learns_from_named_inputs_what_was_simulated[torch]",
     "tests/system/test_story.py",
+    "tests/system/test_tasks_over_mqtt.py",
     "tests/system/test_wheel.py::test_the_program_of_the_readme_runs",
+    "tests/system/test_without_torch.py::test_a_device_without_torch_plans_for_itself",
     "tests/system/test_without_torch.py::test_devices_that_train_with_programs_learn_what_is_simulated[heart_pfl]",
     "tests/system/test_without_torch.py::test_devices_without_torch_keep_their_kit",
     "tests/system/test_without_torch.py::test_where_nobody_has_torch",
@@ -77,16 +98,26 @@ THOROUGH = (
 benchmarks' own tests, and what is said of one algorithm, network, task or broker said again of others."""
 
 
+AGAIN: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "tests/laws/test_algorithm_laws.py": lambda given: (  # networks of another package
+        given.get("name") not in QUICK_LAWS and str(given.get("setting")).startswith("a ")
+    ),
+    "tests/system/test_every_algorithm.py": lambda given: (
+        given.get("task", "classification") != "classification" or ":" in getattr(given.get("spec"), "name", "")
+    ),
+    "tests/hostile/test_liars.py": lambda given: given.get("mode") == "asynchronous" and given["name"] != "ffgg",
+    "tests/sdk/algorithms/test_trajectories.py": lambda given: given.get("setting") == "masks, adapters",
+    "tests/sdk/federated/test_kit.py": lambda given: given.get("name", "ditto") not in {*QUICK_LAWS, "ditto", "thorki"},
+    "tests/sdk/programs/test_parity.py": lambda given: given.get("recipe") == "plain",
+    "tests/system/test_history.py": lambda given: given.get("seed", 0) > 31 or given.get("seed") in (8, 14),
+}
+"""In these files, of which of its parameters a test is left out."""
+
+
 def is_thorough(nodeid: str, callspec: Any) -> bool:
     """Whether ``make test`` leaves it out."""
-    path, given = nodeid.partition("::")[0], {} if callspec is None else callspec.params
-    if path == "tests/laws/test_algorithm_laws.py":  # networks of another package
-        return given.get("name") not in QUICK_LAWS and str(given.get("setting")).startswith("a ")
-    if path == "tests/system/test_every_algorithm.py":
-        return given.get("task", "classification") != "classification" or ":" in getattr(given.get("spec"), "name", "")
-    if path == "tests/sdk/programs/test_parity.py":
-        return given.get("recipe") == "plain"
-    return nodeid.startswith(THOROUGH)
+    again = AGAIN.get(nodeid.partition("::")[0])
+    return nodeid.startswith(THOROUGH) or (again is not None and callspec is not None and again(callspec.params))
 
 
 WAITS = ("tests/system", "tests/hostile", "tests/coordinator", "tests/sdk/wire/test_mqtt.py")
