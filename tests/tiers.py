@@ -111,7 +111,6 @@ AGAIN: dict[str, Callable[[dict[str, Any]], bool]] = {
     "tests/system/test_every_algorithm.py": lambda given: (
         given.get("task", "classification") != "classification" or ":" in getattr(given.get("spec"), "name", "")
     ),
-    "tests/coordinator/test_maintenance.py": lambda given: "postgres" in map(str, given.values()),
     "tests/export/test_served.py": lambda given: given.get("case", "pruned") not in ("pruned", "Gaussian head"),
     "tests/hostile/test_liars.py": lambda given: given.get("mode") == "asynchronous" and given["name"] != "ffgg",
     "tests/sdk/algorithms/test_trajectories.py": lambda given: given.get("setting") == "masks, adapters",
