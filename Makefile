@@ -14,7 +14,7 @@ ISA ?= SSE41
 THREADS ?= 2
 NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/training tests/sdk/federated tests/sdk/test_*.py tests/sdk/planning/test_io_binding.py \
   tests/laws tests/export/test_onnx.py tests/export/test_rewrites.py tests/export/test_preprocess.py tests/export/test_quantize.py
-QUICK := -p no:schemathesis -m "not slow and not broker" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
+QUICK := -p no:schemathesis -m "not slow and not broker and not thorough" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
 
 .PHONY: help demo test thorough quick coverage lowest masked flower mutants check format hooks docs bench clean
 .DEFAULT_GOAL := help
