@@ -362,18 +362,21 @@ def _scratch(run: Run, mask: ChannelMask | None, member: Member) -> Module:
     from talaria.model.cloning import clone
     from talaria.training.loop import in_fast_layout
 
-    whole = template(run.spec)
     if mask is None and member.engine == "onnx":
-        return whole
-    own = (clone(whole) if mask is None else pruning.compact(whole, mask)).to(member.device)
-    return in_fast_layout(own) if _takes_any_layout(run.spec) else own
+        return template(run.spec)
+    whole = _tried(run.spec)
+    return in_fast_layout((clone(whole) if mask is None else pruning.compact(whole, mask)).to(member.device))
 
 
-@lru_cache(maxsize=64)
-def _takes_any_layout(spec: ModelSpec) -> bool:
-    from talaria.training.loop import takes_any_layout
+@lru_cache(maxsize=16)
+def _tried(spec: ModelSpec) -> Module:
+    """The template, which says of itself and of its copies in which layout of memory they are read."""
+    from talaria.training.loop import try_fast_layout
 
-    return not zoo.GROUP.is_foreign(spec.name) or takes_any_layout(template(spec), zoo.example(spec, 2))
+    whole = template(spec)
+    if zoo.GROUP.is_foreign(spec.name):
+        try_fast_layout(whole, zoo.example(spec, 2))
+    return whole
 
 
 @lru_cache(maxsize=4)

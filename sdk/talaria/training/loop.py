@@ -29,6 +29,9 @@ Loss = Callable[[Any, Any, Any], Any]
 
 WIDE = 64
 """Inputs from which on a convolution larger than 1x1 trains faster in torch's plain layout."""
+_PLAIN = "_takes_plain_layout_alone"
+"""Noted on a module, and so on its copies: in channels-last memory torch has no ``view`` of a map that joins channels
+and places, which many networks call before their first linear layer."""
 
 
 def served(task: Task, state: Tensors) -> Module:
@@ -39,23 +42,22 @@ def served(task: Task, state: Tensors) -> Module:
 
 def in_fast_layout(module: Module) -> Module:
     """``module`` with its 2D convolutions in channels-last memory where a CPU trains them faster so: depthwise and
-    small ones by a tenth to a third. Wide ones (:data:`WIDE` inputs, larger than 1x1) were slower by a sixth."""
+    small ones by a tenth to a third. Wide ones (:data:`WIDE` inputs, larger than 1x1) were slower by a sixth. One that
+    cannot be read so, as :func:`try_fast_layout` or :func:`predict` found, stays as it is."""
     larger = _convolved(module)
-    if larger and all(p.shape[1] < WIDE for p in larger):
+    if larger and all(p.shape[1] < WIDE for p in larger) and not hasattr(module, _PLAIN):
         module.to(memory_format=torch.channels_last)
     return module
 
 
-def takes_any_layout(module: Module, example: Tensor) -> bool:
-    """Whether ``module`` also reads ``example`` (N, ...) in the layout of :func:`in_fast_layout`: in that one torch has
-    no ``view`` of a map that joins channels and places, which many networks call before their first linear layer."""
+def try_fast_layout(module: Module, example: Tensor) -> None:
+    """Note on ``module`` where it cannot read ``example`` (N, ...) in the layout of :func:`in_fast_layout`."""
     twin = in_fast_layout(clone(module)).eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             twin(example)
     except RuntimeError:
-        return False
-    return True
+        setattr(module, _PLAIN, True)
 
 
 def _convolved(module: Module) -> list[Tensor]:
@@ -233,7 +235,8 @@ def predict(module: Module, x: Array, batch: int = AT_ONCE) -> Array:
     with torch.no_grad():
         try:
             out = torch.cat([module(inputs[start : start + batch]) for start in starts])
-        except RuntimeError:  # see takes_any_layout
+        except RuntimeError:
+            setattr(module, _PLAIN, True)
             module.to(memory_format=torch.contiguous_format)
             out = torch.cat([module(inputs[start : start + batch]) for start in starts])
     if plain:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from talaria.errors import ConfigError, ModelError
+from talaria.model.cloning import clone
 from talaria.model.split import split_model
 from talaria.model.state import load, state_of, tensor_of
 from talaria.seeds import Draws
@@ -393,6 +394,33 @@ def test_a_walk_of_plain_steps_is_training_in_the_fast_layout() -> None:
     for x, y in feed(t, t.recipe, t.train):
         walk.step(walk.gradient(x, y, keep=True))
     assert equal(walk.state(), loop.train(make(), state))
+
+
+class Viewed(nn.Module):
+    """A map of several places, joined with its channels by ``view``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head, self.passes = nn.Conv2d(1, 6, 3), nn.Linear(96, 3), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return self.head(self.conv(x).view(x.size(0), -1))
+
+
+def test_a_network_of_one_layout_is_found_out_once_and_so_are_its_copies() -> None:
+    x = np.zeros((4, 1, 6, 6), np.float32)
+    found, tried = Viewed(), Viewed()
+    want = loop.predict(found, x)
+    assert found.passes == 2, "in the fast layout, and again as it is"
+    loop.try_fast_layout(tried, torch.from_numpy(x))
+    for one in (found, clone(found), tried, clone(tried)):
+        one.passes = 0
+        again = loop.predict(one, x)
+        assert one.passes == 1
+        assert again.shape == want.shape
+        assert loop.in_fast_layout(one).conv.weight.is_contiguous()
+    assert np.array_equal(loop.predict(found, x), want)
 
 
 def test_two_walks_share_one_module_without_meeting() -> None:
