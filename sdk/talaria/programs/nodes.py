@@ -151,12 +151,8 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     """A function, with its arguments."""
     target: Any = node.target
     name, first = getattr(target, "__name__", str(target)), args[0] if args else None
-    if isinstance(first, _Several) and name == "unbind" and (args[1:] or (named.get("dim", 0),)) == (0,):
-        return first
-    if isinstance(first, _Several) and name == "getattr" and args[1] == "values":
-        return Layer(first.layer, first.rules["0"], first.own, first.read)
     if isinstance(first, _Several):
-        return _part_of(node, first, args[1:], name)
+        return _part_of(node, first, args[1:], name, named.get("dim", 0))
     if isinstance(first, States):
         return _states_of(node, first)
     if target is torch.zeros or name == "new_zeros" or first is ZEROS:
@@ -200,8 +196,6 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     plain = all(isinstance(arg, Map) for arg in args) and not named
     if name == "flatten":
         plain = (list(args[1:]) == [1] and not named) or named == {"start_dim": 1}
-    if name == "gelu":
-        plain = len(args) == 1 and named.get("approximate", "none") == "none"
     if name in ("relu", "silu"):
         plain = len(args) == 1
     if found is not None and plain:
@@ -277,11 +271,14 @@ def _with(call: Any) -> Rule:
     return lambda step, layer, own, given: call(step, layer, given[0])
 
 
-def _part_of(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str) -> Any:
-    """One value of several."""
+def _part_of(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str, dim: int) -> Any:
+    """One value of several; ``unbind`` gives what they are."""
+    if name == "unbind" and (index or (dim,)) == (0,):
+        return several
     if not node.users:
         return None
-    rule = several.rules.get(str(index[0])) if name == "getitem" else None
+    place = "0" if name == "getattr" and index == ("values",) else str(index[0]) if name == "getitem" else ""
+    rule = several.rules.get(place)
     if rule is None:
         what = f"gives several values, of which {node.name} takes {index!r}"[:160]
         raise refused(several.layer, what, "take its first one")

@@ -102,12 +102,10 @@ def _known(step: Step, layer: str, own: MultiheadAttention, given: Sequence[Map]
 
 
 def _drawn(step: Step, place: str, own: MultiheadAttention, share: str, length: int) -> str:
-    """An input of the program for the weights (heads x batch, length, length): 0 where one falls away, 1/(1-p)
-    elsewhere. It is drawn for all heads that there were; those that a mask leaves take the first ones."""
-    draft = step.draft
-    if draft.has(f"draw/{place}"):
-        raise refused(place, "is used twice", "give each place an attention of its own")
-    draw = draft.input(f"draw/{place}", ("N", heads_of(own), length, length))
+    """Draws for the weights (heads x batch, length, length): for all heads that there were, of which those that a mask
+    leaves take the first ones."""
+    draft, mend = step.draft, "give each place an attention of its own"
+    draw = step.drawn(place, place, (heads_of(own), length, length), mend)
     left = draft.op("Shape", _heads(draft, share, length, length), start=0, end=1)
     ends = (draft.ints(0), left, draft.ints(0), draft.ints(1))
     return draft.reshape(draft.op("Slice", draft.transpose(draw, 1, 0, 2, 3), *ends), -1, length, length)

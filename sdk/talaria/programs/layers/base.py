@@ -117,6 +117,13 @@ class Step:
         name, axis = next((port.name, port.shape.index(size)) for port in draft.inputs if size in port.shape)
         return draft.op("Shape", name, start=axis, end=axis + 1)
 
+    def drawn(self, layer: str, place: str, shape: Sequence[Size], mend: str) -> str:
+        """What the values at a ``place`` of a layer are multiplied with, an input of the program (batch, *shape): 0
+        where one falls away, 1/(1-p) elsewhere. Refuses a place that drops already."""
+        if self.draft.has(f"draw/{place}"):
+            raise refused(layer, "is used twice", mend)
+        return self.draft.input(f"draw/{place}", ("N", *shape))
+
     @property
     def samples(self) -> str:
         """The batch's size, float32 (1,)."""

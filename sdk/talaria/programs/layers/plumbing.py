@@ -108,14 +108,15 @@ def stochastic_depth(step: Step, layer: str, module: Module, given: Sequence[Map
     return x.like(draft.op("Mul", x.value, draw)), lambda g, wanted: [draft.op("Mul", g, draw)]
 
 
+OWN_DROPOUT = "give each place a dropout of its own"
+
+
 def dropout(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """x times a draw, an input of the program: 0 where a value falls away, 1/(1-p) elsewhere."""
+    """x times a draw."""
     own, draft, (x,) = cast(Dropout, module), step.draft, given
     if not own.training or own.p == 0:
         return identity(step, layer, module, given)
-    if step.draft.has(f"draw/{layer}"):
-        raise refused(layer, "is used twice", "give each place a dropout of its own")
-    draw = closed(step, draft.input(f"draw/{layer}", ("N", *sizes(x))), x)
+    draw = closed(step, step.drawn(layer, layer, sizes(x), OWN_DROPOUT), x)
     return x.like(draft.op("Mul", x.value, draw)), lambda g, wanted: [draft.op("Mul", g, draw)]
 
 
@@ -124,9 +125,7 @@ def channel_dropout(step: Step, layer: str, module: Module, given: Sequence[Map]
     own, draft, (x,) = cast(Dropout, module), step.draft, given
     if not own.training or own.p == 0:
         return identity(step, layer, module, given)
-    if step.draft.has(f"draw/{layer}"):
-        raise refused(layer, "is used twice", "give each place a dropout of its own")
-    draw = draft.input(f"draw/{layer}", ("N", sizes(x)[0]))
+    draw = step.drawn(layer, layer, sizes(x)[:1], OWN_DROPOUT)
     draw = draft.transpose(draw, 1, 0) if x.space else draw
     for axis in range(2, 1 + len(sizes(x))):
         draw = draft.op("Unsqueeze", draw, draft.ints(axis))

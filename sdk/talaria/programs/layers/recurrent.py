@@ -139,10 +139,9 @@ def _layer(weights: Matrices, number: int, below: str, wide: Size, moments: int,
 
 
 def _draw(step: Step, layer: str, place: str, moments: int, wide: Size) -> str:
-    """What the states at a ``place`` are multiplied with, an input of the program, (moments x batch, channels)."""
-    if step.draft.has(f"draw/{place}"):
-        raise refused(layer, "is used twice", "give each place a layer of its own, or leave out dropout")
-    given = step.draft.input(f"draw/{place}", ("N", moments, wide))
+    """Draws for the states at a ``place``, (moments x batch, channels)."""
+    mend = "give each place a layer of its own, or leave out dropout"
+    given = step.drawn(layer, place, (moments, wide), mend)
     return step.draft.op("Flatten", step.draft.transpose(given, 1, 0, 2), axis=2)
 
 

@@ -121,7 +121,6 @@ FUNCTIONS: Mapping[Callable[..., Any] | str, tuple[Rule, Module]] = {
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul", "mul_"), (plumbing.multiply, nn.Identity())),
     **dict.fromkeys((torch.relu, F.relu, "relu", "relu_"), (activation.RULES[nn.ReLU], nn.ReLU())),
     **dict.fromkeys((torch.flatten, "flatten"), (plumbing.flatten, nn.Flatten())),
-    F.gelu: (activation.RULES[nn.GELU], nn.GELU()),
     **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), (activation.RULES[nn.Sigmoid], nn.Sigmoid())),
     **dict.fromkeys((torch.tanh, F.tanh, "tanh"), (activation.RULES[nn.Tanh], nn.Tanh())),
     F.silu: (activation.RULES[nn.SiLU], nn.SiLU()),
