@@ -66,12 +66,15 @@ class Kit:
     @cached_property
     def model(self) -> Tensors:
         """The whole model in its order: the first values of what is private, zeros for what is downloaded."""
-        keys = {*self.split.keys}
         return {
             name: self.state[name] if name in self.state else np.zeros(spec.shape, spec.dtype)
-            for name, spec in self.schema.items()
-            if name in keys
+            for name, spec in self._model_schema.items()
         }
+
+    @property
+    def _model_schema(self) -> dict[str, TensorSpec]:
+        keys = {*self.split.keys}
+        return {name: spec for name, spec in self.schema.items() if name in keys}
 
     @cached_property
     def anatomy(self) -> Anatomy:
@@ -82,7 +85,7 @@ class Kit:
                 "kit: does not say what the model computes, so nothing can be planned from it; give the device a plan "
                 "that `talaria plan` made"
             )
-        shapes = {name: self.schema[name].shape for name in self.model}
+        shapes = {name: spec.shape for name, spec in self._model_schema.items()}
         return Anatomy(self.layout, self.layers, shapes, self.split)
 
     @cached_property
