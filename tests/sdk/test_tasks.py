@@ -1,5 +1,6 @@
 """Tasks beside classification: their losses against torch's, their figures, what they refuse, and that fleets learn."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 import talaria
 from talaria import tasks
-from talaria.data import Federated
+from talaria.data import Client, Federated
 from talaria.errors import ConfigError, DataError
 from talaria.federated import rounds
 from talaria.federated.make_kit import kit_of
@@ -143,6 +144,24 @@ def test_what_a_device_scales_by_stays_on_it_and_does_not_move_with_its_data() -
     assert after["targets/mean"] == private["targets/mean"]
 
 
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_where_zero_means_something_the_mean_of_a_few_labels_is_not_taken_for_a_fact(engine: Any) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(360, 6)).astype(np.float32)
+    y = (x[:, :1] - x[:, 1:2] + draw.normal(size=(360, 1))).astype(np.float32)  # a change: 0 on average
+    few = np.argsort(-y[:, 0])[:12]  # whose labels are all of one side
+    found = {}
+    for task in ("regression", "regression:center=zero"):
+        members = Federated.from_arrays(x, y, np.repeat(PEOPLE, 120), task=task)
+        late = Client(Samples(x[few], y[few]), Samples(x[few], y[few]), Samples(x, y))
+        data = replace(members, newcomers={"dora": late})
+        done = talaria.simulate("fedavg", data, "mlp", rounds=4, recipe={"epochs": 4, "lr": 0.05}, engine=engine)
+        assert done.newcomers is not None
+        found[task] = done.newcomers.clients["dora"].accuracy
+        assert done.accuracy.mean > 0.4, "members have enough labels for either"
+    assert found["regression"] < 0 < found["regression:center=zero"]
+
+
 def test_several_labels_are_learned_on_both_engines() -> None:
     for engine in ("torch", "onnx"):
         found = talaria.simulate(
@@ -182,6 +201,7 @@ def test_a_class_for_each_step_of_a_sequence() -> None:
         ({"task": "guess"}, "task='guess' is unknown; use one of classification, regression, multilabel, per_step"),
         ({"task": "regression:kind=odd"}, "kind='odd'.*huber"),
         ({"task": "regression:delta=0"}, "delta=0.*above 0"),
+        ({"task": "regression:center=median"}, "center='median' is unknown; use 'mean' or 'zero'"),
         ({"task": "multilabel"}, "task='multilabel', but the targets of 'arrays' are for 'regression'"),
         ({"recipe": {"smoothing": 0.1}}, "smoothing=0.1 smooths the labels of plain classification.*set it to 0"),
         (

@@ -61,7 +61,7 @@ port = 8420                 # API, metrics and dashboard on this machine; 0 is a
 [run]                       # what all devices must agree on: the fields of talaria.federated.run.Run
 algorithm = "hermes"        # or "mypkg.mine:FedHalf", which each device's owner then allows in device.toml
 rounds = 30
-    # task = "regression"       # or multilabel, per_step, regression:kind=squared; left out: classification
+    # task = "regression"       # or multilabel, per_step, regression:kind=squared,center=zero; left out: classification
     # defaults = "smartwatch"   # model, recipe and options that `talaria simulate -d smartwatch` takes
 [run.spec]
 name = "imu_cnn"

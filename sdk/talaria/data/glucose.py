@@ -100,7 +100,7 @@ def load(
         newcomers={name: _client(*one, (mean, sd), known) for name, one in away.items()},
         labels=("change in half an hour, mg/dl",),
         input_shape=(PAST,),
-        task="regression",
+        task="regression:center=zero",
         meta={"mean": mean, "sd": sd, "sha256": tuple(FILES.values()), "newcomer_hours": newcomer_hours},
     )
 

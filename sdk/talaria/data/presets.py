@@ -71,7 +71,7 @@ GLUCOSE = Default(
     classes=1,
     recipe=Recipe(epochs=2, batch=32, lr=0.02, momentum=0.9),
     options={"ditto": {"lam": 1.0}, "fedavg_ft": {"tune_epochs": 5, "tune_lr": 0.005}},
-    task="regression",
+    task="regression:center=zero",
 )
 ANY = Default()
 NAMED: Mapping[str, Default] = {

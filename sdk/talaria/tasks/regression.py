@@ -1,7 +1,8 @@
 """Numbers for each sample: ``y`` float32 (N, K), or (N,) for one; outputs are (N, K).
 
 A device learns its targets in units of its own spread: mean and standard deviation of its training targets are private,
-and are folded into the head of the model that it serves, which speaks in the targets' own units.
+and are folded into the head of the model that it serves, which speaks in the targets' own units. Where 0 means
+something (a change, a residual), the mean of few labels is noise that every answer would carry: ``center=zero``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ LEAST_SPREAD = 1e-6
 class Regression:
     """``kind``: ``"huber"`` (P. J. Huber, 1964; squared up to ``delta`` standard deviations, linear beyond) or
     ``"squared"``. The score is R², the share of the targets' variance that is explained: 1 is perfect, 0 is what their
-    mean is worth, and it may be negative."""
+    mean is worth, and it may be negative.
+
+    ``center``: what is taken off a device's targets before they are scaled, their ``"mean"`` or nothing (``"zero"``).
+    """
 
     name: ClassVar[str] = "regression"
     figures: ClassVar[tuple[str, str]] = ("r2", "minus_mae")
@@ -32,9 +36,11 @@ class Regression:
 
     kind: str = "huber"
     delta: float = 1.0
+    center: str = "mean"
 
     def __post_init__(self) -> None:
         valid.among("task 'regression'", "kind", self.kind, ("huber", "squared"))
+        valid.among("task 'regression'", "center", self.center, ("mean", "zero"))
         valid.number("task 'regression'", "delta", self.delta, "above 0, in standard deviations", low=1e-6, high=1e6)
 
     def require(self, where: str, y: Array, outputs: int) -> None:
@@ -77,10 +83,13 @@ class Regression:
         return None
 
     def scale(self, y: Array) -> Scale | None:
-        """Mean and standard deviation of each target; 1 where it does not vary."""
+        """Of each target the mean, or 0, and the standard deviation about it; 1 where it does not vary."""
         values = y.reshape(len(y), -1).astype(np.float64)
-        sd = values.std(0)
-        return Scale(values.mean(0).astype(np.float32), np.where(sd > LEAST_SPREAD, sd, 1.0).astype(np.float32))
+        if self.center == "mean":
+            mean, sd = values.mean(0), values.std(0)
+        else:
+            mean, sd = np.zeros(values.shape[1]), np.sqrt((values**2).mean(0))
+        return Scale(mean.astype(np.float32), np.where(sd > LEAST_SPREAD, sd, 1.0).astype(np.float32))
 
     def strata(self, y: Array) -> Array:
         """All alike."""
