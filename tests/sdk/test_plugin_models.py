@@ -61,6 +61,12 @@ def test_a_head_that_is_made_first_is_found_where_it_answers() -> None:
     assert {key.partition(".")[0] for key in named.learned.shared} == {"one", "answer"}
 
 
+def test_a_network_that_ends_in_a_softmax_is_told_of() -> None:
+    shares = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Softmax(1))
+    with pytest.warns(UserWarning, match="adds up to 1, as behind a Softmax.* End it with its last Linear layer"):
+        talaria.simulate("fedper", load("mypkg.sets:rings"), shares, rounds=1)
+
+
 @pytest.mark.parametrize(
     ("net", "shape", "says"),
     [

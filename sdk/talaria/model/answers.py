@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,10 +14,14 @@ from talaria.errors import ModelError
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import TRACE_ERRORS
 
+ROUNDING = 1e-5
+"""How far from 1 shares may add up."""
+
 
 def require(module: Module, example: Tensor, outputs: int, what: str) -> None:
     """Raise :class:`ModelError`, beginning with ``what``, unless ``module`` maps ``example`` (N, ...) to one tensor
-    (N, outputs), or (N, steps, outputs). ``module`` stays as it is."""
+    (N, outputs), or (N, steps, outputs). ``module`` stays as it is. Warns of answers that are shares already: a loss
+    and a predictor take a softmax of them."""
     shape = tuple(example.shape[1:])
     with _asked(module) as twin:
         try:
@@ -36,6 +41,13 @@ def require(module: Module, example: Tensor, outputs: int, what: str) -> None:
         raise ModelError(
             f"{what}: it gives {tuple(found.shape)} for {len(example)} samples; it must give (N, {outputs}), one "
             f"number for each of {outputs} outputs, or (N, steps, {outputs}) for a label of each step"
+        )
+    if outputs > 1 and bool((found >= 0).all()) and bool(((found.sum(-1) - 1).abs() < ROUNDING).all()):
+        warnings.warn(
+            f"{what}: what it gives adds up to 1, as behind a Softmax. Classes are learned from logits, and the "
+            "predictor makes shares of them: it learns slowly so, and its shares are too even. End it with its last "
+            "Linear layer",
+            stacklevel=2,
         )
 
 
