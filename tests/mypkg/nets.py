@@ -91,6 +91,22 @@ class LongBothWays(nn.Module):
         return self.head(self.act(self.between(states.mean(1) + torch.cat([last[-2, :, :], last[-1, :, :]], dim=1))))
 
 
+class Causal(nn.Module):
+    """Convolutions that look back alone, and one that goes round."""
+
+    def __init__(self, input_shape, classes, width=16):
+        super().__init__()
+        self.one, self.two = nn.Conv1d(input_shape[0], width, 3), nn.Conv1d(width, width, 2, dilation=4)
+        self.even = nn.Conv1d(width, width, 3, padding="same")
+        self.around = nn.Conv1d(width, width, 3, padding=1, padding_mode="circular")
+        self.edge, self.act, self.head = nn.ReflectionPad1d((1, 0)), nn.ReLU(), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.one(nn.functional.pad(x, (2, 0))))
+        x = self.act(self.even(self.act(self.two(nn.functional.pad(x, (4, 0))))))
+        return self.head(self.act(self.around(self.edge(x))).mean(-1))
+
+
 class Listed(nn.Module):
     """Dilated convolutions, each beside a shortcut, in a list."""
 

@@ -25,12 +25,14 @@ from talaria.planning.profile import Profile
 SHAPE = (6, 32)
 RECURRENT = ModelSpec("mypkg.nets:Recurrent", SHAPE, 3, options={"width": 64})
 RESIDUAL, GATED, ATTENTIVE = (ModelSpec(f"mypkg.nets:{name}", SHAPE, 3) for name in ("Residual", "Gated", "Attentive"))
+CAUSAL = ModelSpec("mypkg.nets:Causal", SHAPE, 3)
 
 
 def test_what_can_be_pruned_of_each_and_what_is_left_whole() -> None:
     assert zoo.layout(RESIDUAL).sizes == {"one.first": 16, "one.second": 16, "two.first": 32, "two.second": 32}
     assert zoo.layout(GATED).sizes == {"stem": 16, "gru": 16, "between": 32}
     assert zoo.layout(ATTENTIVE).sizes == {"layer.self_attn": 2, "layer.linear1": 32}
+    assert zoo.layout(CAUSAL).sizes == dict.fromkeys(("one", "two", "around"), 16)
     assert planner.left_whole(RESIDUAL) == ""
     assert planner.left_whole(GATED) == ""
     assert "layer.norm1 is a LayerNorm, whose channels cannot be taken out" in planner.left_whole(ATTENTIVE)
@@ -39,7 +41,9 @@ def test_what_can_be_pruned_of_each_and_what_is_left_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [RESIDUAL, GATED, RECURRENT, ATTENTIVE, ModelSpec("mypkg.nets:Steps", SHAPE, 3)], ids=lambda spec: spec.name
+    "spec",
+    [RESIDUAL, GATED, RECURRENT, ATTENTIVE, CAUSAL, ModelSpec("mypkg.nets:Steps", SHAPE, 3)],
+    ids=lambda spec: spec.name,
 )
 def test_pruned_to_half_it_is_exported_and_computes_as_torch_does(spec: ModelSpec) -> None:
     layout = zoo.layout(spec)

@@ -379,6 +379,38 @@ def adapted(net: nn.Module, where: str) -> nn.Module:
     return out
 
 
+class Edged(nn.Module):
+    """Edges as functions put them around maps, beside channels, and off again: of maps, of sequences, of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3, dilation=2), nn.Conv1d(3, 20, 1)
+        self.left, self.head = 4, nn.Linear(26, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.one(F.pad(x, (2, 0))))
+        y = torch.tanh(self.two(F.pad(y, [self.left, 0], "constant", 0.5)))[:, :, : x.shape[-1]]
+        y = F.pad(y, (0, 0, 1, 3)) + self.three(x)
+        y = F.pad(y.transpose(1, 2), (2, 3, -2, 1), value=-0.3).mean(1)
+        return self.head(F.pad(y, (0, 1)))
+
+
+class Mirrored(nn.Module):
+    """Edges of a map's own values."""
+
+    shape = (3, 9, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 3, 3), nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.pad(self.one(x), (2, 1, 0, 3), mode="reflect")
+        y = torch.tanh(self.two(F.pad(y, (1, 1, 1, 1), "circular")))
+        y = F.pad(y.flatten(2), (3, 2), mode="replicate")
+        return self.head(F.pad(y, (1, 0), "reflect")[:, :, 1:13].mean(1))
+
+
 LINE, PLANE, SHORT = (3, 12), (3, 9, 8), BothWays.shape
 NETS = {
     "linear": ((5,), lambda: maps(nn.Linear(5, 6), nn.Linear(6, 6, bias=False), wide=6)),
@@ -430,6 +462,38 @@ NETS = {
     "residual": (LINE, Residual),
     "gated": (PLANE, Gated),
     "zero_pad": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.ZeroPad2d((1, 0, 2, 1)), nn.Conv2d(4, 2, 3, 2), wide=40)),
+    "edges": (LINE, Edged),
+    "mirrored_edges": (PLANE, Mirrored),
+    "padding_layers": (
+        PLANE,
+        lambda: maps(
+            nn.Conv2d(3, 4, 1), nn.ConstantPad2d((1, -1, 0, 2), 0.7), nn.ReflectionPad2d((1, 2, 0, 1)), nn.Tanh(),
+            nn.ReplicationPad2d((2, 0, 1, 1)), nn.CircularPad2d((0, 1, 2, 0)), nn.Conv2d(4, 2, 3, 4), wide=24,
+        ),
+    ),
+    "padding_layers1d": (
+        LINE,
+        lambda: maps(
+            nn.Conv1d(3, 4, 1), nn.ZeroPad1d((2, 1)), nn.ReflectionPad1d((1, 2)), nn.ReplicationPad1d(1), nn.Tanh(),
+            nn.CircularPad1d((0, 3)), nn.ConstantPad1d((0, -2), 0.0), nn.Conv1d(4, 2, 3, 3), wide=14,
+        ),
+    ),
+    "same1d": (LINE, lambda: maps(nn.Conv1d(3, 4, 4, padding="same"), nn.Conv1d(4, 3, 2, 1, "same", 3), wide=36)),
+    "same2d": (
+        PLANE, lambda: maps(nn.Conv2d(3, 4, (5, 4), padding="same"), nn.Conv2d(4, 3, 3, 1, "valid", 2), wide=60)
+    ),
+    "same_large": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 3, (4, 6), padding="same"), wide=216)),
+    "same_depthwise": (
+        PLANE, lambda: maps(nn.Conv2d(3, 3, (4, 2), 1, "same", 1, 3), nn.Conv2d(3, 3, 2, 1, "same", 2, 3), wide=216)
+    ),
+    "padding_modes": (
+        PLANE,
+        lambda: maps(
+            nn.Conv2d(3, 4, 3, 2, (1, 2), padding_mode="circular"), nn.Tanh(),
+            nn.Conv2d(4, 4, 2, 1, "same", 1, 4, padding_mode="reflect"),
+            nn.Conv2d(4, 3, 3, 1, 1, padding_mode="replicate"), wide=75,
+        ),
+    ),
     "stochastic_depth": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), dropped(0.4), wide=288)),
     "stochastic_depth_of_features": ((5,), lambda: maps(nn.Linear(5, 6), dropped(0.4), wide=6)),
     "linear_of_sequences": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), wide=5)),

@@ -170,7 +170,43 @@ class TCN(nn.Module):
         return self.linear(self.network(x)[:, :, -1])
 
 
+class WaveNet(nn.Module):
+    """Gated causal convolutions, each padded on the left, beside a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward = nn.Conv1d(3, 8, 3, padding="same")
+        self.filters = nn.ModuleList(nn.Conv1d(8, 8, 2, dilation=2**i) for i in range(3))
+        self.gates = nn.ModuleList(nn.Conv1d(8, 8, 2, dilation=2**i) for i in range(3))
+        self.outward = nn.ModuleList(nn.Conv1d(8, 8, 1) for _ in range(3))
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inward(x)
+        for i in range(3):
+            past = F.pad(x, (2**i, 0))
+            x = x + self.outward[i](torch.tanh(self.filters[i](past)) * torch.sigmoid(self.gates[i](past)))
+        return self.linear(F.relu(x)[:, :, -1])
+
+
+class Causal(nn.Module):
+    """Convolutions that look back alone, by functions and by layers that pad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3, dilation=2)
+        self.pad, self.three = nn.ConstantPad1d((2, 0), 0.0), nn.Conv1d(16, 16, 3)
+        self.around, self.linear = nn.Conv1d(16, 16, 3, padding=1, padding_mode="circular"), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.one(F.pad(x, (2, 0))))
+        x = F.relu(self.two(F.pad(x, [4, 0], mode="constant", value=0)))
+        return self.linear(F.relu(self.around(F.relu(self.three(self.pad(x))))).mean(-1))
+
+
 NETS = {
+    "causal": ((3, 12), Causal),
+    "wavenet": ((3, 12), WaveNet),
     "tcn": ((3, 12), TCN),
     "places looked up": ((9,), lambda: Text("for all")),
     "places looked up for each": ((9,), lambda: Text("for each")),

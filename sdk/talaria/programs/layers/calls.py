@@ -18,6 +18,7 @@ from talaria.programs.layers import activation, plumbing, pooling
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import both, bounded, cut, indexed, stretched, unsqueezed
 from talaria.programs.layers.largest import largest
+from talaria.programs.layers.padding import padded
 from talaria.programs.layers.parameters import Weight, for_each, joined
 from talaria.programs.layers.sequence import (
     averaged,
@@ -449,6 +450,7 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.unsqueeze, "unsqueeze"), unsqueezed),
     **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), bounded),
     F.scaled_dot_product_attention: _attend,
+    F.pad: padded,
     **dict.fromkeys((F.max_pool1d, torch.max_pool1d), _max_pool(nn.MaxPool1d)),
     **dict.fromkeys((F.max_pool2d, torch.max_pool2d), _max_pool(nn.MaxPool2d)),
     **dict.fromkeys((torch.flatten, "flatten"), _flatten),

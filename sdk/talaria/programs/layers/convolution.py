@@ -16,6 +16,7 @@ from torch.nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Module
 from talaria.programs.graph import Draft, Size
 from talaria.programs.layers import depthwise
 from talaria.programs.layers.base import Map, Pullback, Step, no_way_back, refused
+from talaria.programs.layers.padding import padded
 from talaria.programs.layers.windows import Phase, Tap, Windows
 
 LARGE = 16
@@ -114,12 +115,39 @@ class _Form:
 
 
 def convolution(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """A convolution with zero padding, of one or two dimensions."""
-    own, draft, (x,) = cast("Conv1d | Conv2d", module), step.draft, given
-    if isinstance(own.padding, str) or own.padding_mode != "zeros":
-        raise refused(layer, f"has padding={own.padding!r} of {own.padding_mode!r}", "pad with zeros, by numbers")
+    """A convolution of one or two dimensions, whatever it puts around its map."""
+    own, (x,) = cast("Conv1d | Conv2d", module), given
+    low, high = _edges(own)
+    if own.padding_mode == "zeros":
+        return _within(step, layer, own, x, low, high)
+    pads = [one for pair in reversed([*zip(low, high, strict=True)]) for one in pair]
+    around, cut = padded(step, layer, x, pads, own.padding_mode)
+    y, pull = _within(step, layer, own, around, (0,) * len(low), (0,) * len(low))
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        (slope,) = pull(g, wanted)
+        return [None] if slope is None else cut(slope, wanted)
+
+    return y, back
+
+
+def _edges(own: Conv1d | Conv2d) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The padding at the beginning and at the end of each dimension; ``same`` puts what is odd at the end."""
+    if own.padding == "valid":
+        return (0,) * len(own.kernel_size), (0,) * len(own.kernel_size)
+    if not isinstance(own.padding, str):
+        return own.padding, own.padding
+    whole = [d * (k - 1) for d, k in zip(own.dilation, own.kernel_size, strict=True)]
+    return tuple(one // 2 for one in whole), tuple(one - one // 2 for one in whole)
+
+
+def _within(
+    step: Step, layer: str, own: Conv1d | Conv2d, x: Map, low: tuple[int, ...], high: tuple[int, ...]
+) -> tuple[Map, Pullback]:
+    """The convolution with so many zeros around the map."""
+    draft = step.draft
     holes = () if set(own.dilation) == {1} else tuple(own.dilation)
-    windows = Windows(x.space, own.kernel_size, own.stride, own.padding, holes)
+    windows = Windows(x.space, own.kernel_size, own.stride, low, holes, () if low == high else high)
     form = _Form(draft, own.groups, own.in_channels // own.groups, own.out_channels // own.groups)
     kernel = own.kernel_size
     out: Size = layer if form.dense else x.channels if form.depthwise else own.out_channels
@@ -129,7 +157,7 @@ def convolution(step: Step, layer: str, module: Module, given: Sequence[Map]) ->
     assert weight is not None
     if step.looks:
         given_bias = [bias] if bias else []
-        pads = windows.padding * 2
+        pads = windows.padding + windows.end
         y = draft.op(
             "Conv", x.value, weight, *given_bias,
             group=own.groups, kernel_shape=kernel, pads=pads, strides=windows.stride,
@@ -169,7 +197,7 @@ def _convolved(
         if form.dense and len(x.space) == 2 and set(windows.stride) == {1} and taps >= LARGE and not windows.dilation:
             turned = draft.transpose(g, 1, 0, 2, 3)
             dx = draft.op(
-                "ConvTranspose", turned, weight, kernel_shape=kernel, pads=windows.padding * 2, strides=(1, 1)
+                "ConvTranspose", turned, weight, kernel_shape=kernel, pads=windows.padding + windows.end, strides=(1, 1)
             )
             return [draft.transpose(dx, 1, 0, 2, 3)]
         return [windows.back(draft, x.value, lambda phase: _of(form, weight, windows, phase, g))]

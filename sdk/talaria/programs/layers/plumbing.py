@@ -1,4 +1,4 @@
-"""What moves values without weighing them: flatten, edges of zeros, sums and products of two branches, given draws."""
+"""What moves values without weighing them: flatten, sums and products of two branches, given draws."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
 
-from torch.nn import Dropout, Flatten, Module, ZeroPad2d
+from torch.nn import Dropout, Flatten, Module
 
 from talaria.programs.graph import times
-from talaria.programs.layers import windows
 from talaria.programs.layers.base import Map, Pullback, Step, refused
 from talaria.programs.layers.broadcast import both
 from talaria.programs.layers.sequence import closed, filled, opened, sizes
@@ -80,17 +79,6 @@ def multiply(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tu
         return slopes
 
     return Map(draft.op("Mul", a.value, b.value), a.channels, space, a.lead), back
-
-
-def zero_pad(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """Zeros around a map."""
-    own, draft, (x,) = cast(ZeroPad2d, module), step.draft, given
-    left, right, top, bottom = own.padding
-    if min(own.padding) < 0 or len(x.space) != 2:
-        raise refused(layer, f"pads maps of {x.space} by {own.padding}", "pad images, by no less than 0")
-    wide = (x.space[0] + top + bottom, x.space[1] + left + right)
-    y = windows.pad(draft, x.value, (top, left), (bottom, right), 0.0)
-    return Map(y, x.channels, wide), lambda g, wanted: [windows.cut(draft, g, wide, (top, left), x.space, (1, 1))]
 
 
 def stochastic_depth(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:

@@ -20,6 +20,7 @@ from talaria.programs.layers import (
     embedding,
     linear,
     normalization,
+    padding,
     plumbing,
     pooling,
     recurrent,
@@ -46,7 +47,7 @@ LAYERS: Mapping[type[Module], Rule] = {
     nn.Identity: plumbing.identity,
     nn.Dropout: plumbing.dropout,
     **dict.fromkeys((nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), plumbing.channel_dropout),
-    nn.ZeroPad2d: on_maps(plumbing.zero_pad),
+    **dict.fromkeys(padding.MODES, padding.of_module),
 }
 """By the exact type of a module."""
 
@@ -68,7 +69,6 @@ FUNCTION_MENDS: Mapping[str, str] = {
     "dropout": "use nn.Dropout, whose draws both engines know by its name",
     "scaled_dot_product_attention": "use nn.MultiheadAttention",
     "interpolate": "use nn.ConvTranspose2d",
-    "pad": "give the layer that follows its padding, or use nn.ZeroPad2d",
     "einsum": "use matmul, and sums of products",
     "masked_fill": "use nn.MultiheadAttention(...)(key_padding_mask=x == 0)",
 }
