@@ -116,14 +116,15 @@ def split(spec: ModelSpec, model: Module, buffers: Buffers = "local") -> Split:
 
 def head(spec: ModelSpec) -> str:
     """The dotted prefix of the model's head: what ``spec`` names, else the zoo's, else of a foreign model the module
-    ``head``, its last Linear layer, or the one that answers last. Raises :class:`~talaria.errors.ModelError` where
+    ``head``, its last Linear layer, or the one that answers last, or where none is Linear the last convolution with as
+    many channels as classes. Raises :class:`~talaria.errors.ModelError` where
     there is none."""
     return spec.head or _entry(spec.name).head or _found(replace(spec, adapters=None, seed=0, pretrained=False))
 
 
 @lru_cache(maxsize=64)
 def _found(spec: ModelSpec) -> str:
-    from torch.nn import Linear
+    from torch.nn import Conv1d, Conv2d, Linear
 
     from talaria.model import answers
 
@@ -131,6 +132,10 @@ def _found(spec: ModelSpec) -> str:
     if any(key.startswith("head.") for key in model.state_dict()):
         return "head"
     linear = {name: one.out_features for name, one in model.named_modules() if isinstance(one, Linear) and name}
+    if not linear:  # a fully convolutional network: its answers are averaged over maps
+        for name, one in reversed([*model.named_modules()]):
+            if isinstance(one, Conv1d | Conv2d) and name and one.out_channels == spec.classes:
+                return str(name)
     last: str | None = next(reversed(linear), None)
     if last is not None and linear[last] != spec.classes:  # the order in which layers are made need not be theirs
         last = answers.last_linear(model, example(spec, 2)) or last
@@ -208,6 +213,20 @@ def example(spec: ModelSpec, batch: int = 1) -> Tensor:
 def layout(spec: ModelSpec) -> ChannelLayout:
     """The channel groups of the model; worked out once per architecture and process."""
     return surveyed(spec).layout
+
+
+@lru_cache(maxsize=64)
+def whole(spec: ModelSpec) -> frozenset[str]:
+    """The linear layers and convolutions of which no mask takes an output."""
+    from torch import nn
+
+    axes, found = layout(spec).axes, set()
+    for name, layer in build(replace(spec, seed=0, pretrained=False)).named_modules():
+        if type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d):
+            own = axes.get(f"{name}.weight")
+            if not (own and own[0]):
+                found.add(name)
+    return frozenset(found)
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 
 import torch
@@ -56,7 +57,16 @@ def packed(
     Where ``module`` is the model's upper part, ``features`` is the shape of what it is fed, and ``widths`` are the
     unpruned sizes of the names in it.
     """
-    graph = graph_of(module, zoo.head(spec), features or spec.input_shape, spec.classes, recipe, only, pulled)
+    graph = graph_of(
+        module,
+        zoo.head(spec),
+        features or spec.input_shape,
+        spec.classes,
+        recipe,
+        only,
+        pulled,
+        partial(zoo.whole, spec),
+    )
     require_few(graph)
     facts = Manifest(
         model=spec.to_json(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from math import prod
 from operator import getitem
@@ -23,7 +24,7 @@ from talaria.model.spec import ModelSpec
 from talaria.programs import onnx_file, reference, vector
 from talaria.programs.build import VECTORS, require_few, sizes_of
 from talaria.programs.graph import FLOAT, Draft, Graph, Port, Size, size_of
-from talaria.programs.layers.base import Map, Step, refused
+from talaria.programs.layers.base import Map, Step, Whole, refused
 from talaria.programs.layers.sequence import averaged as averaged_over
 from talaria.programs.manifest import Manifest
 from talaria.programs.shapes import Limits, Value, measure
@@ -43,6 +44,7 @@ def graph_of(
     taps: Sequence[str],
     *,
     twice: bool = False,
+    whole: Whole = frozenset,
 ) -> Graph:
     """The pass over one batch and the way back from ``taps`` (see :func:`talaria.training.engine.look`); ``module`` is
     frozen but for ``only`` (None: nothing is frozen, (): everything, and in eval mode).
@@ -55,7 +57,7 @@ def graph_of(
     loop.freeze_but(module, only)
     draft = Draft()
     tapped = frozenset(called(module, tap.removeprefix(MEAN)) for tap in taps if tap.startswith(MEAN))
-    step = Step(draft, head, twice=twice, tapped=tapped)
+    step = Step(draft, head, twice=twice, tapped=tapped, whole=whole)
     done = forward(step, module, entered(draft, input_shape))
     outputs = [_tapped(step, module, done, tap) for tap in taps]
     backward(draft, done.tape)
@@ -75,7 +77,7 @@ def packed(spec: ModelSpec, only: Collection[str] | None, taps: Sequence[str]) -
     and where it errs more than twice as much as torch does in float32.
     """
     module = zoo.build(spec)
-    graph = graph_of(module, zoo.head(spec), spec.input_shape, only, taps)
+    graph = graph_of(module, zoo.head(spec), spec.input_shape, only, taps, whole=partial(zoo.whole, spec))
     return _proven(graph, spec, module, only, taps, sizes_of(graph, module))
 
 
@@ -117,7 +119,9 @@ def curved(spec: ModelSpec) -> bytes:
     Measured, and refused, as :func:`packed` is.
     """
     module = zoo.build(spec)
-    once = graph_of(module, zoo.head(spec), spec.input_shape, None, (LOGITS,), twice=True)
+    once = graph_of(
+        module, zoo.head(spec), spec.input_shape, None, (LOGITS,), twice=True, whole=partial(zoo.whole, spec)
+    )
     sizes = sizes_of(once, module)
     shapes = _shapes(once, sizes)
     learned = [port.name.removeprefix("gradient/") for port in once.outputs if port.name.startswith("gradient/")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from talaria.model.weights import Model
 from talaria.programs import differentiate
 from talaria.programs.build import packed
 from talaria.programs.graph import Size
+from talaria.programs.layers.base import Whole
 from talaria.programs.look import Look
 from talaria.programs.program import Program
 from talaria.programs.source import Lower, Need, derivative_name
@@ -147,17 +148,22 @@ class Maker:
     def _module(self) -> Module:
         return zoo.build(self.spec)
 
+    @property
+    def _entrance(self) -> tuple[str, tuple[int, ...], Whole]:
+        """The head's name, the shape of a sample, and the layers of which no mask takes an output."""
+        return zoo.head(self.spec), self.spec.input_shape, partial(zoo.whole, self.spec)
+
     @cached_property
     def _calibration(self) -> Look:
         module = zoo.build(self.spec).requires_grad_(False).eval()
         for layer in module.modules():
             layer.training = isinstance(layer, _BatchNorm) and layer.track_running_stats
-        return Look(statistics_of(module, zoo.head(self.spec), self.spec.input_shape))
+        return Look(statistics_of(module, *self._entrance))
 
     @cached_property
     def _forward(self) -> Look:
         module = zoo.build(self.spec).requires_grad_(False).eval()
-        return Look(features_of(module, zoo.head(self.spec), self.spec.input_shape))
+        return Look(features_of(module, *self._entrance))
 
     def _cut(self, only: frozenset[str]) -> _Halves | None:
         """The model above the lowest layer that trains and below it, or None where it cannot be cut there."""
@@ -173,7 +179,7 @@ class Maker:
             made = halves.lower(zoo.example(self.spec))
         if made.dtype != torch.float32:  # tokens, which features are not
             return None
-        lower, full = features_of(halves.lower, zoo.head(self.spec), self.spec.input_shape), made.shape[1:]
+        lower, full = features_of(halves.lower, *self._entrance), made.shape[1:]
         if len(lower.outputs[0].shape) != made.ndim:  # a sequence, whose moments are rows there
             return None
         channels = lower.outputs[0].shape[1]

@@ -16,7 +16,7 @@ from torch.nn import Embedding, Identity, Module, MultiheadAttention
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
-from talaria.programs.layers.broadcast import beside
+from talaria.programs.layers.broadcast import beside, cut
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
 from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, picked_and_turned, turned_weight
 from talaria.programs.layers.largest import largest
@@ -172,10 +172,7 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if isinstance(first, Map) and (name in ("size", "dim", "ndim") or (name == "getattr" and args[1] in ("shape",))):
         whole = (ANY_BATCH, *(step.known(one) for one in sizes(first)))
         return len(whole) if name == "dim" else whole[args[1]] if name == "size" and args[1:] else whole
-    if isinstance(first, Map) and name == "chunk" and (args[2:] or (named.get("dim"),))[0] in (-1, len(sizes(first))):
-        rules = {str(i): _with(partial(part, many=args[1], place=i)) for i in range(args[1])}
-        return _Several(node.name, Identity(), read, rules)
-    if isinstance(first, Map) and name in ("permute", "split"):
+    if isinstance(first, Map) and name in ("permute", "split", "chunk"):
         apart = _in_pieces(step, name, first, *args[1:], **named)
         if apart:
             return _Several(node.name, Identity(), read[:1], {str(i): _with(call) for i, call in enumerate(apart)})
@@ -226,18 +223,36 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
 
 
 def _in_pieces(step: Step, name: str, x: Map, *args: Any, **named: Any) -> list[Any]:
-    """What gives the pieces of a map: of equal parts of the channels at the end, or of a dimension that was put before
-    the batch, as queries, keys and values are. Nothing where it is another call."""
+    """What gives the pieces of a map: of a dimension behind the batch, or of one that was put before the batch, as
+    queries, keys and values are. Nothing where it is another call."""
     wide = [step.known(one) for one in sizes(x)]
-    if name == "split":
-        each, dim = (*args, *named.values(), 0)[:2]
-        fits = dim in (-1, len(wide)) and isinstance(each, int) and each > 0 and wide[-1] % each == 0
-        return [partial(part, many=wide[-1] // each, place=i) for i in range(wide[-1] // each)] if fits else []
+    if name != "permute":
+        how, dim = [*args, *(one for key, one in named.items() if key != "dim"), named.get("dim", 0)][:2]
+        return _cut_in(wide, name, how, dim)
     order = list(args[0]) if len(args) == 1 and isinstance(args[0], tuple | list) else list(args)
     if len(order) < 3 or order[1] != 0 or sorted(order) != list(range(1 + len(wide))):
         return []
     left = [axis - (axis > order[0]) for axis in order[1:]]
     return [partial(picked_and_turned, axis=order[0], place=i, order=left) for i in range(wide[order[0] - 1])]
+
+
+def _cut_in(wide: Sequence[int], name: str, how: Any, dim: int) -> list[Any]:
+    """``chunk`` in so many pieces, ``split`` in pieces of one size or of the sizes that are listed."""
+    axis = dim % (1 + len(wide))
+    size = wide[axis - 1]
+    many = how if isinstance(how, tuple | list) else [how]
+    if axis == 0 or not all(isinstance(one, int) and one > 0 for one in many):
+        return []
+    if many is not how:
+        each = -(-size // how) if name == "chunk" else how
+        many = [min(each, size - start) for start in range(0, size, each)]
+        if axis == len(wide) and len({*many}) == 1:
+            return [partial(part, many=len(many), place=i) for i in range(len(many))]
+    starts = [sum(many[:i]) for i in range(len(many))]
+    fits = sum(many) == size
+    return (
+        [partial(cut, axis=axis, piece=slice(at, at + n)) for at, n in zip(starts, many, strict=True)] if fits else []
+    )
 
 
 def _of_weight(layer: str, name: str, weight: Weight, args: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from torch.nn import Linear, Module, MultiheadAttention
 
 from talaria.errors import ConfigError, ModelError
 from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
-from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.base import Map, Pullback, Step, Whole, refused
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.weighing import WIDEST
 from talaria.programs.nodes import Layer, resolved
@@ -36,14 +36,15 @@ def graph_of(
     recipe: Recipe,
     only: Collection[str] | None,
     pulled: bool = False,
+    whole: Whole = frozenset,
 ) -> Graph:
     """The step that :func:`talaria.training.loop.train` takes on one batch; ``module`` is frozen as it says.
 
     Inputs: ``x`` float32 (N, *input_shape), ``y`` int64 (N,), ``lr``, ``weight/<key>``, ``momentum/<key>`` of what is
     trained, ``draw/<layer>`` of dropout. Outputs: ``loss`` and ``next/`` of the weights and momenta that change.
     ``recipe`` gives momentum, weight decay and smoothing. Where the step is ``pulled``, ``pull`` is the strength with
-    which the trained weights are held near ``anchor/<key>``. Raises :class:`~talaria.errors.ModelError` for a layer
-    that no program can hold.
+    which the trained weights are held near ``anchor/<key>``. ``whole`` gives the layers of which no mask takes an
+    output. Raises :class:`~talaria.errors.ModelError` for a layer that no program can hold.
     """
     if recipe.accumulate != 1:
         raise ConfigError(
@@ -58,7 +59,7 @@ def graph_of(
     draft.input("lr", ())
     if pulled:
         draft.input("pull", ())
-    step = Step(draft, head)
+    step = Step(draft, head, whole=whole)
     done = forward(step, module, x, folded=True)
     if done.out.space or done.out.lead:
         raise ModelError(f"program: the model gives maps of {sizes(done.out)}; end it with Flatten and Linear")
@@ -68,16 +69,16 @@ def graph_of(
     return draft.finish([(Port("loss", FLOAT, ()), loss), *updates(step, recipe, pulled)])
 
 
-def features_of(module: Module, head: str, input_shape: Sequence[int]) -> Graph:
+def features_of(module: Module, head: str, input_shape: Sequence[int], whole: Whole = frozenset) -> Graph:
     """What frozen layers make of a batch: ``features`` float32 (N, channels, ...) of ``x`` and ``weight/<key>``."""
     draft = Draft()
     space = tuple(size for size in input_shape[1:] if isinstance(size, int))
     x = Map(draft.input("x", (BATCH, *input_shape)), input_shape[0], space)
-    out = forward(Step(draft, head, looks=True), module, x).out
+    out = forward(Step(draft, head, looks=True, whole=whole), module, x).out
     return draft.finish([(Port("features", FLOAT, (BATCH, out.channels, *out.space)), out.value)])
 
 
-def statistics_of(module: Module, head: str, input_shape: Sequence[int]) -> Graph:
+def statistics_of(module: Module, head: str, input_shape: Sequence[int], whole: Whole = frozenset) -> Graph:
     """One batch's part in a pass that estimates BatchNorm statistics, as :func:`talaria.training.loop.calibrate` does;
     ``module`` has its BatchNorm layers in train mode, and all others in eval mode.
 
@@ -86,7 +87,7 @@ def statistics_of(module: Module, head: str, input_shape: Sequence[int]) -> Grap
     """
     draft = Draft()
     x = entered(draft, input_shape)
-    step = Step(draft, head, rate=draft.input("rate", ()))
+    step = Step(draft, head, rate=draft.input("rate", ()), whole=whole)
     forward(step, module, x)
     shapes = {port.name: port for port in draft.inputs}
     ports = {f"next/weight/{key}": shapes[f"weight/{key}"] for key in step.buffers}

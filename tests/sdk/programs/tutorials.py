@@ -204,7 +204,57 @@ class Causal(nn.Module):
         return self.linear(F.relu(self.around(F.relu(self.three(self.pad(x))))).mean(-1))
 
 
+class DeepConvLSTM(nn.Module):
+    """Convolutions over time for each sensor, whose maps an LSTM reads moment by moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8 if i else 1, 8, (3, 1)) for i in range(2))
+        self.lstm, self.fc = nn.LSTM(8 * 3, 8, num_layers=2, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 1).unsqueeze(1)
+        for conv in self.convs:
+            x = F.relu(conv(x))
+        x = x.permute(0, 2, 1, 3)
+        states, _ = self.lstm(x.reshape(x.shape[0], x.shape[1], -1))
+        return self.fc(states[:, -1])
+
+
+class Heeding(nn.Module):
+    """A GRU in both directions, whose states are weighed by a score of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(3, 6, batch_first=True, bidirectional=True)
+        self.score, self.head = nn.Linear(12, 1), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.rnn(x.transpose(1, 2))
+        shares = torch.softmax(self.score(states).squeeze(-1), dim=1)
+        return self.head(torch.bmm(shares.unsqueeze(1), states).squeeze(1))
+
+
+class Shuffled(nn.Module):
+    """Half of the channels goes by, both are shuffled; a convolution answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.branch, self.last = nn.Conv2d(1, 8, 3), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = F.relu(self.stem(x)).chunk(2, dim=1)
+        x = torch.cat((one, F.relu(self.branch(two))), dim=1)
+        n, c, h, w = x.shape
+        x = x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+        few, most = torch.split(x, [2, 6], dim=1)
+        return torch.flatten(F.adaptive_avg_pool2d(self.last(torch.cat((most, few), 1)), (1, 1)), 1)
+
+
 NETS = {
+    "deep conv lstm": ((3, 12), DeepConvLSTM),
+    "heeding": ((3, 12), Heeding),
+    "shuffled": (IMAGE, Shuffled),
     "causal": ((3, 12), Causal),
     "wavenet": ((3, 12), WaveNet),
     "tcn": ((3, 12), TCN),

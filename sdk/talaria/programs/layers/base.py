@@ -50,6 +50,8 @@ class Map:
         return tuple(range(1, 2 + len(self.space))) if self.space else (0,)
 
 
+Whole = Callable[[], frozenset[str]]
+"""Gives the layers of which no mask takes an output; asked only where a width stands in the way."""
 Pullback = Callable[[str, Sequence[bool]], Sequence[str | None]]
 """``(gradient of the output, which inputs want theirs) -> their gradients``, None where not wanted; gradients of the
 layer's own parameters are given to :meth:`Step.trained`."""
@@ -76,6 +78,7 @@ class Step:
     """Whether all that read the layer being written take its scale and shift in."""
     twice: bool = False
     """Whether the graph is differentiated once more: every operator has a rule in :mod:`talaria.programs.tangent`."""
+    whole: Whole = frozenset
     tapped: frozenset[str] = frozenset()
     """Layers of which all that they give is looked at, whatever of it the network reads."""
 
@@ -105,6 +108,12 @@ class Step:
             raise ModelError(
                 f"program: the width {size!r} is turned before any layer weighs it; train this model with torch"
             ) from None
+
+    def held(self, size: Size) -> Size:
+        """A size, as a number where no mask narrows it."""
+        if isinstance(size, int) or not self.whole().issuperset(size.split("+")):
+            return size
+        return self.known(size)
 
     def extent(self, size: Size) -> str:
         """A size as each call has it, int64 (1,)."""

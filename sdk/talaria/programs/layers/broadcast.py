@@ -17,7 +17,7 @@ from talaria.programs.layers.sequence import closed, filled, opened, picked, sha
 def both(step: Step, layer: str, kind: str, a: Map, b: Map) -> tuple[Map, Pullback]:
     """``kind`` (Add, Mul or Div) of two maps of as many dimensions, where a size of 1 stands for any."""
     draft, wide = step.draft, _joined(step, layer, kind, a, b)
-    out = shaped(layer, wide)
+    out = shaped(step, layer, wide)
     left, right = opened(step, a.value, a), opened(step, b.value, b)
     whole = draft.op(kind, left, right)
 
@@ -58,7 +58,7 @@ def stretched(step: Step, layer: str, x: Map, wide: Sequence[Size], like: Map | 
     draft, own = step.draft, [step.known(one) for one in sizes(x)]
     if len(own) != len(wide) or any(n not in (1, step.known(w)) for n, w in zip(own, wide, strict=True)):
         raise refused(layer, f"stretches {own} to {tuple(wide)}", "stretch sizes of 1")
-    out = shaped(layer, list(wide))
+    out = shaped(step, layer, list(wide))
     if like is None:
         batch, known = draft.op("Shape", "x", start=0, end=1), [step.known(one) for one in wide]
         shape = draft.op("Concat", batch, draft.ints(*known), axis=0)
@@ -101,7 +101,7 @@ def unsqueezed(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]
     axis = dim % (2 + len(wide))
     if axis == 0:
         raise refused(layer, f"puts dimension {dim} before the batch", "keep the batch first")
-    out = shaped(layer, [*wide[: axis - 1], 1, *wide[axis - 1 :]])
+    out = shaped(step, layer, [*wide[: axis - 1], 1, *wide[axis - 1 :]])
     draft = step.draft
     y = filled(step, draft.op("Unsqueeze", opened(step, x.value, x), draft.ints(axis)), out)
     return y, lambda g, wanted: [closed(step, without(step, opened(step, g, out), axis, wide), x)]
@@ -110,12 +110,12 @@ def unsqueezed(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]
 def cut(step: Step, layer: str, x: Map, axis: int, piece: slice) -> tuple[Map, Pullback]:
     """Neighbouring places of a dimension; of widths side by side that a mask may narrow, whole ones."""
     wide, draft = list(sizes(x)), step.draft
-    size = wide[axis - 1]
+    size = step.held(wide[axis - 1])
     places = range(step.known(size))[piece]
     if places.step != 1 or not places:
         raise refused(layer, f"takes {piece} of {size}", "take neighbouring places, of which there is one")
     before, wide[axis - 1], behind = _cut(step, layer, size, places)
-    out = shaped(layer, wide)
+    out = shaped(step, layer, wide)
     start = step.extent(before)
     end = draft.ints(places.stop) if isinstance(size, int) else draft.op("Add", start, step.extent(wide[axis - 1]))
     at, by = draft.ints(axis), draft.ints(1)
@@ -193,7 +193,7 @@ def beside(step: Step, layer: str, given: Sequence[Map], dim: int) -> tuple[Map,
     if axis == 0 or len({tuple(map(step.known, own)) for own in rest}) > 1:
         raise refused(layer, f"puts maps of {[*map(tuple, wide)]} side by side", "let them differ in one size only")
     same = [next((one for one in labels if isinstance(one, str)), labels[0]) for labels in zip(*rest, strict=True)]
-    out = shaped(layer, [*same[: axis - 1], added([own[axis - 1] for own in wide]), *same[axis - 1 :]])
+    out = shaped(step, layer, [*same[: axis - 1], added([own[axis - 1] for own in wide]), *same[axis - 1 :]])
     each = [opened(step, x.value, x) for x in given]
     y = filled(step, draft.op("Concat", *each, axis=axis), out)
 

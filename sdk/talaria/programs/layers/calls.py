@@ -84,7 +84,7 @@ def _squeeze(step: Step, layer: str, x: Map, dim: int | None = None) -> tuple[Ma
         held = [step.known(one) for one in sizes(x)]
         return _reshape(step, layer, x, BATCH, *([one for one in held if one != 1] or [1]))
     axis = _axis(x, dim)
-    if axis == 0 or sizes(x)[axis - 1] != 1:
+    if axis == 0 or step.known(sizes(x)[axis - 1]) != 1:
         raise refused(layer, f"squeezes dimension {dim} of {sizes(x)}", "squeeze one of size 1 behind the batch")
     return picked(step, layer, x, axis, 0)
 
@@ -168,7 +168,7 @@ def _apart(step: Step, layer: str, x: Map, behind: Sequence[int]) -> tuple[Map, 
     end = next((e for e in (0, -1) if isinstance(labels[e], str) and behind[e] == held[e]), None)
     if end is not None:
         wide[end] = labels[end]
-    out, whole = shaped(layer, wide), opened(step, x.value, x)
+    out, whole = shaped(step, layer, wide), opened(step, x.value, x)
     if end is None:
         y = filled(step, draft.reshape(whole, -1, *behind), out)
         return y, lambda g, wanted: [closed(step, draft.reshape(opened(step, g, out), -1, *held), x)]
@@ -233,7 +233,7 @@ def _matmul(step: Step, layer: str, a: Map, b: Map) -> tuple[Map, Pullback]:
     draft, (left, right) = step.draft, ([step.known(one) for one in sizes(x)] for x in (a, b))
     if len(left) != len(right) or len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2]:
         raise refused(layer, f"multiplies {left} by {right}", "multiply matrices of the same batch")
-    out = shaped(layer, [*left[:-1], right[-1]])
+    out = shaped(step, layer, [*left[:-1], right[-1]])
     last = 1 + len(left)
     swap = (*range(last - 2), last - 1, last - 2)
     first, second = (opened(step, x.value, x) for x in (a, b))
@@ -276,7 +276,7 @@ def _attend(
         later = np.triu(np.full((wide[-2], step.known(sizes(key)[-2])), -np.inf), 1)
         products = draft.op("Add", products, draft.constant(later))
     share = draft.op("Softmax", products, axis=last - 1)
-    out = shaped(layer, [*wide[:-1], step.known(sizes(value)[-1])])
+    out = shaped(step, layer, [*wide[:-1], step.known(sizes(value)[-1])])
     mixed = draft.op("MatMul", share, v)
     y = filled(step, mixed, out)
 
@@ -302,7 +302,7 @@ def part(step: Step, layer: str, x: Map, many: int, place: int) -> tuple[Map, Pu
     if "+" in str(sizes(x)[-1]):
         return cut(step, layer, x, axis, slice(place * each, (place + 1) * each))
     rest: list[Size] = [*sizes(x)[:-1], each]
-    out = shaped(layer, rest)
+    out = shaped(step, layer, rest)
     ends = (draft.ints(n) for n in (place * each, (place + 1) * each, axis, 1))
     y = filled(step, draft.op("Slice", opened(step, x.value, x), *ends), out)
 

@@ -18,7 +18,7 @@ def largest(
     if not gone or gone[0] == 0 or len(gone) == len(wide):
         raise refused(layer, f"takes the largest along {dim} of {wide}", "name dimensions behind the batch, leave one")
     rest: list[Size] = [1 if i in gone else n for i, n in enumerate(wide, 1) if keepdim or i not in gone]
-    out, full = shaped(layer, rest), opened(step, x.value, x)
+    out, full = shaped(step, layer, rest), opened(step, x.value, x)
     y = draft.op("ReduceMax", full, draft.ints(*gone), keepdims=int(keepdim))
 
     def apart(value: str) -> str:

@@ -43,7 +43,7 @@ def padded(
     for axis, (low, high) in edges.items():
         wide[axis - 1] = _wider(step, layer, wide[axis - 1], low, high, mode)
     if not x.space:  # rows are padded as torch has them
-        out, order = shaped(layer, wide), list(range(1 + len(wide)))
+        out, order = shaped(step, layer, wide), list(range(1 + len(wide)))
         y, back = _around(step, opened(step, x.value, x), sizes(x), order, edges, mode, fill)
         return filled(step, y, out), lambda g, wanted: [closed(step, back(opened(step, g, out)), x)]
     order = list(range(1 + len(wide))) if step.looks else [1, 0, *range(2, 1 + len(wide))]

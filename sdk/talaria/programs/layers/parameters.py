@@ -179,7 +179,7 @@ def for_each(step: Step, layer: str, weight: Weight, behind: Sequence[int]) -> t
     draft = step.draft
     batch = draft.op("Shape", "x", start=0, end=1)
     whole = draft.op("Concat", batch, draft.ints(*behind), axis=0)
-    out = shaped(layer, list(behind))
+    out = shaped(step, layer, list(behind))
     y = filled(step, draft.op("Expand", weight.value(step), whole), out)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:

@@ -47,12 +47,15 @@ def closed(step: Step, value: str, x: Map) -> str:
     return draft.op("Flatten", value, axis=1 + len(x.lead))
 
 
-def shaped(layer: str, wide: Sequence[Size]) -> Map:
+def shaped(step: Step, layer: str, wide: Sequence[Size]) -> Map:
     """A map of these sizes, without a value: rows where all but the last are numbers, else with channels in front."""
+    if any(isinstance(one, str) for one in wide[1:-1]) or (isinstance(wide[0], str) and isinstance(wide[-1], str)):
+        wide = [step.held(one) for one in wide]
     if all(isinstance(one, int) for one in wide[:-1]):
         return Map("", wide[-1], (), tuple(one for one in wide[:-1] if isinstance(one, int)))
     if not all(isinstance(one, int) for one in wide[1:]):
-        raise refused(layer, f"gives {tuple(wide)}, of which a mask may narrow two", "keep one width at a time")
+        what = f"gives {tuple(wide)}, in which what a mask may narrow is neither first nor last alone"
+        raise refused(layer, what, "keep one width at a time")
     return Map("", wide[0], tuple(one for one in wide[1:] if isinstance(one, int)))
 
 
@@ -104,7 +107,7 @@ def turned(step: Step, layer: str, x: Map, order: Sequence[int]) -> tuple[Map, P
     wide = sizes(x)
     if sorted(order) != list(range(1 + len(wide))) or order[0] != 0:
         raise refused(layer, f"orders dimensions as {tuple(order)}", "keep the batch first")
-    out = shaped(layer, [wide[i - 1] for i in order[1:]])
+    out = shaped(step, layer, [wide[i - 1] for i in order[1:]])
     inverse = [list(order).index(i) for i in range(len(order))]
     draft = step.draft
     y = filled(step, draft.transpose(opened(step, x.value, x), *order), out)
@@ -118,7 +121,7 @@ def picked(step: Step, layer: str, x: Map, axis: int, place: int) -> tuple[Map, 
     if not -size <= place < size:
         raise refused(layer, f"takes place {place} of {size}", "take one that there is")
     place %= size
-    out = shaped(layer, wide)
+    out = shaped(step, layer, wide)
     begin, end, at, one = (draft.ints(n) for n in (place, place + 1, axis, 1))
     piece = draft.op("Slice", opened(step, x.value, x), begin, end, at, one)
     y = filled(step, without(step, piece, axis, wide), out)
@@ -144,7 +147,7 @@ def averaged(
         raise refused(layer, f"{what} {tuple(axes)}", "name some dimensions behind the batch, and leave one")
     rest: list[Size] = [1 if i in gone else n for i, n in enumerate(wide, 1) if keep or i not in gone]
     share = 1.0 if whole else 1 / prod(step.known(n) for i, n in enumerate(wide, 1) if i in gone)
-    out, full = shaped(layer, rest), opened(step, x.value, x)
+    out, full = shaped(step, layer, rest), opened(step, x.value, x)
     y = filled(step, (draft.sum if whole else draft.mean)(full, *sorted(gone), keep=keep), out)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
