@@ -38,7 +38,6 @@ def batch(shape, classes, count, seed=0):
     return rng.standard_normal((count, *shape), np.float32), rng.integers(0, classes, count)
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", nets.NETS)
 def test_each_layer_errs_no_more_than_twice_as_much_as_torch(name, recipe):

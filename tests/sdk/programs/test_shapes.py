@@ -45,7 +45,6 @@ def sizes(name, shape):
     return tuple(f"{name}.{axis}" for axis in range(len(shape)))
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 def test_the_table_foresees_every_value_and_holds_no_operator_that_nothing_needs():
     met = set()
     for shape, make in nets.NETS.values():
