@@ -67,6 +67,23 @@ def test_a_network_that_ends_in_a_softmax_is_told_of() -> None:
         talaria.simulate("fedper", load("mypkg.sets:rings"), shares, rounds=1)
 
 
+class AlwaysDropping(nn.Module):
+    """Forgets who trains and who asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(nn.functional.dropout(self.one(x), 0.5))  # type: ignore[no-any-return]
+
+
+def test_dropout_that_evaluation_does_not_stop_is_refused() -> None:
+    said = "it drops values when it is evaluated too.* write F.dropout\\(x, p, training=self.training\\)"
+    with pytest.raises(ModelError, match=said):
+        talaria.simulate("fedper", load("mypkg.sets:rings"), AlwaysDropping(), rounds=1)
+
+
 @pytest.mark.parametrize(
     ("net", "shape", "says"),
     [

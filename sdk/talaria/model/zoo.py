@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from talaria.model import prunability
+    from talaria.model.functional_dropout import Calls
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,17 @@ def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | N
 
 
 def _made(spec: ModelSpec, entry: _Entry) -> Module:
+    model = _raw(spec, entry)
+    if not GROUP.is_foreign(spec.name):
+        return model
+    from talaria.model import functional_dropout
+
+    return functional_dropout.as_layers(
+        model, _calls(replace(spec, adapters=None, seed=0, pretrained=False, head=None))
+    )
+
+
+def _raw(spec: ModelSpec, entry: _Entry) -> Module:
     from torch.nn import Module
 
     from talaria.model import several
@@ -193,6 +205,20 @@ def _made(spec: ModelSpec, entry: _Entry) -> Module:
         raise ConfigError(f"{what}: its factory gave a {type(model).__name__}; it must give a torch module")
     several.require_one(model, what)
     return model
+
+
+@lru_cache(maxsize=64)
+def _calls(spec: ModelSpec) -> Calls:
+    """What the model of another package calls of dropout as functions."""
+    import torch
+
+    from talaria.model import functional_dropout, tokens
+
+    with torch.random.fork_rng(devices=[]):
+        model = _raw(spec, _entry(spec.name))
+        return functional_dropout.calls_of(
+            model, tokens.example(model, spec.input_shape, 2), f"model {shown(spec.name)}"
+        )
 
 
 def tuned(name: str) -> tuple[str, ...]:

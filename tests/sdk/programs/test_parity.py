@@ -326,11 +326,11 @@ def late(x):
         (lambda: Odd(lambda x: x.expand(x.shape[0], 6, 12)), "stretches"),
         (lambda: Odd(lambda x: x.repeat(1, 2, 1)), "repeats"),
         (lambda: Odd(lambda x: x * 2 if x.shape[0] > 1 else x), "the batch's size is a condition"),
-        (lambda: Odd(lambda x: nn.functional.dropout(x, 0.5)), "dropout.* use nn.Dropout"),
         (Twice, "'layers.0' shares its weight with 'first.weight'"),
         (lambda: Odd(late), "depends on its values"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_what_has_no_rule_is_refused_by_name_with_the_mend(make, said, monkeypatch):
     monkeypatch.setattr("talaria.model.answers.require", lambda *_: None)  # most answer nothing that a model must
     with pytest.raises(ModelError, match=said) as found:

@@ -251,7 +251,36 @@ class Shuffled(nn.Module):
         return torch.flatten(F.adaptive_avg_pool2d(self.last(torch.cat((most, few), 1)), (1, 1)), 1)
 
 
+class Dropping(nn.Module):
+    """Dropout as functions, several in one pass, beside a layer of it and a module with one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 6, 3), nn.Conv2d(6, 8, 3)
+        self.inner, self.rest, self.fc2 = Inner(8), nn.Dropout(0.2), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout2d(F.max_pool2d(F.relu(self.conv1(x)), 2), 0.1, self.training)
+        x = F.relu(self.conv2(x)).flatten(1)
+        x = self.rest(self.inner(x))
+        if self.training:
+            x = F.dropout(x, p=0.3)
+        return self.fc2(F.dropout(x, training=self.training))
+
+
+class Inner(nn.Module):
+    """A linear layer with dropout of its own."""
+
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(wide, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.dropout(F.relu(self.fc(x)), 0.25, self.training)
+
+
 NETS = {
+    "dropout as functions": (IMAGE, Dropping),
     "deep conv lstm": ((3, 12), DeepConvLSTM),
     "heeding": ((3, 12), Heeding),
     "shuffled": (IMAGE, Shuffled),

@@ -428,6 +428,15 @@ def _activation(kind: type[Module]) -> Call:
     return call
 
 
+def _not_dropped(
+    step: Step, layer: str, x: Map, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> tuple[Map, Pullback]:
+    """A call of dropout outside of training; in training the network has layers in its place."""
+    if training and p:
+        raise refused(layer, "drops otherwise than in the first pass", "use nn.Dropout")
+    return _same(step, layer, x)
+
+
 CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.transpose, "transpose", "swapaxes"), _transpose),
     **dict.fromkeys((torch.permute, "permute"), _permute),
@@ -464,6 +473,7 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((operator.pow, torch.pow, "pow"), activation.powered),
     **{function: _activation(kind) for function, kind in activation.FUNCTIONS.items()},
     **dict.fromkeys(("contiguous", "clone"), _same),
+    **dict.fromkeys((F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d), _not_dropped),
     "float": _float,
     **dict.fromkeys(("long", "int"), _whole),
     **dict.fromkeys(("to", "type"), _to),

@@ -66,7 +66,6 @@ MENDS: Mapping[type[Module], str] = {
 }
 """What to use instead, where that is known."""
 FUNCTION_MENDS: Mapping[str, str] = {
-    "dropout": "use nn.Dropout, whose draws both engines know by its name",
     "scaled_dot_product_attention": "use nn.MultiheadAttention",
     "interpolate": "use nn.ConvTranspose2d",
     "einsum": "use matmul, and sums of products",

@@ -1,0 +1,134 @@
+"""Dropout that a network calls as a function, as layers of it: both engines draw for a layer by its name, and a device
+without torch has no other.
+
+``F.dropout(x, p, training=self.training)`` in the pass of a module becomes the first of its layers ``dropout_call_0``,
+``dropout_call_1``, ... in the order of the calls. What torch's own modules call inside stays as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, wraps
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from talaria.errors import ModelError
+from talaria.model.cloning import clone
+from talaria.model.dependency_groups import TRACE_ERRORS
+
+KINDS: Mapping[Callable[..., Any], type[Module]] = {
+    F.dropout: nn.Dropout,
+    torch.dropout: nn.Dropout,
+    F.dropout1d: nn.Dropout1d,
+    F.dropout2d: nn.Dropout2d,
+    F.dropout3d: nn.Dropout3d,
+}
+"""The layer that does what a function does."""
+NAME = "dropout_call_{}"
+_PASSED = frozenset({__name__, "torch.overrides", "torch.nn.functional"})
+
+Calls = Mapping[str, Sequence[tuple[type[Module], float]]]
+"""By the path of a module the calls of its own pass, each as the kind of a layer and the share that falls away."""
+
+
+def calls_of(module: Module, example: Tensor, what: str) -> Calls:
+    """The calls that a pass of ``example`` makes. ``module`` stays as it is, and torch's global generator too.
+
+    Raises :class:`ModelError`, beginning with ``what``, for a call that drops outside of training too.
+    """
+    always = _seen(module, example, training=False)
+    for path, calls in always.items():
+        if any(share > 0 for _, share in calls):
+            raise ModelError(
+                f"{what}: {path or 'it'} drops values when it is evaluated too, so that no two answers agree; write "
+                "F.dropout(x, p, training=self.training)"
+            )
+    return _seen(module, example, training=True)
+
+
+def as_layers(module: Module, found: Calls) -> Module:
+    """``module``, in which the calls ``found`` have become layers."""
+    for path, calls in found.items():
+        own = module.get_submodule(path)
+        for place, (kind, share) in enumerate(calls):
+            own.add_module(NAME.format(place), kind(share).train(own.training))
+        own.__class__ = _rerouted(type(own))
+    return module
+
+
+def _rerouted(kind: type[Module]) -> type[Module]:
+    """``kind``, whose pass in training calls its layers where it called functions."""
+
+    @wraps(kind.forward)
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        if not self.training:
+            return kind.forward(self, *args, **named)
+        with _Calls(partial(_call, self, count())):
+            return kind.forward(self, *args, **named)
+
+    same = {name: getattr(kind, name) for name in ("__module__", "__qualname__")}
+    return type(kind.__name__, (kind,), {"forward": forward, **same})
+
+
+def _call(own: Module, number: Iterator[int], kind: type[Module], share: float, x: Tensor, training: bool) -> Any:
+    """The layer of the next call; of a call that no pass had made before, what torch does."""
+    layer = getattr(own, NAME.format(next(number)), None)
+    if type(layer) is kind and training:
+        return layer(x)
+    return kind(share).train(training)(x)
+
+
+def _seen(module: Module, example: Tensor, training: bool) -> dict[str, list[tuple[type[Module], float]]]:
+    """The calls that drop, by the innermost module that is no part of torch."""
+    twin, stack, found = clone(module).train(training), [""], dict[str, list[tuple[type[Module], float]]]()
+    for path, one in twin.named_modules():
+        if path and not type(one).__module__.startswith("torch.nn."):
+            one.register_forward_pre_hook(lambda *_, path=path: stack.append(path))
+            one.register_forward_hook(lambda *_: stack.pop() and None)
+
+    def note(kind: type[Module], share: float, x: Tensor, training: bool) -> Tensor:
+        if training:
+            found.setdefault(stack[-1], []).append((kind, share))
+        return x
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _Calls(note):
+        try:
+            twin(example)
+        except TRACE_ERRORS:  # who cannot be called so is told by those who call it next
+            return {}
+    return found
+
+
+class _Calls(TorchFunctionMode):
+    """Inside this context ``do(kind, share, x, training)`` takes the place of calls of dropout."""
+
+    def __init__(self, do: Callable[[type[Module], float, Tensor, bool], Any]) -> None:
+        super().__init__()
+        self._do = do
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind = KINDS.get(func)
+        if kind is None or _of_torch():
+            return func(*args, **(kwargs or {}))
+        return self._do(kind, *_given(*args, **(kwargs or {})))
+
+
+def _given(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool | None = None
+) -> tuple[float, Tensor, bool]:
+    return p, input, training if train is None else train
+
+
+def _of_torch() -> bool:
+    """Whether one of torch's own modules is calling."""
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__name__") in _PASSED and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).startswith("torch.nn.modules")
