@@ -295,6 +295,8 @@ def late(x):
         (lambda: nets.maps(first(), nn.BatchNorm1d(3, track_running_stats=False), wide=36), "running mean"),
         (lambda: Odd(lambda x: x**3), "takes the power 3"),
         (lambda: Odd(lambda x: x.max(0)[0]), "takes the largest along 0"),
+        (lambda: nets.maps(first(), nn.InstanceNorm1d(3, track_running_stats=True), wide=36), "track_running_stats"),
+        (lambda: nets.maps(first(), nn.InstanceNorm1d(5), wide=36), "use num_features=3"),
         (lambda: nets.maps(first(), nn.AdaptiveMaxPool1d(5), wide=15), "pools"),
         (lambda: nets.maps(first(), nn.Linear(12, 12), wide=36), "turn the channels"),
         (lambda: nets.maps(nn.LayerNorm((3, 12)), wide=36), "normalize the last dimension"),
@@ -330,7 +332,7 @@ def late(x):
         (lambda: Odd(late), "depends on its values"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.filterwarnings("ignore:LSTM with projections", "ignore:input.s size at dim=1")
 def test_what_has_no_rule_is_refused_by_name_with_the_mend(make, said, monkeypatch):
     monkeypatch.setattr("talaria.model.answers.require", lambda *_: None)  # most answer nothing that a model must
     with pytest.raises(ModelError, match=said) as found:

@@ -1,4 +1,4 @@
-"""LayerNorm, GroupNorm, and BatchNorm in both modes.
+"""LayerNorm, GroupNorm, InstanceNorm, and BatchNorm in both modes.
 
 In train mode BatchNorm takes a batch of one sample as in eval mode, as the loop does.
 """
@@ -10,8 +10,9 @@ from math import prod
 from typing import cast
 
 import numpy as np
-from torch.nn import GroupNorm, LayerNorm, Module
+from torch.nn import GroupNorm, InstanceNorm2d, LayerNorm, Module
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from talaria.programs.graph import INT, Draft
 from talaria.programs.layers.base import Affine, Map, Pullback, Step, no_way_back, refused
@@ -125,8 +126,28 @@ def _even(step: Step, rows: str, wide: int, eps: float) -> tuple[str, str]:
 
 def group_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """Each sample's groups of channels by their own mean and variance (Wu and He 2018)."""
-    own, draft, (x,) = cast(GroupNorm, module), step.draft, given
-    wide, each = (own.num_channels,), own.num_channels // own.num_groups
+    own = cast(GroupNorm, module)
+    return _grouped(step, layer, own, given, own.num_channels, own.num_groups)
+
+
+def instance_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """Each sample's channels one by one, as groups of one (Ulyanov et al. 2016)."""
+    own, (x,) = cast(_InstanceNorm, module), given
+    if own.track_running_stats:
+        raise refused(layer, "keeps running statistics", "leave out track_running_stats, or use BatchNorm")
+    if len(x.space) != (2 if isinstance(own, InstanceNorm2d) else 1):
+        raise refused(layer, f"reads maps of {x.space}", "give (batch, channels, length), or a plane to InstanceNorm2d")
+    many = step.known(x.channels)
+    if many != own.num_features:  # which torch lets pass where there is no scale
+        raise refused(layer, f"has num_features={own.num_features} and reads {many}", f"use num_features={many}")
+    return _grouped(step, layer, own, given, many, many)
+
+
+def _grouped(
+    step: Step, layer: str, own: GroupNorm | _InstanceNorm, given: Sequence[Map], channels: int, groups: int
+) -> tuple[Map, Pullback]:
+    draft, (x,) = step.draft, given
+    wide, each = (channels,), channels // groups
     scale, shift = (step.weight(layer, name, getattr(own, name), wide) for name in ("weight", "bias"))
 
     def apart(value: str) -> str:
@@ -136,7 +157,7 @@ def group_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> 
         return draft.reshape(value, -1, each * prod(x.space))
 
     def together(value: str) -> str:
-        value = draft.reshape(value, -1, own.num_channels, *x.space)
+        value = draft.reshape(value, -1, channels, *x.space)
         return draft.transpose(value, 1, 0, *range(2, 2 + len(x.space))) if x.space and not step.looks else value
 
     def beside(value: str) -> str:

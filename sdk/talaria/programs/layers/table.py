@@ -42,6 +42,7 @@ LAYERS: Mapping[type[Module], Rule] = {
     nn.Embedding: embedding.embedding,
     nn.LayerNorm: on_rows(normalization.layer_norm),
     nn.GroupNorm: on_maps(normalization.group_norm),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d), on_maps(normalization.instance_norm)),
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax), shares.of_module),
     nn.Flatten: plumbing.flatten,
     nn.Identity: plumbing.identity,
@@ -61,8 +62,6 @@ MENDS: Mapping[type[Module], str] = {
     nn.EmbeddingBag: "use Embedding, and a mean over the length",
     nn.RNN: "use GRU",
     nn.Transformer: "use TransformerEncoder",
-    nn.InstanceNorm1d: "use GroupNorm with as many groups as channels",
-    nn.InstanceNorm2d: "use GroupNorm with as many groups as channels",
 }
 """What to use instead, where that is known."""
 FUNCTION_MENDS: Mapping[str, str] = {
