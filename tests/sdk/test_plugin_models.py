@@ -67,6 +67,38 @@ def test_a_network_that_ends_in_a_softmax_is_told_of() -> None:
         talaria.simulate("fedper", load("mypkg.sets:rings"), shares, rounds=1)
 
 
+class TwoNames(nn.Module):
+    """Its first layer stands in a Sequential too, and the pass takes one way or the other, or both."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.first = way, nn.Linear(4, 6)
+        self.net, self.last = nn.Sequential(self.first, nn.ReLU()), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        once = self.net(x) if self.way != "first" else torch.relu(self.first(x))
+        return self.last(once + self.first(x) if self.way == "both" else once)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("way", "kept"), [("net", "net.0"), ("first", "first"), ("both", None)])
+def test_a_layer_of_two_names_keeps_the_one_that_its_pass_needs(way: str, kept: str | None) -> None:
+    spec = zoo.keep(TwoNames(way), (4,), 3)
+    names = {name.rpartition(".")[0] for name in zoo.build(spec).state_dict()}
+    assert names == ({kept, "last"} if kept else {"first", "net.0", "last"})
+    assert bool(zoo.layout(spec).sizes) is (kept is not None), "of one name it may be pruned"
+    done = talaria.simulate("fedavg", load("mypkg.sets:rings"), TwoNames(way), rounds=2)
+    assert {name.rpartition(".")[0] for name in done.learned.shared} == names
+
+
+def test_weights_that_a_hook_makes_are_refused() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(net[0])
+    with pytest.raises(ModelError, match=r"weights of 0 anew.*use torch.nn.utils.parametrizations.weight_norm"):
+        talaria.simulate("fedper", load("mypkg.sets:rings"), net, rounds=1)
+
+
 class AlwaysDropping(nn.Module):
     """Forgets who trains and who asks."""
 

@@ -51,6 +51,19 @@ def require(module: Module, example: Tensor, outputs: int, what: str) -> None:
         )
 
 
+def require_own_weights(module: Module, what: str) -> None:
+    """Raise :class:`ModelError`, beginning with ``what``, where a hook makes a layer's weights anew before each call:
+    such a module cannot be copied."""
+    for name, one in module.named_modules():
+        kinds = {type(hook).__name__ for hook in one._forward_pre_hooks.values()}
+        if found := kinds & {"WeightNorm", "SpectralNorm"}:
+            new = "weight_norm" if "WeightNorm" in found else "spectral_norm"
+            raise ModelError(
+                f"{what}: torch.nn.utils.{new}, which torch gives up, makes the weights of {name or 'it'} anew in each "
+                f"call; use torch.nn.utils.parametrizations.{new}"
+            )
+
+
 def last_linear(module: Module, example: Tensor) -> str | None:
     """The dotted name of the linear layer that answers last for ``example``; None where none does, or where
     ``example`` cannot be read."""

@@ -167,10 +167,11 @@ def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | N
     """
     from torch.nn import Module
 
-    from talaria.model import several
+    from talaria.model import answers, several
 
     if not isinstance(module, Module):
         raise ConfigError(f"model: {shown(module)} must be a torch module")
+    answers.require_own_weights(module, "model")
     several.require_one(module, "model")
     own = deepcopy(module)
     name = f"{type(module).__module__}:{type(module).__qualname__}"
@@ -184,17 +185,16 @@ def _made(spec: ModelSpec, entry: _Entry) -> Module:
     model = _raw(spec, entry)
     if not GROUP.is_foreign(spec.name):
         return model
-    from talaria.model import functional_dropout
+    from talaria.model import aliases, functional_dropout
 
-    return functional_dropout.as_layers(
-        model, _calls(replace(spec, adapters=None, seed=0, pretrained=False, head=None))
-    )
+    spare, calls = _ways(replace(spec, adapters=None, seed=0, pretrained=False, head=None))
+    return functional_dropout.as_layers(aliases.without(model, spare), calls)
 
 
 def _raw(spec: ModelSpec, entry: _Entry) -> Module:
     from torch.nn import Module
 
-    from talaria.model import several
+    from talaria.model import answers, several
 
     what, taken = f"model {shown(spec.name)}", valid.options_of(entry.make)
     options = taken.but(list(taken.known)[:2]).read(what, dict(spec.options))
@@ -203,22 +203,24 @@ def _raw(spec: ModelSpec, entry: _Entry) -> Module:
     model = plugins.make(what, entry.make, spec.input_shape, spec.classes, **options)
     if not isinstance(model, Module):
         raise ConfigError(f"{what}: its factory gave a {type(model).__name__}; it must give a torch module")
+    answers.require_own_weights(model, what)
     several.require_one(model, what)
     return model
 
 
 @lru_cache(maxsize=64)
-def _calls(spec: ModelSpec) -> Calls:
-    """What the model of another package calls of dropout as functions."""
+def _ways(spec: ModelSpec) -> tuple[tuple[str, ...], Calls]:
+    """Of a model of another package the names that it can spare, and what it calls of dropout as functions."""
     import torch
 
-    from talaria.model import functional_dropout, tokens
+    from talaria.model import aliases, functional_dropout, tokens
 
     with torch.random.fork_rng(devices=[]):
         model = _raw(spec, _entry(spec.name))
-        return functional_dropout.calls_of(
-            model, tokens.example(model, spec.input_shape, 2), f"model {shown(spec.name)}"
-        )
+        example = tokens.example(model, spec.input_shape, 2)
+        spare = aliases.spare(model, example)
+        model = aliases.without(model, spare)
+        return spare, functional_dropout.calls_of(model, example, f"model {shown(spec.name)}")
 
 
 def tuned(name: str) -> tuple[str, ...]:

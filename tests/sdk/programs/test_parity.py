@@ -265,7 +265,7 @@ class Placed(nn.Module):
 
 
 class Twice(nn.Module):
-    """A layer under two names, as a temporal block keeps its convolutions and a Sequential of them."""
+    """A layer under two names, of which its pass takes both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ class Twice(nn.Module):
         self.layers, self.head = nn.Sequential(self.first, nn.ReLU(), nn.Flatten()), nn.Linear(36, 4)
 
     def forward(self, x):
-        return self.head(self.layers(x))
+        return self.head(self.layers(x) + self.first(x).flatten(1))
 
 
 def late(x):

@@ -147,10 +147,11 @@ class Temporal(nn.Module):
     def __init__(self, inputs: int, outputs: int, dilation: int) -> None:
         super().__init__()
         pad = 2 * dilation
-        self.net = nn.Sequential(
-            nn.Conv1d(inputs, outputs, 3, padding=pad, dilation=dilation), Chomp(pad), nn.ReLU(), nn.Dropout(0.2),
-            nn.Conv1d(outputs, outputs, 3, padding=pad, dilation=dilation), Chomp(pad), nn.ReLU(), nn.Dropout(0.2),
-        )  # fmt: skip
+        self.conv1 = nn.Conv1d(inputs, outputs, 3, padding=pad, dilation=dilation)
+        self.conv2 = nn.Conv1d(outputs, outputs, 3, padding=pad, dilation=dilation)
+        self.net = nn.Sequential(  # who holds both convolutions once more, as people write it
+            self.conv1, Chomp(pad), nn.ReLU(), nn.Dropout(0.2), self.conv2, Chomp(pad), nn.ReLU(), nn.Dropout(0.2)
+        )
         self.downsample = nn.Conv1d(inputs, outputs, 1) if inputs != outputs else None
         self.relu = nn.ReLU()
 
