@@ -99,6 +99,36 @@ def test_weights_that_a_hook_makes_are_refused() -> None:
         talaria.simulate("fedper", load("mypkg.sets:rings"), net, rounds=1)
 
 
+class Repeated(nn.Module):
+    """A block with dropout of its own that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = Repeated.Inner(), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.inner(self.inner(x)))  # type: ignore[no-any-return]
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(self.fc(x), 0.5, self.training)
+
+
+def test_a_call_of_dropout_is_one_layer_however_often_its_block_is_called() -> None:
+    model = zoo.build(zoo.keep(Repeated(), (4,), 3))
+    assert [name for name, one in model.named_modules() if isinstance(one, nn.Dropout)] == ["inner.dropout_call_0"]
+    x = torch.ones(64, 4)
+    assert not torch.equal(model(x), model(x)), "it drops in training"
+    model.eval()
+    assert torch.equal(model(x), model(x))
+    runs = [talaria.simulate("fedper", load("mypkg.sets:rings"), Repeated(), rounds=2) for _ in range(2)]
+    assert equal(runs[0].learned.shared, runs[1].learned.shared)
+
+
 class AlwaysDropping(nn.Module):
     """Forgets who trains and who asks."""
 

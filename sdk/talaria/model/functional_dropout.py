@@ -86,16 +86,18 @@ def _call(own: Module, number: Iterator[int], kind: type[Module], share: float, 
 
 
 def _seen(module: Module, example: Tensor, training: bool) -> dict[str, list[tuple[type[Module], float]]]:
-    """The calls that drop, by the innermost module that is no part of torch."""
-    twin, stack, found = clone(module).train(training), [""], dict[str, list[tuple[type[Module], float]]]()
+    """The calls that drop, by the innermost module that is no part of torch; of one that is called again the first
+    time counts."""
+    twin, found = clone(module).train(training), dict[str, list[tuple[type[Module], float]]]()
+    running = [("", list[tuple[type[Module], float]]())]
     for path, one in twin.named_modules():
         if path and not type(one).__module__.startswith("torch.nn."):
-            one.register_forward_pre_hook(lambda *_, path=path: stack.append(path))
-            one.register_forward_hook(lambda *_: stack.pop() and None)
+            one.register_forward_pre_hook(lambda *_, path=path: running.append((path, [])))
+            one.register_forward_hook(lambda *_: _ended(*running.pop(), found))
 
     def note(kind: type[Module], share: float, x: Tensor, training: bool) -> Tensor:
         if training:
-            found.setdefault(stack[-1], []).append((kind, share))
+            running[-1][1].append((kind, share))
         return x
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _Calls(note):
@@ -103,7 +105,13 @@ def _seen(module: Module, example: Tensor, training: bool) -> dict[str, list[tup
             twin(example)
         except TRACE_ERRORS:  # who cannot be called so is told by those who call it next
             return {}
+    _ended(*running.pop(), found)
     return found
+
+
+def _ended(path: str, calls: list[Any], found: dict[str, list[Any]]) -> None:
+    if calls:
+        found.setdefault(path, calls)
 
 
 class _Calls(TorchFunctionMode):
