@@ -125,7 +125,8 @@ def test_a_call_of_dropout_is_one_layer_however_often_its_block_is_called() -> N
     assert not torch.equal(model(x), model(x)), "it drops in training"
     model.eval()
     assert torch.equal(model(x), model(x))
-    runs = [talaria.simulate("fedper", load("mypkg.sets:rings"), Repeated(), rounds=2) for _ in range(2)]
+    net = Repeated()
+    runs = [talaria.simulate("fedper", load("mypkg.sets:rings"), net, rounds=2) for _ in range(2)]
     assert equal(runs[0].learned.shared, runs[1].learned.shared)
 
 

@@ -205,6 +205,24 @@ class Causal(nn.Module):
         return self.linear(F.relu(self.around(F.relu(self.three(self.pad(x))))).mean(-1))
 
 
+class Scratch(nn.Module):
+    """Attention by hand over words, without their padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.head = nn.Embedding(3, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x != 0
+        e = self.words(x.long())
+        met = torch.matmul(self.q(e), self.k(e).transpose(-2, -1)) / 8**0.5
+        share = F.softmax(met.masked_fill(~mask.unsqueeze(1), -1e9), dim=-1)
+        e = self.norm(e + torch.matmul(share, self.v(e)))
+        kept = torch.where(mask.unsqueeze(-1), e, 0.0)
+        return self.head(kept.sum(1) / mask.unsqueeze(-1).float().sum(1).clamp(min=1))
+
+
 class DeepConvLSTM(nn.Module):
     """Convolutions over time for each sensor, whose maps an LSTM reads moment by moment."""
 
@@ -282,6 +300,7 @@ class Inner(nn.Module):
 
 NETS = {
     "dropout as functions": (IMAGE, Dropping),
+    "attention by hand": ((9,), Scratch),
     "deep conv lstm": ((3, 12), DeepConvLSTM),
     "heeding": ((3, 12), Heeding),
     "shuffled": (IMAGE, Shuffled),

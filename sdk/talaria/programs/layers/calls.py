@@ -18,6 +18,7 @@ from talaria.programs.layers import activation, plumbing, pooling
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import both, bounded, cut, indexed, stretched, unsqueezed
 from talaria.programs.layers.largest import largest
+from talaria.programs.layers.masking import inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
 from talaria.programs.layers.parameters import Weight, for_each, joined
 from talaria.programs.layers.sequence import (
@@ -474,6 +475,9 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **{function: _activation(kind) for function, kind in activation.FUNCTIONS.items()},
     **dict.fromkeys(("contiguous", "clone"), _same),
     **dict.fromkeys((F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d), _not_dropped),
+    **dict.fromkeys((operator.invert, torch.logical_not, "logical_not"), inverted),
+    **dict.fromkeys((torch.masked_fill, "masked_fill"), masked_fill),
+    torch.where: where,
     "float": _float,
     **dict.fromkeys(("long", "int"), _whole),
     **dict.fromkeys(("to", "type"), _to),

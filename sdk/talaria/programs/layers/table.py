@@ -68,7 +68,6 @@ FUNCTION_MENDS: Mapping[str, str] = {
     "scaled_dot_product_attention": "use nn.MultiheadAttention",
     "interpolate": "use nn.ConvTranspose2d",
     "einsum": "use matmul, and sums of products",
-    "masked_fill": "use nn.MultiheadAttention(...)(key_padding_mask=x == 0)",
 }
 """What to use instead of a function."""
 
