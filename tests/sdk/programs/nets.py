@@ -507,6 +507,8 @@ NETS = {
     "plain_layer_norm": ((5,), lambda: maps(nn.Linear(5, 6), nn.LayerNorm(6, elementwise_affine=False), wide=6)),
     "group_norm": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), wide=168)),
     "group_norm_of_features": ((5,), lambda: maps(nn.Linear(5, 6), nn.GroupNorm(3, 6), nn.Tanh(), wide=6)),
+    "prelu": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3), nn.PReLU(), nn.Conv2d(4, 4, 1), nn.PReLU(4), wide=168)),
+    "prelu_of_features": ((5,), lambda: maps(nn.Linear(5, 6), nn.PReLU(6), nn.Linear(6, 6), nn.PReLU(), wide=6)),
     "instance_norm": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), wide=168)),
     "plain_instance_norm": (LINE, lambda: maps(nn.Conv1d(3, 4, 3), nn.InstanceNorm1d(4), nn.ReLU(), wide=40)),
     "tokens": ((2, 7), Tokens),

@@ -80,6 +80,19 @@ def _wide(net):
     return net
 
 
+def _sloped(one, other):
+    own = [
+        nn.Conv1d(3, 16, 3),
+        one,
+        nn.Conv1d(16, 16, 3),
+        other,
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    ]
+    return nn.Sequential(*own)
+
+
 def _encoder():
     return nets.Sequences(nn.Linear(3, 8), nets.encoder(dropout=0.0), wide=8)
 
@@ -89,6 +102,7 @@ def _encoder():
     ("make", "groups"),
     [
         (_encoder, [f"layers.1.layers.{number}.{of}" for number in range(2) for of in ("self_attn", "linear1")]),
+        (lambda: _sloped(nn.PReLU(16), nn.PReLU()), ["0", "2"]),
         (nets.Attending, ["attention", "conv"]),
         (nets.Hiding, ["attention", "conv"]),
         (lambda: nets.adapted(nets.Hiding(), "attention"), ["attention.base", "conv"]),

@@ -27,6 +27,7 @@ from talaria.programs.layers import (
     shares,
 )
 from talaria.programs.layers.base import Rule
+from talaria.programs.layers.prelu import prelu
 from talaria.programs.layers.sequence import on_maps, on_rows
 
 LAYERS: Mapping[type[Module], Rule] = {
@@ -44,6 +45,7 @@ LAYERS: Mapping[type[Module], Rule] = {
     nn.GroupNorm: on_maps(normalization.group_norm),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d), on_maps(normalization.instance_norm)),
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax), shares.of_module),
+    nn.PReLU: prelu,
     nn.Flatten: plumbing.flatten,
     nn.Identity: plumbing.identity,
     nn.Dropout: plumbing.dropout,
