@@ -29,7 +29,7 @@ def step(
 ) -> dict[str, Array]:
     """The outputs that a program gives on ``feed``, its inputs by name, worked out in ``dtype``."""
     own, trained = _given(module, only, feed, dtype)
-    before = {key: value.clone() for key, value in own.named_buffers()}
+    before, ran = {key: value.clone() for key, value in own.named_buffers()}, _running(own)
     optimizer = SGD(trained, recipe.but(lr=float(feed["lr"])))
     if recipe.momentum:
         held = [k for k in trained if f"momentum/{k}" in feed]  # what no layer reads has none
@@ -43,7 +43,7 @@ def step(
         for name, parameter in reached.items():
             loop.add_pull(parameter, torch.from_numpy(feed[f"anchor/{name}"]).to(dtype), float(feed["pull"]))
     optimizer.step()
-    moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, reached, before)}
+    moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, reached, before, ran)}
     momenta = {f"next/momentum/{k}": v for k, v in optimizer.momentum.items()}
     return {"loss": loss.detach().numpy(), **moved, **to_arrays(momenta)}
 
@@ -53,7 +53,7 @@ def derivative(
 ) -> dict[str, Array]:
     """The outputs that a derivative (:func:`talaria.programs.differentiate.graph_of`) gives on ``feed``, likewise."""
     own, trained = _given(module, only, feed, dtype)
-    before = {key: value.clone() for key, value in own.named_buffers()}
+    before, ran = {key: value.clone() for key, value in own.named_buffers()}, _running(own)
     x = torch.from_numpy(feed["x"]).to(dtype)
     with Taps(own, taps) as opened, loop.lone_sample_in_eval(own, len(x)), _In(dtype):
         own(x)
@@ -67,7 +67,7 @@ def derivative(
                 f"program: torch does not differentiate this model twice ({str(why)[:100]}); use differences instead"
             ) from None
     torch.autograd.backward([seen[tap] for tap in slopes], list(slopes.values()))
-    moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, (), before)}
+    moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, (), before, ran)}
     gradients = {f"gradient/{k}": p.grad for k, p in trained.items() if p.grad is not None}
     return {**to_arrays({f"tap/{tap}": value.detach() for tap, value in seen.items()}), **moved, **to_arrays(gradients)}
 
@@ -146,13 +146,24 @@ def _beside(draw: Tensor, x: Tensor) -> Tensor:
     return draw.reshape(*draw.shape, *(1 for _ in range(x.dim() - draw.dim())))
 
 
-def _follows(module: Module, key: str, trained: Collection[str], before: Mapping[str, Tensor]) -> bool:
-    """Whether a step writes this tensor: what is trained, BatchNorm's statistics in train mode, and other buffers that
-    have changed; a table of numbers, such as positions, stays."""
+def _running(module: Module) -> set[str]:
+    """The names of the BatchNorm layers that will have been called."""
+    found = set[str]()
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            layer.register_forward_pre_hook(lambda *_, name=name: found.add(name))
+    return found
+
+
+def _follows(
+    module: Module, key: str, trained: Collection[str], before: Mapping[str, Tensor], ran: Collection[str]
+) -> bool:
+    """Whether a step writes this tensor: what is trained, statistics of BatchNorm that was called in train mode, and
+    other buffers that have changed; a table of numbers, such as positions, stays."""
     if key in trained:
         return True
     layer, _, name = key.rpartition(".")
     owner = module.get_submodule(layer)
     if not owner.training or key not in before:
         return False
-    return isinstance(owner, _BatchNorm) or not torch.equal(before[key], owner.get_buffer(name))
+    return layer in ran or not torch.equal(before[key], owner.get_buffer(name))

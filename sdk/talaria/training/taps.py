@@ -15,7 +15,7 @@ LAST = (
     nn.Embedding,
 )  # fmt: skip
 """Layers that give the channels of a sequence last."""
-FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.MaxPool1d, nn.AvgPool1d)
+FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.InstanceNorm1d, nn.MaxPool1d, nn.AvgPool1d)
 """And first."""
 
 

@@ -223,6 +223,18 @@ class Scratch(nn.Module):
         return self.head(kept.sum(1) / mask.unsqueeze(-1).float().sum(1).clamp(min=1))
 
 
+class Leftovers(nn.Module):
+    """Layers that no pass calls, as they stay when a network is changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.rest = nn.Conv1d(3, 8, 3), nn.BatchNorm1d(8), nn.BatchNorm1d(8)
+        self.old, self.fc = nn.Linear(5, 5), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.relu(self.norm(self.conv(x))).mean(-1))
+
+
 class DeepConvLSTM(nn.Module):
     """Convolutions over time for each sensor, whose maps an LSTM reads moment by moment."""
 
@@ -301,6 +313,7 @@ class Inner(nn.Module):
 NETS = {
     "dropout as functions": (IMAGE, Dropping),
     "attention by hand": ((9,), Scratch),
+    "leftovers": ((3, 12), Leftovers),
     "deep conv lstm": ((3, 12), DeepConvLSTM),
     "heeding": ((3, 12), Heeding),
     "shuffled": (IMAGE, Shuffled),
