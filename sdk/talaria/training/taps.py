@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import Module
 
+from talaria.errors import ModelError
 from talaria.model.inside import base_of
 from talaria.training.engine import INTO, MEAN
 
@@ -63,7 +64,13 @@ class Taps:
 
     @property
     def seen(self) -> dict[str, Tensor]:
-        """What the last pass had at each tap."""
+        """What the last pass had at each tap. Raises :class:`~talaria.errors.ModelError` for a layer without a part in
+        it."""
+        for tap in self.names:
+            if tap not in self._found:
+                raise ModelError(
+                    f"layer {tap.partition(' ')[2]!r} is looked at, but no pass calls it; take it out of the model"
+                )
         return {tap: self._found[tap] for tap in self.names}
 
     def _entering(self, tap: str):  # type: ignore[no-untyped-def]

@@ -11,6 +11,7 @@ from tolerance import roundings
 
 import talaria
 from talaria.data import Client, Federated
+from talaria.errors import ModelError
 from talaria.model import zoo
 from talaria.programs.build import build
 from talaria.programs.program import Program
@@ -91,3 +92,9 @@ def test_an_ordinary_network_learns_alike_on_both_engines(name):
     torch.manual_seed(0)
     shape, make = tutorials.NETS[name]
     assert_both_engines_agree("fedper", shape, make())
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_a_layer_that_is_looked_at_and_never_called_is_named(engine):
+    with pytest.raises(ModelError, match="layer 'rest' is looked at, but no pass calls it; take it out"):
+        learned("heart_pfl", (3, 12), tutorials.Leftovers(), engine)

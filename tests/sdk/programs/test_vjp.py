@@ -179,7 +179,7 @@ def test_the_mean_state_is_seen_of_a_network_that_reads_the_last_ones(make, tap)
 def test_what_does_not_fit_is_refused_by_name(spec_of):
     spec = spec_of("mlp")
     state, x = state_of(zoo.build(spec)), np.zeros((4, *spec.input_shape), np.float32)
-    with pytest.raises(ModelError, match="'mean nosuch'"):
+    with pytest.raises(ModelError, match="layer 'nosuch' is looked at, but no pass calls it"):
         derivative(spec, None, ("mean nosuch",))
     with pytest.raises(ModelError, match="'fc2'"):
         derivative(spec, None, ("fc2",))
