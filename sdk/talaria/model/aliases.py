@@ -19,12 +19,14 @@ from talaria.model.dependency_groups import TRACE_ERRORS
 def spare(module: Module, example: Tensor) -> tuple[str, ...]:
     """Names of layers with weights that have another one, and without which ``module`` answers ``example`` as before.
     ``module`` stays as it is, and torch's global generator too."""
+    if _of_two(module, ()) is None:
+        return ()
     twin, found, needed = clone(module).eval(), list[str](), set[str]()
-    wanted = None
-    while (name := _of_two(twin, needed)) is not None:
-        wanted = _answer(twin, example) if wanted is None else wanted
+    wanted = _answer(twin, example)
+    while wanted is not None and (name := _of_two(twin, needed)) is not None:
         less = without(clone(twin), [name])
-        if wanted is not None and (answer := _answer(less, example)) is not None and torch.equal(answer, wanted):
+        answer = _answer(less, example)
+        if answer is not None and torch.equal(answer, wanted):
             found.append(name)
             twin = less
         else:
@@ -51,6 +53,6 @@ def _answer(module: Module, example: Tensor) -> Tensor | None:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             found = module(example)
-        except (*TRACE_ERRORS, NotImplementedError):
+        except TRACE_ERRORS:
             return None
     return found if isinstance(found, Tensor) else None

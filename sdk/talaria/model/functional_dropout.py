@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from itertools import count
 from typing import Any
 
@@ -34,8 +34,10 @@ KINDS: Mapping[Callable[..., Any], type[Module]] = {
 NAME = "dropout_call_{}"
 _PASSED = frozenset({__name__, "torch.overrides", "torch.nn.functional"})
 
-Calls = Mapping[str, Sequence[tuple[type[Module], float]]]
-"""By the path of a module the calls of its own pass, each as the kind of a layer and the share that falls away."""
+Call = tuple[type[Module], float]
+"""The kind of a layer, and the share that falls away."""
+Calls = Mapping[str, Sequence[Call]]
+"""By the path of a module the calls of its own pass."""
 
 
 def calls_of(module: Module, example: Tensor, what: str) -> Calls:
@@ -56,15 +58,16 @@ def calls_of(module: Module, example: Tensor, what: str) -> Calls:
 def as_layers(module: Module, found: Calls) -> Module:
     """``module``, in which the calls ``found`` have become layers."""
     for path, calls in found.items():
-        own = module.get_submodule(path)
+        own: Any = module.get_submodule(path)
         for place, (kind, share) in enumerate(calls):
             own.add_module(NAME.format(place), kind(share).train(own.training))
-        own.__class__ = _rerouted(type(own))
+        own.__class__ = _rerouted(own.__class__)
     return module
 
 
-def _rerouted(kind: type[Module]) -> type[Module]:
-    """``kind``, whose pass in training calls its layers where it called functions."""
+@lru_cache(maxsize=256)
+def _rerouted(kind: Any) -> Any:
+    """The kind of a module whose pass in training calls layers where that of ``kind`` calls functions."""
 
     @wraps(kind.forward)
     def forward(self: Any, *args: Any, **named: Any) -> Any:
@@ -85,11 +88,11 @@ def _call(own: Module, number: Iterator[int], kind: type[Module], share: float, 
     return kind(share).train(training)(x)
 
 
-def _seen(module: Module, example: Tensor, training: bool) -> dict[str, list[tuple[type[Module], float]]]:
+def _seen(module: Module, example: Tensor, training: bool) -> Calls:
     """The calls that drop, by the innermost module that is no part of torch; of one that is called again the first
     time counts."""
-    twin, found = clone(module).train(training), dict[str, list[tuple[type[Module], float]]]()
-    running = [("", list[tuple[type[Module], float]]())]
+    twin, found = clone(module).train(training), dict[str, Sequence[Call]]()
+    running = [("", list[Call]())]
     for path, one in twin.named_modules():
         if path and not type(one).__module__.startswith("torch.nn."):
             one.register_forward_pre_hook(lambda *_, path=path: running.append((path, [])))
@@ -109,7 +112,7 @@ def _seen(module: Module, example: Tensor, training: bool) -> dict[str, list[tup
     return found
 
 
-def _ended(path: str, calls: list[Any], found: dict[str, list[Any]]) -> None:
+def _ended(path: str, calls: Sequence[Call], found: dict[str, Sequence[Call]]) -> None:
     if calls:
         found.setdefault(path, calls)
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import Module
 from torch.nn import functional as F
 
+from talaria.model.functional_dropout import KINDS
 from talaria.programs.graph import Size
 from talaria.programs.layers import activation, plumbing, pooling
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
@@ -474,7 +475,7 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((operator.pow, torch.pow, "pow"), activation.powered),
     **{function: _activation(kind) for function, kind in activation.FUNCTIONS.items()},
     **dict.fromkeys(("contiguous", "clone"), _same),
-    **dict.fromkeys((F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d), _not_dropped),
+    **dict.fromkeys(KINDS, _not_dropped),
     **dict.fromkeys((operator.invert, torch.logical_not, "logical_not"), inverted),
     **dict.fromkeys((torch.masked_fill, "masked_fill"), masked_fill),
     torch.where: where,
