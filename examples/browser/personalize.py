@@ -35,7 +35,7 @@ from talaria.model.state import state_of
 from talaria.programs import onnx_file
 from talaria.programs.build import packed
 from talaria.programs.graph import Graph
-from talaria.programs.step import features_of, statistics_of
+from talaria.programs.step import answers_of, statistics_of
 from talaria.simulation.run import simulate
 from talaria.tensors import Tensors
 from talaria.types import Recipe
@@ -70,7 +70,7 @@ def page(run: Run, shared: Tensors, newcomer: str, own: Client, labels: tuple[st
     module, looking, head = zoo.build(spec), zoo.build(spec).requires_grad_(False).eval(), zoo.head(spec)
     split = rounds.split_of(run)
     step = packed(spec, module, frozenset(split.of("adapters", "head")), "some", run.recipe)
-    forward = features_of(looking, head, spec.input_shape)
+    forward = answers_of(looking, head, spec.input_shape)
     model, places = _template(forward, state_of(module))
     shift, scale = spread(own.train.x)
     parity = drawn(0, PARITY, spec.input_shape, shift, scale)

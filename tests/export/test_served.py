@@ -30,21 +30,24 @@ CASES = {
     "gate per sample": ("thorki", SPEC, {"gate": "sample", "gate_steps": 20}),
     "adapters": ("fedper", replace(SPEC, adapters=AdapterSpec("lowrank", rank=2)), {}),
     "images": ("fedper", ModelSpec("fmnist_cnn", (1, 28, 28), 3), {}),
+    "steps": ("fedper", ModelSpec("mypkg.nets:Steps", (3, 16), 3), {}),
 }
 
 
-def member(spec):
+def member(spec, task="classification"):
     rng = np.random.default_rng(0)
     y = np.arange(30) % 3
     x = (rng.standard_normal((30, *spec.input_shape)) + y.reshape(-1, *[1] * len(spec.input_shape))).astype(np.float32)
-    return Member("anna", Samples(x, y), Samples(x, y), engine="onnx")
+    samples = Samples.of(x, np.repeat(y[:, None], spec.input_shape[-1], 1) if task == "per_step" else y, task)
+    return Member("anna", samples, samples, engine="onnx")
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_its_bundle_is_whole_and_answers_as_torch_does(case, tmp_path):
     name, spec, hparams = CASES[case]
-    run = Run(spec=spec, algorithm=name, hparams=hparams, rounds=1, recipe=Recipe(epochs=1, batch=8))
-    one = member(spec)
+    task = "per_step" if case == "steps" else "classification"
+    run = Run(spec=spec, algorithm=name, hparams=hparams, rounds=1, recipe=Recipe(epochs=1, batch=8), task=task)
+    one = member(spec, task)
     if case == "pruned":
         sizes = rounds.layout_of(spec).sizes
         one = replace(one, plan=Plan(widths={group: size // 2 for group, size in sizes.items()}))
@@ -62,7 +65,7 @@ def test_its_bundle_is_whole_and_answers_as_torch_does(case, tmp_path):
     path = tmp_path / "me.talaria"
     variants = ("fp32", "fp16") if case == "pruned" else ("fp32",)
     report = make_bundle(
-        path, served, example=one.train.x[:1], samples=one.val, dense=dense, variants=variants, seconds=0
+        path, served, example=one.train.x[:1], samples=one.val, dense=dense, variants=variants, seconds=0, task=task
     )  # fmt: skip
     assert report.ok
     assert "the device's own graph" in report.checks[0].detail

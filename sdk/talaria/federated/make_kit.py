@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from talaria import tasks
 from talaria.errors import ConfigError
@@ -110,6 +110,7 @@ def _gone_through(run: Run, engine: ProgramEngine) -> None:
     samples for its batch and with several batches."""
     algorithm, state, split = rounds.algorithm_of(run), state_of(rounds.template(run.spec)), rounds.split_of(run)
     shared, recipe = rounds.first_shared(run), run.recipe
+    answer = cast(tuple[int, ...], engine.source.forward().graph.outputs[0].shape[1:])  # no mask narrows it
 
     def narrow(task: Task, mask: ChannelMask | None) -> tuple[Task, Tensors]:
         model = Weights(masks.gathered(state, state, mask))
@@ -117,7 +118,7 @@ def _gone_through(run: Run, engine: ProgramEngine) -> None:
 
     for count, how in ((1, recipe.but(batch=max(_FEW, recipe.batch))), (_BATCHES * recipe.batch, recipe)):
         x = zoo.example(run.spec, count).numpy()
-        samples, goal = Samples(x, tasks.of(run.task).example(count, run.spec.classes)), run.task
+        samples, goal = Samples(x, tasks.of(run.task).example((count, *answer))), run.task
         task = Task(
             Weights(state), split, samples, samples, how, run.spec.classes, seed=run.seed, engine=engine, goal=goal
         )  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from talaria import algorithms, seeds, tasks
+from talaria import algorithms, seeds
 from talaria.aggregate import arrival
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.class_statistics import ANSWERED, PooledStatistics, pools
@@ -391,11 +391,6 @@ def require_engine(run: Run, engine: str) -> None:
     why = algorithm_of(run).card.torch_alone
     if engine == "onnx" and why:
         raise ConfigError(f"{run.algorithm}: {why}, so engine='onnx' cannot train it; use engine='torch'")
-    if engine == "onnx" and tasks.of(run.task).name == "per_step":
-        raise ConfigError(
-            f"task={run.task!r}: programs end in one answer for a sample, so engine='onnx' cannot train a label for "
-            "each step; use engine='torch'"
-        )
 
 
 def _enter(

@@ -26,6 +26,7 @@ from talaria.programs.build import VECTORS, require_few, sizes_of
 from talaria.programs.graph import FLOAT, Draft, Graph, Port, Size, size_of
 from talaria.programs.layers.base import Map, Step, Whole, refused
 from talaria.programs.layers.sequence import averaged as averaged_over
+from talaria.programs.layers.sequence import closed, opened, sizes
 from talaria.programs.manifest import Manifest
 from talaria.programs.shapes import Limits, Value, measure
 from talaria.programs.step import BATCH, Entry, Passed, backward, entered, forward
@@ -166,6 +167,11 @@ def _tapped(step: Step, module: Module, done: Passed, tap: str) -> tuple[Port, s
             slope = pull(draft.input(f"slope/{tap}", (BATCH, mean.channels)), (True,))[0]
             entry.slopes.extend([slope] if slope is not None else [])
         return Port(f"tap/{tap}", FLOAT, (BATCH, mean.channels)), mean.value
+    if tap == LOGITS:
+        shape = (BATCH, *sizes(found))
+        if entry is not None and entry.trains:
+            entry.slopes.append(closed(step, draft.input(f"slope/{tap}", shape), found))
+        return Port(f"tap/{tap}", FLOAT, shape), opened(step, found.value, found)
     space = found.space
     spread = (1, 0, *range(2, 2 + len(space)))  # from a batch of channels to channels of a batch, and back
     averaged = layer and space != ()
@@ -188,8 +194,11 @@ def _tapped(step: Step, module: Module, done: Passed, tap: str) -> tuple[Port, s
 def _at(done: Passed, tap: str) -> tuple[Map, Entry | None]:
     """The map at a tap, and the entry that made it (None for the batch itself)."""
     if tap == LOGITS:
-        if done.out.space:
-            raise ModelError(f"program: the model gives maps of {done.out.space}; end it with Flatten and Linear")
+        if len(sizes(done.out)) > 2:
+            raise ModelError(
+                f"program: the model gives {sizes(done.out)} for a sample; end it with Flatten and Linear, or where "
+                "each step has a label with (steps, classes)"
+            )
         return done.out, done.last
     nodes = done.into if tap.startswith(INTO) else done.out_of if tap.startswith(MEAN) else {}
     node = nodes.get(tap.partition(" ")[2])

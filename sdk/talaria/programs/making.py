@@ -23,7 +23,7 @@ from talaria.programs.layers.base import Whole
 from talaria.programs.look import Look
 from talaria.programs.program import Program
 from talaria.programs.source import Lower, Need, derivative_name
-from talaria.programs.step import features_of, statistics_of
+from talaria.programs.step import answers_of, features_of, statistics_of
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Tensors
 from talaria.training import loop
@@ -129,7 +129,7 @@ class Maker:
         return self._calibration
 
     def forward(self) -> Look:
-        """The whole model as :func:`talaria.programs.step.features_of` writes frozen layers."""
+        """The whole model as :func:`talaria.programs.step.answers_of` writes it."""
         return self._forward
 
     def served(self, task: Task, state: Tensors) -> Model:
@@ -163,7 +163,7 @@ class Maker:
     @cached_property
     def _forward(self) -> Look:
         module = zoo.build(self.spec).requires_grad_(False).eval()
-        return Look(features_of(module, *self._entrance))
+        return Look(answers_of(module, *self._entrance))
 
     def _cut(self, only: frozenset[str]) -> _Halves | None:
         """The model above the lowest layer that trains and below it, or None where it cannot be cut there."""
@@ -180,7 +180,7 @@ class Maker:
         if made.dtype != torch.float32:  # tokens, which features are not
             return None
         lower, full = features_of(halves.lower, *self._entrance), made.shape[1:]
-        if len(lower.outputs[0].shape) != made.ndim:  # a sequence, whose moments are rows there
+        if lower is None:
             return None
         channels = lower.outputs[0].shape[1]
         named = {} if isinstance(channels, int) else {_FED: int(full[0])}

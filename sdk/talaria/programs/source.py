@@ -109,7 +109,7 @@ class Source(Protocol):
         ...
 
     def forward(self) -> Look:
-        """The model in eval mode: ``features`` are its logits (N, classes) of ``x``."""
+        """The model in eval mode: ``features`` are its answers of ``x``, (N, outputs) or (N, steps, outputs)."""
         ...
 
     def served(self, task: Task, state: Tensors) -> Model:

@@ -17,7 +17,7 @@ from torch.nn import Linear, Module, MultiheadAttention
 from talaria.errors import ConfigError, ModelError
 from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
 from talaria.programs.layers.base import Map, Pullback, Step, Whole, refused
-from talaria.programs.layers.sequence import sizes
+from talaria.programs.layers.sequence import opened, sizes
 from talaria.programs.layers.weighing import WIDEST
 from talaria.programs.nodes import Layer, resolved
 from talaria.programs.tracing import Tracer
@@ -69,13 +69,28 @@ def graph_of(
     return draft.finish([(Port("loss", FLOAT, ()), loss), *updates(step, recipe, pulled)])
 
 
-def features_of(module: Module, head: str, input_shape: Sequence[int], whole: Whole = frozenset) -> Graph:
-    """What frozen layers make of a batch: ``features`` float32 (N, channels, ...) of ``x`` and ``weight/<key>``."""
+def features_of(module: Module, head: str, input_shape: Sequence[int], whole: Whole = frozenset) -> Graph | None:
+    """What frozen layers make of a batch: ``features`` float32 (N, channels, ...) of ``x`` and ``weight/<key>``; None
+    for a sequence whose channels come last."""
+    step, out = _looked(module, head, input_shape, whole)
+    return None if out.lead else _given(step, out)
+
+
+def answers_of(module: Module, head: str, input_shape: Sequence[int], whole: Whole = frozenset) -> Graph:
+    """What the whole model makes of a batch, called ``features`` too: (N, outputs), or (N, steps, outputs)."""
+    return _given(*_looked(module, head, input_shape, whole))
+
+
+def _looked(module: Module, head: str, input_shape: Sequence[int], whole: Whole) -> tuple[Step, Map]:
     draft = Draft()
     space = tuple(size for size in input_shape[1:] if isinstance(size, int))
     x = Map(draft.input("x", (BATCH, *input_shape)), input_shape[0], space)
-    out = forward(Step(draft, head, looks=True, whole=whole), module, x).out
-    return draft.finish([(Port("features", FLOAT, (BATCH, out.channels, *out.space)), out.value)])
+    step = Step(draft, head, looks=True, whole=whole)
+    return step, forward(step, module, x).out
+
+
+def _given(step: Step, out: Map) -> Graph:
+    return step.draft.finish([(Port("features", FLOAT, (BATCH, *sizes(out))), opened(step, out.value, out))])
 
 
 def statistics_of(module: Module, head: str, input_shape: Sequence[int], whole: Whole = frozenset) -> Graph:

@@ -66,6 +66,6 @@ class Goal(Protocol):
         """A class (N,) for each sample, by which samples are cut into alike parts."""
         ...
 
-    def example(self, count: int, outputs: int) -> Array:
-        """Made-up targets of ``count`` samples."""
+    def example(self, shape: tuple[int, ...]) -> Array:
+        """Made-up targets of samples of which a model gives answers of this ``shape``, (N, ...)."""
         ...

@@ -81,9 +81,9 @@ class Classification:
         """The labels themselves."""
         return y
 
-    def example(self, count: int, outputs: int) -> Array:
+    def example(self, shape: tuple[int, ...]) -> Array:
         """Each class in turn."""
-        return np.arange(count, dtype=np.int64) % outputs
+        return np.arange(shape[0], dtype=np.int64) % shape[-1]
 
 
 def cross_entropy(logits: Array, y: Array, smoothing: float = 0.0) -> tuple[float, Array]:

@@ -64,6 +64,6 @@ class MultiLabel:
         found = np.unique(y, axis=0, return_inverse=True)[1]
         return np.asarray(found.reshape(-1), np.int64)
 
-    def example(self, count: int, outputs: int) -> Array:
+    def example(self, shape: tuple[int, ...]) -> Array:
         """One label each, in turn."""
-        return np.eye(outputs, dtype=np.int64)[np.arange(count) % outputs]
+        return np.eye(shape[-1], dtype=np.int64)[np.arange(shape[0]) % shape[-1]]

@@ -75,9 +75,9 @@ class PerStep:
         """All alike."""
         return np.zeros(len(y), np.int64)
 
-    def example(self, count: int, outputs: int) -> Array:
-        """Two steps each, all classes in turn."""
-        return (np.arange(2 * count, dtype=np.int64) % outputs).reshape(count, 2)
+    def example(self, shape: tuple[int, ...]) -> Array:
+        """All classes in turn, step by step."""
+        return (np.arange(math.prod(shape[:-1]), dtype=np.int64) % shape[-1]).reshape(shape[:-1])
 
 
 def _require_steps(out: Array, y: Array) -> None:

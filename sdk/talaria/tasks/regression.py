@@ -7,6 +7,7 @@ something (a change, a residual), the mean of few labels is noise that every ans
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -95,6 +96,6 @@ class Regression:
         """All alike."""
         return np.zeros(len(y), np.int64)
 
-    def example(self, count: int, outputs: int) -> Array:
+    def example(self, shape: tuple[int, ...]) -> Array:
         """Numbers that differ."""
-        return np.linspace(-1, 1, count * outputs, dtype=np.float32).reshape(count, outputs)
+        return np.linspace(-1, 1, math.prod(shape), dtype=np.float32).reshape(shape)

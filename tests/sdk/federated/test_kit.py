@@ -152,6 +152,28 @@ def test_every_algorithm_learns_and_serves_from_a_kit_what_it_does_where_torch_i
         np.testing.assert_allclose(served.predict(one.train.x), predict(module, one.train.x), atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["fedper", "hermes"])
+def test_a_class_for_each_step_is_learned_from_a_kit(name, equipped):
+    """The same bytes as where torch is, and the same answers."""
+    hparams, spec = {"threshold": 0.0} if name == "hermes" else {}, ModelSpec("mypkg.nets:Steps", (3, 16), 3)
+    run = replace(RUN, algorithm=name, hparams=hparams, spec=spec, task="per_step")
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((30, 3, 16)).astype(np.float32), rng.integers(-1, 3, (30, 16))
+    samples, shared, ends = Samples.of(x, y, run.task), rounds.first_shared(run), []
+    one = Member("anna", samples, samples, engine="onnx")
+    for kit in (None, kits.decode(kits.encode(kit_of(run)))):
+        if kit is not None:
+            rounds.equip(run, kit)
+        update, private = rounds.participate(run, one, shared, None, 1)
+        ends.append((update, private, rounds.personalize(run, one, shared, private)))
+    (here, kept, module), (there, learned, served) = ends
+    assert equal(here.tensors, there.tensors)
+    assert equal(kept, learned)
+    assert isinstance(served, Served)
+    np.testing.assert_allclose(served.predict(x), predict(module, x), atol=1e-4)
+    assert evaluate(served, samples, task=run.task) == evaluate(module, samples, task=run.task)
+
+
 def test_a_program_that_was_never_made_is_named(file):
     source = kits.decode(file).source
     with pytest.raises(ConfigError, match="talaria programs kit"):

@@ -20,7 +20,7 @@ from talaria.programs.graph import Port, held
 from talaria.programs.program import Program
 from talaria.programs.session import Session
 from talaria.programs.shapes import RULES, Limits, Value, measure
-from talaria.programs.step import features_of
+from talaria.programs.step import answers_of
 
 _nets = importlib.util.spec_from_file_location("talaria_program_nets", Path(__file__).with_name("nets.py"))
 nets = importlib.util.module_from_spec(_nets)
@@ -60,7 +60,7 @@ def test_the_table_foresees_every_value_and_holds_no_operator_that_nothing_needs
 
 def looks(net, shape):
     """The operators of the graph that only looks, and gives what torch gives."""
-    graph = features_of(net, "head", shape)
+    graph = answers_of(net, "head", shape)
     x = tokens.example(net, shape, 3)
     weights = {f"weight/{key}": value for key, value in state_of(net).items()}
     feed = {port.name: x.numpy() if port.name == "x" else weights[port.name] for port in graph.inputs}
@@ -77,7 +77,7 @@ def test_what_frozen_layers_give_is_torchs_at_every_width(name, keep):
     mask = pruning.choose(pruning.importance(dense, zoo.layout(spec)), zoo.layout(spec).full(), keep=keep)
     net = pruning.compact(dense, mask).requires_grad_(False).eval()
     weights = {f"weight/{key}": value for key, value in gather(state_of(dense), mask).items()}
-    graph = held(features_of(dense.requires_grad_(False).eval(), zoo.head(spec), spec.input_shape), weights)
+    graph = held(answers_of(dense.requires_grad_(False).eval(), zoo.head(spec), spec.input_shape), weights)
     assert [port.name for port in graph.inputs] == ["x"]
     for count in (1, 3):
         x = zoo.example(spec, count)
