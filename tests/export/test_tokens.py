@@ -27,6 +27,8 @@ KINDS, LENGTH, CLASSES = 40, 12, 3
 
 
 class Words(nn.Module):
+    """Its embedding is given what samples are, float32, as most people write it."""
+
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(KINDS, 16)
@@ -35,7 +37,7 @@ class Words(nn.Module):
         self.head = nn.Linear(24, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = self.conv(self.embed(x.long()).transpose(1, 2))
+        found = self.conv(self.embed(x).transpose(1, 2))
         return self.head(F.relu(self.norm(found)).mean(-1))
 
 
@@ -60,7 +62,7 @@ class Phrases(nn.Module):
         self.head = nn.Linear(12, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _, (last, _) = self.read(self.embed(x.long()))
+        _, (last, _) = self.read(self.embed(x))
         return self.head(torch.cat((last[-2, :, :], last[-1, :, :]), dim=1))
 
 
@@ -103,7 +105,7 @@ def test_they_learn_and_are_exported(network: type[nn.Module], engine: str, by_t
 def test_channels_behind_an_embedding_are_pruned_where_that_is_exact() -> None:
     torch.manual_seed(0)
     network = Words()
-    found = survey(network, tokens.example(network, (LENGTH,), 2))
+    found = survey(tokens.as_numbers(network), tokens.example(network, (LENGTH,), 2))
     assert found.layout.sizes
     result = talaria.simulate(
         "hermes", told(standardize=False), model=network, rounds=3, options={"threshold": 0.0, "block": 8}

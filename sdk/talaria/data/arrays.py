@@ -34,8 +34,8 @@ def load(
 
     **Values.** uint8 is taken for pixels and divided by 255. Other numbers become float32 and, with
     ``standardize``, are z-scored by the mean and standard deviation of all clients' training samples: per channel
-    for series and images, per feature for tables. Tokens stay what they are with ``standardize=False``; a network casts
-    them to whole numbers itself.
+    for series and images, per feature for tables. Tokens stay what they are with ``standardize=False``; embeddings take
+    them so.
 
     **Layout.** What a model sees is (features), (channels, time) or (channels, height, width). With ``"auto"``: 4
     dimensions with 1, 3 or 4 at the end and not after N are channels-last and are turned; 3 dimensions are one-channel

@@ -1,4 +1,4 @@
-"""Networks that read tokens: whole numbers as float32, which they cast themselves before they look them up."""
+"""Networks that read tokens: whole numbers as float32, which are cast where they are looked up."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ def vocabulary(module: Module) -> int:
     """How many kinds every embedding of ``module`` knows, from 0 up; 0 where it has none, and reads numbers."""
     known = [one.num_embeddings for one in module.modules() if isinstance(one, Embedding | EmbeddingBag)]
     return min(known, default=0)
+
+
+def as_numbers(module: Module) -> Module:
+    """``module``, whose embeddings take float32 for the whole numbers that it holds: samples travel as float32."""
+    for one in module.modules():
+        if isinstance(one, Embedding | EmbeddingBag) and _cast not in one._forward_pre_hooks.values():
+            one.register_forward_pre_hook(_cast)
+    return module
+
+
+def _cast(module: Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    places, *rest = given
+    return (places.long() if places.is_floating_point() else places, *rest)
 
 
 def example(module: Module, shape: tuple[int, ...], batch: int) -> Tensor:

@@ -194,7 +194,7 @@ def _made(spec: ModelSpec, entry: _Entry) -> Module:
 def _raw(spec: ModelSpec, entry: _Entry) -> Module:
     from torch.nn import Module
 
-    from talaria.model import answers, several
+    from talaria.model import answers, several, tokens
 
     what, taken = f"model {shown(spec.name)}", valid.options_of(entry.make)
     options = taken.but(list(taken.known)[:2]).read(what, dict(spec.options))
@@ -205,7 +205,7 @@ def _raw(spec: ModelSpec, entry: _Entry) -> Module:
         raise ConfigError(f"{what}: its factory gave a {type(model).__name__}; it must give a torch module")
     answers.require_own_weights(model, what)
     several.require_one(model, what)
-    return model
+    return tokens.as_numbers(model)
 
 
 @lru_cache(maxsize=64)

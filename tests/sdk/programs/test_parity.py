@@ -314,7 +314,6 @@ def late(x):
         (lambda: nets.maps(first(), nn.AdaptiveMaxPool1d(5), wide=15), "pools"),
         (lambda: nets.maps(first(), nn.Linear(12, 12), wide=36), "turn the channels"),
         (lambda: nets.maps(nn.LayerNorm((3, 12)), wide=36), "normalize the last dimension"),
-        (lambda: nets.Sequences(nn.Embedding(3, 4), wide=4), "x.long"),
         (lambda: Odd(lambda x: x.to(torch.float64)), "float64"),
         (lambda: nets.Sequences(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 8, 0.0), wide=8), "batch_first=True"),
         (lambda: nets.maps(nn.Linear(12, 4), Cross(), wide=12), "from one sequence to another"),

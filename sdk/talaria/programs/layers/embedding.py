@@ -18,12 +18,11 @@ def embedding(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     odd = [name for name in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(own, name)]
     if odd:
         raise refused(layer, f"has {odd[0]}", "leave it out")
-    if not draft.whole(x.value):
-        raise refused(layer, "looks up what is not whole", "give it x.long()")
+    places = x.value if draft.whole(x.value) else draft.op("Cast", x.value, to=7)  # as talaria.model.tokens does
     entries, wide, lead = own.num_embeddings, own.embedding_dim, tuple(step.known(one) for one in sizes(x))
     table = step.weight(layer, "weight", own.weight, (entries, wide))
     assert table is not None
-    at = draft.reshape(opened(step, x.value, x), -1)
+    at = draft.reshape(opened(step, places, x), -1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         def gradient() -> str:
