@@ -28,6 +28,10 @@ def export(
         Path | None, typer.Option(help="Instead of both: the state folder of a device's agent that finished a run.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The bundle to write.")] = Path("me.talaria"),
+    of_run: Annotated[
+        Path | None, typer.Option("--run", help="Instead of all these: the folder of a simulation that --save kept.")
+    ] = None,
+    client: Annotated[str, typer.Option(help="With --run: whose model, a member's or newcomer's.")] = "",
     mask: Annotated[
         Path | None, typer.Option(help="Kept channels (.safetensors with mask/<group>) of a pruned model.")
     ] = None,
@@ -64,7 +68,9 @@ def export(
     ] = 0.05,
     task: Annotated[
         str | None,
-        typer.Option(help="classification | regression | multilabel | per_step; default: what --state learned."),
+        typer.Option(
+            help="classification | regression | multilabel | per_step; default: what --state or --run learned."
+        ),
     ] = None,
     keep_samples: Annotated[bool, typer.Option(help="Put a few of the samples into the bundle, for parity.")] = False,
     executorch: Annotated[
@@ -93,19 +99,24 @@ def export(
     from talaria_export.convert.quantize import Gate
 
     facts: dict[str, Any] = {}
-    if state is not None and spec is None and weights is None and mask is None:
+    moments = None if normalize is None else inputs.moments(normalize)
+    held = None
+    if of_run is not None and client and state is spec is weights is mask is None:
+        found = inputs.load_run(of_run, client)
+        model, dense, example, facts, held = found.model, found.dense, found.example, found.facts, found.held
+        moments = moments or found.moments
+    elif of_run is None and state is not None and spec is None and weights is None and mask is None:
         model, dense, example, facts = inputs.load_state(state, allow or ())
-    elif state is None and spec is not None and weights is not None:
+    elif of_run is None and state is None and spec is not None and weights is not None:
         model, dense, example = inputs.load_model(spec, weights, mask, allow or ())
     else:
-        raise ConfigError("export: give --spec and --weights (and --mask), or --state alone")
-    moments = None if normalize is None else inputs.moments(normalize)
+        raise ConfigError("export: give --spec and --weights (and --mask), --state alone, or --run and --client alone")
     goal = task or str(facts.get("task") or tasks.CLASSIFICATION)
     report = build.make_bundle(
         out,
         model,
         example=example,
-        samples=None if data is None else Samples.of(*_arrays(data, 1), task=goal),
+        samples=held if data is None else Samples.of(*_arrays(data, 1), task=goal),
         labels=labels.split(",") if labels else facts.get("labels") or None,
         meta=facts.get("card", {}) if card is None else inputs.read_json(card),
         normalize=moments,

@@ -8,6 +8,7 @@ import typer
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+import talaria
 from talaria.errors import ConfigError, DataError, ModelError, StateError
 from talaria.model import masks, pruning, zoo
 from talaria.model.spec import ModelSpec
@@ -191,3 +192,25 @@ def test_adapted_model_without_a_mask(app, tmp_path):
         "-o", tmp_path / "me.talaria", "--variants", "fp32",
     )  # fmt: skip
     assert "default fp32" in done.stdout
+
+
+def test_the_model_of_a_simulated_client_is_exported_and_takes_what_was_recorded(app, tmp_path):
+    rng = np.random.default_rng(0)
+    y, client = np.tile(["calm", "moved", "still"], 40), np.repeat(["anna", "bela"], 60)
+    x = rng.normal(50, 7, (120, 6)) + 20 * (y == "moved")[:, None] * [1, 0, 0, 0, 0, 0] - 20 * (y == "still")[:, None]
+    np.savez(tmp_path / "own.npz", x=x, y=y, client=client)
+    np.save(tmp_path / "x.npy", x[:30].astype(np.float32))  # as it was recorded
+    saved, out = tmp_path / "run", tmp_path / "anna.talaria"
+    talaria.simulate("fedper", f"npz:{tmp_path / 'own.npz'}", "mlp", rounds=3, recipe={"epochs": 4}, save=saved)
+    done = run(app, "export", "--run", saved, "--client", "anna", "-o", out, "--variants", "fp32", "--json")
+    assert json.loads(done.stdout)["ok"]
+    assert open_bundle(out).labels == ("calm", "moved", "still")
+    found = json.loads(run(app, "predict", out, tmp_path / "x.npy", "--json").stdout)
+    assert np.mean([one["label"] == label for one, label in zip(found, y[:30], strict=True)]) > 0.8
+    with pytest.raises(ConfigError, match="client='carl' is none of this run; choose one of anna, bela"):
+        run(app, "export", "--run", saved, "--client", "carl")
+    with pytest.raises(ConfigError, match="--run and --client alone"):
+        run(app, "export", "--run", saved)
+    (saved / "result.json").unlink()
+    with pytest.raises(StateError, match=r"not over; go on with it first: talaria simulate --resume"):
+        run(app, "export", "--run", saved, "--client", "anna")

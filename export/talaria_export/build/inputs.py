@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from talaria.model import compaction, masks, zoo
 from talaria.model.spec import ModelSpec
 from talaria.model.state import to_arrays
 from talaria.model.widths import first_of, widths_of
+from talaria.simulation import checkpoint, experiment
+from talaria.types import Samples
 
 
 def load_model(
@@ -71,6 +74,62 @@ def load_state(folder: Path, allow: Sequence[str] = ()) -> tuple[Module, Module,
             f"{path}: is no plain {described.name} ({reason}); take the bundle that the agent made"
         ) from None
     return model, dense, torch.zeros(2, *described.input_shape), facts
+
+
+@dataclass(frozen=True)
+class OfRun:
+    """The personal model of one client of a simulation, and what its bundle needs beside it."""
+
+    model: Module
+    dense: Module
+    example: Tensor
+    """(1, *input_shape): one of the client's own samples."""
+    held: Samples
+    """What the client validates on."""
+    facts: dict[str, Any]
+    """``task``, ``labels`` and ``card``, as a device tells them."""
+    moments: tuple[object, object] | None
+    """What the data set scaled the samples by, mean and spread; None where it left them as they were, or in a way that
+    a bundle cannot repeat."""
+
+
+def load_run(folder: Path, client: str) -> OfRun:
+    """The personal model of ``client``, a member or newcomer of the simulation that ``--save`` kept in ``folder``.
+
+    Raises :class:`~talaria.errors.ConfigError` for a client that it has not, and where its data or model was an object;
+    :class:`~talaria.errors.StateError` for what is no run, or one that is not over.
+    """
+    checkpoint.experiment(folder)
+    if not (folder / checkpoint.RESULT).exists():
+        raise StateError(f"{folder}: this run is not over; go on with it first: talaria simulate --resume {folder}")
+    result = experiment.resume(folder)
+    model, run, data = result.model(client), result.run, result.data
+    own = {**data.clients, **data.newcomers}[client]
+    samples = {"train": len(own.train), "validation": len(own.val)}
+    card = {
+        "device": client,
+        "algorithm": run.algorithm,
+        "rounds": run.rounds,
+        "seed": run.seed,
+        "model": run.spec.to_json(),
+        "samples": samples,
+    }
+    return OfRun(
+        model,
+        zoo.build(run.spec),
+        torch.from_numpy(own.train.x[:1]),
+        own.val,
+        {"task": run.task, "labels": list(data.labels), "card": card},
+        _scaled_by(data.meta),
+    )
+
+
+def _scaled_by(meta: Mapping[str, Any]) -> tuple[object, object] | None:
+    if meta.get("scaled") == "divided by 255":
+        return 0.0, 255.0
+    if meta.get("scaled") == "z-scored" and {"mean", "sd"} <= {*meta}:
+        return meta["mean"], meta["sd"]
+    return None
 
 
 def _known(spec: ModelSpec, allow: Sequence[str]) -> ModelSpec:
