@@ -25,7 +25,7 @@ from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.federated import targets
 from talaria.federated.plan_compat import recipe_under
 from talaria.foreign import shown
-from talaria.model import adapters, answers, prunability, pruning, several, split, zoo
+from talaria.model import adapters, answers, prunability, pruning, several, split, tokens, zoo
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.split import Split
@@ -191,12 +191,16 @@ class Personalizer:
             raise ConfigError(f"recipe={shown(recipe)} must be a Recipe, such as Recipe(lr=0.02)")
         if len(held) and held.x.shape[1:] != train.x.shape[1:]:
             raise DataError(f"val: inputs of shape {held.x.shape[1:]}, train has {train.x.shape[1:]}")
+        read = {"train's samples": train.x, "val's samples": held.x}
+        if self._given is not None:
+            tokens.require_known(tokens.as_numbers(deepcopy(self._given)), read)
         if self._unplanned and self._plan is None:
             self._plan = self._planned(train)
         chosen = self.plan
         recipe = recipe or Recipe(batch=32, lr=0.02, momentum=0.9, weight_decay=1e-4)
         recipe = recipe_under(recipe, replace(chosen, steps=None)).but(epochs=epochs, steps=None)
         model, parts = self._built(train.x[:2])
+        tokens.require_known(model, read if self._given is None else {})
         classes = int(self._classes(model, train, held))
         scale = self._aim.scale(train.y)
         task = Task(
@@ -351,7 +355,7 @@ class Personalizer:
                 raise DataError(f"train: inputs of shape {example.shape[1:]}, the model takes {spec.input_shape}")
             model = zoo.build(spec)
             return model, zoo.split(spec, model)
-        model = deepcopy(self._given) if self._given is not None else Module()
+        model = self._own(example)
         head = self._last(model, example)
         if chosen.adapter is not None:
             model = adapters.insert(model, AdapterSpec(chosen.adapter, chosen.rank), skip=(head,), seed=self.seed)
@@ -359,10 +363,14 @@ class Personalizer:
 
     def _planned(self, train: Samples) -> Plan:
         """The plan of the module that was given, for what it reads of ``train``."""
-        module = self._given or Module()
+        module = self._own(train.x[:2])
         outputs, head = _answers(module, train.x[:2], self.goal), self._last(module, train.x[:2])
         spec = zoo.keep(module, train.x.shape[1:], outputs, head)
         return replace(measured.plan(spec, self.budget, profile=self._profile), model=None)
+
+    def _own(self, example: Array) -> Module:
+        """A copy of the module that was given, as all networks of one's own are trained."""
+        return zoo.own(deepcopy(self._given or Module()), tensor_of(example))
 
     def _last(self, module: Module, example: Array) -> str:
         if self._head is not None:

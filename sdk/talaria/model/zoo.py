@@ -181,6 +181,15 @@ def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | N
     return spec
 
 
+def own(module: Module, example: Tensor) -> Module:
+    """``module``, a network of one's own that reads ``example``, as a model of another package is made: its embeddings
+    take float32, what it calls of dropout are layers, and a layer has one name."""
+    from talaria.model import aliases, functional_dropout, tokens
+
+    spare, calls = _ways_of(tokens.as_numbers(module), example, "model")
+    return functional_dropout.as_layers(aliases.without(module, spare), calls)
+
+
 def _made(spec: ModelSpec, entry: _Entry) -> Module:
     model = _raw(spec, entry)
     if not GROUP.is_foreign(spec.name):
@@ -213,14 +222,19 @@ def _ways(spec: ModelSpec) -> tuple[tuple[str, ...], Calls]:
     """Of a model of another package the names that it can spare, and what it calls of dropout as functions."""
     import torch
 
-    from talaria.model import aliases, functional_dropout, tokens
+    from talaria.model import tokens
 
     with torch.random.fork_rng(devices=[]):
         model = _raw(spec, _entry(spec.name))
-        example = tokens.example(model, spec.input_shape, 2)
-        spare = aliases.spare(model, example)
-        model = aliases.without(model, spare)
-        return spare, functional_dropout.calls_of(model, example, f"model {shown(spec.name)}")
+        return _ways_of(model, tokens.example(model, spec.input_shape, 2), f"model {shown(spec.name)}")
+
+
+def _ways_of(module: Module, example: Tensor, what: str) -> tuple[tuple[str, ...], Calls]:
+    from talaria.model import aliases, functional_dropout
+    from talaria.model.cloning import clone
+
+    spare = aliases.spare(module, example)
+    return spare, functional_dropout.calls_of(aliases.without(clone(module), spare), example, what)
 
 
 def tuned(name: str) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def pick(run: Run, clients: Mapping[str, Client], plans: Mapping[str, Plan]) -> 
     batch = recipe_under(run.recipe, plans.get(name)).batch
     train = client.train.take(np.arange(min(len(client.train), _STEPS * batch)))
     members = {engine: Member(name, train, client.val, plans.get(name), engine) for engine in ENGINES}
-    shared, _ = rounds.start(short)
+    shared = rounds.first_shared(short)
     try:
         for member in members.values():  # what is made once is made here
             rounds.participate(short, member, shared, None, 1)

@@ -60,6 +60,11 @@ def test_the_faster_engine_is_taken_by_turns_of_a_short_round(
     assert long.asked == ["torch", "onnx"] * 2
 
 
+def test_an_engine_is_picked_for_an_asynchronous_run_too(data: Federated) -> None:
+    found = talaria.simulate("fedavg", data, "mlp", rounds=2, asynchronous=True, engine="auto")
+    assert len(found.curve) == 2
+
+
 def test_torch_trains_what_programs_cannot(data: Federated, monkeypatch: pytest.MonkeyPatch) -> None:
     run = talaria.simulate("fedavg", data, "mlp", rounds=1).run
 
