@@ -205,7 +205,8 @@ def test_what_a_device_says_stays_text(odd, page):
 
 @pytest.fixture
 def moving(tmp_path):
-    """A store in which anna's and bela's samples have moved, carl has told nothing, and dora was taken out."""
+    """A store in which anna's and bela's samples have moved, carl has told nothing, and dora was taken out. bela is a
+    gateway with twelve devices behind it."""
     store = Store(tmp_path / "coordinator.db")
     store.enter("watch", '{"rounds": 9, "algorithm": "fedavg", "spec": {"name": "mlp"}}', "a" * 64, "b" * 64)
     for name in ("anna", "bela", "carl", "dora"):
@@ -218,7 +219,8 @@ def moving(tmp_path):
     for round, found in enumerate(told, 1):
         number = store.open_attempt("watch", round, list(found), "a" * 64).attempt
         for name, metrics in found.items():
-            text = json.dumps({"metrics": metrics, "weight": 1.0, "dense": 4})
+            site = {"clients": 12} if name == "bela" else {}
+            text = json.dumps({"metrics": metrics, "weight": 1.0, "dense": 4} | site)
             store.keep_update("watch", number, name, digest="c" * 64, size=4, base_version=0, found=text)
     views = Views(tmp_path / "coordinator.db")
     yield views
@@ -243,6 +245,7 @@ def test_how_far_samples_have_moved_is_shown_for_each_device(moving, page):
         r"anna online 1 [^%]* 25\.0 % 1\.2 sd Retire bela online 1 [^–]* – 0\.50 sd Retire carl online", rows
     )
     assert "dora left by its owner" in rows
+    assert re.search(r"counted devices behind them rejected .* 2 2 open 3 \(3\) 14 0 ", text_of(dom, "rounds"))
 
 
 def test_nothing_is_told_of_drift_where_no_device_tells_it(odd, page):
@@ -250,6 +253,7 @@ def test_nothing_is_told_of_drift_where_no_device_tells_it(odd, page):
     with listening(config) as sock, serving(make_api(odd), config, sock):
         dom = page(url_of(config, sock))
     assert "tile-drift" not in dom
+    assert "devices behind them" not in dom
     assert "labels moved" not in dom
 
 

@@ -230,6 +230,7 @@ function show(about, rounds, devices, shut, events, overlap) {
     ["attempt", (r) => String(r.attempt), "n"], ["round", (r) => String(r.round), "n"],
     ["state", (r) => make("span", { class: { closed: "up", failed: "no" }[r.state] || "" }, r.state)],
     ["asked", (r) => String(r.cohort), "n"], ["counted", (r) => (r.counted === null ? `(${r.stored})` : String(r.counted)), "n"],
+    ...(rounds.some((r) => r.clients > r.stored) ? [["devices behind them", (r) => String(r.clients), "n"]] : []),
     ["rejected", (r) => String(r.rejected), "n"], ["took", took, "n"], ["bytes up", (r) => bytes(r.bytes_up), "n"],
     ["of dense", (r) => (r.bytes_dense ? percent(r.bytes_up / r.bytes_dense) : "–"), "n"],
     ["bytes down", (r) => (r.bytes_down === null ? "–" : bytes(r.bytes_down)), "n"],
