@@ -15,10 +15,11 @@ from torch.nn import Embedding, Identity, Module, MultiheadAttention
 
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
+from talaria.programs.layers.alone import turned
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside, cut
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
-from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, picked_and_turned, turned_weight
+from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, picked_and_turned
 from talaria.programs.layers.largest import largest
 from talaria.programs.layers.parameters import Places, Weight
 from talaria.programs.layers.sequence import sizes
@@ -165,8 +166,9 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         return torch.device("cpu") if args[1] == "device" else torch.float32
     if target is torch._assert:  # of what the tracing has answered
         return None
-    if isinstance(first, Weight):
-        found = _of_weight(node.name, name, first, args[1:], named)
+    weights = [one for one in (*args, *named.values()) if isinstance(one, Weight)]
+    if weights:
+        found = _of_weight(node, weights[0], args, named)
         if found is not None:
             return found
     if isinstance(first, Map) and (name in ("size", "dim", "ndim") or (name == "getattr" and args[1] in ("shape",))):
@@ -202,15 +204,14 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if call is None or not all(isinstance(one, known) for one in (*args, *named.values())):
         what = f"is the function {name}{node.args[1:]}, which has no rule"
         raise refused(node.name, what, FUNCTION_MENDS.get(name, "use layers of torch.nn"))
-    weights = [one for one in args if isinstance(one, Weight)]
     mapped = [one for one in read if isinstance(args[node.args.index(one)], Map)]
-    mapped += [one for one in named_maps(node) if one not in mapped]
     try:
         signature(call).bind(step, node.name, *args, **named)
     except TypeError:
         raise refused(node.name, f"calls {name} in another way", "use layers of torch.nn") from None
     places = [i for i, one in enumerate(args) if isinstance(one, Map)]
     keys = [key for key, one in named.items() if isinstance(one, Map)]
+    mapped += [one for key in keys if isinstance(one := node.kwargs[key], fx.Node)]
 
     def rule(step: Step, layer: str, own: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
         filled = list(args)
@@ -255,15 +256,17 @@ def _cut_in(wide: Sequence[int], name: str, how: Any, dim: int) -> list[Any]:
     )
 
 
-def _of_weight(layer: str, name: str, weight: Weight, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _of_weight(node: fx.Node, weight: Weight, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """A parameter in another form, or a size of it; None for another call."""
-    if name == "size" or (name == "getattr" and args == ("shape",)):
-        return weight.shape[args[0]] if name == "size" and args else weight.shape
+    target: Any = node.target
+    name, rest = getattr(target, "__name__", str(target)), args[1:]
+    if args[:1] == (weight,) and (name == "size" or (name == "getattr" and rest == ("shape",))):
+        return weight.shape[rest[0]] if name == "size" and rest else weight.shape
     try:
-        return turned_weight(name, weight, args, named)
+        return turned(target, args, named)
     except (IndexError, RuntimeError, TypeError, ValueError) as why:
-        what = f"takes {name}{args!r} of a parameter of {weight.shape} ({str(why)[:60]})"
-        raise refused(layer, what, "take pieces that there are") from None
+        what = f"takes {name}{rest!r} of a parameter of {weight.shape} ({str(why)[:60]})"
+        raise refused(node.name, what, "take pieces that there are") from None
 
 
 JOINS = (torch.cat, torch.concat, torch.concatenate)
@@ -275,11 +278,6 @@ def _side_by_side(node: fx.Node, dim: int = 0, **named: Any) -> Layer:
     rule: Rule = lambda step, layer, own, given: beside(step, layer, given, dim)  # noqa: E731
     (maps, *_) = node.args
     return Layer(node.name, rule, Identity(), [one for one in maps if isinstance(one, fx.Node)])  # type: ignore[union-attr]
-
-
-def named_maps(node: fx.Node) -> list[fx.Node]:
-    """The nodes among a node's named arguments."""
-    return [one for one in node.kwargs.values() if isinstance(one, fx.Node)]
 
 
 def _with(call: Any) -> Rule:

@@ -285,6 +285,41 @@ class Bent(nn.Module):
         return self.head(torch.cat(parts, 1))
 
 
+class Logs(nn.Module):
+    """Roots, powers and logarithms of each value, and what is divided by it, as spectrograms are read."""
+
+    shape = (3, 9, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Linear(16, 4)
+        self.power = nn.Parameter(torch.full((1,), 3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.log(x**2 + 0.3) + x.abs().log1p() - (x * x).clamp_min(0.1).log10() + 1 / (1 + x.square())
+        x = self.one(x) ** 3 * 0.1 + 2.0
+        y = torch.rsqrt(x * x + 1) - 0.5 / x.clamp(0.4) + x.clamp_max(0.5).exp().pow(-1) + torch.log2(x.abs() + 1)
+        y = self.two(y).clamp(min=1e-6).pow(self.power).mean((2, 3), keepdim=True).pow(1.0 / self.power)
+        return self.head(y.flatten(1) + torch.reciprocal(y.squeeze().pow(0.3) + 1))
+
+
+class Gains(nn.Module):
+    """Parameters and tables that are reckoned with before they meet a map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.randn(3, 1))
+        self.register_buffer("std", torch.rand(3, 1) + 0.5)
+        self.one, self.head, self.scale = nn.Conv1d(3, 8, 3), nn.Linear(8, 4), nn.Parameter(torch.tensor(0.7))
+        self.gain, self.gate = nn.Parameter(torch.rand(8)), nn.Parameter(torch.randn(1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.one((x - self.mean) / self.std)).mean(-1)
+        x = x * (1 + self.gain) - 2 * F.softplus(self.gate, beta=2) + torch.sigmoid(self.gate) * x
+        x = x * self.gain.clamp(0.2, max=0.8) / (self.gate.abs() + 1) + (1 - self.gain.square()) / (x * x + 1)
+        return self.head((self.gain - x) * -self.gate[0] / 3) * self.scale.exp().clamp(max=100.0)
+
+
 class Highest(nn.Module):
     """The largest value of each channel, as text networks read convolutions."""
 
@@ -522,6 +557,8 @@ NETS = {
     "held": (LINE, Held),
     "squeezed": (LINE, Squeezed),
     "bent": (LINE, Bent),
+    "logs": (PLANE, Logs),
+    "gains": (LINE, Gains),
     "attention": (LINE, Attending),
     "attention_written": (LINE, lambda: Written("out")),
     **{f"attention_{how}": (LINE, lambda how=how: Written(how)) for how in ("places", "unbound", "split")},

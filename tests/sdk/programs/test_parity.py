@@ -111,6 +111,7 @@ def _encoder():
         (nets.Edged, ["one"]),
         (nets.Mirrored, ["one"]),
         (nets.Squeezed, ["conv", "fc.0"]),
+        (nets.Logs, ["one", "two"]),
         (nets.Highest, ["one", "two"]),
         (nets.Padded, ["one", "mix"]),
         (nets.Weighed, ["one", "two"]),
@@ -290,6 +291,17 @@ class Twice(nn.Module):
         return self.head(self.layers(x) + self.first(x).flatten(1))
 
 
+class Doubled(Odd):
+    """Two parameters meet before either meets a map."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda x: x)
+        self.one, self.two = nn.Parameter(torch.ones(12)), nn.Parameter(torch.ones(12))
+
+    def forward(self, x):
+        return super().forward(x * (self.one * self.two))
+
+
 def late(x):
     y = x * 2
     return y if x.sum() > 0 else x
@@ -307,7 +319,9 @@ def late(x):
         (lambda: Odd(lambda x: nn.functional.pad(x, (0, 0, -1, 1))), "a mask may narrow; .* cut nothing"),
         (lambda: Odd(lambda x: nn.functional.pad(x, (0, 0, 0, 0, 1, 0))), "none for the batch"),
         (lambda: nets.maps(first(), nn.BatchNorm1d(3, track_running_stats=False), wide=36), "running mean"),
-        (lambda: Odd(lambda x: x**3), "takes the power 3"),
+        (lambda: Odd(lambda x: 2**x), "takes the power Map"),
+        (lambda: Odd(lambda x: x**0), "takes the power 0; take a map"),
+        (Doubled, "'mul' reckons with parameters alone; let each meet a map"),
         (lambda: Odd(lambda x: x.max(0)[0]), "takes the largest along 0"),
         (lambda: nets.maps(first(), nn.InstanceNorm1d(3, track_running_stats=True), wide=36), "track_running_stats"),
         (lambda: nets.maps(first(), nn.InstanceNorm1d(5), wide=36), "use num_features=3"),

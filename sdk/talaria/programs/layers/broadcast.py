@@ -1,5 +1,5 @@
 """Maps of different sizes together, and what a padding mask is used for: products, quotients and sums with sizes of 1
-stretched as torch does, sums over dimensions, bounds, pieces of a dimension, and maps side by side.
+stretched as torch does, pieces of a dimension, and maps side by side.
 
 What comes in and goes out is reckoned as torch has it, (batch, *sizes).
 """
@@ -66,33 +66,6 @@ def stretched(step: Step, layer: str, x: Map, wide: Sequence[Size], like: Map | 
         shape = draft.op("Shape", opened(step, like.value, like))
     y = filled(step, draft.op("Expand", opened(step, x.value, x), shape), out)
     return y, lambda g, wanted: [closed(step, _shrunk(step, opened(step, g, out), x, wide), x), None]
-
-
-def bounded(
-    step: Step,
-    layer: str,
-    x: Map,
-    min: object = None,
-    max: object = None,
-) -> tuple[Map, Pullback]:
-    """No less than ``min`` and no more than ``max``; a value at a bound goes on learning, as in torch."""
-    draft, y, beyond = step.draft, x.value, list[str]()
-    for bound, is_beyond in ((min, "Less"), (max, "Greater")):
-        if bound is None:
-            continue
-        if not isinstance(bound, int | float):
-            raise refused(layer, "is bounded by what is no number", "clamp by numbers")
-        level = draft.number(float(bound), 2 + len(x.space))
-        past = draft.op(is_beyond, y, level)
-        beyond.append(past)
-        y = draft.op("Where", past, level, y)
-
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        for past in reversed(beyond):
-            g = draft.op("Where", past, draft.constant(0.0), g)
-        return [g]
-
-    return x.like(y), back
 
 
 def unsqueezed(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import Module, RNNBase
-from torch.nn import functional as F
 
 from talaria.model.inside import base_of
 from talaria.programs.layers import (
     activation,
     attention,
     convolution,
+    elementwise,
     embedding,
     linear,
     normalization,
@@ -118,12 +118,8 @@ NAMED: Mapping[str, Rule] = {"torchvision.ops.stochastic_depth.StochasticDepth":
 FUNCTIONS: Mapping[Callable[..., Any] | str, tuple[Rule, Module]] = {
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), (plumbing.add, nn.Identity())),
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul", "mul_"), (plumbing.multiply, nn.Identity())),
-    **dict.fromkeys((torch.relu, F.relu, "relu", "relu_"), (activation.RULES[nn.ReLU], nn.ReLU())),
     **dict.fromkeys((torch.flatten, "flatten"), (plumbing.flatten, nn.Flatten())),
-    **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), (activation.RULES[nn.Sigmoid], nn.Sigmoid())),
-    **dict.fromkeys((torch.tanh, F.tanh, "tanh"), (activation.RULES[nn.Tanh], nn.Tanh())),
-    F.silu: (activation.RULES[nn.SiLU], nn.SiLU()),
-    **{function: (rule, nn.Identity()) for function, rule in activation.PLAIN.items()},
+    **{function: (activation.rule_of(of), own) for function, (of, own) in elementwise.EACH.items()},
 }
 """By the function, or the name of a tensor's method."""
 
