@@ -19,7 +19,8 @@ from talaria.programs.layers.alone import turned
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside, cut
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
-from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, picked_and_turned
+from talaria.programs.layers.calls import CALLS, WITH_PARAMETERS, ZEROS, Batch, part, picked_and_turned
+from talaria.programs.layers.deviations import PAIRS
 from talaria.programs.layers.largest import largest
 from talaria.programs.layers.parameters import Places, Weight
 from talaria.programs.layers.sequence import sizes
@@ -178,9 +179,12 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         apart = _in_pieces(step, name, first, *args[1:], **named)
         if apart:
             return _Several(node.name, Identity(), read[:1], {str(i): _with(call) for i, call in enumerate(apart)})
+    if name in PAIRS and isinstance(first, Map):
+        both = {str(place): _with(of, *args[1:], **named) for place, of in enumerate(PAIRS[name])}
+        return _Several(node.name, Identity(), read, both)
     along = [*args[1:], *named.values()]
     if target in (torch.max, "max") and isinstance(first, Map) and len(along) in (1, 2):
-        largest_of = _with(partial(largest, dim=along[0], keepdim=along[1:] == [True]))
+        largest_of = _with(largest, dim=along[0], keepdim=along[1:] == [True])
         return _Several(node.name, Identity(), read, {"0": largest_of})
     if getattr(target, "__module__", "") in ("_operator", "math") and not any(
         isinstance(a, Map | Weight) for a in args
@@ -204,6 +208,8 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if call is None or not all(isinstance(one, known) for one in (*args, *named.values())):
         what = f"is the function {name}{node.args[1:]}, which has no rule"
         raise refused(node.name, what, FUNCTION_MENDS.get(name, "use layers of torch.nn"))
+    if weights and call not in WITH_PARAMETERS:
+        raise refused(node.name, f"gives {name} a parameter, for which it has no rule", "give it maps and numbers")
     mapped = [one for one in read if isinstance(args[node.args.index(one)], Map)]
     try:
         signature(call).bind(step, node.name, *args, **named)
@@ -280,8 +286,8 @@ def _side_by_side(node: fx.Node, dim: int = 0, **named: Any) -> Layer:
     return Layer(node.name, rule, Identity(), [one for one in maps if isinstance(one, fx.Node)])  # type: ignore[union-attr]
 
 
-def _with(call: Any) -> Rule:
-    return lambda step, layer, own, given: call(step, layer, given[0])
+def _with(call: Any, *args: Any, **named: Any) -> Rule:
+    return lambda step, layer, own, given: call(step, layer, given[0], *args, **named)
 
 
 def _part_of(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str, dim: int) -> Any:

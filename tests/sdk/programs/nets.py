@@ -320,6 +320,111 @@ class Gains(nn.Module):
         return self.head((self.gain - x) * -self.gate[0] / 3) * self.scale.exp().clamp(max=100.0)
 
 
+class Spoken(nn.Module):
+    """Statistics over time of maps in which channels are silent, as networks for speech pool them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3, dilation=2)
+        self.mix, self.head = nn.Linear(64, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.two(torch.relu(self.one(x))))
+        silent = torch.relu(x - 0.5)
+        spread, mean = torch.std_mean(x, 2, False, keepdim=True)
+        near = (
+            torch.var_mean(x / (spread + 1), dim=-1, correction=0)[0] + torch.var(silent, dim=2, keepdim=True)[..., 0]
+        )
+        y = torch.cat([silent.std(-1), x.var(2, False), near, mean.squeeze(-1)], 1)
+        return self.head(torch.tanh(self.mix(y)))
+
+
+class Lengths(nn.Module):
+    """Norms of maps, of which some are zero, and vectors of length 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 1), nn.Linear(16, 4)
+
+    shape = (3, 9, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        x = F.normalize(x) * torch.relu(x - 1).norm(2, dim=1, keepdim=True)
+        size = torch.norm(x, p=2, dim=(2, 3), keepdim=True)  # of ConvNeXt V2
+        y = self.two(x * (size / (torch.linalg.norm(size, dim=1, keepdim=True) + 1e-6)) + x)
+        y = y.norm(p=2, dim=-1) - torch.linalg.vector_norm(y, 2, dim=(-1,)) * 0.5
+        return self.head(F.normalize(y.mean(-1), p=2.0, dim=-1, eps=0.5))
+
+
+class Lines(nn.Module):
+    """Each channel of a map normalized by itself, as LayerNorm over the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.two(F.layer_norm(self.one(x), (10,)))).mean(-1))
+
+
+class Cosine(nn.Module):
+    """A head that compares directions, with a bias of its own, beside projections by matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.bias, self.scale = (
+            nn.Conv1d(3, 8, 3),
+            nn.Parameter(torch.randn(5)),
+            nn.Parameter(torch.tensor(2.0)),
+        )
+        self.weight, self.more = nn.Parameter(torch.randn(5, 8)), nn.Parameter(torch.randn(8, 8))
+        self.head = nn.Linear(5, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.one(x).transpose(1, 2) @ self.more).mean(1)
+        y = F.linear(F.normalize(y), F.normalize(self.weight, dim=1), bias=self.bias)
+        return F.linear(y, F.normalize(self.head.weight, dim=-1)) * self.scale
+
+
+class Scaled(nn.Module):
+    """LayerNorm and RMSNorm as functions, with parameters of the module's own or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.mid, self.head = nn.Linear(3, 6), nn.Conv1d(12, 5, 1), nn.Linear(6, 4)
+        self.gain, self.shift = nn.Parameter(torch.rand(6) + 0.5), nn.Parameter(torch.randn(6))
+        self.whole = nn.Parameter(torch.rand(5, 6) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.below(F.layer_norm(x, (12,)).transpose(1, 2))
+        x = F.layer_norm(x, x.shape[-1:], weight=self.gain, bias=self.shift, eps=1e-6)
+        x = torch.tanh(F.rms_norm(torch.tanh(x), (6,), self.gain.abs(), 1e-6) - F.rms_norm(x, [6]))
+        return self.head(F.layer_norm(self.mid(x), (5, 6), self.whole).mean(1))
+
+
+class RMS(nn.Module):
+    """RMSNorm as it is written by hand; ``how`` says in which words."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.below, self.weight = nn.Linear(3, 6), nn.Parameter(torch.rand(6) + 0.5)
+        self.mid, self.head, self.how, self.eps = nn.Linear(6, 5), nn.Linear(5, 4), how, 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.mid(self.norm(self.below(x.transpose(1, 2))))).mean(1))
+
+    def norm(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "rsqrt":
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+        if self.how == "types":
+            y = x.float()
+            return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
+        if self.how == "norm":
+            return self.weight * (x / (x.norm(dim=-1, keepdim=True) * x.shape[-1] ** -0.5 + self.eps))
+        return x * (1 / torch.sqrt(torch.mean(x * x, dim=-1, keepdim=True) + self.eps)) * self.weight
+
+
 class Highest(nn.Module):
     """The largest value of each channel, as text networks read convolutions."""
 
@@ -557,6 +662,15 @@ NETS = {
     "held": (LINE, Held),
     "squeezed": (LINE, Squeezed),
     "bent": (LINE, Bent),
+    "spoken": (LINE, Spoken),
+    "lengths": (PLANE, Lengths),
+    "cosine": (LINE, Cosine),
+    "scaled": (LINE, Scaled),
+    "rms_norm": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.RMSNorm(6), nn.Linear(6, 5), wide=5)),
+    "plain_rms_norm": ((5,), lambda: maps(nn.Linear(5, 6), nn.RMSNorm(6, 1e-3, elementwise_affine=False), wide=6)),
+    **{f"rms_norm_by_{how}": (LINE, lambda how=how: RMS(how)) for how in ("rsqrt", "types", "norm", "root")},
+    "layer_norm_of_maps": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3), nn.LayerNorm((4, 7, 6)), nn.ReLU(), wide=168)),
+    "layer_norm_of_lines": (LINE, lambda: maps(nn.Conv1d(3, 4, 3), nn.LayerNorm(10, bias=False), nn.Tanh(), wide=40)),
     "logs": (PLANE, Logs),
     "gains": (LINE, Gains),
     "attention": (LINE, Attending),

@@ -112,6 +112,9 @@ def _encoder():
         (nets.Mirrored, ["one"]),
         (nets.Squeezed, ["conv", "fc.0"]),
         (nets.Logs, ["one", "two"]),
+        (nets.Spoken, ["one", "two", "mix"]),
+        (nets.Lengths, ["one", "two"]),
+        (nets.Lines, ["one", "two"]),
         (nets.Highest, ["one", "two"]),
         (nets.Padded, ["one", "mix"]),
         (nets.Weighed, ["one", "two"]),
@@ -291,15 +294,15 @@ class Twice(nn.Module):
         return self.head(self.layers(x) + self.first(x).flatten(1))
 
 
-class Doubled(Odd):
-    """Two parameters meet before either meets a map."""
+class Owning(Odd):
+    """With a parameter of its own."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda x: x)
-        self.one, self.two = nn.Parameter(torch.ones(12)), nn.Parameter(torch.ones(12))
+    def __init__(self, do) -> None:
+        super().__init__(do)
+        self.own = nn.Parameter(torch.ones(12, 12))
 
     def forward(self, x):
-        return super().forward(x * (self.one * self.two))
+        return self.head(self.flatten(self.do(self.first(x), self.own)))
 
 
 def late(x):
@@ -321,13 +324,26 @@ def late(x):
         (lambda: nets.maps(first(), nn.BatchNorm1d(3, track_running_stats=False), wide=36), "running mean"),
         (lambda: Odd(lambda x: 2**x), "takes the power Map"),
         (lambda: Odd(lambda x: x**0), "takes the power 0; take a map"),
-        (Doubled, "'mul' reckons with parameters alone; let each meet a map"),
+        (
+            lambda: Owning(lambda x, w: x * (w[0] * w[1])),
+            "'mul_?1?' reckons with parameters alone; let each meet a map",
+        ),
         (lambda: Odd(lambda x: x.max(0)[0]), "takes the largest along 0"),
         (lambda: nets.maps(first(), nn.InstanceNorm1d(3, track_running_stats=True), wide=36), "track_running_stats"),
         (lambda: nets.maps(first(), nn.InstanceNorm1d(5), wide=36), "use num_features=3"),
         (lambda: nets.maps(first(), nn.AdaptiveMaxPool1d(5), wide=15), "pools"),
         (lambda: nets.maps(first(), nn.Linear(12, 12), wide=36), "turn the channels"),
-        (lambda: nets.maps(nn.LayerNorm((3, 12)), wide=36), "normalize the last dimension"),
+        (lambda: Odd(lambda x: nn.functional.layer_norm(x, x.shape)), "batch"),
+        (lambda: Odd(lambda x: x / x.norm(1, dim=1, keepdim=True)), "norm of p=1; use p=2"),
+        (lambda: Odd(lambda x: x / x.norm()), r"goes over None of .*name dimensions behind the batch"),
+        (lambda: Odd(lambda x: x / torch.linalg.norm(x, 2, (1, 2), True)), "singular value; leave ord out"),
+        (lambda: Odd(lambda x: nn.functional.normalize(x, 1)), "normalizes by p=1; use p=2"),
+        (lambda: Odd(lambda x: x - x.std()), "goes over None"),
+        (lambda: Odd(lambda x: x - x[:, :1].std(1, keepdim=True)), "of 1 values; .*unbiased=False"),
+        (lambda: Owning(lambda x, w: w @ x), "put the map first"),
+        (lambda: Owning(lambda x, w: nn.functional.linear(x, x[:, 0])), "by a map; give it a parameter"),
+        (lambda: Owning(lambda x, w: x @ nn.functional.normalize(w, 1.0)), r"normalize.*of a parameter .*p=2 alone"),
+        (lambda: Owning(lambda x, w: x.clamp(max=w.norm(dim=0))), "gives norm a parameter, .* maps and numbers"),
         (lambda: nets.Sequences(nn.Embedding(3, 4), wide=4), "x.long"),
         (lambda: Odd(lambda x: x.to(torch.float64)), "float64"),
         (lambda: nets.Sequences(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 8, 0.0), wide=8), "batch_first=True"),
@@ -360,7 +376,9 @@ def late(x):
         (lambda: Odd(late), "depends on its values"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:LSTM with projections", "ignore:input.s size at dim=1")
+@pytest.mark.filterwarnings(
+    "ignore:LSTM with projections", "ignore:input.s size at dim=1", "ignore:std.*degrees of freedom"
+)
 def test_what_has_no_rule_is_refused_by_name_with_the_mend(make, said, monkeypatch):
     monkeypatch.setattr("talaria.model.answers.require", lambda *_: None)  # most answer nothing that a model must
     with pytest.raises(ModelError, match=said) as found:

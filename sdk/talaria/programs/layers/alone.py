@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from talaria.programs.layers.activation import FUNCTIONS, OF, Of
 from talaria.programs.layers.elementwise import EACH, between, negated, over, plus, times, to_the
+from talaria.programs.layers.lengths import unit
 from talaria.programs.layers.parameters import Weight
 
 _Target = Callable[..., Any] | str
@@ -63,7 +65,15 @@ def _bent(target: _Target, weight: Weight, args: Sequence[Any], named: Mapping[s
     if target in (torch.clamp, torch.clip, "clamp", "clip"):
         bounds = {**dict(zip(("min", "max"), args, strict=False)), **named}
         return weight.bent(between(bounds.get("min"), bounds.get("max")))
+    if target is F.normalize:
+        return _unit(weight, *args, **named)
     return None
+
+
+def _unit(weight: Weight, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Weight:
+    if p != 2:
+        raise ValueError("programs know p=2 alone")
+    return weight.bent(unit(range(len(weight.shape))[dim], eps))
 
 
 _SUM = (operator.add, torch.add, "add")

@@ -9,7 +9,7 @@ from torch.nn import Identity, Module
 
 from talaria.programs.layers import plumbing
 from talaria.programs.layers.activation import Of, rule_of
-from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.base import Map, Pullback, Step, chained, refused
 from talaria.programs.layers.broadcast import both
 from talaria.programs.layers.elementwise import between, negated, over, to_the
 from talaria.programs.layers.parameters import Weight, joined
@@ -106,10 +106,4 @@ def _behind(
     """What ``then`` makes of ``of`` of a map."""
     bent, first = rule_of(of)(step, layer, Identity(), [x])
     y, second = then(bent)
-
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        (slope,) = second(g, [True])
-        assert slope is not None
-        return first(slope, wanted)
-
-    return y, back
+    return y, chained(first, second)

@@ -179,6 +179,19 @@ def no_way_back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
     raise ModelError("program: a graph that only looks has no gradients; make a step")
 
 
+def chained(*ways: Pullback) -> Pullback:
+    """The way back through rules that read one map each, of which the first is the first here too."""
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        for way in reversed(ways[1:]):
+            (found,) = way(g, [True])
+            assert found is not None
+            g = found
+        return ways[0](g, wanted)
+
+    return back
+
+
 def no_dilation(layer: str, module: Module) -> None:
     """Refuse windows with holes."""
     dilation = getattr(module, "dilation", 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from talaria.programs.graph import Size, added
-from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.base import Map, Pullback, Step, chained, refused
 from talaria.programs.layers.sequence import closed, filled, opened, picked, shaped, sizes, without
 
 
@@ -65,7 +65,7 @@ def stretched(step: Step, layer: str, x: Map, wide: Sequence[Size], like: Map | 
     else:
         shape = draft.op("Shape", opened(step, like.value, like))
     y = filled(step, draft.op("Expand", opened(step, x.value, x), shape), out)
-    return y, lambda g, wanted: [closed(step, _shrunk(step, opened(step, g, out), x, wide), x), None]
+    return y, lambda g, wanted: [closed(step, _shrunk(step, opened(step, g, out), x, wide), x), None][: len(wanted)]
 
 
 def unsqueezed(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]:
@@ -148,14 +148,7 @@ def indexed(step: Step, layer: str, x: Map, index: tuple[object, ...]) -> tuple[
         if one != slice(None):
             ways.append(way)
 
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        for way in reversed(ways):
-            (found,) = way(g, [True])
-            assert found is not None
-            g = found
-        return [g]
-
-    return x, back
+    return x, chained(*ways) if ways else lambda g, wanted: [g]
 
 
 def beside(step: Step, layer: str, given: Sequence[Map], dim: int) -> tuple[Map, Pullback]:

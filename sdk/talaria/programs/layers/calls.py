@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from talaria.model.functional_dropout import KINDS
 from talaria.programs.graph import Size
-from talaria.programs.layers import activation, arithmetic, plumbing, pooling
-from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
+from talaria.programs.layers import activation, arithmetic, lengths, plumbing, pooling, projection, sample_norm
+from talaria.programs.layers.base import Map, Pullback, Rule, Step, chained, refused
 from talaria.programs.layers.broadcast import cut, indexed, stretched, unsqueezed
+from talaria.programs.layers.deviations import deviation, variance
 from talaria.programs.layers.largest import largest
 from talaria.programs.layers.masking import inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
@@ -169,7 +170,11 @@ def _apart(step: Step, layer: str, x: Map, behind: Sequence[int]) -> tuple[Map, 
     return y, back
 
 
-def _matmul(step: Step, layer: str, a: Map, b: Map) -> tuple[Map, Pullback]:
+def _matmul(step: Step, layer: str, a: Map | Weight, b: Map | Weight) -> tuple[Map, Pullback]:
+    if isinstance(a, Weight):
+        raise refused(layer, "multiplies a parameter by a map", "put the map first: x @ self.weight")
+    if isinstance(b, Weight):
+        return projection.matmul(step, layer, a, b)
     draft, (left, right) = step.draft, ([step.known(one) for one in sizes(x)] for x in (a, b))
     if len(left) != len(right) or len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2]:
         raise refused(layer, f"multiplies {left} by {right}", "multiply matrices of the same batch")
@@ -261,13 +266,7 @@ def picked_and_turned(
     """One place of a dimension, and those that are left in another order."""
     one, way = picked(step, layer, x, axis, place)
     y, turn = turned(step, layer, one, order)
-
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        (slope,) = turn(g, [True])
-        assert slope is not None
-        return way(slope, wanted)
-
-    return y, back
+    return y, chained(way, turn)
 
 
 def _same(step: Step, layer: str, x: Map, *_: Any) -> tuple[Map, Pullback]:
@@ -404,6 +403,7 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), arithmetic.clamp),
     **dict.fromkeys((torch.clamp_min, "clamp_min"), arithmetic.clamp_min),
     **dict.fromkeys((torch.clamp_max, "clamp_max"), arithmetic.clamp_max),
+    F.linear: projection.linear,
     F.scaled_dot_product_attention: _attend,
     F.pad: padded,
     **dict.fromkeys((F.max_pool1d, torch.max_pool1d), _max_pool(nn.MaxPool1d)),
@@ -416,6 +416,14 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     F.adaptive_max_pool1d: _adaptive_pool(nn.AdaptiveMaxPool1d, pooling.adaptive_max),
     F.adaptive_max_pool2d: _adaptive_pool(nn.AdaptiveMaxPool2d, pooling.adaptive_max),
     **dict.fromkeys((torch.amax, "amax"), largest),
+    **dict.fromkeys((torch.norm, "norm"), lengths.norm),
+    torch.linalg.norm: lengths.linalg_norm,
+    torch.linalg.vector_norm: lengths.vector_norm,
+    F.normalize: lengths.normalize,
+    **dict.fromkeys((torch.var, "var"), variance),
+    **dict.fromkeys((torch.std, "std"), deviation),
+    F.layer_norm: sample_norm.layer_norm,
+    **dict.fromkeys((F.rms_norm, torch.rms_norm), sample_norm.rms_norm),
     **dict.fromkeys((operator.pow, torch.pow, "pow"), arithmetic.raised),
     **{function: _activation(kind) for function, kind in activation.FUNCTIONS.items()},
     **dict.fromkeys(("contiguous", "clone"), _same),
@@ -435,3 +443,8 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((operator.le, torch.le, "le"), _compared("Greater", True)),
 }
 """By the function, or the name of a tensor's method."""
+WITH_PARAMETERS = (
+    *(arithmetic.add, arithmetic.subtract, arithmetic.multiply, arithmetic.divide, arithmetic.raised),
+    *(_expand, _expand_as, _repeat, _matmul, projection.linear, sample_norm.layer_norm, sample_norm.rms_norm),
+)
+"""Calls that may be given parameters of the module."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -173,7 +174,10 @@ def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[M
     if any(b not in (1, w) for b, w in zip(behind[::-1], wide[::-1], strict=False)) or len(behind) > len(wide):
         what = {"Add": "adds", "Mul": "multiplies", "Pow": "takes the power of"}[kind]
         raise refused(layer, f"{what} a tensor of {shape} to maps of {wide}", "give it the map's sizes")
-    value, whole = weight.value(step), opened(step, x.value, x)
+    rows = not x.space and shape[-1:] == (wide[-1],) and prod(shape[:-1]) == 1  # as they stand
+    if rows and len(shape) > 1:
+        weight, shape = weight.turned("reshape", (-1,)), shape[-1:]
+    value, whole = weight.value(step), x.value if rows else opened(step, x.value, x)
     made = draft.op(kind, whole, value)
 
     def of_map(slope: str) -> str:
@@ -190,11 +194,14 @@ def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[M
         return draft.op("Mul", slope, steep)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        slope = opened(step, g, x)
-        weight.train(step, _each(step, of_weight(slope), shape, len(wide)))
-        return [g if kind == "Add" else closed(step, of_map(slope), x)]
+        slope = g if rows else opened(step, g, x)
+        met = of_weight(slope)
+        weight.train(step, step.summed(met, x.lead) if rows else _each(step, met, shape, len(wide)))
+        if kind == "Add" or not wanted[0]:
+            return [g]
+        return [of_map(slope) if rows else closed(step, of_map(slope), x)]
 
-    return filled(step, made, x), no_way_back if step.looks else back
+    return x.like(made) if rows else filled(step, made, x), no_way_back if step.looks else back
 
 
 def _each(step: Step, slope: str, shape: Sequence[int], rank: int) -> str:

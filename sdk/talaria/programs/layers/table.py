@@ -24,6 +24,7 @@ from talaria.programs.layers import (
     plumbing,
     pooling,
     recurrent,
+    sample_norm,
     shares,
 )
 from talaria.programs.layers.base import Rule
@@ -41,7 +42,8 @@ LAYERS: Mapping[type[Module], Rule] = {
     **dict.fromkeys((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d), on_maps(pooling.adaptive_max)),
     nn.Linear: on_rows(linear.linear),
     nn.Embedding: embedding.embedding,
-    nn.LayerNorm: on_rows(normalization.layer_norm),
+    nn.LayerNorm: sample_norm.of_layer_norm,
+    nn.RMSNorm: sample_norm.of_rms_norm,
     nn.GroupNorm: on_maps(normalization.group_norm),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d), on_maps(normalization.instance_norm)),
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax), shares.of_module),
