@@ -17,6 +17,14 @@ def dropped(share: float) -> nn.Module:
     return StochasticDepth(share, "row")
 
 
+def convnext(depth: float) -> nn.Module:
+    """torchvision's, of two stages, narrow."""
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    stages = [CNBlockConfig(8, 12, 1), CNBlockConfig(12, None, 2)]
+    return ConvNeXt(stages, stochastic_depth_prob=depth, layer_scale=0.5, num_classes=4)
+
+
 class Residual(nn.Module):
     """Two branches that meet twice, by operator and by function."""
 
@@ -635,6 +643,9 @@ NETS = {
         ),
     ),
     "stochastic_depth": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), dropped(0.4), wide=288)),
+    "stochastic_depth_of_sequences": (LINE, lambda: Sequences(nn.Linear(3, 6), dropped(0.4), nn.Tanh(), wide=6)),
+    "stochastic_depth_in_convnext": ((3, 16, 16), lambda: convnext(0.3)),
+    "convnext": ((3, 16, 16), lambda: convnext(0.0)),
     "stochastic_depth_of_features": ((5,), lambda: maps(nn.Linear(5, 6), dropped(0.4), wide=6)),
     "linear_of_sequences": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), wide=5)),
     "linear_of_maps": (LINE, lambda: maps(nn.Linear(12, 5), nn.Conv1d(3, 4, 1), nn.Flatten(), wide=20)),

@@ -97,6 +97,12 @@ def _encoder():
     return nets.Sequences(nn.Linear(3, 8), nets.encoder(dropout=0.0), wide=8)
 
 
+def _convnext():
+    net = nets.convnext(0.0)
+    net.shape = (3, 16, 16)
+    return net
+
+
 @pytest.mark.parametrize("count", [1, 6])
 @pytest.mark.parametrize(
     ("make", "groups"),
@@ -115,6 +121,7 @@ def _encoder():
         (nets.Spoken, ["one", "two", "mix"]),
         (nets.Lengths, ["one", "two"]),
         (nets.Lines, ["one", "two"]),
+        (_convnext, [f"features.{stage}.{block}.block.3" for stage, block in ((1, 0), (3, 0), (3, 1))]),
         (nets.Highest, ["one", "two"]),
         (nets.Padded, ["one", "mix"]),
         (nets.Weighed, ["one", "two"]),
@@ -305,6 +312,18 @@ class Owning(Odd):
         return self.head(self.flatten(self.do(self.first(x), self.own)))
 
 
+def drop_path(x):
+    """Branches that are left out, as image networks copy it."""
+    shape = (x.shape[0],) + (1,) * (x.ndim - 1)
+    return x * x.new_empty(shape).bernoulli_(0.9).div_(0.9)
+
+
+def stochastic_depth(x):
+    from torchvision.ops import stochastic_depth
+
+    return stochastic_depth(x, 0.1, "row")
+
+
 def late(x):
     y = x * 2
     return y if x.sum() > 0 else x
@@ -358,6 +377,9 @@ def late(x):
         (lambda: Gru(first=True), "more than its input"),
         (lambda: Gru(take=1), "gives several values"),
         (lambda: Odd(lambda x: x + torch.randn(x.size(0), 3, 12)), "randn"),
+        (lambda: Odd(lambda x: x + torch.randn_like(x)), "randn_like.* draw in layers alone"),
+        (lambda: Odd(drop_path), "new_empty.* draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth"),
+        (lambda: Odd(stochastic_depth), "empty.* draw in layers alone"),
         (lambda: Odd(torch.cumsum), "cumsum"),
         (lambda: Odd(lambda x: x[:, ::2]), "takes"),
         (lambda: Odd(lambda x: x.view(x.shape[0] * 3, 12)), "batch"),

@@ -429,7 +429,59 @@ class GeM(nn.Module):
         return self.head(x.flatten(1))
 
 
+class GRN(nn.Module):
+    """Global response normalization."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.gamma, self.beta = nn.Parameter(torch.zeros(1, 1, 1, dim)), nn.Parameter(torch.zeros(1, 1, 1, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gx = torch.norm(x, p=2, dim=(1, 2), keepdim=True)
+        nx = gx / (gx.mean(dim=-1, keepdim=True) + 1e-6)
+        return self.gamma * (x * nx) + self.beta + x
+
+
+class ChannelsFirst(nn.Module):
+    """LayerNorm over the channels of a map, by hand."""
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = x.mean(1, keepdim=True)
+        s = (x - u).pow(2).mean(1, keepdim=True)
+        x = (x - u) / torch.sqrt(s + self.eps)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class ConvNeXtV2(nn.Module):
+    """One block of it between a stem and a head (Woo et al. 2023)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.head = nn.Conv2d(1, 8, 2, 2), ChannelsFirst(8), nn.Linear(8, 4)
+        self.dwconv, self.norm = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.LayerNorm(8, eps=1e-6)
+        self.pwconv1, self.grn, self.pwconv2 = nn.Linear(8, 32), GRN(32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(self.stem(x))
+        x = self.norm(self.dwconv(first).permute(0, 2, 3, 1))
+        x = self.pwconv2(self.grn(F.gelu(self.pwconv1(x))))
+        return self.head((first + x.permute(0, 3, 1, 2)).mean([-2, -1]))
+
+
+def convnext() -> nn.Module:
+    """torchvision's, with its stochastic depth, narrow."""
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    return ConvNeXt([CNBlockConfig(8, 12, 1), CNBlockConfig(12, None, 1)], stochastic_depth_prob=0.3, num_classes=4)
+
+
 NETS = {
+    "convnext": ((3, 16, 16), convnext),
+    "convnext v2": (IMAGE, ConvNeXtV2),
     "generalized mean": (IMAGE, GeM),
     "annotated": ((3, 12), Annotated),
     "cosine head": ((3, 12), Compared),

@@ -68,10 +68,12 @@ MENDS: Mapping[type[Module], str] = {
     nn.Transformer: "use TransformerEncoder",
 }
 """What to use instead, where that is known."""
+_DRAWN = "draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth, which every engine draws alike"
 FUNCTION_MENDS: Mapping[str, str] = {
     "scaled_dot_product_attention": "use nn.MultiheadAttention",
     "interpolate": "use nn.ConvTranspose2d",
     "einsum": "use matmul, and sums of products",
+    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "bernoulli", "empty", "new_empty"), _DRAWN),
 }
 """What to use instead of a function."""
 
