@@ -338,7 +338,7 @@ class Spoken(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.two(torch.relu(self.one(x))))
-        silent = torch.relu(x - 0.5)
+        silent = torch.relu(x - 0.5) * torch.sigmoid(x.mean(2, keepdim=True).repeat(1, 1, x.size(2)))
         spread, mean = torch.std_mean(x, 2, False, keepdim=True)
         near = (
             torch.var_mean(x / (spread + 1), dim=-1, correction=0)[0] + torch.var(silent, dim=2, keepdim=True)[..., 0]

@@ -58,12 +58,12 @@ def stretched(step: Step, layer: str, x: Map, wide: Sequence[Size], like: Map | 
     draft, own = step.draft, [step.known(one) for one in sizes(x)]
     if len(own) != len(wide) or any(n not in (1, step.known(w)) for n, w in zip(own, wide, strict=True)):
         raise refused(layer, f"stretches {own} to {tuple(wide)}", "stretch sizes of 1")
-    out = shaped(step, layer, list(wide))
-    if like is None:
-        batch, known = draft.op("Shape", "x", start=0, end=1), [step.known(one) for one in wide]
-        shape = draft.op("Concat", batch, draft.ints(*known), axis=0)
+    if like is None:  # what is not stretched stays as wide as a mask leaves it
+        shape = draft.ints(1, *(step.known(w) if n == 1 else 1 for n, w in zip(own, wide, strict=True)))
+        wide = [w if n == 1 else held for n, w, held in zip(own, wide, sizes(x), strict=True)]
     else:
         shape = draft.op("Shape", opened(step, like.value, like))
+    out = shaped(step, layer, list(wide))
     y = filled(step, draft.op("Expand", opened(step, x.value, x), shape), out)
     return y, lambda g, wanted: [closed(step, _shrunk(step, opened(step, g, out), x, wide), x), None][: len(wanted)]
 
