@@ -28,10 +28,10 @@ from talaria.programs.layers.table import (
     FUNCTION_MENDS,
     FUNCTIONS,
     LAYERS,
-    MENDS,
     PARTS,
     PASSES,
     RECURRENT,
+    mend_of,
     parts_of,
     recurrent_of,
     rule_of,
@@ -137,11 +137,11 @@ def _batch(one: Any) -> Any:
 def _unknown(layer: str, node: fx.Node, module: Module) -> ModelError:
     """The refusal of all layers that have no rule, each with what to use instead."""
     names = [str(one.target) for one in node.graph.nodes if one.op == "call_module"]
-    kinds = {name: type(module.get_submodule(name)) for name in names if _ruleless(module.get_submodule(name))}
+    owners = {name: module.get_submodule(name) for name in names if _ruleless(module.get_submodule(name))}
     known = ", ".join(sorted(kind.__name__ for kind in (*LAYERS, *PARTS, *RECURRENT, *PASSES)))
-    also = [f"{name!r} is a {kind.__name__}" for name, kind in kinds.items() if name != layer]
-    mends = [MENDS.get(kind, f"use layers among {known}") for kind in dict.fromkeys((kinds[layer], *kinds.values()))]
-    what = f"is a {kinds[layer].__name__}{''.join(f', {one}' for one in also)}, which has no rule"
+    also = [f"{name!r} is a {type(own).__name__}" for name, own in owners.items() if name != layer]
+    mends = [mend_of(own, known) for own in (owners[layer], *owners.values())]
+    what = f"is a {type(owners[layer]).__name__}{''.join(f', {one}' for one in also)}, which has no rule"
     return refused(layer, what, "; ".join(dict.fromkeys(mends)))
 
 

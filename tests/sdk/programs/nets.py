@@ -5,6 +5,7 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from talaria.model import adapters
 from talaria.model.spec import AdapterSpec
@@ -23,6 +24,14 @@ def convnext(depth: float) -> nn.Module:
 
     stages = [CNBlockConfig(8, 12, 1), CNBlockConfig(12, None, 2)]
     return ConvNeXt(stages, stochastic_depth_prob=depth, layer_scale=0.5, num_classes=4)
+
+
+def lengthened(layer: nn.Module, dim: int | None = 0) -> nn.Module:
+    """``layer`` with weights of a direction and a length, which changes them."""
+    out = weight_norm(layer, dim=dim)
+    with torch.no_grad():
+        out.parametrizations.weight.original0.mul_(1.3)
+    return out
 
 
 class Residual(nn.Module):
@@ -645,6 +654,20 @@ NETS = {
     "stochastic_depth": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), dropped(0.4), wide=288)),
     "stochastic_depth_of_sequences": (LINE, lambda: Sequences(nn.Linear(3, 6), dropped(0.4), nn.Tanh(), wide=6)),
     "stochastic_depth_in_convnext": ((3, 16, 16), lambda: convnext(0.3)),
+    "weight_norm": (
+        LINE,
+        lambda: maps(
+            lengthened(nn.Conv1d(3, 4, 3)), nn.Tanh(), lengthened(nn.ConvTranspose1d(4, 3, 3), 1), nn.Flatten(),
+            lengthened(nn.Linear(36, 8), None), nn.Tanh(), lengthened(nn.Linear(8, 6, bias=False)), wide=6,
+        ),
+    ),
+    "weight_norm_of_planes": (
+        PLANE,
+        lambda: maps(
+            lengthened(nn.Conv2d(3, 4, 3)), nn.Tanh(), lengthened(nn.Conv2d(4, 4, 3, 2, 1, groups=4)), nn.Tanh(),
+            lengthened(nn.Conv2d(4, 6, 2, groups=2), 1), lengthened(nn.ConvTranspose2d(6, 2, 2)), wide=24,
+        ),
+    ),
     "convnext": ((3, 16, 16), lambda: convnext(0.0)),
     "stochastic_depth_of_features": ((5,), lambda: maps(nn.Linear(5, 6), dropped(0.4), wide=6)),
     "linear_of_sequences": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), wide=5)),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tolerance import roundings
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from talaria.errors import ConfigError, ModelError
 from talaria.model import pruning, zoo
@@ -334,6 +335,11 @@ def late(x):
     [
         (lambda: nets.maps(first(), nn.RNN(12, 4), wide=12), "'1' is a RNN"),
         (Projected, "proj_size=2"),
+        (
+            lambda: nets.maps(spectral_norm(first()), wide=36),
+            "ParametrizedConv1d.*use weight_norm, of the weight of Conv1d",
+        ),
+        (lambda: nets.maps(nets.lengthened(nn.LayerNorm(12), None), wide=36), "ParametrizedLayerNorm.*use weight_norm"),
         (lambda: nets.maps(first(), nn.Softshrink(), wide=36), "'1' is a Softshrink"),
         (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 3, dilation=2), wide=48), "dilation"),
         (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 2, 3), wide=105), "no tap meets"),

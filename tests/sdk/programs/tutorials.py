@@ -1,10 +1,12 @@
 """Networks as newcomers write them, after tutorials and papers: what of them is ordinary trains by programs."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 IMAGE = (1, 8, 8)
 
@@ -142,13 +144,15 @@ class Chomp(nn.Module):
 
 
 class Temporal(nn.Module):
-    """A block of dilated causal convolutions beside a shortcut."""
+    """A block of dilated causal convolutions beside a shortcut; ``wrap`` is what is made of each."""
 
-    def __init__(self, inputs: int, outputs: int, dilation: int) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, dilation: int, wrap: Callable[[nn.Module], nn.Module] = lambda layer: layer
+    ) -> None:
         super().__init__()
         pad = 2 * dilation
-        self.conv1 = nn.Conv1d(inputs, outputs, 3, padding=pad, dilation=dilation)
-        self.conv2 = nn.Conv1d(outputs, outputs, 3, padding=pad, dilation=dilation)
+        self.conv1 = wrap(nn.Conv1d(inputs, outputs, 3, padding=pad, dilation=dilation))
+        self.conv2 = wrap(nn.Conv1d(outputs, outputs, 3, padding=pad, dilation=dilation))
         self.net = nn.Sequential(  # who holds both convolutions once more, as people write it
             self.conv1, Chomp(pad), nn.ReLU(), nn.Dropout(0.2), self.conv2, Chomp(pad), nn.ReLU(), nn.Dropout(0.2)
         )
@@ -163,9 +167,9 @@ class Temporal(nn.Module):
 class TCN(nn.Module):
     """Two temporal blocks, and their last moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, *wrap: Callable[[nn.Module], nn.Module]) -> None:
         super().__init__()
-        self.network, self.linear = nn.Sequential(Temporal(3, 8, 1), Temporal(8, 8, 2)), nn.Linear(8, 4)
+        self.network, self.linear = nn.Sequential(Temporal(3, 8, 1, *wrap), Temporal(8, 8, 2, *wrap)), nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(self.network(x)[:, :, -1])
@@ -497,6 +501,7 @@ NETS = {
     "causal": ((3, 12), Causal),
     "wavenet": ((3, 12), WaveNet),
     "tcn": ((3, 12), TCN),
+    "tcn with weight_norm": ((3, 12), lambda: TCN(weight_norm)),
     "places looked up": ((9,), lambda: Text("for all")),
     "places looked up for each": ((9,), lambda: Text("for each")),
     "lstm from zeros": ((3, 12), lambda: Recurrent(nn.LSTM)),

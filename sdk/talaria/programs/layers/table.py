@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import Module, RNNBase
+from torch.nn.utils.parametrize import is_parametrized
 
 from talaria.model.inside import base_of
+from talaria.model.weight_norm import is_weight_normed
 from talaria.programs.layers import (
     activation,
     attention,
@@ -30,6 +32,7 @@ from talaria.programs.layers import (
 from talaria.programs.layers.base import Rule
 from talaria.programs.layers.prelu import prelu
 from talaria.programs.layers.sequence import on_maps, on_rows
+from talaria.programs.layers.weight_norm import weight_normed
 
 LAYERS: Mapping[type[Module], Rule] = {
     **activation.RULES,
@@ -56,6 +59,8 @@ LAYERS: Mapping[type[Module], Rule] = {
 }
 """By the exact type of a module."""
 
+WEIGHING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
+"""Layers whose weight may be computed by weight_norm."""
 PARTS: Mapping[type[Module], Mapping[str, Rule]] = {nn.MultiheadAttention: {"0": on_rows(attention.attention)}}
 """By the exact type of a module that gives several values: the rules of those that are known."""
 RECURRENT = (nn.GRU, nn.LSTM)
@@ -128,6 +133,14 @@ FUNCTIONS: Mapping[Callable[..., Any] | str, tuple[Rule, Module]] = {
 """By the function, or the name of a tensor's method."""
 
 
+def mend_of(module: Module, known: str) -> str:
+    """What to use instead of a module that has no rule; ``known`` are the layers that have one."""
+    if is_parametrized(module):
+        names = ", ".join(sorted(one.__name__ for one in WEIGHING))
+        return f"of torch.nn.utils.parametrizations use weight_norm, of the weight of {names}"
+    return MENDS.get(type(module), f"use layers among {known}")
+
+
 def parts_of(module: Module) -> Mapping[str, Rule] | None:
     """The rules of a module that gives several values, with or without adapters inside; None of any other."""
     return PARTS.get(type(base_of(module)))
@@ -147,4 +160,7 @@ def states_in(form: recurrent.Form) -> Rule:
 def rule_of(module: Module) -> Rule | None:
     """The rule of a module, or None where it has none."""
     kind = type(module)
+    if is_weight_normed(module):
+        plain = kind.__mro__[1]  # before it was parametrized
+        return weight_normed(LAYERS[plain]) if plain in WEIGHING else None
     return LAYERS.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
