@@ -215,7 +215,8 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         what = f"is the function {name}{node.args[1:]}, which has no rule"
         raise refused(node.name, what, FUNCTION_MENDS.get(name, "use layers of torch.nn"))
     if weights and call not in WITH_PARAMETERS:
-        raise refused(node.name, f"gives {name} a parameter, for which it has no rule", "give it maps and numbers")
+        mend = "normalize it by F.normalize" if "norm" in name else "give it maps and numbers"
+        raise refused(node.name, f"gives {name} a parameter, for which it has no rule", mend)
     mapped = [one for one in read if isinstance(args[node.args.index(one)], Map)]
     try:
         signature(call).bind(step, node.name, *args, **named)

@@ -370,6 +370,7 @@ class Lengths(nn.Module):
         x = F.normalize(x) * torch.relu(x - 1).norm(2, dim=1, keepdim=True)
         size = torch.norm(x, p=2, dim=(2, 3), keepdim=True)  # of ConvNeXt V2
         y = self.two(x * (size / (torch.linalg.norm(size, dim=1, keepdim=True) + 1e-6)) + x)
+        y = y + F.normalize(y, dim=(2, 3))
         y = y.norm(p=2, dim=-1) - torch.linalg.vector_norm(y, 2, dim=(-1,)) * 0.5
         return self.head(F.normalize(y.mean(-1), p=2.0, dim=-1, eps=0.5))
 

@@ -73,7 +73,7 @@ def _bent(target: _Target, weight: Weight, args: Sequence[Any], named: Mapping[s
 def _unit(weight: Weight, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Weight:
     if p != 2:
         raise ValueError("programs know p=2 alone")
-    return weight.bent(unit(range(len(weight.shape))[dim], eps))
+    return weight.bent(unit([range(len(weight.shape))[dim]], eps))
 
 
 _SUM = (operator.add, torch.add, "add")

@@ -59,27 +59,27 @@ def vector_norm(
 
 
 def normalize(
-    step: Step, layer: str, x: Map, p: Any = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
+    step: Step, layer: str, x: Map, p: Any = 2.0, dim: Dims = 1, eps: float = 1e-12, out: None = None
 ) -> tuple[Map, Pullback]:
     """x over its length along ``dim``, or over ``eps`` where it is shorter."""
     if p != 2:
         raise refused(layer, f"normalizes by p={p!r}", "use p=2, or divide by sums of x.abs()")
-    (axis,), _ = along(step, layer, x, dim, True)
-    y, slope = unit(axis, eps)(step.draft, opened(step, x.value, x), Module())
+    axes, _ = along(step, layer, x, dim, True)
+    y, slope = unit(axes, eps)(step.draft, opened(step, x.value, x), Module())
     return filled(step, y, x), lambda g, wanted: [closed(step, slope(opened(step, g, x)), x)]
 
 
-def unit(axis: int, eps: float) -> Of:
-    """Each value over the length of what stands along ``axis``."""
+def unit(axes: Sequence[int], eps: float) -> Of:
+    """Each value over the length of what stands along ``axes``."""
 
     def of(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
         least = draft.constant(max(eps * eps, _LEAST))
-        square = draft.sum(draft.op("Mul", x, x), axis, keep=True)
+        square = draft.sum(draft.op("Mul", x, x), *axes, keep=True)
         length = draft.op("Sqrt", draft.op("Max", square, least))
         y = draft.op("Div", x, length)
 
         def slope(g: str) -> str:
-            met = draft.sum(draft.op("Mul", g, y), axis, keep=True)
+            met = draft.sum(draft.op("Mul", g, y), *axes, keep=True)
             met = draft.op("Where", draft.op("Greater", square, least), met, draft.constant(0.0))
             return draft.op("Div", draft.op("Sub", g, draft.op("Mul", y, met)), length)
 
