@@ -21,7 +21,7 @@ from talaria.programs.layers.broadcast import beside, cut
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
 from talaria.programs.layers.calls import CALLS, WITH_PARAMETERS, ZEROS, Batch, part, picked_and_turned
 from talaria.programs.layers.deviations import PAIRS
-from talaria.programs.layers.largest import largest
+from talaria.programs.layers.largest import largest, smallest
 from talaria.programs.layers.parameters import Places, Weight
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.table import (
@@ -189,9 +189,9 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         both = {str(place): _with(of, *args[1:], **named) for place, of in enumerate(PAIRS[name])}
         return _Several(node.name, Identity(), read, both)
     along = [*args[1:], *named.values()]
-    if target in (torch.max, "max") and isinstance(first, Map) and len(along) in (1, 2):
-        largest_of = _with(largest, dim=along[0], keepdim=along[1:] == [True])
-        return _Several(node.name, Identity(), read, {"0": largest_of})
+    if target in EXTREMES and isinstance(first, Map) and len(along) in (1, 2):
+        extreme = _with(EXTREMES[target], dim=along[0], keepdim=along[1:] == [True])
+        return _Several(node.name, Identity(), read, {"0": extreme})
     if getattr(target, "__module__", "") in ("_operator", "math") and not any(
         isinstance(a, Map | Weight) for a in args
     ):
@@ -282,6 +282,7 @@ def _of_weight(node: fx.Node, weight: Weight, args: tuple[Any, ...], named: dict
         raise refused(node.name, what, "take pieces that there are") from None
 
 
+EXTREMES = {torch.max: largest, "max": largest, torch.min: smallest, "min": smallest}
 JOINS = (torch.cat, torch.concat, torch.concatenate)
 
 

@@ -443,6 +443,23 @@ class RMS(nn.Module):
         return x * (1 / torch.sqrt(torch.mean(x * x, dim=-1, keepdim=True) + self.eps)) * self.weight
 
 
+class Ranged(nn.Module):
+    """Maps stretched to a range of their own, and halves that gate halves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 12, 1), nn.Linear(6, 4)
+        self.gate, self.three = nn.GLU(dim=1), nn.Conv1d(6, 12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        low = x.amin(-1, keepdim=True) + torch.min(x, 2, True)[0]
+        x = (2 * x - low) / (x.amax(-1, keepdim=True) - low + 3)
+        x = self.gate(self.two(x))
+        x = F.glu(self.three(x).transpose(1, 2), -1)
+        return self.head((x - x.mean((1, 2), keepdim=True) + x.amax((1, 2), keepdim=True)).mean(1))
+
+
 class Highest(nn.Module):
     """The largest value of each channel, as text networks read convolutions."""
 
@@ -698,6 +715,7 @@ NETS = {
     "squeezed": (LINE, Squeezed),
     "bent": (LINE, Bent),
     "spoken": (LINE, Spoken),
+    "ranged": (LINE, Ranged),
     "lengths": (PLANE, Lengths),
     "cosine": (LINE, Cosine),
     "scaled": (LINE, Scaled),

@@ -19,7 +19,8 @@ from talaria.programs.layers import activation, arithmetic, lengths, plumbing, p
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, chained, refused
 from talaria.programs.layers.broadcast import cut, indexed, stretched, unsqueezed
 from talaria.programs.layers.deviations import deviation, variance
-from talaria.programs.layers.largest import largest
+from talaria.programs.layers.glu import glu
+from talaria.programs.layers.largest import largest, smallest
 from talaria.programs.layers.masking import inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
 from talaria.programs.layers.parameters import Weight, for_each
@@ -416,6 +417,8 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     F.adaptive_max_pool1d: _adaptive_pool(nn.AdaptiveMaxPool1d, pooling.adaptive_max),
     F.adaptive_max_pool2d: _adaptive_pool(nn.AdaptiveMaxPool2d, pooling.adaptive_max),
     **dict.fromkeys((torch.amax, "amax"), largest),
+    **dict.fromkeys((torch.amin, "amin"), smallest),
+    F.glu: glu,
     **dict.fromkeys((torch.norm, "norm"), lengths.norm),
     torch.linalg.norm: lengths.linalg_norm,
     torch.linalg.vector_norm: lengths.vector_norm,
